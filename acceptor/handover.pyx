@@ -1,0 +1,145 @@
+"""Passing a socket from an acceptor to a worker; see handover.pxd."""
+
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.string cimport memcpy, memset
+
+import cbor2
+
+__all__ = ["Handover", "encode_header", "receive_one", "send_one"]
+
+cdef extern from "<sys/socket.h>" nogil:
+    cdef struct iovec:
+        void* iov_base
+        size_t iov_len
+    cdef struct msghdr:
+        void* msg_name
+        unsigned int msg_namelen
+        iovec* msg_iov
+        size_t msg_iovlen
+        void* msg_control
+        size_t msg_controllen
+        int msg_flags
+    cdef struct cmsghdr:
+        size_t cmsg_len
+        int cmsg_level
+        int cmsg_type
+    ssize_t sendmsg(int fd, const msghdr* message, int flags)
+    ssize_t recvmsg(int fd, msghdr* message, int flags)
+    cmsghdr* CMSG_FIRSTHDR(msghdr* message)
+    unsigned char* CMSG_DATA(cmsghdr* header)
+    size_t CMSG_LEN(size_t size)
+    size_t CMSG_SPACE(size_t size)
+    int SOL_SOCKET, SCM_RIGHTS, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC
+
+cdef enum:
+    INLINE_MAX = 32768                     # bytes read that travel in the message; more go through a memfd
+    MESSAGE_MAX = 131072                   # header and inline bytes; a client id of 64 KiB may stand in the header
+    DESCRIPTORS = 2
+
+
+cdef class Handover:
+    """A client's socket and what is known of it."""
+
+
+def encode_header(str peer, str listener, uint64_t accepted_ms, bytes assigned_id, dict extra=None) -> bytes:
+    """The CBOR header. `extra` is room for TLS subject, PROXY data and WebSocket state."""
+    return cbor2.dumps([peer, listener, accepted_ms, assigned_id, extra or {}])
+
+
+cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, bytes header) except -1:
+    """1: handed over, the caller closes its copy; 0: the channel is full. Raises OSError."""
+    cdef iovec parts[3]
+    cdef msghdr message
+    cdef uint8_t control[64]
+    cdef int fds[DESCRIPTORS]
+    cdef int count = 1
+    cdef uint32_t header_size = <uint32_t>PyBytes_GET_SIZE(header)
+    cdef ssize_t sent
+    memset(&message, 0, sizeof(message))
+    fds[0] = fd
+    if size > INLINE_MAX:
+        fds[1] = os.memfd_create("handover", os.MFD_CLOEXEC)
+        os.write(fds[1], PyBytes_FromStringAndSize(<const char*>data, size))
+        count = 2
+        size = 0
+    parts[0].iov_base = &header_size
+    parts[0].iov_len = sizeof(header_size)
+    parts[1].iov_base = <void*>PyBytes_AS_STRING(header)
+    parts[1].iov_len = header_size
+    parts[2].iov_base = <void*>data
+    parts[2].iov_len = size
+    message.msg_iov = parts
+    message.msg_iovlen = 3
+    message.msg_control = control
+    message.msg_controllen = CMSG_SPACE(count * sizeof(int))
+    cdef cmsghdr* rights = CMSG_FIRSTHDR(&message)
+    rights.cmsg_level = SOL_SOCKET
+    rights.cmsg_type = SCM_RIGHTS
+    rights.cmsg_len = CMSG_LEN(count * sizeof(int))
+    memcpy(CMSG_DATA(rights), fds, count * sizeof(int))
+    sent = sendmsg(channel, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+    error = errno
+    if count == 2:
+        os.close(fds[1])
+    if sent < 0:
+        if error == EAGAIN or error == EINTR:
+            return 0
+        raise OSError(error, "hand-over to a worker")
+    return 1
+
+
+cdef uint8_t buffer[MESSAGE_MAX]
+
+
+cdef Handover receive(int channel):
+    cdef iovec part
+    cdef msghdr message
+    cdef uint8_t control[64]
+    cdef int fds[DESCRIPTORS]
+    cdef uint32_t header_size
+    cdef size_t count
+    cdef ssize_t got
+    cdef cmsghdr* rights
+    cdef Handover handover
+    memset(&message, 0, sizeof(message))
+    part.iov_base = buffer
+    part.iov_len = MESSAGE_MAX
+    message.msg_iov = &part
+    message.msg_iovlen = 1
+    message.msg_control = control
+    message.msg_controllen = sizeof(control)
+    got = recvmsg(channel, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)
+    if got < 0:
+        if errno == EAGAIN or errno == EINTR:
+            return None
+        raise OSError(errno, "hand-over from an acceptor")
+    rights = CMSG_FIRSTHDR(&message)
+    if got < <ssize_t>sizeof(header_size) or rights == NULL:
+        return None
+    count = (rights.cmsg_len - CMSG_LEN(0)) // sizeof(int)
+    memcpy(fds, CMSG_DATA(rights), count * sizeof(int))
+    memcpy(&header_size, buffer, sizeof(header_size))
+    handover = Handover.__new__(Handover)
+    handover.fd = fds[0]
+    handover.peer, handover.listener, handover.accepted_ms, handover.assigned_id, handover.extra = cbor2.loads(
+        PyBytes_FromStringAndSize(<const char*>buffer + sizeof(header_size), header_size))
+    handover.data = PyBytes_FromStringAndSize(
+        <const char*>buffer + sizeof(header_size) + header_size, got - sizeof(header_size) - header_size)
+    if count == 2:
+        with os.fdopen(fds[1], "rb") as memory:
+            memory.seek(0)
+            handover.data = memory.read()
+    return handover
+
+
+def send_one(int channel, int fd, bytes data, bytes header) -> bool:
+    """Slow-path form of the sender."""
+    return send_socket(channel, fd, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), header) == 1
+
+
+def receive_one(int channel):
+    """Slow-path form of the receiver."""
+    return receive(channel)

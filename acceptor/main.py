@@ -1,0 +1,25 @@
+"""Entry point of an acceptor process."""
+
+import signal
+
+from acceptor.acceptor import Acceptor
+from shm.counters import Counters, ProcessState
+from shm.topology import Topology
+
+__all__ = ["run"]
+
+
+def run(topology: Topology, number: int) -> None:
+    """Accepts and hands over until SIGTERM."""
+    counters = Counters.attach(topology.counters_name)
+    slot = topology.processes + number
+    acceptor = Acceptor(topology, number, counters)
+
+    def drain(_signal: int, _frame: object) -> None:
+        acceptor.draining = True
+
+    signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    counters.set_state(slot, ProcessState.READY)
+    acceptor.run()
+    counters.set_state(slot, ProcessState.DOWN)

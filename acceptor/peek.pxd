@@ -1,0 +1,11 @@
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+cdef enum Outcome:
+    NEED_MORE = 0
+    FOUND = 1                              # the client id is there; it may be empty
+    NOT_CONNECT = 2
+    TOO_LARGE = 3                          # the announced length is over the limit
+    UNCLEAR = 4                            # some worker is to refuse it properly
+
+# `client_id` points into `data`. max_packet: bytes, header included. Raises nothing.
+cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8_t** client_id, uint32_t* length)

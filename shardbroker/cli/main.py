@@ -1,0 +1,97 @@
+"""The command `shardbroker`: serve, config. Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from shardbroker import __version__
+from shardbroker.config import ConfigError, Loaded, load, reference, show
+
+__all__ = ["main"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; `argv` without the program's name."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="shardbroker", description="A sharded MQTT 3.1, 3.1.1 and 5.0 broker.")
+    parser.add_argument("--version", action="version", version=f"shardbroker {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="run the broker in the foreground")
+    _add_sources(serve)
+    serve.set_defaults(run=_serve)
+    config = commands.add_parser("config", help="check or show the configuration")
+    verbs = config.add_subparsers(required=True, metavar="VERB")
+    for name, run, text in (
+        ("check", _check, "say whether the configuration is right"),
+        ("show", _show, "print the effective values and where each came from"),
+    ):
+        verb = verbs.add_parser(name, help=text)
+        _add_sources(verb)
+        verb.set_defaults(run=run)
+    verbs.add_parser("reference", help="print docs/configuration.md").set_defaults(run=_reference)
+    return parser
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
+    parser.add_argument("--listen", action="append", default=[], metavar="tcp://HOST:PORT", help="may be given several times")
+    parser.add_argument("--workers", metavar="N|auto")
+    parser.add_argument("--acceptors", metavar="N|auto")
+    parser.add_argument("--data-dir", metavar="DIR")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of docs/configuration.md")
+
+
+def _load(arguments: argparse.Namespace) -> Loaded:
+    options: dict[str, Any] = {}
+    for name in ("workers", "acceptors", "data_dir"):
+        value = getattr(arguments, name)
+        if value is not None:
+            options[f"process.{name}"] = int(value) if value.isdigit() and name != "data_dir" else value
+    for number, address in enumerate(arguments.listen):
+        scheme, separator, bind = address.partition("://")
+        if not separator:
+            raise ConfigError(f"--listen {address}: allowed is tcp://HOST:PORT")
+        name = "default" if number == 0 else f"listen-{number + 1}"
+        options[f"listeners.{name}.bind"] = bind
+        options[f"listeners.{name}.type"] = scheme
+    return load(arguments.config, os.environ, arguments.set, options)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from shardbroker.supervisor import StartError, Supervisor
+
+    try:
+        return Supervisor(_load(arguments).settings).run()
+    except StartError as error:
+        print(f"shardbroker cannot start: {error}", file=sys.stderr)
+        return 1
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    _load(arguments)
+    print("configuration is good")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    print(show(_load(arguments)))
+    return 0
+
+
+def _reference(_arguments: argparse.Namespace) -> int:
+    print(reference(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The management plane: the manager process, its log lines and $SYS topics."""

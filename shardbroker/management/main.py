@@ -1,0 +1,119 @@
+"""Entry point of the manager: logs clients that go and publishes $SYS. It never stands in the way of a message."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterable
+
+import uvloop
+
+from shardbroker.management.log import ClientLog, format_gone
+from shardbroker.management.sys_topics import SysTopics
+from shm.counters import RETAINED, Counters, ProcessState
+from shm.events import KIND_DISCONNECTED, unpack_event
+from shm.records import encode_publish, event_payload
+from shm.retained import RetainedStore
+from shm.ring import Inbox
+from shm.topology import Topology
+
+__all__ = ["run"]
+
+SYS_WORKER = 0
+"""The worker through which $SYS is published."""
+
+EVENTS_A_PASS = 1000
+"""Records taken from one worker before the others get their turn."""
+
+EXPIRED_A_PASS = 50_000
+"""Expired retained messages cleared per round, as EMQX's msg_clear_limit."""
+
+
+def run(topology: Topology) -> None:
+    """Serves until SIGTERM."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_Manager(topology).serve())
+
+
+class _Manager:
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._counters = Counters.attach(topology.counters_name)
+        self._slot = self._counters.slot(topology.manager)
+        self._inbox = Inbox.attach(topology.inbox_name(topology.manager))
+        self._outbox = Inbox.attach(topology.inbox_name(SYS_WORKER))
+        self._retained = RetainedStore(topology.retained_dir)
+        self._log = ClientLog()
+        self._topics = SysTopics(topology.node_name, time.monotonic())
+        self._stop = asyncio.Event()
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        bell = self._topology.doorbells[self._topology.manager]
+        loop.add_reader(bell, self._on_bell, bell)
+        self._counters.set_state(self._topology.manager, ProcessState.READY)
+        settings = self._topology.settings.sys
+        tasks = [
+            asyncio.create_task(self._every(settings.heartbeat_interval, self._topics.heartbeat)),
+            asyncio.create_task(self._every(settings.msg_interval, self._statistics)),
+        ]
+        self._take_events()
+        await self._stop.wait()
+        for task in tasks:
+            task.cancel()
+        loop.remove_reader(bell)
+        self._take_events()
+        self._counters.set_state(self._topology.manager, ProcessState.DOWN)
+
+    def _on_signal(self, number: int) -> None:
+        # An interrupt from the terminal reaches the whole group: the supervisor says when it is our turn.
+        if number == signal.SIGTERM:
+            self._stop.set()
+
+    def _on_bell(self, bell: int) -> None:
+        try:
+            os.eventfd_read(bell)
+        except BlockingIOError:
+            pass
+        self._take_events()
+
+    def _take_events(self) -> None:
+        """Logs what came, then sleeps; goes on at once if more came meanwhile."""
+        more = True
+        while more:
+            for producer, lane in enumerate(self._inbox.lanes):
+                for _ in range(EVENTS_A_PASS):
+                    record = lane.take()
+                    if record is None:
+                        break
+                    payload = event_payload(record)
+                    if payload is not None:
+                        event = unpack_event(payload)
+                        if event.kind == KIND_DISCONNECTED:
+                            self._log.add(format_gone(event))
+                if lane.give_back():
+                    os.eventfd_write(self._topology.doorbells[producer], 1)
+            self._log.flush()
+            more = not self._inbox.go_to_sleep()
+
+    async def _every(self, seconds: float, make: "object") -> None:
+        while True:
+            await self._publish(make())  # type: ignore[operator]
+            await asyncio.sleep(seconds)
+
+    def _statistics(self) -> Iterable[tuple[str, str]]:
+        self._retained.clear_expired(time.time_ns() // 1_000_000, EXPIRED_A_PASS)
+        self._slot.add(RETAINED, self._retained.count() - self._counters.of(self._topology.manager)["retained.count"])
+        yield from self._topics.identity()
+        yield from self._topics.statistics(self._counters.totals())
+
+    async def _publish(self, messages: Iterable[tuple[str, str]]) -> None:
+        lane = self._outbox.lanes[self._topology.manager]
+        for topic, payload in messages:
+            record = encode_publish(topic.encode(), payload.encode(), retain=True)
+            while not lane.put(record):
+                await asyncio.sleep(0.05)  # the ring is full; $SYS can wait
+        if self._outbox.take_bell():
+            os.eventfd_write(self._topology.doorbells[SYS_WORKER], 1)

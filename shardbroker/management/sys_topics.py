@@ -1,0 +1,52 @@
+"""$SYS topics, named as EMQX names them, from the shared counters."""
+
+import platform
+import time
+from collections.abc import Iterator, Mapping
+
+from shardbroker import __version__
+
+__all__ = ["SysTopics"]
+
+STATS = {
+    "connections.count": "connections/count",
+    "sessions.count": "sessions/count",
+    "subscriptions.count": "subscriptions/count",
+    "subscriptions.shared.count": "subscriptions/shared/count",
+    "retained.count": "retained/count",
+    "inflight.count": "inflight/count",
+    "mqueue.count": "mqueue/count",
+}
+"""Gauge -> topic below `stats/`; each has a `max` beside its `count`."""
+
+
+class SysTopics:
+    """Makes (topic, payload) pairs; remembers the start time and the highest values seen."""
+
+    def __init__(self, node: str, started_at: float) -> None:
+        self._prefix = f"$SYS/brokers/{node}"
+        self._node = node
+        self._started_at = started_at
+        self._max: dict[str, int] = {}
+
+    def heartbeat(self) -> Iterator[tuple[str, str]]:
+        """Uptime in seconds, and the time."""
+        yield f"{self._prefix}/uptime", str(int(time.monotonic() - self._started_at))
+        yield f"{self._prefix}/datetime", time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+    def identity(self) -> Iterator[tuple[str, str]]:
+        """What does not change while the broker runs."""
+        yield "$SYS/brokers", self._node
+        yield f"{self._prefix}/version", __version__
+        yield f"{self._prefix}/sysdescr", f"shardbroker on Python {platform.python_version()}"
+
+    def statistics(self, totals: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Gauges below stats/, counters below metrics/."""
+        for name, value in totals.items():
+            topic = STATS.get(name)
+            if topic is not None:
+                self._max[name] = max(value, self._max.get(name, 0))
+                yield f"{self._prefix}/stats/{topic}", str(value)
+                yield f"{self._prefix}/stats/{topic.removesuffix('count')}max", str(self._max[name])
+            elif not name.endswith(".count"):
+                yield f"{self._prefix}/metrics/{name.replace('.', '/')}", str(value)

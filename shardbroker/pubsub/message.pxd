@@ -1,0 +1,36 @@
+"""A message inside the broker, in its two states.
+
+`Publication` is a message on its way through one worker: it borrows the bytes of the receive buffer or of a ring, and there
+is one object per worker that is used again and again. `Message` owns its bytes: it is made, once, when somebody must keep the
+message (an inflight window, a queue, the retained store), and shared by all who do.
+"""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef class Message:
+    cdef uint8_t* block                    # topic | properties | payload, one allocation
+    cdef uint32_t topic_size, properties_size, payload_size
+    cdef uint64_t id_high, id_low          # 128-bit message id
+    cdef uint64_t expires_ms               # Unix ms, 0: never
+    cdef uint8_t qos
+    cdef bint retain
+    cdef uint8_t payload_format
+    cdef bytes client_id                   # of the publisher
+
+
+cdef class Publication:
+    cdef const uint8_t* topic
+    cdef const uint8_t* properties
+    cdef const uint8_t* payload
+    cdef uint32_t topic_size, properties_size, payload_size
+    cdef uint64_t id_high, id_low
+    cdef uint64_t expires_ms
+    cdef uint8_t qos
+    cdef bint retain
+    cdef uint8_t payload_format
+    cdef bytes client_id
+    cdef Message message                   # set by keep(), or what this publication was made from
+
+    cdef Message keep(self)                # the owning copy; made at the first call
+    cdef void borrow(self, Message message) noexcept
+    cdef void release(self) noexcept       # forget the borrowed bytes

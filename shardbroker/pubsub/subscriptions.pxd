@@ -1,0 +1,37 @@
+"""Who subscribes on this worker: filter -> subscriptions. Matching is the route table's work, not this table's."""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardbroker.pubsub.message cimport Publication
+
+
+cdef class Subscriber:
+    """What a message can be delivered to; `session.Session` is one."""
+    cdef readonly uint64_t key             # number of this session, unique on the node while it lives
+    cdef readonly bytes client_id
+
+    # One message for this subscriber. `ids` are encoded Subscription Identifier properties or None, `share` is the
+    # (group, filter) that chose this subscriber or None.
+    cdef int deliver(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
+
+
+cdef class Subscription:
+    cdef readonly Subscriber subscriber
+    cdef readonly bytes filter             # without $share/<group>/
+    cdef readonly bytes group              # None: not shared
+    cdef readonly uint8_t qos
+    cdef readonly bint no_local
+    cdef readonly bint retain_as_published
+    cdef readonly uint8_t retain_handling
+    cdef readonly uint32_t identifier      # 0: none
+
+
+cdef class SubscriptionTable:
+    cdef dict filters                      # filter -> Subscription, or {session key: Subscription} from the second on
+    cdef dict shared                       # (group, filter) -> {session key: Subscription}
+    cdef readonly size_t count
+
+    # Adds or replaces; True if it is the first local one of its filter (plain) or a new member (shared).
+    cdef bint add(self, Subscription subscription) except -1
+    # Removes; True if no local one of its filter is left (plain), or the member went (shared).
+    cdef bint remove(self, Subscription subscription) except -1
+    cdef Subscription shared_member(self, bytes group, bytes filter, uint64_t key)

@@ -1,0 +1,74 @@
+"""The subscription table of one worker; see subscriptions.pxd."""
+
+__all__ = ["Subscriber", "Subscription", "SubscriptionTable"]
+
+
+cdef class Subscriber:
+    cdef int deliver(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+        raise NotImplementedError("Subscriber.deliver")
+
+
+cdef class Subscription:
+    """One subscription of one session: its filter and options (MQTT 5.0 §3.8.3.1)."""
+
+
+cdef class SubscriptionTable:
+    def __cinit__(self):
+        self.filters = {}
+        self.shared = {}
+
+    cdef bint add(self, Subscription subscription) except -1:
+        cdef dict members
+        if subscription.group is not None:
+            members = <dict>self.shared.setdefault((subscription.group, subscription.filter), {})
+            self.count += subscription.subscriber.key not in members
+            members[subscription.subscriber.key] = subscription
+            return True
+        present = self.filters.get(subscription.filter)
+        if present is None:
+            self.filters[subscription.filter] = subscription
+            self.count += 1
+            return True
+        if isinstance(present, Subscription):
+            if (<Subscription>present).subscriber is subscription.subscriber:
+                self.filters[subscription.filter] = subscription
+                return False
+            present = {(<Subscription>present).subscriber.key: present}
+            self.filters[subscription.filter] = present
+        members = <dict>present
+        self.count += subscription.subscriber.key not in members
+        members[subscription.subscriber.key] = subscription
+        return False
+
+    cdef bint remove(self, Subscription subscription) except -1:
+        cdef dict members
+        if subscription.group is not None:
+            key = (subscription.group, subscription.filter)
+            members = <dict>self.shared.get(key)
+            if members is None or members.pop(subscription.subscriber.key, None) is None:
+                return False
+            self.count -= 1
+            if not members:
+                del self.shared[key]
+            return True
+        present = self.filters.get(subscription.filter)
+        if present is None:
+            return False
+        if isinstance(present, Subscription):
+            if (<Subscription>present).subscriber is not subscription.subscriber:
+                return False
+            del self.filters[subscription.filter]
+            self.count -= 1
+            return True
+        members = <dict>present
+        if members.pop(subscription.subscriber.key, None) is None:
+            return False
+        self.count -= 1
+        if not members:
+            del self.filters[subscription.filter]
+            return True
+        return False
+
+    cdef Subscription shared_member(self, bytes group, bytes filter, uint64_t key):
+        members = self.shared.get((group, filter))
+        return None if members is None else (<dict>members).get(key)

@@ -1,0 +1,48 @@
+"""Topic -> everything a publish to it needs: the local targets, the other workers, the shared groups.
+
+An entry is valid while the epochs it was built under are: `stamp` is the sum of the shared epochs of its bucket and of this
+worker's own. Epochs only grow, so equal sums mean that none of them moved.
+"""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardbroker.pubsub.message cimport Publication
+from shardbroker.pubsub.subscriptions cimport Subscriber, SubscriptionTable
+
+cdef enum OwnMessages:                     # what a publisher gets of its own messages
+    OWN_SAME = 0
+    OWN_NONE = 1                           # every matching subscription says No Local
+    OWN_OTHER = 2                          # some do: `own_qos`, `own_ids` leave those out
+
+cdef struct Target:
+    void* subscriber                       # Subscriber, kept alive by TopicEntry.keep
+    void* ids                              # bytes, or NULL
+    void* own_ids                          # bytes, or NULL
+    uint8_t qos
+    uint8_t own_qos
+    uint8_t own
+    bint retain_as_published
+
+
+cdef class TopicEntry:
+    cdef readonly bytes topic
+    cdef uint64_t stamp
+    cdef uint32_t bucket
+    cdef Target* targets
+    cdef uint32_t target_count
+    cdef list keep                         # references behind the pointers in `targets`
+    cdef readonly tuple destinations       # u32 destinations other than this worker
+    cdef readonly tuple groups             # shared groups: (name, filter, ((destination, member), ...))
+
+    cdef bint nobody(self) noexcept        # no subscriber anywhere
+
+
+cdef class TopicCache:
+    cdef dict entries
+    cdef uint32_t limit
+    cdef TopicEntry find(self, const uint8_t* topic, uint32_t size)
+    cdef int store(self, TopicEntry entry) except -1
+
+# Builds the entry of a topic from what the route table matched: `filters` are looked up in the local table.
+cdef TopicEntry build_entry(bytes topic, list filters, SubscriptionTable table, tuple destinations, tuple groups)
+# A Subscription Identifier property, encoded; b"" for identifier 0.
+cdef bytes encode_identifier(uint32_t identifier)

@@ -1,0 +1,45 @@
+"""What all sessions of a worker share: settings, counters, clock, timers."""
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from shardbroker.session.timers cimport TimerWheel
+
+
+cdef class Core:
+    cdef uint64_t* counters                # by shm Counter; the worker's slot, or memory of our own
+    cdef object counters_owner
+    cdef uint64_t now_ms                   # Unix ms on a steady clock: set once per pass by the shell
+    cdef TimerWheel timers
+    # Settings, see docs/configuration.md. Times in ms; 0 means none unless said otherwise.
+    cdef uint32_t max_inflight             # messages
+    cdef uint32_t max_mqueue_len           # messages, 0: no limit
+    cdef bint mqueue_store_qos0
+    cdef dict mqueue_priorities            # topic -> 1..255
+    cdef int mqueue_default_priority
+    cdef uint32_t max_awaiting_rel         # packet ids, 0: no limit
+    cdef uint64_t await_rel_timeout_ms
+    cdef uint64_t retry_interval_ms        # 0: never on a live connection
+    cdef bint upgrade_qos
+    cdef uint64_t session_expiry_ms        # of 3.x sessions
+    cdef uint64_t max_session_expiry_ms    # 0: no limit
+    cdef uint32_t max_packet_size          # bytes
+    cdef double keepalive_multiplier
+    cdef uint32_t server_keepalive_s       # 0: the client's own
+    cdef uint8_t max_qos
+    cdef uint16_t max_topic_alias
+    cdef uint32_t max_topic_levels
+    cdef uint32_t max_client_id
+    cdef uint32_t max_subscriptions        # per session, 0: no limit
+    cdef bint retain_available, wildcard_subscription, shared_subscription, ignore_loop_deliver
+    cdef uint64_t idle_timeout_ms
+    cdef uint64_t message_expiry_ms        # largest Message Expiry Interval, 0: no limit
+    cdef bytes response_information
+    cdef uint32_t output_high_water        # bytes waiting for one client before its messages are queued
+
+    cdef inline void count(self, int counter) noexcept:
+        self.counters[counter] += 1
+    cdef inline void gauge(self, int counter, int64_t change) noexcept:
+        self.counters[counter] += <uint64_t>change
+
+    # What a session's deadlines lead to; the shard, which owns the sessions, says how.
+    cdef int will_due(self, object session) except -1
+    cdef int session_expired(self, object session) except -1

@@ -1,0 +1,71 @@
+"""What all sessions of a worker share; see core.pxd."""
+
+from libc.stdlib cimport calloc, free
+
+from shm.counters cimport COUNTER_MAX, CounterSlot
+
+__all__ = ["Core"]
+
+OUTPUT_HIGH_WATER = 1 << 20
+"""Bytes that may wait in one client's output before further messages go to its queue: about 10,000 small ones."""
+
+
+cdef class Core:
+    """Shared by all sessions of a worker.
+
+    settings: the `mqtt` section of the configuration (durations in seconds, None for infinity or disabled).
+    slot: the worker's counter slot; None counts in private memory, as the simulator does.
+    """
+
+    def __init__(self, settings, uint64_t now_ms, CounterSlot slot=None):
+        if slot is None:
+            self.counters = <uint64_t*>calloc(COUNTER_MAX, sizeof(uint64_t))
+        else:
+            self.counters = slot.values
+            self.counters_owner = slot
+        self.now_ms = now_ms
+        self.timers = TimerWheel(now_ms)
+        self.max_inflight = settings.max_inflight
+        self.max_mqueue_len = settings.max_mqueue_len or 0
+        self.mqueue_store_qos0 = settings.mqueue_store_qos0
+        self.mqueue_priorities = {
+            topic.encode(): priority for topic, priority in (settings.mqueue_priorities or {}).items()
+        }
+        self.mqueue_default_priority = 256 if settings.mqueue_default_priority == "highest" else 0
+        self.max_awaiting_rel = settings.max_awaiting_rel or 0
+        self.await_rel_timeout_ms = milliseconds(settings.await_rel_timeout)
+        self.retry_interval_ms = milliseconds(settings.retry_interval)
+        self.upgrade_qos = settings.upgrade_qos
+        self.session_expiry_ms = milliseconds(settings.session_expiry_interval) or <uint64_t>-1
+        self.max_session_expiry_ms = milliseconds(settings.max_session_expiry_interval)
+        self.max_packet_size = settings.max_packet_size
+        self.keepalive_multiplier = settings.keepalive_multiplier
+        self.server_keepalive_s = int(settings.server_keepalive or 0)
+        self.max_qos = settings.max_qos_allowed
+        self.max_topic_alias = settings.max_topic_alias
+        self.max_topic_levels = settings.max_topic_levels
+        self.max_client_id = settings.max_clientid_len
+        self.max_subscriptions = settings.max_subscriptions or 0
+        self.retain_available = settings.retain_available
+        self.wildcard_subscription = settings.wildcard_subscription
+        self.shared_subscription = settings.shared_subscription
+        self.ignore_loop_deliver = settings.ignore_loop_deliver
+        self.idle_timeout_ms = milliseconds(settings.idle_timeout)
+        self.message_expiry_ms = milliseconds(settings.message_expiry_interval)
+        self.response_information = settings.response_information.encode()
+        self.output_high_water = OUTPUT_HIGH_WATER
+
+    def __dealloc__(self):
+        if self.counters_owner is None:
+            free(self.counters)
+
+    cdef int will_due(self, object session) except -1:
+        raise NotImplementedError("Core.will_due")
+
+    cdef int session_expired(self, object session) except -1:
+        raise NotImplementedError("Core.session_expired")
+
+
+def milliseconds(seconds) -> int:
+    """0 for None or infinity: no limit."""
+    return 0 if seconds is None or seconds == float("inf") else int(seconds * 1000)

@@ -1,0 +1,25 @@
+"""The client's end as a session sees it: where packets are written, and what the client said it can take."""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from shardbroker.mqtt.buffer cimport Buffer
+from shardbroker.pubsub.message cimport Publication
+from shardbroker.session.core cimport Core
+from shardbroker.session.timers cimport Timed
+
+
+cdef class Link(Timed):
+    cdef Core core
+    cdef Buffer out
+    cdef readonly uint8_t version          # 3, 4, 5; 0 before CONNECT
+    cdef uint32_t max_packet               # client's Maximum Packet Size, bytes; 0: none
+    cdef uint16_t receive_maximum          # client's, 65535 when it said nothing
+    cdef uint16_t alias_maximum            # client's Topic Alias Maximum, 0: none to be sent
+    cdef dict aliases_out                  # topic -> alias sent to the client
+
+    cdef void touch(self) noexcept         # something was written to `out`
+    cdef inline bint congested(self) noexcept:
+        return self.out.end - self.out.start > self.core.output_high_water
+
+    # Writes a PUBLISH; 0 if it is larger than the client takes [MQTT-3.1.2-24], else 1.
+    cdef int write_publish(self, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id, bytes ids) except -1
+    cdef uint32_t outgoing_alias(self, Publication publication, bint* known) except? 0

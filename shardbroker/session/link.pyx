@@ -1,0 +1,106 @@
+"""Writing PUBLISH packets to a client (MQTT 3.1.1 §3.3, 5.0 §3.3); see link.pxd."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memcpy
+
+from shardbroker.mqtt.codec cimport varint_size, write_varint
+from shm.counters cimport (
+    DELIVERY_DROPPED, DELIVERY_DROPPED_TOO_LARGE, MESSAGES_QOS0_SENT, MESSAGES_SENT, PACKETS_PUBLISH_SENT, PACKETS_SENT,
+)
+
+__all__ = ["Link"]
+
+cdef enum:
+    MESSAGE_EXPIRY = 0x02
+    TOPIC_ALIAS = 0x23
+    ALIASES_OUT = 256                      # topics a connection: bounds what a client can make us remember
+
+
+cdef class Link(Timed):
+    cdef void touch(self) noexcept:
+        pass
+
+    cdef int write_publish(self, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id, bytes ids) except -1:
+        cdef uint32_t topic_size = publication.topic_size, properties = 0, ids_size = 0, remaining
+        cdef uint32_t expiry_s = 0, alias = 0
+        cdef bint alias_known = False
+        cdef uint64_t left_ms
+        cdef uint8_t* target
+        if self.version == 5:
+            if self.alias_maximum:
+                alias = self.outgoing_alias(publication, &alias_known)
+                if alias_known:
+                    topic_size = 0
+            if ids is not None:
+                ids_size = <uint32_t>PyBytes_GET_SIZE(ids)
+            properties = publication.properties_size + ids_size
+            if alias:
+                properties += 3
+            if publication.expires_ms:
+                # What is left of it, rounded up: a message that still lives is not sent with 0 [MQTT-3.3.2-6].
+                left_ms = publication.expires_ms - self.core.now_ms if publication.expires_ms > self.core.now_ms else 0
+                expiry_s = <uint32_t>((left_ms + 999) // 1000)
+                properties += 5
+        remaining = 2 + topic_size + (2 if qos else 0) + publication.payload_size
+        if self.version == 5:
+            remaining += varint_size(properties) + properties
+        if self.max_packet and 1 + varint_size(remaining) + remaining > self.max_packet:
+            self.core.count(DELIVERY_DROPPED)
+            self.core.count(DELIVERY_DROPPED_TOO_LARGE)
+            if alias and not alias_known:
+                del self.aliases_out[PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)]
+            return 0
+        target = self.out.reserve(1 + varint_size(remaining) + remaining)
+        target[0] = 0x30 | (dup << 3) | (qos << 1) | retain
+        target = write_varint(target + 1, remaining)
+        target[0] = topic_size >> 8
+        target[1] = topic_size & 0xFF
+        memcpy(target + 2, publication.topic, topic_size)
+        target += 2 + topic_size
+        if qos:
+            target[0] = packet_id >> 8
+            target[1] = packet_id & 0xFF
+            target += 2
+        if self.version == 5:
+            target = write_varint(target, properties)
+            if expiry_s or publication.expires_ms:
+                target[0] = MESSAGE_EXPIRY
+                target[1] = expiry_s >> 24
+                target[2] = (expiry_s >> 16) & 0xFF
+                target[3] = (expiry_s >> 8) & 0xFF
+                target[4] = expiry_s & 0xFF
+                target += 5
+            if alias:
+                target[0] = TOPIC_ALIAS
+                target[1] = alias >> 8
+                target[2] = alias & 0xFF
+                target += 3
+            if publication.properties_size:
+                memcpy(target, publication.properties, publication.properties_size)
+                target += publication.properties_size
+            if ids_size:
+                memcpy(target, PyBytes_AS_STRING(ids), ids_size)
+                target += ids_size
+        if publication.payload_size:
+            memcpy(target, publication.payload, publication.payload_size)
+        self.core.count(PACKETS_SENT)
+        self.core.count(PACKETS_PUBLISH_SENT)
+        self.core.count(MESSAGES_SENT)
+        self.core.count(MESSAGES_QOS0_SENT + qos)
+        self.touch()
+        return 1
+
+    cdef uint32_t outgoing_alias(self, Publication publication, bint* known) except? 0:
+        """The alias of this topic for this client, or 0 once its Topic Alias Maximum is used up [MQTT-3.1.2-26]."""
+        cdef bytes topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
+        if self.aliases_out is None:
+            self.aliases_out = {}
+        alias = self.aliases_out.get(topic)
+        if alias is not None:
+            known[0] = True
+            return alias
+        if len(self.aliases_out) >= self.alias_maximum or len(self.aliases_out) >= ALIASES_OUT:
+            return 0
+        self.aliases_out[topic] = len(self.aliases_out) + 1
+        return <uint32_t>len(self.aliases_out)
+

@@ -1,0 +1,62 @@
+"""The message queue with priorities; see mqueue.pxd. The drop rule is EMQX's: when full, the oldest of lowest priority goes."""
+
+__all__ = ["MQueue"]
+
+
+cdef class MQueue:
+    cdef Delivery* push(self, int priority, int qos) except NULL:
+        cdef DeliveryRing ring = None
+        if self.lanes is None:
+            self.lanes = []
+        for present, candidate in self.lanes:
+            if present == priority:
+                ring = <DeliveryRing>candidate
+                break
+        if ring is None:
+            ring = DeliveryRing.__new__(DeliveryRing)
+            self.lanes.append((priority, ring))
+            self.lanes.sort(key=negative_priority)
+        cdef Delivery* slot = ring.push()
+        self.count += 1
+        self.qos0_count += qos == 0
+        return slot
+
+    cdef Delivery* front(self) noexcept:
+        cdef DeliveryRing ring = self.first_lane()
+        return NULL if ring is None else ring.at(0)
+
+    cdef void pop(self, Delivery* target) noexcept:
+        cdef DeliveryRing ring = self.first_lane()
+        ring.move_front(target)
+        self.left(target.qos)
+
+    cdef void drop_oldest_of_lowest(self) noexcept:
+        cdef DeliveryRing ring
+        cdef int qos
+        for _, candidate in reversed(self.lanes):
+            ring = <DeliveryRing>candidate
+            if ring.count:
+                qos = ring.at(0).qos
+                ring.pop_front()
+                self.left(qos)
+                return
+
+    cdef void clear(self) noexcept:
+        self.lanes = None
+        self.count = 0
+        self.qos0_count = 0
+
+    cdef DeliveryRing first_lane(self):
+        if self.count:
+            for _, ring in self.lanes:
+                if (<DeliveryRing>ring).count:
+                    return <DeliveryRing>ring
+        return None
+
+    cdef void left(self, int qos) noexcept:
+        self.count -= 1
+        self.qos0_count -= qos == 0
+
+
+def negative_priority(tuple lane):
+    return -lane[0]

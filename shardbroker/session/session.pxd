@@ -1,0 +1,84 @@
+"""One client's session: subscriptions, inflight window, queue, QoS 2 state, will, deadlines. No socket, no clock.
+
+    deliver() -> [ window has room? ] -- yes --> inflight window --> PUBLISH on the link
+                        | no                        ^
+                        v                           | pump(): an ack came, the socket drained, the client is back
+                     MQueue ------------------------+
+
+The window is a ring of deliveries whose packet ids follow each other, so a packet id finds its slot by subtraction; what is
+acknowledged out of turn stays as a hole until it is at the front.
+"""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.subscriptions cimport Subscriber
+from shardbroker.session.core cimport Core
+from shardbroker.session.delivery cimport Delivery, DeliveryRing
+from shardbroker.session.link cimport Link
+from shardbroker.session.mqueue cimport MQueue
+from shardbroker.session.timers cimport Timed
+
+cdef enum Qos2Arrival:
+    QOS2_NEW = 0                           # publish it, PUBREC
+    QOS2_REPEAT = 1                        # published before: PUBREC only [MQTT-4.3.3-10]
+    QOS2_IN_USE = 2                        # not marked as a repeat: PUBREC 0x91
+    QOS2_FULL = 3                          # max_awaiting_rel reached: DISCONNECT 0x93
+
+
+cdef class SessionTimer(Timed):
+    cdef Session session
+
+
+cdef class Will:
+    cdef Message message
+    cdef uint32_t delay_s
+    cdef uint32_t expiry_s                 # Message Expiry Interval of the will
+    cdef bint has_expiry
+
+
+cdef class Session(Subscriber):
+    cdef Core core
+    cdef Link link                         # None while the client is away
+    cdef dict subscriptions                # filter as subscribed -> Subscription; None when there are none
+    cdef DeliveryRing window
+    cdef uint16_t first_id                 # packet id of the window's first slot
+    cdef uint32_t inflight                 # deliveries in the window that are not DONE
+    cdef MQueue queue
+    cdef dict awaiting_rel                 # packet id -> ms it came at; None when there are none
+    cdef Will will
+    cdef dict share_memory                 # round robin turns and sticky members of this publisher; None until needed
+    cdef uint64_t expiry_ms                # Session Expiry Interval; all ones: never
+    cdef uint64_t expires_at_ms            # while the client is away
+    cdef uint64_t will_at_ms               # while its will waits for the delay to pass
+    cdef SessionTimer timer
+    cdef readonly bint ended
+    cdef object replays                    # retained messages still to be sent, see pubsub.retained; None mostly
+    cdef uint64_t created_ms
+
+    cdef uint32_t window_size(self) noexcept
+    cdef int attach(self, Link link) except -1            # after CONNACK: sends again what was not acknowledged [MQTT-4.4.0-1]
+    cdef int detach(self) except -1
+    cdef int pump(self) except -1                         # moves from the queue to the window and the link
+    cdef bint idle_for_replay(self) noexcept              # nothing queued: a retained message may be added
+    # Acknowledgements of the client. False: no such packet id in that state.
+    cdef bint puback(self, uint16_t packet_id) except -1
+    cdef bint pubrec(self, uint16_t packet_id, uint8_t reason_code) except -1
+    cdef bint pubcomp(self, uint16_t packet_id) except -1
+    # QoS 2 from the client.
+    cdef int receive_qos2(self, uint16_t packet_id, bint dup) except -1
+    cdef bint pubrel(self, uint16_t packet_id) except -1
+    cdef int set_deadline(self) except -1
+    cdef int end(self) except -1                          # empties everything; the owner has taken it out of its tables
+    cdef list shared_leftovers(self)                      # (share, Message, qos) to give to other members of their groups
+
+    cdef Delivery* in_window(self, uint16_t packet_id) noexcept
+    cdef int send_or_queue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
+    cdef int start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
+    cdef int enqueue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
+    cdef void complete(self, Delivery* slot) noexcept
+    cdef bint has_room(self) noexcept
+    cdef int send_pubrel(self, uint16_t packet_id) except -1
+    cdef int resend(self, bint all_of_them) except -1
+    cdef int resend_slot(self, Delivery* slot) except -1
+    cdef int expire_awaiting_rel(self) except -1
+    cdef int on_timer(self) except -1

@@ -1,0 +1,377 @@
+"""The session of one client (MQTT 3.1.1 §3.1.2.4, 5.0 §4.1); see session.pxd.
+
+QoS flows: MQTT 5.0 §4.3. Queueing and drop rules: EMQX's, see docs/configuration.md. Retransmission: 3.x clients get
+unacknowledged packets again after the retry interval and on reconnect, 5.0 clients on reconnect only [MQTT-4.4.0-1].
+"""
+
+from libc.stdint cimport int64_t
+
+from shardbroker.mqtt.codec cimport write_ack
+from shm.counters cimport (
+    DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT,
+    MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
+)
+from shardbroker.session.delivery cimport (
+    AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, drop_delivery, take_delivery,
+)
+
+__all__ = ["Session", "Will"]
+
+cdef enum:
+    LAST_PACKET_ID = 65535                 # MQTT 5.0 §2.2.1
+    WINDOW_SPAN = 65534                    # ids between the oldest unacknowledged and the newest
+    FAILURE = 0x80                         # reason codes from here on are failures
+    PUBREL_FIRST = 0x62
+    AWAIT_REL_GRAIN_MS = 1000              # how late an awaiting_rel timeout may be
+
+
+cdef class Will:
+    """A will as CONNECT gave it (MQTT 5.0 §3.1.3.2): its message, delay and expiry, in seconds."""
+
+
+cdef class SessionTimer(Timed):
+    cdef int expire(self, uint64_t now_ms) except -1:
+        return self.session.on_timer()
+
+
+cdef class Session(Subscriber):
+    def __init__(self, Core core, uint64_t key, bytes client_id):
+        self.core = core
+        self.key = key
+        self.client_id = client_id
+        self.first_id = 1
+        self.created_ms = core.now_ms
+
+    # --- delivery -------------------------------------------------------------------------------------------------------
+
+    cdef uint32_t window_size(self) noexcept:
+        cdef uint32_t size = self.core.max_inflight
+        if self.link is not None and self.link.receive_maximum < size:
+            size = self.link.receive_maximum          # [MQTT-3.3.4-9]
+        return size
+
+    cdef int deliver(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+        # The lower of the published and the granted QoS [MQTT-3.8.4-8], unless QoS is to be upgraded.
+        if publication.qos < qos and not self.core.upgrade_qos:
+            qos = publication.qos
+        if self.ended:
+            return 0
+        return self.send_or_queue(publication, qos, retain, ids, share)
+
+    cdef int send_or_queue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+        cdef Link link = self.link
+        if link is not None and not link.congested():
+            if qos == 0:
+                if self.queue is None or self.queue.qos0_count == 0:
+                    link.write_publish(publication, 0, retain, False, 0, ids)
+                    return 0
+            elif (self.queue is None or self.queue.count == 0) and self.has_room():
+                return self.start(publication, qos, retain, ids, share)
+        return self.enqueue(publication, qos, retain, ids, share)
+
+    cdef bint has_room(self) noexcept:
+        return self.inflight < self.window_size() and (self.window is None or self.window.count < WINDOW_SPAN)
+
+    cdef int start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+        """Into the window with the next packet id, and onto the link."""
+        cdef uint32_t packet_id
+        if self.window is None:
+            self.window = DeliveryRing.__new__(DeliveryRing)
+        packet_id = self.first_id + self.window.count
+        if packet_id > LAST_PACKET_ID:
+            packet_id -= LAST_PACKET_ID
+        if not self.link.write_publish(publication, qos, retain, False, <uint16_t>packet_id, ids):
+            return 0                       # larger than the client takes: as if it had been sent [MQTT-3.1.2-25]
+        cdef Delivery* slot = self.window.push()
+        take_delivery(slot, publication.keep(), ids, share)
+        slot.packet_id = <uint16_t>packet_id
+        slot.qos = qos
+        slot.retain = retain
+        slot.state = AWAITING_PUBACK if qos == 1 else AWAITING_PUBREC
+        slot.sent_ms = self.core.now_ms
+        self.inflight += 1
+        self.core.gauge(INFLIGHT_COUNT, 1)
+        if self.core.retry_interval_ms and self.link.version < 5 and self.inflight == 1:
+            self.set_deadline()
+        return 0
+
+    cdef int enqueue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+        cdef Core core = self.core
+        cdef int priority = core.mqueue_default_priority
+        if qos == 0 and not core.mqueue_store_qos0:
+            core.count(DELIVERY_DROPPED)
+            core.count(DELIVERY_DROPPED_QOS0_MSG)
+            return 0
+        if self.queue is None:
+            self.queue = MQueue.__new__(MQueue)
+        if core.max_mqueue_len and self.queue.count >= core.max_mqueue_len:
+            self.queue.drop_oldest_of_lowest()
+            core.count(DELIVERY_DROPPED)
+            core.count(DELIVERY_DROPPED_QUEUE_FULL)
+            core.gauge(MQUEUE_COUNT, -1)
+        cdef Message message = publication.keep()
+        if core.mqueue_priorities:
+            priority = core.mqueue_priorities.get(message.topic, priority)
+        cdef Delivery* slot = self.queue.push(priority, qos)
+        take_delivery(slot, message, ids, share)
+        slot.qos = qos
+        slot.retain = retain
+        core.gauge(MQUEUE_COUNT, 1)
+        return 0
+
+    cdef int pump(self) except -1:
+        cdef Delivery* front
+        cdef Delivery taken
+        cdef Message message
+        cdef Publication publication = None
+        if self.queue is None or self.link is None:
+            return 0
+        while self.queue.count and not self.link.congested():
+            front = self.queue.front()
+            if front.qos and not self.has_room():
+                break
+            self.queue.pop(&taken)
+            self.core.gauge(MQUEUE_COUNT, -1)
+            message = <Message>taken.message
+            if message.expires_ms and message.expires_ms <= self.core.now_ms:
+                # [MQTT-3.3.2-5]
+                self.core.count(DELIVERY_DROPPED)
+                self.core.count(DELIVERY_DROPPED_EXPIRED)
+            else:
+                if publication is None:
+                    publication = Publication.__new__(Publication)
+                publication.borrow(message)
+                ids = <object>taken.ids if taken.ids != NULL else None
+                share = <object>taken.share if taken.share != NULL else None
+                if taken.qos:
+                    self.start(publication, taken.qos, taken.retain, ids, share)
+                else:
+                    self.link.write_publish(publication, 0, taken.retain, False, 0, ids)
+            message = None
+            drop_delivery(&taken)
+        if self.queue.count == 0:
+            self.queue = None
+        return 0
+
+    cdef bint idle_for_replay(self) noexcept:
+        return (
+            self.link is not None and not self.link.congested() and (self.queue is None or self.queue.count == 0)
+            and self.has_room()
+        )
+
+    # --- acknowledgements -------------------------------------------------------------------------------------------------
+
+    cdef Delivery* in_window(self, uint16_t packet_id) noexcept:
+        cdef int index = <int>packet_id - self.first_id
+        if self.window is None or packet_id == 0:
+            return NULL
+        if index < 0:
+            index += LAST_PACKET_ID
+        return self.window.at(index) if <uint32_t>index < self.window.count else NULL
+
+    cdef void complete(self, Delivery* slot) noexcept:
+        drop_delivery(slot)
+        slot.state = DONE
+        self.inflight -= 1
+        self.core.gauge(INFLIGHT_COUNT, -1)
+        while self.window.count and self.window.at(0).state == DONE:
+            self.window.pop_front()
+            self.first_id = self.first_id + 1 if self.first_id < LAST_PACKET_ID else 1
+
+    cdef bint puback(self, uint16_t packet_id) except -1:
+        cdef Delivery* slot = self.in_window(packet_id)
+        if slot == NULL or slot.state != AWAITING_PUBACK:
+            return False
+        self.core.count(MESSAGES_ACKED)
+        self.complete(slot)                # a failure code ends it just so [MQTT-4.4.0-2] [MQTT-4.8.2-6]
+        self.pump()
+        return True
+
+    cdef bint pubrec(self, uint16_t packet_id, uint8_t reason_code) except -1:
+        cdef Delivery* slot = self.in_window(packet_id)
+        if slot == NULL or (slot.state != AWAITING_PUBREC and slot.state != AWAITING_PUBCOMP):
+            return False
+        if reason_code >= FAILURE:
+            self.complete(slot)
+            self.pump()
+            return True
+        if slot.state == AWAITING_PUBREC:
+            drop_delivery(slot)            # from here on only PUBREL is sent [MQTT-4.3.3-6]
+            slot.state = AWAITING_PUBCOMP
+        slot.sent_ms = self.core.now_ms
+        self.send_pubrel(packet_id)
+        return True
+
+    cdef bint pubcomp(self, uint16_t packet_id) except -1:
+        cdef Delivery* slot = self.in_window(packet_id)
+        if slot == NULL or slot.state != AWAITING_PUBCOMP:
+            return False
+        self.core.count(MESSAGES_ACKED)
+        self.complete(slot)
+        self.pump()
+        return True
+
+    cdef int send_pubrel(self, uint16_t packet_id) except -1:
+        write_ack(self.link.out, PUBREL_FIRST, packet_id, 0, self.link.version)
+        self.core.count(PACKETS_SENT)
+        self.core.count(PACKETS_PUBREL_SENT)
+        self.link.touch()
+        return 0
+
+    # --- QoS 2 from the client ---------------------------------------------------------------------------------------------
+
+    cdef int receive_qos2(self, uint16_t packet_id, bint dup) except -1:
+        if self.awaiting_rel is None:
+            self.awaiting_rel = {}
+        elif packet_id in self.awaiting_rel:
+            # 3.x has no code to complain with: every repeat is one.
+            return QOS2_REPEAT if dup or self.link.version < 5 else QOS2_IN_USE
+        if self.core.max_awaiting_rel and <uint32_t>len(self.awaiting_rel) >= self.core.max_awaiting_rel:
+            return QOS2_FULL
+        self.awaiting_rel[packet_id] = self.core.now_ms
+        if self.core.await_rel_timeout_ms and len(self.awaiting_rel) == 1:
+            self.set_deadline()
+        return QOS2_NEW
+
+    cdef bint pubrel(self, uint16_t packet_id) except -1:
+        if self.awaiting_rel is None or self.awaiting_rel.pop(packet_id, None) is None:
+            return False
+        return True
+
+    cdef int expire_awaiting_rel(self) except -1:
+        cdef uint64_t limit = self.core.await_rel_timeout_ms
+        if not limit or not self.awaiting_rel:
+            return 0
+        for packet_id, received in list(self.awaiting_rel.items()):
+            if <uint64_t>received + limit > self.core.now_ms:
+                break                      # the dict is in order of arrival
+            del self.awaiting_rel[packet_id]
+            self.core.count(MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT)
+        return 0
+
+    # --- coming and going ---------------------------------------------------------------------------------------------------
+
+    cdef int attach(self, Link link) except -1:
+        self.link = link
+        self.expires_at_ms = 0
+        self.will_at_ms = 0
+        self.resend(True)
+        self.pump()
+        self.set_deadline()
+        return 0
+
+    cdef int detach(self) except -1:
+        self.link = None
+        self.replays = None
+        return 0
+
+    cdef int resend(self, bint all_of_them) except -1:
+        """PUBLISH with DUP or PUBREL again, in the order of their packet ids."""
+        cdef Delivery* slot
+        cdef uint32_t i = 0
+        if self.window is None:
+            return 0
+        while i < self.window.count:
+            slot = self.window.at(i)
+            if slot.state != DONE and (all_of_them or slot.sent_ms + self.core.retry_interval_ms <= self.core.now_ms):
+                self.resend_slot(slot)
+            i += 1
+        # What has become too large for this client was completed as DONE: free the front.
+        while self.window.count and self.window.at(0).state == DONE:
+            self.window.pop_front()
+            self.first_id = self.first_id + 1 if self.first_id < LAST_PACKET_ID else 1
+        return 0
+
+    cdef int resend_slot(self, Delivery* slot) except -1:
+        cdef Publication publication
+        slot.sent_ms = self.core.now_ms
+        if slot.state == AWAITING_PUBCOMP:
+            return self.send_pubrel(slot.packet_id)
+        publication = Publication.__new__(Publication)
+        publication.borrow(<Message>slot.message)
+        ids = <object>slot.ids if slot.ids != NULL else None
+        if not self.link.write_publish(publication, slot.qos, slot.retain, True, slot.packet_id, ids):  # [MQTT-3.3.1-1]
+            drop_delivery(slot)
+            slot.state = DONE
+            self.inflight -= 1
+            self.core.gauge(INFLIGHT_COUNT, -1)
+        return 0
+
+    cdef int set_deadline(self) except -1:
+        cdef uint64_t due = <uint64_t>-1
+        if self.link is None:
+            if self.expires_at_ms:
+                due = self.expires_at_ms
+            if self.will_at_ms and self.will_at_ms < due:
+                due = self.will_at_ms
+        elif self.core.retry_interval_ms and self.link.version < 5 and self.inflight:
+            due = self.core.now_ms + self.core.retry_interval_ms
+        if self.core.await_rel_timeout_ms and self.awaiting_rel:
+            oldest = next(iter(self.awaiting_rel.values()))
+            due = min(due, <uint64_t>oldest + self.core.await_rel_timeout_ms + AWAIT_REL_GRAIN_MS)
+        if due == <uint64_t>-1:
+            if self.timer is not None:
+                self.core.timers.disarm(self.timer)
+                self.timer.session = None
+                self.timer = None
+            return 0
+        if self.timer is None:
+            self.timer = SessionTimer.__new__(SessionTimer)
+            self.timer.session = self
+        self.core.timers.arm(self.timer, due)
+        return 0
+
+    cdef int on_timer(self) except -1:
+        if self.ended:
+            return 0
+        self.expire_awaiting_rel()
+        if self.link is not None:
+            if self.core.retry_interval_ms and self.link.version < 5 and not self.link.congested():
+                self.resend(False)
+        else:
+            if self.will_at_ms and self.will_at_ms <= self.core.now_ms:
+                self.will_at_ms = 0
+                self.core.will_due(self)
+            if self.expires_at_ms and self.expires_at_ms <= self.core.now_ms:
+                self.core.session_expired(self)
+                return 0
+        return self.set_deadline()
+
+    cdef list shared_leftovers(self):
+        """QoS 1 in flight and QoS 1 and 2 queued through a shared group, as EMQX redispatches them. Never QoS 0, and never
+        QoS 2 in flight [MQTT-4.8.2-5]."""
+        cdef list found = []
+        cdef Delivery taken
+        cdef Delivery* slot
+        cdef uint32_t i
+        if self.window is not None:
+            for i in range(self.window.count):
+                slot = self.window.at(i)
+                if slot.share != NULL and slot.state == AWAITING_PUBACK:
+                    found.append((<object>slot.share, <object>slot.message, slot.qos))
+        while self.queue is not None and self.queue.count:
+            self.queue.pop(&taken)
+            self.core.gauge(MQUEUE_COUNT, -1)
+            if taken.share != NULL and taken.qos:
+                found.append((<object>taken.share, <object>taken.message, taken.qos))
+            drop_delivery(&taken)
+        return found
+
+    cdef int end(self) except -1:
+        self.ended = True
+        self.core.gauge(INFLIGHT_COUNT, -<int64_t>self.inflight)
+        if self.queue is not None:
+            self.core.gauge(MQUEUE_COUNT, -<int64_t>self.queue.count)
+        self.inflight = 0
+        self.window = None
+        self.queue = None
+        self.awaiting_rel = None
+        self.replays = None
+        self.share_memory = None
+        self.will = None
+        self.subscriptions = None
+        if self.timer is not None:
+            self.core.timers.disarm(self.timer)
+            self.timer.session = None
+            self.timer = None
+        return 0

@@ -1,0 +1,33 @@
+"""A timer wheel for many deadlines that mostly move away: keepalives, retries, expiries.
+
+4096 slots of 64 ms; a deadline beyond one turn (262 s) waits in the wheel and is looked at once a turn. Moving a deadline later
+costs one store: the wheel finds out when it comes by.
+"""
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+cdef enum:
+    SLOTS = 4096
+    SLOT_MS = 64
+
+
+cdef class Timed:
+    """Something with one deadline. Strongly held by the wheel while armed."""
+    cdef Timed timer_next
+    cdef Timed timer_previous
+    cdef uint64_t due_ms                   # 0: not wanted any more
+    cdef uint64_t placed_ms                # deadline that its place in the wheel stands for
+    cdef int32_t slot                      # -1: not in the wheel
+
+    cdef int expire(self, uint64_t now_ms) except -1
+
+
+cdef class TimerWheel:
+    cdef list slots
+    cdef uint64_t tick                     # last slot number handled
+    cdef size_t armed
+
+    cdef void arm(self, Timed timed, uint64_t due_ms) noexcept
+    cdef void disarm(self, Timed timed) noexcept
+    cdef int advance(self, uint64_t now_ms) except -1     # calls expire() of what is due
+    cdef void insert(self, Timed timed) noexcept
+    cdef void unlink(self, Timed timed) noexcept

@@ -1,0 +1,59 @@
+"""One connection's protocol state machine: bytes in, packets out, no socket (MQTT 3.1.1 §3, 5.0 §3 and §4).
+
+    WAIT_CONNECT -- CONNECT accepted --> CONNECTED -- DISCONNECT, error, takeover, timeout --> CLOSING
+         \-- anything else ------------------------------------------------------------------>/
+
+In CLOSING nothing more is read; the loop flushes `out` and closes the socket.
+"""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from shardbroker.mqtt.codec cimport PublishView
+from shardbroker.session.link cimport Link
+from shardbroker.session.session cimport Session
+from shardbroker.worker.shard cimport Shard
+
+cdef enum ChannelState:
+    WAIT_CONNECT = 0
+    CONNECTED = 1
+    CLOSING = 2
+
+cdef enum Side:                            # who ended the connection
+    SIDE_CLIENT = 0
+    SIDE_SERVER = 1
+    SIDE_NETWORK = 2
+
+
+cdef class Channel(Link):
+    cdef Shard shard
+    cdef readonly Session session
+    cdef readonly uint8_t state
+    cdef readonly str peer                 # "address:port"
+    cdef readonly bytes assigned_id        # made by the acceptor for a CONNECT without a client id
+    cdef bint closed                       # close() was called: counted, logged, session informed
+    cdef bint problem_information          # Request Problem Information, 1 unless the client said 0
+    cdef bint parked                       # a PUBLISH waits for room in a ring: nothing is read meanwhile
+    cdef uint16_t keepalive_s              # in force, 0: none
+    cdef uint64_t last_packet_ms
+    cdef uint8_t announced_version         # level byte of a CONNECT that may turn out to be malformed
+    cdef dict aliases_in                   # alias -> topic
+
+    # Handles whole packets; returns the bytes used. Less than `size`: the rest is incomplete, or the channel is parked or closing.
+    cdef size_t feed(self, const uint8_t* data, size_t size) except? 0
+    # The connection is over, for this reason code; once only. The session gets to know, and one line is logged.
+    cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1
+    cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
+    cdef bint on_publish(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
+    cdef int reply(self, int counter, bytes packet) except -1
+    cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
+    cdef int fail(self, int reason_code, str message) except -1
+    cdef int on_connect(self, object packet) except -1
+    cdef int refuse(self, int version, int reason_code, str reason) except -1
+    cdef int accept(self, object packet, bytes client_id) except -1
+    cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
+    cdef int on_subscribe(self, object packet) except -1
+    cdef int on_unsubscribe(self, object packet) except -1
+    cdef int on_disconnect(self, object packet) except -1
+    cdef bytes incoming_topic(self, PublishView* view)
+    cdef bint reject_publish(self, PublishView* view, uint8_t reason_code) except -1
+    cdef int disconnect(self, int reason_code, str reason) except -1
+    cdef uint64_t keepalive_ms(self) noexcept

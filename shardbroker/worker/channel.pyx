@@ -1,0 +1,591 @@
+"""The protocol state machine of one connection; see channel.pxd."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+
+from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, write_ack
+from shardbroker.mqtt.packets cimport decode_body
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.pubsub.topic_cache cimport TopicEntry
+from shardbroker.session.core cimport Core
+from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, Will
+from shm.counters cimport (
+    CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
+    CLIENT_CLOSED_PROTOCOL_ERROR, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CLIENT_CONNECTED,
+    CLIENT_DISCONNECTED, CONNECTIONS_COUNT, MESSAGES_DROPPED_RECEIVE_MAXIMUM, MESSAGES_QOS0_RECEIVED, MESSAGES_RECEIVED,
+    PACKETS_AUTH_RECEIVED, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_CONNECT_RECEIVED,
+    PACKETS_DISCONNECT_RECEIVED, PACKETS_DISCONNECT_SENT, PACKETS_PINGREQ_RECEIVED, PACKETS_PINGRESP_SENT,
+    PACKETS_PUBACK_MISSED, PACKETS_PUBACK_RECEIVED, PACKETS_PUBACK_SENT, PACKETS_PUBCOMP_MISSED, PACKETS_PUBCOMP_RECEIVED,
+    PACKETS_PUBCOMP_SENT, PACKETS_PUBLISH_ERROR, PACKETS_PUBLISH_RECEIVED, PACKETS_PUBREC_MISSED, PACKETS_PUBREC_RECEIVED,
+    PACKETS_PUBREC_SENT, PACKETS_PUBREL_MISSED, PACKETS_PUBREL_RECEIVED, PACKETS_PUBREL_SENT, PACKETS_RECEIVED,
+    PACKETS_SENT, PACKETS_SUBACK_SENT, PACKETS_SUBSCRIBE_ERROR, PACKETS_SUBSCRIBE_RECEIVED, PACKETS_UNSUBACK_SENT,
+    PACKETS_UNSUBSCRIBE_RECEIVED,
+)
+
+from shardbroker.mqtt.errors import MqttError, ProtocolError
+from shardbroker.mqtt.packets import Connack, Disconnect, Suback, Unsuback, encode_properties
+from shardbroker.mqtt.spec import PropertyId, ReasonCode, connack_return_code
+from shardbroker.mqtt.topics import check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED
+
+__all__ = ["Channel"]
+
+cdef enum:
+    CONNECT_FIRST = 0x10
+    PUBLISH = 3
+    PUBACK_FIRST = 0x40
+    PUBREC_FIRST = 0x50
+    PUBREL_FIRST = 0x62
+    PUBCOMP_FIRST = 0x70
+    PUBACK = 4
+    PUBREC = 5
+    PUBREL = 6
+    PUBCOMP = 7
+    SUBSCRIBE = 8
+    UNSUBSCRIBE = 10
+    PINGREQ_FIRST = 0xC0
+    DISCONNECT = 14
+    AUTH = 15
+    LEVEL_AT = 6                           # of the protocol level in a CONNECT that is called "MQTT"
+
+cdef enum:                                 # reason codes that this file gives itself, MQTT 5.0 §2.4
+    SUCCESS = 0x00
+    DISCONNECT_WITH_WILL = 0x04
+    NO_MATCHING_SUBSCRIBERS = 0x10
+    UNSPECIFIED_ERROR = 0x80
+    MALFORMED = 0x81
+    PROTOCOL_ERROR = 0x82
+    CLIENT_ID_NOT_VALID = 0x85
+    NOT_AUTHORIZED = 0x87
+    SERVER_SHUTTING_DOWN = 0x8B
+    BAD_AUTHENTICATION_METHOD = 0x8C
+    KEEPALIVE_TIMEOUT = 0x8D
+    SESSION_TAKEN_OVER = 0x8E
+    PACKET_ID_IN_USE = 0x91
+    PACKET_ID_NOT_FOUND = 0x92
+    RECEIVE_MAXIMUM_EXCEEDED = 0x93
+    TOPIC_ALIAS_INVALID = 0x94
+    PACKET_TOO_LARGE = 0x95
+    QUOTA_EXCEEDED = 0x97
+    PAYLOAD_FORMAT_INVALID = 0x99
+    RETAIN_NOT_SUPPORTED = 0x9A
+    QOS_NOT_SUPPORTED = 0x9B
+    SHARED_NOT_SUPPORTED = 0x9E
+    WILDCARD_NOT_SUPPORTED = 0xA2
+
+cdef uint64_t NEVER = <uint64_t>-1
+cdef uint32_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
+cdef bytes SYS = b"$SYS/"
+
+
+cdef class Channel(Link):
+    """A connection whose socket somebody else holds: feed() takes what was received, `out` holds what is to be sent."""
+
+    # --- input --------------------------------------------------------------------------------------------------------------
+
+    cdef size_t feed(self, const uint8_t* data, size_t size) except? 0:
+        cdef FixedHeader header
+        cdef size_t used = 0
+        cdef uint64_t whole
+        try:
+            while used < size and self.state != CLOSING:
+                if not read_fixed_header(data + used, size - used, &header):
+                    break
+                if self.state == WAIT_CONNECT and header.first != CONNECT_FIRST:
+                    # [MQTT-3.1.0-1]: no reply, since nothing says that this is MQTT.
+                    self.core.count(CLIENT_CLOSED_NOT_CONNECT)
+                    self.close(PROTOCOL_ERROR, SIDE_SERVER, "first packet is not CONNECT", True)
+                    break
+                whole = <uint64_t>header.size + header.remaining
+                if whole > self.core.max_packet_size:
+                    # Refused at the header: nothing is reserved for what was only announced. [MQTT-3.2.2-15]
+                    raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes, allowed are {self.core.max_packet_size}")
+                if whole > size - used:
+                    break
+                if not self.handle(header.first, data + used + header.size, header.remaining):
+                    self.parked = True
+                    break
+                used += whole
+                self.core.count(PACKETS_RECEIVED)
+        except MqttError as error:
+            self.fail(error.reason_code, str(error))
+        return used
+
+    cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
+        """One whole packet. False: it must wait for room in a ring and was not touched."""
+        cdef int kind = first >> 4
+        if kind == PUBLISH and self.state == CONNECTED:
+            if not self.on_publish(first, body, size):
+                return False
+            self.last_packet_ms = self.core.now_ms
+            return True
+        self.last_packet_ms = self.core.now_ms
+        if first == PINGREQ_FIRST and size == 0:
+            self.core.count(PACKETS_PINGREQ_RECEIVED)
+            self.reply(PACKETS_PINGRESP_SENT, b"\xd0\x00")
+        elif PUBACK <= kind <= PUBCOMP:
+            self.on_ack(first, body, size)
+        else:
+            if first == CONNECT_FIRST and self.state == WAIT_CONNECT and size > LEVEL_AT and body[1] == 4:
+                self.announced_version = body[LEVEL_AT]
+            packet = decode_body(first, body, size, self.version)
+            if first == CONNECT_FIRST:
+                self.on_connect(packet)
+            elif kind == SUBSCRIBE:
+                self.on_subscribe(packet)
+            elif kind == UNSUBSCRIBE:
+                self.on_unsubscribe(packet)
+            elif kind == DISCONNECT:
+                self.on_disconnect(packet)
+            elif kind == AUTH:
+                self.core.count(PACKETS_AUTH_RECEIVED)
+                # No authentication method is offered, so no AUTH can be right. [MQTT-4.12.0-7]
+                raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
+            else:
+                raise ProtocolError(f"packet type {kind} is not for a server", "MQTT-4.13.1-1")
+        return True
+
+    # --- CONNECT --------------------------------------------------------------------------------------------------------------
+
+    cdef int on_connect(self, object packet) except -1:
+        cdef bytes client_id = packet.client_id
+        cdef dict properties = packet.properties or {}
+        if self.state == CONNECTED:
+            raise ProtocolError("a second CONNECT", "MQTT-3.1.0-2")
+        self.core.count(PACKETS_CONNECT_RECEIVED)
+        self.version = packet.version
+        self.max_packet = properties.get(PropertyId.MAXIMUM_PACKET_SIZE, 0)
+        if PropertyId.AUTHENTICATION_METHOD in properties:
+            return self.refuse(5, BAD_AUTHENTICATION_METHOD, "no such authentication method")   # [MQTT-4.12.0-1]
+        if not client_id:
+            if self.version < 5 and not packet.clean_start:
+                # [MQTT-3.1.3-8]
+                return self.refuse(self.version, CLIENT_ID_NOT_VALID, "an empty client id needs a clean session")
+            client_id = self.assigned_id
+        elif <uint32_t>PyBytes_GET_SIZE(client_id) > self.core.max_client_id:
+            return self.refuse(
+                self.version, CLIENT_ID_NOT_VALID, f"client id longer than {self.core.max_client_id} bytes")
+        will = packet.will
+        if will is not None:
+            if will.qos > self.core.max_qos:
+                return self.refuse(self.version, QOS_NOT_SUPPORTED, "will QoS not supported")     # [MQTT-3.2.2-12]
+            if will.retain and not self.core.retain_available:
+                return self.refuse(self.version, RETAIN_NOT_SUPPORTED, "retain not supported")    # [MQTT-3.2.2-13]
+            check_topic_name(will.topic, self.core.max_topic_levels)
+        return self.accept(packet, client_id)
+
+    cdef int refuse(self, int version, int reason_code, str reason) except -1:
+        """CONNACK with a failure, then close [MQTT-3.2.2-7]; 3.x gets the return code that fits, or none if none does."""
+        cdef bytes encoded
+        self.core.count(PACKETS_CONNACK_ERROR)
+        self.core.count(CLIENT_CLOSED_REFUSED)
+        if version == 5:
+            encoded = Connack(False, reason_code, {PropertyId.REASON_STRING: reason.encode()}).encode(5)
+            if self.max_packet and <uint32_t>len(encoded) > self.max_packet:
+                encoded = Connack(False, reason_code, None).encode(5)      # [MQTT-3.2.2-19]
+            self.reply(PACKETS_CONNACK_SENT, encoded)
+        else:
+            return_code = connack_return_code(reason_code)
+            if return_code is not None:
+                self.reply(PACKETS_CONNACK_SENT, bytes((0x20, 2, 0, return_code)))
+        return self.close(reason_code, SIDE_SERVER, reason, True)
+
+    cdef int accept(self, object packet, bytes client_id) except -1:
+        cdef Core core = self.core
+        cdef dict properties = packet.properties or {}
+        cdef bint present = False
+        cdef uint64_t expiry_ms
+        cdef uint32_t keepalive_s = packet.keepalive_s
+        if self.version == 5:
+            seconds = properties.get(PropertyId.SESSION_EXPIRY_INTERVAL, 0)
+            expiry_ms = NEVER if seconds == EXPIRY_NEVER else <uint64_t>seconds * 1000
+        else:
+            expiry_ms = 0 if packet.clean_start else core.session_expiry_ms
+        if core.max_session_expiry_ms and expiry_ms > core.max_session_expiry_ms:
+            expiry_ms = core.max_session_expiry_ms
+        if core.server_keepalive_s:
+            keepalive_s = core.server_keepalive_s
+        self.receive_maximum = properties.get(PropertyId.RECEIVE_MAXIMUM, 65535)
+        self.alias_maximum = properties.get(PropertyId.TOPIC_ALIAS_MAXIMUM, 0)
+        self.problem_information = properties.get(PropertyId.REQUEST_PROBLEM_INFORMATION, 1) != 0
+        self.keepalive_s = keepalive_s
+        self.session = self.shard.open_session(self, client_id, packet.clean_start, expiry_ms, &present)
+        self.state = CONNECTED
+        if packet.will is not None:
+            self.session.will = will_of(packet.will, client_id)
+        if self.version == 5:
+            answer = self.connack_properties(packet, properties, client_id, expiry_ms)
+            encoded = Connack(present, SUCCESS, answer).encode(5)
+        else:
+            encoded = bytes((0x20, 2, present and self.version > 3, 0))
+        self.reply(PACKETS_CONNACK_SENT, encoded)
+        core.count(CLIENT_CONNECTED)
+        core.gauge(CONNECTIONS_COUNT, 1)
+        if keepalive_s:
+            core.timers.arm(self, core.now_ms + self.keepalive_ms())
+        else:
+            core.timers.disarm(self)
+        self.shard.report(KIND_CONNECTED, self, SUCCESS, SIDE_CLIENT, "")
+        return self.session.attach(self)
+
+    def connack_properties(self, packet, dict properties, bytes client_id, uint64_t expiry_ms) -> dict:
+        """What a 5.0 client must know of this server (MQTT 5.0 §3.2.2.3): all that differs from the protocol's default."""
+        cdef Core core = self.core
+        answer = {PropertyId.MAXIMUM_PACKET_SIZE: core.max_packet_size}
+        requested = properties.get(PropertyId.SESSION_EXPIRY_INTERVAL, 0)
+        if expiry_ms != NEVER and expiry_ms // 1000 != requested:
+            answer[PropertyId.SESSION_EXPIRY_INTERVAL] = expiry_ms // 1000
+        if core.max_awaiting_rel:
+            answer[PropertyId.RECEIVE_MAXIMUM] = min(core.max_awaiting_rel, 65535)
+        if core.max_qos < 2:
+            answer[PropertyId.MAXIMUM_QOS] = core.max_qos                       # [MQTT-3.2.2-9]
+        if not core.retain_available:
+            answer[PropertyId.RETAIN_AVAILABLE] = 0
+        if not packet.client_id:
+            answer[PropertyId.ASSIGNED_CLIENT_IDENTIFIER] = client_id           # [MQTT-3.2.2-16]
+        if core.max_topic_alias:
+            answer[PropertyId.TOPIC_ALIAS_MAXIMUM] = core.max_topic_alias
+        if not core.wildcard_subscription:
+            answer[PropertyId.WILDCARD_SUBSCRIPTION_AVAILABLE] = 0
+        if not core.shared_subscription:
+            answer[PropertyId.SHARED_SUBSCRIPTION_AVAILABLE] = 0
+        if core.server_keepalive_s:
+            answer[PropertyId.SERVER_KEEP_ALIVE] = core.server_keepalive_s
+        if core.response_information and properties.get(PropertyId.REQUEST_RESPONSE_INFORMATION, 0):
+            answer[PropertyId.RESPONSE_INFORMATION] = core.response_information  # [MQTT-3.1.2-28]
+        return answer
+
+    # --- PUBLISH --------------------------------------------------------------------------------------------------------------
+
+    cdef bint on_publish(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
+        cdef PublishView view
+        cdef Core core = self.core
+        cdef Publication publication = self.shard.publication
+        cdef TopicEntry entry
+        cdef bytes topic = None
+        cdef bint heard
+        cdef int arrival
+        cdef uint64_t expiry_ms
+        parse_publish(first, body, size, self.version, &view)
+        if view.qos > core.max_qos:
+            raise MqttError(QOS_NOT_SUPPORTED, f"QoS {view.qos}, allowed is up to {core.max_qos}", "MQTT-3.2.2-11")
+        if view.retain and not core.retain_available:
+            raise MqttError(RETAIN_NOT_SUPPORTED, "RETAIN is not supported here", "MQTT-3.2.2-14")
+        if view.topic_alias or view.topic_size == 0:
+            topic = self.incoming_topic(&view)
+            view.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+            view.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+        entry = self.shard.resolve(view.topic, view.topic_size)
+        if not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
+            return False
+        core.count(PACKETS_PUBLISH_RECEIVED)
+        core.count(MESSAGES_RECEIVED)
+        core.count(MESSAGES_QOS0_RECEIVED + view.qos)
+        if view.payload_format and not is_text(view.payload, view.payload_size):
+            return self.reject_publish(&view, PAYLOAD_FORMAT_INVALID)
+        if view.topic_size > 4 and entry.topic.startswith(SYS):
+            return self.reject_publish(&view, NOT_AUTHORIZED)      # the broker's own topics
+        if view.qos == 2:
+            arrival = self.session.receive_qos2(view.packet_id, view.dup)
+            if arrival == QOS2_FULL:
+                core.count(MESSAGES_DROPPED_RECEIVE_MAXIMUM)
+                raise MqttError(RECEIVE_MAXIMUM_EXCEEDED, f"more than {core.max_awaiting_rel} QoS 2 messages await PUBREL")
+            if arrival != QOS2_NEW:
+                self.ack(PUBREC_FIRST, view.packet_id, PACKET_ID_IN_USE if arrival == QOS2_IN_USE else SUCCESS,
+                         PACKETS_PUBREC_SENT)
+                return True
+        publication.topic = view.topic
+        publication.topic_size = view.topic_size
+        publication.properties = view.properties
+        publication.properties_size = view.properties_size
+        publication.payload = view.payload
+        publication.payload_size = view.payload_size
+        publication.qos = view.qos
+        publication.retain = view.retain
+        publication.payload_format = view.payload_format
+        publication.client_id = self.session.client_id
+        publication.message = None
+        publication.expires_ms = 0
+        if view.has_expiry or core.message_expiry_ms:
+            expiry_ms = <uint64_t>view.expiry_s * 1000 if view.has_expiry else core.message_expiry_ms
+            if core.message_expiry_ms and expiry_ms > core.message_expiry_ms:
+                expiry_ms = core.message_expiry_ms
+            publication.expires_ms = core.now_ms + expiry_ms
+        self.shard.stamp(publication)
+        heard = self.shard.publish(entry, publication, self.session)
+        publication.message = None
+        if view.qos == 1:
+            self.ack(PUBACK_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBACK_SENT)
+        elif view.qos == 2:
+            self.ack(PUBREC_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBREC_SENT)
+        return True
+
+    cdef bint reject_publish(self, PublishView* view, uint8_t reason_code) except -1:
+        """Acknowledged as failed in 5.0, as done in 3.x [MQTT-3.3.5-2]; delivered to nobody."""
+        self.core.count(PACKETS_PUBLISH_ERROR)
+        if view.qos == 1:
+            self.ack(PUBACK_FIRST, view.packet_id, reason_code, PACKETS_PUBACK_SENT)
+        elif view.qos == 2:
+            if self.version < 5:
+                self.session.receive_qos2(view.packet_id, view.dup)
+            self.ack(PUBREC_FIRST, view.packet_id, reason_code, PACKETS_PUBREC_SENT)
+        return True
+
+    cdef bytes incoming_topic(self, PublishView* view):
+        """The topic of a PUBLISH with an alias (MQTT 5.0 §3.3.2.3.4)."""
+        cdef bytes topic
+        if view.topic_alias > self.core.max_topic_alias:
+            raise MqttError(TOPIC_ALIAS_INVALID, f"topic alias {view.topic_alias}, allowed is up to "
+                            f"{self.core.max_topic_alias}", "MQTT-3.3.2-9")
+        if view.topic_size == 0:
+            topic = None if self.aliases_in is None or not view.topic_alias else self.aliases_in.get(view.topic_alias)
+            if topic is None:
+                if view.topic_alias:
+                    raise ProtocolError(f"topic alias {view.topic_alias} was not set on this connection", "MQTT-3.3.2-7")
+                raise ProtocolError("PUBLISH without a topic", "MQTT-4.7.3-1")
+            return topic
+        topic = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
+        check_topic_name(topic, self.core.max_topic_levels)
+        if self.aliases_in is None:
+            self.aliases_in = {}
+        self.aliases_in[view.topic_alias] = topic
+        return topic
+
+    # --- acknowledgements -----------------------------------------------------------------------------------------------------
+
+    cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
+        cdef AckView view
+        cdef int kind = first >> 4
+        parse_ack(first, body, size, self.version, &view)
+        if kind == PUBACK:
+            self.core.count(PACKETS_PUBACK_RECEIVED)
+            if not self.session.puback(view.packet_id):
+                self.core.count(PACKETS_PUBACK_MISSED)
+        elif kind == PUBREC:
+            self.core.count(PACKETS_PUBREC_RECEIVED)
+            if not self.session.pubrec(view.packet_id, view.reason_code):
+                self.core.count(PACKETS_PUBREC_MISSED)
+                if view.reason_code < UNSPECIFIED_ERROR:
+                    self.ack(PUBREL_FIRST, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBREL_SENT)
+        elif kind == PUBREL:
+            self.core.count(PACKETS_PUBREL_RECEIVED)
+            if self.session.pubrel(view.packet_id):
+                self.ack(PUBCOMP_FIRST, view.packet_id, SUCCESS, PACKETS_PUBCOMP_SENT)
+            else:
+                self.core.count(PACKETS_PUBREL_MISSED)
+                self.ack(PUBCOMP_FIRST, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBCOMP_SENT)
+        else:
+            self.core.count(PACKETS_PUBCOMP_RECEIVED)
+            if not self.session.pubcomp(view.packet_id):
+                self.core.count(PACKETS_PUBCOMP_MISSED)
+        return 0
+
+    cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
+        write_ack(self.out, first, packet_id, reason_code, self.version)
+        self.core.count(PACKETS_SENT)
+        self.core.count(counter)
+        self.touch()
+        return 0
+
+    cdef int reply(self, int counter, bytes packet) except -1:
+        self.out.append(PyBytes_AS_STRING(packet), PyBytes_GET_SIZE(packet))
+        self.core.count(PACKETS_SENT)
+        self.core.count(counter)
+        self.touch()
+        return 0
+
+    # --- SUBSCRIBE and UNSUBSCRIBE ----------------------------------------------------------------------------------------------
+
+    cdef int on_subscribe(self, object packet) except -1:
+        cdef bytearray codes = bytearray()
+        cdef list subscribed = [], replays = []
+        self.core.count(PACKETS_SUBSCRIBE_RECEIVED)
+        identifier = (packet.properties or {}).get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
+        for wire_filter, options in packet.topics:
+            code = self.subscribe_one(wire_filter, options, identifier, subscribed, replays)
+            if code >= UNSPECIFIED_ERROR:
+                self.core.count(PACKETS_SUBSCRIBE_ERROR)
+            codes.append(code)
+        # Answered after the commit: who has its SUBACK gets everything that is published from then on.
+        self.shard.subacks.append((self, packet.packet_id, bytes(codes), subscribed, replays))
+        return 0
+
+    def subscribe_one(self, bytes wire_filter, int options, identifier, list subscribed, list replays) -> int:
+        """Subscribes to one filter; returns its SUBACK code."""
+        cdef Subscription subscription = Subscription.__new__(Subscription)
+        cdef Core core = self.core
+        try:
+            group, filter = parse_subscription(wire_filter)
+            check_topic_filter(filter, core.max_topic_levels)
+        except MqttError as error:
+            return error.reason_code
+        if group is not None and not core.shared_subscription:
+            return SHARED_NOT_SUPPORTED
+        if not core.wildcard_subscription and filter_has_wildcard(filter):
+            return WILDCARD_NOT_SUPPORTED                  # [MQTT-3.8.3-2] of 3.1.1
+        present = self.session.subscriptions is not None and wire_filter in self.session.subscriptions
+        if core.max_subscriptions and not present and self.session.subscriptions is not None \
+                and <uint32_t>len(self.session.subscriptions) >= core.max_subscriptions:
+            return QUOTA_EXCEEDED
+        subscription.subscriber = self.session
+        subscription.filter = filter
+        subscription.group = group
+        subscription.qos = options & 3
+        subscription.no_local = (options >> 2) & 1
+        subscription.retain_as_published = (options >> 3) & 1
+        subscription.retain_handling = (options >> 4) & 3
+        subscription.identifier = identifier
+        self.shard.subscribe(self.session, wire_filter, subscription)
+        subscribed.append((wire_filter, subscription))
+        # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared subscriptions get no retained messages.
+        if group is None and (subscription.retain_handling == 0 or (subscription.retain_handling == 1 and not present)):
+            replays.append(subscription)
+        return subscription.qos
+
+    def subscribed(self, int packet_id, bytes codes, list replays) -> None:
+        """The routes of a SUBSCRIBE are committed: SUBACK, then what is retained."""
+        if self.state != CONNECTED:
+            return
+        if self.version < 5:
+            codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
+        self.reply(PACKETS_SUBACK_SENT, Suback(packet_id, codes, None).encode(self.version))
+        self.shard.start_replay(self.session, replays)
+
+    cdef int on_unsubscribe(self, object packet) except -1:
+        cdef bytearray codes = bytearray()
+        self.core.count(PACKETS_UNSUBSCRIBE_RECEIVED)
+        for wire_filter in packet.filters:
+            try:
+                check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
+                codes.append(0 if self.shard.unsubscribe(self.session, wire_filter) else 0x11)
+            except MqttError as error:
+                codes.append(error.reason_code)
+        return self.reply(PACKETS_UNSUBACK_SENT, Unsuback(packet.packet_id, bytes(codes), None).encode(self.version))
+
+    # --- the end ----------------------------------------------------------------------------------------------------------------
+
+    cdef int on_disconnect(self, object packet) except -1:
+        cdef dict properties = packet.properties or {}
+        self.core.count(PACKETS_DISCONNECT_RECEIVED)
+        if PropertyId.SESSION_EXPIRY_INTERVAL in properties:
+            seconds = properties[PropertyId.SESSION_EXPIRY_INTERVAL]
+            if self.session.expiry_ms == 0 and seconds:
+                raise ProtocolError("a session without expiry cannot get one in DISCONNECT", "MQTT-3.14.2-2")
+            self.session.expiry_ms = NEVER if seconds == EXPIRY_NEVER else <uint64_t>seconds * 1000
+        return self.close(packet.reason_code, SIDE_CLIENT, "", packet.reason_code != SUCCESS)
+
+    cdef int fail(self, int reason_code, str message) except -1:
+        """The client broke a rule: it is told so as its version allows, and the connection ends (MQTT 5.0 §4.13)."""
+        if reason_code == MALFORMED:
+            self.core.count(CLIENT_CLOSED_MALFORMED)
+        elif reason_code == PACKET_TOO_LARGE:
+            self.core.count(CLIENT_CLOSED_TOO_LARGE)
+        else:
+            self.core.count(CLIENT_CLOSED_PROTOCOL_ERROR)
+        if self.state == WAIT_CONNECT:
+            # Without a whole CONNECT its version is not known; 3.x gets a bare close for a malformed one [MQTT-3.1.4-1].
+            version = self.version or self.announced_version
+            if version == 5 or reason_code == 0x84 or reason_code == CLIENT_ID_NOT_VALID:
+                return self.refuse(version, reason_code, message)
+        self.disconnect(reason_code, message)
+        return self.close(reason_code, SIDE_SERVER, message, True)
+
+    cdef int disconnect(self, int reason_code, str reason) except -1:
+        """DISCONNECT to a 5.0 client that has its CONNACK [MQTT-3.14.0-1]."""
+        if self.version < 5 or self.state != CONNECTED:
+            return 0
+        properties = {PropertyId.REASON_STRING: reason.encode()[:REASON_BYTES]} if reason else None
+        encoded = Disconnect(reason_code, properties).encode(5)
+        if self.max_packet and <uint32_t>len(encoded) > self.max_packet:
+            encoded = Disconnect(reason_code, None).encode(5)                  # [MQTT-3.14.2-3]
+            if <uint32_t>len(encoded) > self.max_packet:
+                return 0
+        return self.reply(PACKETS_DISCONNECT_SENT, encoded)
+
+    cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1:
+        cdef Session session = self.session
+        if self.closed:
+            return 0
+        self.closed = True
+        self.core.timers.disarm(self)
+        if self.state == CONNECTED:
+            self.core.count(CLIENT_DISCONNECTED)
+            self.core.gauge(CONNECTIONS_COUNT, -1)
+        self.state = CLOSING
+        self.shard.report(KIND_DISCONNECTED, self, reason_code, side, detail)
+        self.touch()
+        if session is not None:
+            self.shard.client_gone(session, keep_will)
+        return 0
+
+    def taken_over(self) -> None:
+        """Another connection has come with this client id [MQTT-3.1.4-3]."""
+        self.disconnect(SESSION_TAKEN_OVER, "")
+        self.close(SESSION_TAKEN_OVER, SIDE_SERVER, "session taken over", True)
+
+    def shut_down(self) -> None:
+        """The broker stops."""
+        self.disconnect(SERVER_SHUTTING_DOWN, "")
+        self.close(SERVER_SHUTTING_DOWN, SIDE_SERVER, "server shutting down", True)
+
+    def lost(self, str detail) -> None:
+        """The network connection ended without DISCONNECT."""
+        if not self.closed:
+            self.core.count(CLIENT_CLOSED_RESET)
+        self.close(UNSPECIFIED_ERROR, SIDE_NETWORK, detail, True)
+
+    cdef uint64_t keepalive_ms(self) noexcept:
+        return <uint64_t>(self.keepalive_s * 1000 * self.core.keepalive_multiplier)
+
+    cdef int expire(self, uint64_t now_ms) except -1:
+        """The deadline of CONNECT, or of the keepalive [MQTT-3.1.2-22] (3.1.1: [MQTT-3.1.2-24])."""
+        if self.state == WAIT_CONNECT:
+            self.core.count(CLIENT_CLOSED_IDLE_TIMEOUT)
+            return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, "no complete CONNECT within mqtt.idle_timeout", True)
+        if self.state == CONNECTED:
+            if self.parked or self.last_packet_ms + self.keepalive_ms() > now_ms:
+                # A parked client is not silent: we do not read it.
+                self.core.timers.arm(self, max(self.last_packet_ms, now_ms if self.parked else 0) + self.keepalive_ms())
+                return 0
+            self.core.count(CLIENT_CLOSED_KEEPALIVE)
+            self.disconnect(KEEPALIVE_TIMEOUT, "")
+            return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, f"nothing heard for {self.keepalive_ms()} ms", True)
+        return 0
+
+
+REASON_BYTES = 200
+"""Longest Reason String sent, bytes."""
+
+
+cdef bint is_text(const uint8_t* payload, uint32_t size):
+    """Whether a payload that says so is UTF-8 (MQTT 5.0 §3.3.2.3.2)."""
+    try:
+        PyUnicode_DecodeUTF8(<const char*>payload, size, "strict")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+cdef Will will_of(packet_will, bytes client_id):
+    """The will of a CONNECT as a message that is ready to be published."""
+    cdef dict properties = dict(packet_will.properties or {})
+    cdef Will will = Will.__new__(Will)
+    cdef Publication publication = Publication.__new__(Publication)
+    cdef bytes topic = packet_will.topic, payload = packet_will.payload, forwarded
+    will.delay_s = properties.pop(PropertyId.WILL_DELAY_INTERVAL, 0)
+    will.has_expiry = PropertyId.MESSAGE_EXPIRY_INTERVAL in properties
+    will.expiry_s = properties.pop(PropertyId.MESSAGE_EXPIRY_INTERVAL, 0)
+    forwarded = encode_properties(properties)
+    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+    publication.properties = <const uint8_t*>PyBytes_AS_STRING(forwarded)
+    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(forwarded)
+    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
+    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    publication.qos = packet_will.qos
+    publication.retain = packet_will.retain
+    publication.payload_format = properties.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0)
+    publication.client_id = client_id
+    will.message = publication.keep()
+    return will

@@ -1,0 +1,80 @@
+"""The event loop of a worker: one thread, one core, level-triggered epoll.
+
+A pass: wait -> read sockets, hand-overs and rings -> timers -> commit (routes, retained, SUBACK) -> rings -> flush sockets.
+"""
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from shardbroker.pubsub.message cimport Publication
+from shardbroker.pubsub.topic_cache cimport TopicEntry
+from shardbroker.session.session cimport Session
+from shardbroker.worker.channel cimport Channel
+from shardbroker.worker.shard cimport Shard
+from shm.counters cimport CounterSlot
+from shm.records cimport RecordHeader
+from shm.ring cimport Inbox, Ring
+
+
+cdef class Connection(Channel):
+    cdef Loop loop
+    cdef readonly int fd                   # -1: closed
+    cdef uint8_t* rest                     # bytes of an incomplete packet; NULL most of the time
+    cdef size_t rest_size, rest_capacity
+    cdef uint32_t interest                 # epoll events asked for
+    cdef bint dirty                        # in the loop's flush list
+    cdef int ended_by                      # Side
+    cdef bint lingering                    # all is sent and the write side shut: waiting for the peer's end
+    cdef readonly str listener
+
+    cdef int on_readable(self) except -1
+    cdef int take(self, const uint8_t* data, size_t size) except -1
+    cdef int take_rest(self) except -1
+    cdef int grow_rest(self, size_t size) except -1
+    cdef int park(self) except -1
+    cdef int finish_sending(self) except -1
+    cdef int keep_rest(self, const uint8_t* data, size_t size) except -1
+    cdef int flush(self) except -1
+    cdef int finish(self) except -1
+    cdef void release(self) noexcept
+    cdef int want(self, uint32_t interest) except -1
+
+
+cdef class Loop(Shard):
+    cdef readonly object topology
+    cdef readonly int number
+    cdef int epoll
+    cdef list by_fd                        # descriptor -> Connection
+    cdef list dirty
+    cdef list parked                       # connections that wait for room in a ring
+    cdef uint8_t* buffer                   # what every socket is read into
+    cdef Inbox inbox
+    cdef list outboxes                     # process number -> Inbox
+    cdef list lanes                        # process number -> our Ring in its inbox, attached at first use
+    cdef set touched_lanes                 # process numbers written to in this pass
+    cdef tuple doorbells
+    cdef dict registry_puts
+    cdef set registry_deletes
+    cdef object registry
+    cdef uint64_t registry_due_ms
+    cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
+    cdef dict handovers                    # descriptor of the worker's end -> True
+    cdef public bint draining
+    cdef uint64_t spill_number
+
+    cdef void read_clock(self) noexcept
+    cdef int watch(self, int fd, uint32_t events) except -1
+    cdef bint lanes_waiting(self) except -1
+    cdef uint32_t needed(self, Ring lane, TopicEntry entry, uint64_t size) noexcept
+    cdef int one_pass(self, int timeout_ms) except -1
+    cdef int accept_some(self, int channel) except -1
+    cdef int drain_lanes(self) except -1
+    cdef int drain_lane(self, int producer, Ring ring) except -1
+    cdef int on_record(self, const uint8_t* record, uint32_t size) except -1
+    cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1
+    cdef int flush_rings(self) except -1
+    cdef int flush_sockets(self) except -1
+    cdef int resume_parked(self) except -1
+    cdef Ring lane_to(self, long destination)
+    cdef int ring(self, int process) except -1
+    cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
+    cdef int spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
+    cdef int end_session(self, Session session, bint redispatch) except -1

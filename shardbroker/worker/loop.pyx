@@ -1,0 +1,707 @@
+"""The event loop of a worker; see loop.pxd.
+
+Everything is bounded per pass: bytes read from one socket, records taken from one ring, sockets accepted, retained messages
+replayed. Nothing in here waits for another process: a publish that a full ring has no room for parks its connection, and the loop
+goes on draining its own rings, so two workers with full rings cannot block each other.
+"""
+
+import os
+import signal
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset, strerror
+
+from acceptor.handover cimport Handover, receive
+from shardbroker.mqtt.buffer cimport Buffer
+from shardbroker.pubsub.message cimport Message
+from shardbroker.pubsub.topic_cache cimport TopicEntry
+from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
+from shardbroker.worker.posix cimport (
+    CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
+    EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
+    read, recv, send, shutdown, timespec, write,
+)
+from shm.counters cimport (
+    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD,
+)
+from shm.epochs cimport Epochs
+from shm.records cimport (
+    FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_EVENT, RECORD_PUBLISH, RECORD_SHARED, record_size,
+)
+
+from shm.events import KIND_CONNECTED, pack_event
+from shm.routes import worker_destination
+
+__all__ = ["Connection", "Loop"]
+
+cdef enum:
+    READ_BYTES = 262144                    # one recv per connection and pass, bytes
+    REST_STEP = 4096                       # least growth of an incomplete packet's buffer, bytes
+    EVENTS = 1024                          # epoll events a pass
+    ACCEPTS = 256                          # hand-overs taken from one acceptor a pass
+    RECORDS = 4096                         # ring records taken from one lane a pass
+    FLUSH_ROUNDS = 4                       # times a socket is written to in a pass, while its session has more for it
+
+TICK_MS = 64
+"""Longest wait while timers run: the grain of the wheel."""
+
+IDLE_MS = 1000
+"""Longest wait while nothing is due."""
+
+LINGER_MS = 1000
+"""How long a connection that we ended may take to take our last packet: closing at once could reset it away."""
+
+REGISTRY_MS = 200
+"""Least time between two writes of the client registry."""
+
+KIND_SHIFT = 24
+"""Destinations carry their kind in the top byte; 0 is a worker."""
+
+
+cdef class Connection(Channel):
+    """A channel and its socket."""
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __dealloc__(self):
+        free(self.rest)
+        if self.fd >= 0:
+            close(self.fd)
+
+    cdef void touch(self) noexcept:
+        if not self.dirty:
+            self.dirty = True
+            self.loop.dirty.append(self)
+
+    cdef int on_readable(self) except -1:
+        """One recv: into the loop's buffer, or behind what is there of an incomplete packet."""
+        cdef uint8_t* target = self.loop.buffer
+        cdef size_t room = READ_BYTES
+        cdef ssize_t got
+        if self.rest_size and not self.lingering:
+            # Grows with what has arrived, never with what was announced.
+            room = min(max(self.rest_size, <size_t>REST_STEP), <size_t>READ_BYTES)
+            self.grow_rest(self.rest_size + room)
+            target = self.rest + self.rest_size
+        got = recv(self.fd, target, room, MSG_DONTWAIT)
+        if got < 0:
+            if errno == EAGAIN or errno == EINTR:
+                return 0
+            self.lost((<bytes>strerror(errno)).decode())
+            return self.finish()
+        if got == 0:
+            if not self.lingering:
+                self.lost("closed by the peer")
+            return self.finish()
+        if self.lingering or self.state == CLOSING:
+            return 0                       # what comes after the end is not read
+        self.core.gauge(BYTES_RECEIVED, got)
+        if self.rest_size:
+            self.rest_size += <size_t>got
+            return self.take_rest()
+        return self.take(target, <size_t>got)
+
+    cdef int take(self, const uint8_t* data, size_t size) except -1:
+        cdef size_t used = self.feed(data, size)
+        if self.state != CLOSING and used < size:
+            self.keep_rest(data + used, size - used)
+        if self.parked:
+            self.park()
+        return 0
+
+    cdef int take_rest(self) except -1:
+        cdef size_t used = self.feed(self.rest, self.rest_size)
+        self.rest_size -= used
+        if self.state == CLOSING or self.rest_size == 0:
+            free(self.rest)
+            self.rest = NULL
+            self.rest_size = 0
+            self.rest_capacity = 0
+        elif used:
+            memmove(self.rest, self.rest + used, self.rest_size)
+        if self.parked:
+            self.park()
+        return 0
+
+    cdef int keep_rest(self, const uint8_t* data, size_t size) except -1:
+        self.grow_rest(size)
+        memcpy(self.rest, data, size)
+        self.rest_size = size
+        return 0
+
+    cdef int grow_rest(self, size_t size) except -1:
+        cdef uint8_t* larger
+        if size > self.rest_capacity:
+            larger = <uint8_t*>realloc(self.rest, size)
+            if larger == NULL:
+                raise MemoryError(f"no memory for a packet of {size} bytes")
+            self.rest = larger
+            self.rest_capacity = size
+        return 0
+
+    cdef int park(self) except -1:
+        """A ring is full: this publisher is not read until there is room."""
+        self.want(self.interest & ~<uint32_t>EPOLLIN)
+        self.loop.parked.append(self)
+        return 0
+
+    cdef int want(self, uint32_t interest) except -1:
+        cdef epoll_event event
+        if interest == self.interest or self.fd < 0:
+            return 0
+        event.events = interest
+        event.data.fd = self.fd
+        if epoll_ctl(self.loop.epoll, EPOLL_CTL_MOD, self.fd, &event) < 0:
+            raise OSError(errno, "epoll_ctl")
+        self.interest = interest
+        return 0
+
+    cdef int flush(self) except -1:
+        cdef ssize_t sent
+        cdef Buffer out = self.out
+        cdef int attempt
+        cdef bint was_congested
+        if self.fd < 0:
+            return 0
+        for attempt in range(FLUSH_ROUNDS):
+            if out.pending() == 0:
+                break
+            was_congested = self.congested()
+            sent = send(self.fd, out.data + out.start, out.pending(), MSG_NOSIGNAL | MSG_DONTWAIT)
+            if sent < 0:
+                if errno == EAGAIN or errno == EINTR:
+                    break
+                out.clear()
+                self.lost((<bytes>strerror(errno)).decode())
+                return self.finish()
+            self.core.gauge(BYTES_SENT, sent)
+            out.consume(<size_t>sent)
+            if self.session is not None and self.session.link is self and (was_congested or self.session.queue is not None):
+                self.session.pump()
+        if out.pending():
+            return self.want(self.interest | EPOLLOUT)
+        if self.state == CLOSING:
+            return self.finish_sending()
+        return self.want(self.interest & ~<uint32_t>EPOLLOUT)
+
+    cdef int finish_sending(self) except -1:
+        """All is out. A client that said goodbye is gone; one that we sent away gets the time to read why."""
+        if self.lingering:
+            return 0
+        if self.ended_by == SIDE_CLIENT or self.version == 0:
+            return self.finish()
+        self.lingering = True
+        shutdown(self.fd, SHUT_WR)
+        self.want(EPOLLIN)
+        self.core.timers.arm(self, self.core.now_ms + LINGER_MS)
+        return 0
+
+    cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1:
+        if not self.closed:
+            self.ended_by = side
+            Channel.close(self, reason_code, side, detail, keep_will)
+            # Unsent output of a peer that reads nothing must not keep the socket for ever.
+            self.core.timers.arm(self, self.core.now_ms + LINGER_MS)
+        return 0
+
+    cdef int expire(self, uint64_t now_ms) except -1:
+        if self.state == CLOSING:
+            return self.finish()
+        return Channel.expire(self, now_ms)
+
+    cdef int finish(self) except -1:
+        """Closes the socket. Nothing of this connection is left in the loop."""
+        if self.fd < 0:
+            return 0
+        self.core.timers.disarm(self)
+        self.loop.by_fd[self.fd] = None
+        close(self.fd)                     # the only reference to the open file, so epoll forgets it too
+        self.fd = -1
+        self.release()
+        return 0
+
+    cdef void release(self) noexcept:
+        free(self.rest)
+        self.rest = NULL
+        self.rest_size = 0
+        self.rest_capacity = 0
+        self.out.clear()
+        self.session = None
+        self.aliases_in = None
+        self.aliases_out = None
+
+
+cdef class Loop(Shard):
+    """topology: shm.topology.Topology; the rest are the shared parts, opened in this process. number: of this worker."""
+
+    def __init__(self, topology, int number, slot, routes, retained, Epochs epochs, registry, Inbox inbox):
+        cdef timespec steady, wall
+        clock_gettime(CLOCK_MONOTONIC, &steady)
+        clock_gettime(CLOCK_REALTIME, &wall)
+        self.clock_offset_ms = (wall.tv_sec - steady.tv_sec) * 1000 + (wall.tv_nsec - steady.tv_nsec) // 1000000
+        Shard.__init__(self, topology.settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, slot, routes, retained, epochs,
+                       worker_destination(number), topology.node_id)
+        self.topology = topology
+        self.number = number
+        self.registry = registry
+        self.inbox = inbox
+        self.outboxes = [None] * topology.processes
+        self.lanes = [None] * topology.processes
+        self.touched_lanes = set()
+        self.doorbells = tuple(topology.doorbells)
+        self.by_fd = []
+        self.dirty = []
+        self.parked = []
+        self.registry_puts = {}
+        self.registry_deletes = set()
+        self.handovers = {}
+        self.buffer = <uint8_t*>malloc(READ_BYTES)
+        self.epoll = epoll_create1(EPOLL_CLOEXEC)
+        if self.buffer == NULL or self.epoll < 0:
+            raise OSError(errno, "cannot set up the event loop")
+        self.watch(self.doorbells[number], EPOLLIN)
+        for ends in topology.handover:
+            self.handovers[ends[number][1]] = True
+            self.watch(ends[number][1], EPOLLIN)
+
+    def __dealloc__(self):
+        free(self.buffer)
+        if self.epoll >= 0:
+            close(self.epoll)
+
+    cdef int watch(self, int fd, uint32_t events) except -1:
+        cdef epoll_event event
+        event.events = events
+        event.data.fd = fd
+        if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &event) < 0:
+            raise OSError(errno, f"epoll_ctl for descriptor {fd}")
+        return 0
+
+    cdef void read_clock(self) noexcept:
+        cdef timespec now
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        self.now_ms = <uint64_t>(now.tv_sec * 1000 + now.tv_nsec // 1000000 + self.clock_offset_ms)
+
+    # --- the pass -----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serves until `draining` is set, then sends everybody away and returns."""
+        cdef int timeout_ms
+        while not self.draining:
+            timeout_ms = TICK_MS if self.timers.armed or self.registry_puts or self.registry_deletes else IDLE_MS
+            if self.dirty or self.replaying or self.retry or self.parked:
+                timeout_ms = 1 if not self.dirty else 0
+            self.one_pass(timeout_ms)
+        self.drain()
+
+    def drain(self) -> None:
+        """DISCONNECT 0x8B to every client, and time for them to take it."""
+        self.read_clock()
+        for connection in self.by_fd:
+            if connection is not None:
+                (<Connection>connection).shut_down()
+        deadline = self.now_ms + LINGER_MS
+        while self.now_ms < deadline and any(connection is not None for connection in self.by_fd):
+            self.one_pass(10)
+        self.flush_registry()
+
+    cdef int one_pass(self, int timeout_ms) except -1:
+        cdef epoll_event events[EVENTS]
+        cdef int count, i, fd
+        cdef uint64_t rung
+        cdef Connection connection
+        if timeout_ms and self.inbox is not None:
+            self.inbox.sleep()
+            if self.lanes_waiting():
+                timeout_ms = 0
+        with nogil:
+            count = epoll_wait(self.epoll, events, EVENTS, timeout_ms)
+        if self.inbox is not None:
+            self.inbox.awake()
+        if count < 0:
+            if errno != EINTR:
+                raise OSError(errno, "epoll_wait")
+            count = 0
+        PyErr_CheckSignals()
+        self.read_clock()
+        for i in range(count):
+            fd = events[i].data.fd
+            connection = <Connection>self.by_fd[fd] if fd < len(self.by_fd) else None
+            if connection is None:
+                if fd == self.doorbells[self.number]:
+                    read(fd, &rung, sizeof(rung))
+                elif fd in self.handovers:
+                    self.accept_some(fd)
+                continue
+            if events[i].events & <uint32_t>(EPOLLIN | EPOLLERR | EPOLLHUP):
+                if connection.interest & <uint32_t>EPOLLIN or events[i].events & <uint32_t>(EPOLLERR | EPOLLHUP):
+                    connection.on_readable()
+            if events[i].events & <uint32_t>EPOLLOUT:
+                connection.touch()
+        self.drain_lanes()
+        self.timers.advance(self.now_ms)
+        if self.retry:
+            self.run_retries()
+        if self.parked:
+            self.resume_parked()
+        self.commit()
+        if self.replaying:
+            self.replay_some()
+        self.flush_rings()
+        self.flush_sockets()
+        if self.route_changes or self.retained_changes:
+            self.commit()                  # what a lost connection left behind while flushing
+            self.flush_rings()
+        if self.now_ms >= self.registry_due_ms:
+            self.flush_registry()
+        return 0
+
+    def run_retries(self) -> None:
+        """What a full ring held back tries again, in order; it puts itself back if it must wait longer."""
+        waiting = self.retry
+        self.retry = []
+        for attempt in waiting:
+            attempt()
+
+    cdef int resume_parked(self) except -1:
+        cdef list parked = self.parked
+        cdef Connection connection
+        self.parked = []
+        for connection in parked:
+            if connection.fd < 0 or connection.state == CLOSING:
+                continue
+            connection.parked = False
+            connection.take_rest()
+            if not connection.parked:
+                connection.want(connection.interest | EPOLLIN)
+        return 0
+
+    cdef int flush_sockets(self) except -1:
+        cdef list dirty
+        cdef Connection connection
+        cdef int rounds
+        for rounds in range(FLUSH_ROUNDS):
+            if not self.dirty:
+                return 0
+            dirty = self.dirty
+            self.dirty = []
+            for connection in dirty:
+                connection.dirty = False
+                connection.flush()
+        return 0
+
+    # --- new connections --------------------------------------------------------------------------------------------------------
+
+    cdef int accept_some(self, int channel) except -1:
+        cdef Handover handover
+        cdef Connection connection
+        cdef int taken
+        for taken in range(ACCEPTS):
+            handover = receive(channel)
+            if handover is None:
+                return 0
+            connection = Connection.__new__(Connection)
+            connection.core = self
+            connection.shard = self
+            connection.loop = self
+            connection.out = Buffer.__new__(Buffer)
+            connection.fd = handover.fd
+            connection.peer = handover.peer
+            connection.listener = handover.listener
+            connection.assigned_id = handover.assigned_id
+            connection.interest = EPOLLIN
+            while len(self.by_fd) <= handover.fd:
+                self.by_fd.append(None)
+            self.by_fd[handover.fd] = connection
+            self.watch(handover.fd, EPOLLIN)
+            # [mqtt.idle_timeout] runs from accept, whatever trickles in between.
+            self.timers.arm(connection, handover.accepted_ms + <uint64_t>self.clock_offset_ms + self.idle_timeout_ms)
+            self.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
+            if handover.data:
+                connection.take(<const uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
+        return 0
+
+    # --- rings: out ---------------------------------------------------------------------------------------------------------------
+
+    cdef Ring lane_to(self, long destination):
+        """Our lane in a worker's inbox, or None for what is no worker (cluster nodes and sinks have their own ways)."""
+        cdef Inbox outbox
+        if destination >> KIND_SHIFT or destination >= len(self.lanes):
+            return None
+        lane = self.lanes[destination]
+        if lane is None:
+            outbox = Inbox.attach(self.topology.inbox_name(destination))
+            self.outboxes[destination] = outbox
+            lane = self.lanes[destination] = outbox.lane(self.number)
+        return <Ring>lane
+
+    cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
+        cdef Ring lane
+        cdef long destination
+        if not entry.destinations and not entry.groups:
+            return True
+        for destination in entry.destinations:
+            lane = self.lane_to(destination)
+            if lane is not None and not lane.has_room(self.needed(lane, entry, size)):
+                return False
+        for group in entry.groups:
+            for destination, _ in <tuple>group[2]:
+                if destination == self.own_destination:
+                    continue
+                lane = self.lane_to(destination)
+                if lane is not None and not lane.has_room(
+                        self.needed(lane, entry, size + len(group[0]) + len(group[1])) * <uint32_t>len(entry.groups)):
+                    return False
+        return True
+
+    cdef uint32_t needed(self, Ring lane, TopicEntry entry, uint64_t size) noexcept:
+        """Room that one record takes at most; one that is too large for the ring is spilled, and takes little."""
+        # Client id and padding; a group's record may go to the same lane as the plain one.
+        cdef uint64_t whole = size + sizeof(RecordHeader) + 65536
+        return <uint32_t>min(whole, <uint64_t>lane.max_record())
+
+    cdef int forward(self, long destination, Publication publication) except -1:
+        cdef RecordHeader header
+        memset(&header, 0, sizeof(header))
+        header.kind = RECORD_PUBLISH
+        return self.write_record(destination, &header, publication, b"", b"")
+
+    cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
+        cdef RecordHeader header
+        memset(&header, 0, sizeof(header))
+        header.kind = RECORD_SHARED
+        header.member = member
+        header.attempts = attempts
+        return self.write_record(destination, &header, publication, <bytes>group[0], <bytes>group[1])
+
+    cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
+        cdef Ring lane = self.lane_to(destination)
+        cdef uint8_t* target
+        cdef uint64_t size
+        if lane is None:
+            return 0
+        header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0)
+        header.payload_format = publication.payload_format
+        header.topic_size = publication.topic_size
+        header.properties_size = publication.properties_size
+        header.payload_size = publication.payload_size
+        header.client_size = <uint32_t>PyBytes_GET_SIZE(publication.client_id) if publication.client_id is not None else 0
+        header.group_size = <uint32_t>PyBytes_GET_SIZE(group)
+        header.filter_size = <uint32_t>PyBytes_GET_SIZE(filter)
+        header.id_high = publication.id_high
+        header.id_low = publication.id_low
+        header.expires_ms = publication.expires_ms
+        size = record_size(header)
+        if size > lane.max_record():
+            return self.spill(destination, header, publication, group, filter)
+        target = lane.reserve(<uint32_t>size)
+        if target == NULL:
+            raise RuntimeError(f"ring to process {destination} has no room for {size} bytes although it was checked")
+        fill_record(target, header, publication, group, filter)
+        self.touched_lanes.add(destination)
+        self.count(MESSAGES_FORWARD)
+        return 0
+
+    cdef int spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
+        """A record larger than the ring takes goes to a file on tmpfs; its reader unlinks it."""
+        cdef Ring lane = self.lane_to(destination)
+        cdef RecordHeader note
+        cdef bytes name
+        cdef bytes contents = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>record_size(header))
+        cdef uint8_t* target
+        fill_record(<uint8_t*>PyBytes_AS_STRING(contents), header, publication, group, filter)
+        self.spill_number += 1
+        name = f"{self.number}-{destination}-{os.getpid()}-{self.spill_number}".encode()
+        path = self.topology.spill_dir / name.decode()
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_bytes(contents)
+        memset(&note, 0, sizeof(note))
+        note.kind = header.kind
+        note.flags = FLAG_SPILLED
+        note.topic_size = <uint32_t>len(name)
+        target = lane.reserve(<uint32_t>record_size(&note))
+        if target == NULL:
+            path.unlink()
+            raise RuntimeError(f"ring to process {destination} has no room for a spill note although it was checked")
+        memcpy(target, &note, sizeof(note))
+        memcpy(target + sizeof(note), PyBytes_AS_STRING(name), len(name))
+        self.touched_lanes.add(destination)
+        self.count(MESSAGES_FORWARD)
+        return 0
+
+    cdef int flush_rings(self) except -1:
+        cdef long destination
+        if self.touched_lanes:
+            for destination in self.touched_lanes:
+                (<Ring>self.lanes[destination]).commit()
+                if (<Inbox>self.outboxes[destination]).must_ring():
+                    self.ring(<int>destination)
+            self.touched_lanes.clear()
+        return 0
+
+    cdef int ring(self, int process) except -1:
+        cdef uint64_t one = 1
+        if write(self.doorbells[process], &one, sizeof(one)) < 0 and errno != EAGAIN:
+            raise OSError(errno, f"eventfd of process {process}")
+        return 0
+
+    # --- rings: in ----------------------------------------------------------------------------------------------------------------
+
+    cdef bint lanes_waiting(self) except -1:
+        cdef uint32_t size
+        cdef Ring lane
+        for lane in self.inbox.lanes:
+            if lane is not None and lane.waiting():
+                return True
+        return False
+
+    cdef int drain_lanes(self) except -1:
+        cdef int producer
+        for producer in range(len(self.inbox.lanes)):
+            if producer != self.number:
+                self.drain_lane(producer, self.inbox.lane(producer))
+        return 0
+
+    cdef int drain_lane(self, int producer, Ring ring) except -1:
+        cdef const uint8_t* record
+        cdef uint32_t size
+        cdef int taken
+        for taken in range(RECORDS):
+            record = ring.next(&size)
+            if record == NULL:
+                break
+            self.on_record(record, size)
+        if ring.release():
+            self.ring(producer)
+        return 0
+
+    cdef int on_record(self, const uint8_t* record, uint32_t size) except -1:
+        cdef RecordHeader header
+        cdef bytes contents
+        memcpy(&header, record, sizeof(header))
+        if header.flags & FLAG_SPILLED:
+            name = PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.topic_size).decode()
+            path = self.topology.spill_dir / name
+            try:
+                contents = path.read_bytes()
+            except FileNotFoundError:
+                return 0                   # read before this worker was killed and started again
+            path.unlink()
+            memcpy(&header, PyBytes_AS_STRING(contents), sizeof(header))
+            return self.on_publish_record(&header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header))
+        return self.on_publish_record(&header, record + sizeof(header))
+
+    cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1:
+        cdef Publication publication = Publication.__new__(Publication)
+        cdef TopicEntry entry
+        cdef bytes group, filter
+        publication.topic = body
+        publication.topic_size = header.topic_size
+        body += header.topic_size
+        publication.properties = body
+        publication.properties_size = header.properties_size
+        body += header.properties_size
+        publication.client_id = PyBytes_FromStringAndSize(<const char*>body, header.client_size)
+        body += header.client_size
+        group = PyBytes_FromStringAndSize(<const char*>body, header.group_size)
+        body += header.group_size
+        filter = PyBytes_FromStringAndSize(<const char*>body, header.filter_size)
+        body += header.filter_size
+        publication.payload = body
+        publication.payload_size = header.payload_size
+        publication.qos = header.flags & FLAG_QOS
+        publication.retain = header.flags & FLAG_RETAIN
+        publication.payload_format = header.payload_format
+        publication.id_high = header.id_high
+        publication.id_low = header.id_low
+        publication.expires_ms = header.expires_ms
+        if header.kind == RECORD_SHARED:
+            if not self.deliver_to_member(group, filter, header.member, publication):
+                self.next_member((group, filter), header.member, publication.keep(), header.attempts)
+            return 0
+        if header.flags & FLAG_ORIGINATE:
+            self.stamp(publication)
+            return self.publish_message(publication.keep(), None)
+        entry = self.resolve(publication.topic, publication.topic_size)
+        return self.deliver_locally(entry, publication, None)
+
+    def next_member(self, tuple share, uint64_t failed, Message message, uint8_t attempts) -> None:
+        """The member that another worker chose is gone: this worker tries the others."""
+        cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
+        cdef Publication publication
+        if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
+            self.retry.append(lambda: self.next_member(share, failed, message, attempts))
+            return
+        publication = Publication.__new__(Publication)
+        publication.borrow(message)
+        for group in entry.groups:
+            if group[0] == share[0] and group[1] == share[1]:
+                self.deliver_shared(group, publication, None, attempts + 1, (self.own_destination, failed))
+
+    # --- what the management plane sees -----------------------------------------------------------------------------------------------
+
+    cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1:
+        """An event for the manager, which logs it, and the registry's record."""
+        cdef Connection connection = <Connection>channel
+        cdef Session session = connection.session
+        cdef bytes client_id = session.client_id if session is not None else b""
+        cdef RecordHeader header
+        cdef bytes event = pack_event(
+            kind, reason_code, side, connection.version, connection.keepalive_s, self.now_ms, client_id, connection.peer, detail)
+        cdef Ring lane = self.lane_to(self.topology.manager)
+        cdef uint8_t* target = NULL
+        if lane is not None and sizeof(header) + <uint64_t>len(event) <= lane.max_record():
+            target = lane.reserve(<uint32_t>(sizeof(header) + len(event)))
+        if target == NULL:
+            self.count(EVENTS_DROPPED)
+        else:
+            memset(&header, 0, sizeof(header))
+            header.kind = RECORD_EVENT
+            header.payload_size = <uint32_t>len(event)
+            memcpy(target, &header, sizeof(header))
+            memcpy(target + sizeof(header), PyBytes_AS_STRING(event), len(event))
+            self.touched_lanes.add(self.topology.manager)
+        if session is not None and self.registry is not None:
+            self.registry_deletes.discard(client_id)
+            self.registry_puts[client_id] = {
+                "connected": kind == KIND_CONNECTED, "peer": connection.peer, "listener": connection.listener,
+                "version": connection.version, "keepalive_s": connection.keepalive_s, "at_ms": self.now_ms,
+                "session": session.key, "reason_code": reason_code,
+            }
+        return 0
+
+    cdef int end_session(self, Session session, bint redispatch) except -1:
+        self.registry_puts.pop(session.client_id, None)
+        self.registry_deletes.add(session.client_id)
+        return Shard.end_session(self, session, redispatch)
+
+    def flush_registry(self) -> None:
+        """Writes the changes of the last REGISTRY_MS in one transaction."""
+        self.registry_due_ms = self.now_ms + REGISTRY_MS
+        if self.registry is not None and (self.registry_puts or self.registry_deletes):
+            self.registry.update(self.registry_puts, self.registry_deletes)
+            self.registry_puts = {}
+            self.registry_deletes = set()
+
+
+cdef void fill_record(uint8_t* target, RecordHeader* header, Publication publication, bytes group, bytes filter) noexcept:
+    memcpy(target, header, sizeof(RecordHeader))
+    target += sizeof(RecordHeader)
+    memcpy(target, publication.topic, header.topic_size)
+    target += header.topic_size
+    if header.properties_size:
+        memcpy(target, publication.properties, header.properties_size)
+        target += header.properties_size
+    if header.client_size:
+        memcpy(target, PyBytes_AS_STRING(publication.client_id), header.client_size)
+        target += header.client_size
+    memcpy(target, PyBytes_AS_STRING(group), header.group_size)
+    target += header.group_size
+    memcpy(target, PyBytes_AS_STRING(filter), header.filter_size)
+    target += header.filter_size
+    if header.payload_size:
+        memcpy(target, publication.payload, header.payload_size)

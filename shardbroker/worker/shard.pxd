@@ -1,0 +1,67 @@
+"""The protocol core of one worker: sessions, subscriptions, routing. No socket: the loop above it moves bytes.
+
+    Channel.feed() -> Shard.publish() -> Session.deliver() -> Link.write_publish()      local subscribers
+                                     \-> Shard.forward()                                other workers, by ring
+    Shard.commit() at the end of a pass: routes, epochs, retained messages, and only then the SUBACKs
+"""
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.shared_groups cimport GroupPicker
+from shardbroker.pubsub.subscriptions cimport Subscription, SubscriptionTable
+from shardbroker.pubsub.topic_cache cimport TopicCache, TopicEntry
+from shardbroker.session.core cimport Core
+from shardbroker.session.session cimport Session, Will
+from shm.epochs cimport BUCKETS, Epochs
+
+
+cdef class Shard(Core):
+    cdef readonly dict sessions            # client id -> Session
+    cdef dict by_key                       # session key -> Session
+    cdef SubscriptionTable table
+    cdef TopicCache cache
+    cdef Epochs epochs                     # shared; None when there is one worker only, as in the simulator
+    cdef uint64_t local_epochs[1025]       # BUCKETS + 1
+    cdef object routes                     # shm.routes.RouteTable or its like: match(), update()
+    cdef object retained                   # shm.retained.RetainedStore or its like; None without
+    cdef object retainer                   # settings section
+    cdef long own_destination
+    cdef GroupPicker picker
+    cdef Publication publication           # used for every publish of a client; never across two
+    cdef list route_changes
+    cdef list retained_changes
+    cdef list subacks                      # (channel, packet id, codes, subscriptions, replays) to be answered after the commit
+    cdef list replaying                    # sessions with retained messages still to be sent
+    cdef list retry                        # callables for what a full ring held back: wills, redispatches
+    cdef uint64_t next_key
+    cdef uint64_t id_low_base              # node and process part of message ids
+    cdef uint16_t id_sequence
+    cdef object node_process
+
+    # The entry of a topic, built anew if the epochs moved. Raises MqttError 0x90 for what is no topic name.
+    cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size)
+    # Everything a publish leads to. True if anybody subscribes. The caller has checked room_for().
+    cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
+    cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
+    cdef int publish_message(self, Message message, Session publisher) except -1
+    cdef int stamp(self, Publication publication) noexcept
+    cdef int deliver_shared(self, tuple group, Publication publication, Session publisher, uint8_t attempts, tuple failed) except -1
+    cdef bint deliver_to_member(self, bytes group, bytes filter, uint64_t member, Publication publication) except -1
+    # What leaves this worker; overridden by the loop.
+    cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1
+    cdef int forward(self, long destination, Publication publication) except -1
+    cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1
+    cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1
+
+    cdef Session open_session(self, object channel, bytes client_id, bint clean_start, uint64_t expiry_ms, bint* present)
+    cdef int end_session(self, Session session, bint redispatch) except -1
+    cdef int client_gone(self, Session session, bint keep_will) except -1
+    cdef int publish_will(self, Session session) except -1
+    cdef int subscribe(self, Session session, bytes wire_filter, Subscription subscription) except -1
+    cdef bint unsubscribe(self, Session session, bytes wire_filter) except -1
+    cdef int route_changed(self, Subscription subscription, bint add) except -1
+    cdef void invalidate(self, bytes filter) noexcept
+    cdef int retain(self, Publication publication) except -1
+    cdef int commit(self) except -1
+    cdef int replay_some(self) except -1
+    cdef bint replay_session(self, Session session) except -1

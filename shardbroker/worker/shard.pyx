@@ -1,0 +1,482 @@
+"""The protocol core of one worker; see shard.pxd."""
+
+import os
+import random
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memcmp
+
+from shardbroker.mqtt.topics cimport is_topic_name
+from shardbroker.pubsub.subscriptions cimport Subscriber
+from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
+from shm.counters cimport (
+    DELIVERY_DROPPED, DELIVERY_DROPPED_NO_LOCAL, MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, RETAINED_COUNT,
+    SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
+    SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
+)
+from shm.epochs cimport WILDCARD_BUCKET, bucket_of
+
+from shardbroker.mqtt.errors import MqttError
+from shm.retained import RetainedMessage
+from shm.routes import RouteChange, RouteTableFull
+
+__all__ = ["Shard"]
+
+TOPIC_CACHE_ENTRIES = 1 << 17
+"""Topics a worker remembers: about 40 MB with short topics."""
+
+SHARED_ATTEMPTS = 8
+"""Members of a shared group that are tried before a message for it is given up."""
+
+REPLAY_BATCH = 64
+"""Retained messages read from the store at a time, for one session."""
+
+REPLAY_BATCH_BYTES = 1 << 18
+"""Bytes of retained messages read at a time, for one session."""
+
+NEVER = 0xFFFFFFFFFFFFFFFF
+QUOTA_EXCEEDED = 0x97
+
+
+cdef class Shard(Core):
+    """settings: the whole configuration. routes, retained, epochs, slot: the shared parts (shm), or stand-ins of the same shape."""
+
+    def __init__(self, settings, uint64_t now_ms, slot, routes, retained, Epochs epochs, long own_destination, int node_id=0,
+                 seed=None):
+        Core.__init__(self, settings.mqtt, now_ms, slot)
+        self.sessions = {}
+        self.by_key = {}
+        self.table = SubscriptionTable.__new__(SubscriptionTable)
+        self.cache = TopicCache(TOPIC_CACHE_ENTRIES)
+        self.epochs = epochs
+        self.routes = routes
+        self.retained = retained
+        self.retainer = settings.retainer
+        self.own_destination = own_destination
+        self.picker = GroupPicker(settings.mqtt.shared_subscription_strategy, self.turn, own_destination, seed)
+        self.publication = Publication.__new__(Publication)
+        self.route_changes = []
+        self.retained_changes = []
+        self.subacks = []
+        self.replaying = []
+        self.retry = []
+        # Keys are unique on the node and differ from those of a worker that died: worker | start second | count.
+        self.next_key = ((<uint64_t>own_destination & 0xFFFF) << 52) | ((now_ms // 1000 & 0xFFFFFFFF) << 20)
+        self.id_low_base = ((<uint64_t>node_id & 0xFFFF) << 48) | ((<uint64_t>os.getpid() & 0xFFFFFFFF) << 16)
+
+    def turn(self, hash) -> int:
+        """Next number of a node-wide round robin counter."""
+        return self.epochs.next_turn(hash) if self.epochs is not None else random.getrandbits(32)
+
+    # --- publishing -----------------------------------------------------------------------------------------------------
+
+    cdef int stamp(self, Publication publication) noexcept:
+        """A new message id: µs since the epoch, node, process, sequence."""
+        self.id_sequence += 1
+        publication.id_high = self.now_ms * 1000
+        publication.id_low = self.id_low_base | self.id_sequence
+        return 0
+
+    cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size):
+        cdef TopicEntry entry = self.cache.find(topic, size)
+        cdef uint64_t now_stamp
+        cdef uint32_t bucket
+        if self.route_changes:
+            self.commit()                  # a client may publish right behind its SUBSCRIBE
+        if entry is not None:
+            bucket = entry.bucket
+        else:
+            if not is_topic_name(topic, size, self.max_topic_levels):
+                raise MqttError(0x90, "not a topic name", "MQTT-3.3.2-2")
+            bucket = bucket_of(topic, size)
+        now_stamp = self.local_epochs[bucket] + self.local_epochs[WILDCARD_BUCKET]
+        if self.epochs is not None:
+            now_stamp += self.epochs.current(bucket)
+        if entry is not None and entry.stamp == now_stamp:
+            return entry
+        cdef bytes name = PyBytes_FromStringAndSize(<const char*>topic, size)
+        match = self.routes.match(name)
+        own = self.own_destination
+        entry = build_entry(
+            name, list(match.filters), self.table,
+            tuple([destination for destination in match.destinations if destination != own]),
+            tuple([(group.name, group.filter, group.members) for group in match.groups]),
+        )
+        entry.stamp = now_stamp
+        entry.bucket = bucket
+        self.cache.store(entry)
+        return entry
+
+    cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1:
+        if publication.retain:
+            self.retain(publication)
+        if entry.nobody():
+            self.count(MESSAGES_DROPPED)
+            self.count(MESSAGES_DROPPED_NO_SUBSCRIBERS)
+            return False
+        self.deliver_locally(entry, publication, publisher)
+        for destination in entry.destinations:
+            self.forward(destination, publication)
+        for group in entry.groups:
+            self.deliver_shared(<tuple>group, publication, publisher, 0, None)
+        return True
+
+    cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1:
+        cdef Target* target
+        cdef Subscriber subscriber
+        cdef uint32_t i
+        cdef uint8_t qos
+        cdef void* ids
+        for i in range(entry.target_count):
+            target = &entry.targets[i]
+            subscriber = <Subscriber>target.subscriber
+            qos = target.qos
+            ids = target.ids
+            if publisher is not None and subscriber is publisher:
+                if target.own == OWN_NONE or (self.ignore_loop_deliver and publisher.link is not None
+                                              and publisher.link.version < 5):
+                    self.count(DELIVERY_DROPPED)
+                    self.count(DELIVERY_DROPPED_NO_LOCAL)
+                    continue
+                if target.own != OWN_SAME:
+                    qos = target.own_qos
+                    ids = target.own_ids
+            subscriber.deliver(
+                publication, qos, publication.retain and target.retain_as_published,
+                <bytes>ids if ids != NULL else None, None,
+            )
+        return 0
+
+    cdef int publish_message(self, Message message, Session publisher) except -1:
+        """Publishes what the broker itself holds: a will. Waits in `retry` while a ring is full."""
+        cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
+        cdef Publication publication
+        if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
+            self.retry.append(lambda: self.publish_message(message, publisher))
+            return 0
+        publication = Publication.__new__(Publication)
+        publication.borrow(message)
+        self.publish(entry, publication, publisher)
+        return 0
+
+    # --- shared subscriptions ------------------------------------------------------------------------------------------------
+
+    cdef int deliver_shared(self, tuple group, Publication publication, Session publisher, uint8_t attempts, tuple failed) except -1:
+        """To one member of (name, filter, members); to another if the member chosen is not there any more."""
+        cdef dict memory
+        cdef bytes publisher_id
+        cdef tuple chosen
+        if publisher is not None:
+            if publisher.share_memory is None:
+                publisher.share_memory = {}
+            memory = publisher.share_memory
+            publisher_id = publisher.client_id
+        else:
+            memory = {}
+            publisher_id = publication.client_id or b""
+        topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
+        while attempts < SHARED_ATTEMPTS:
+            if failed is not None:
+                group = (group[0], group[1], tuple([member for member in group[2] if member != failed]))
+            if not group[2]:
+                break
+            chosen = self.picker.pick(group, topic, publisher_id, memory)
+            if chosen[0] != self.own_destination:
+                self.forward_shared(chosen[0], chosen[1], group, publication, attempts)
+                return 0
+            if self.deliver_to_member(group[0], group[1], chosen[1], publication):
+                return 0
+            attempts += 1
+            failed = chosen
+        self.count(MESSAGES_DROPPED)
+        self.count(MESSAGES_DROPPED_NO_SUBSCRIBERS)
+        return 0
+
+    cdef bint deliver_to_member(self, bytes group, bytes filter, uint64_t member, Publication publication) except -1:
+        cdef Subscription subscription = self.table.shared_member(group, filter, member)
+        if subscription is None:
+            return False
+        # [MQTT-4.8.2-3]: the QoS granted to the client chosen.
+        subscription.subscriber.deliver(
+            publication, subscription.qos, publication.retain and subscription.retain_as_published,
+            encode_identifier(subscription.identifier) or None, (group, filter),
+        )
+        return True
+
+    # --- what leaves this worker: nothing does unless there are rings ---------------------------------------------------------
+
+    cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
+        return True
+
+    cdef int forward(self, long destination, Publication publication) except -1:
+        raise NotImplementedError("Shard.forward")
+
+    cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
+        raise NotImplementedError("Shard.forward_shared")
+
+    cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1:
+        return 0
+
+    # --- sessions -----------------------------------------------------------------------------------------------------------
+
+    cdef Session open_session(self, object channel, bytes client_id, bint clean_start, uint64_t expiry_ms, bint* present):
+        """The session for a CONNECT that was accepted (MQTT 5.0 §3.1.2.4); whoever held it before has been sent away."""
+        cdef Session session = self.sessions.get(client_id)
+        present[0] = False
+        if session is not None:
+            if session.link is not None:
+                session.link.taken_over()
+                self.count(SESSION_TAKENOVER)
+                session = self.sessions.get(client_id)
+        if session is not None and clean_start:
+            self.count(SESSION_DISCARDED)
+            self.end_session(session, False)               # [MQTT-3.1.2-4]
+            session = None
+        if session is None:
+            self.next_key += 1
+            session = Session(self, self.next_key, client_id)
+            self.sessions[client_id] = session
+            self.by_key[session.key] = session
+            self.count(SESSION_CREATED)
+            self.gauge(SESSIONS_COUNT, 1)
+        else:
+            present[0] = True
+            self.count(SESSION_RESUMED)
+        session.expiry_ms = expiry_ms
+        session.will = None                                # its delay has not passed: it is not sent [MQTT-3.1.3-9]
+        session.will_at_ms = 0
+        return session
+
+    cdef int client_gone(self, Session session, bint keep_will) except -1:
+        """The connection is over. The will waits for its delay, the session for its expiry, whichever ends first."""
+        cdef uint64_t delay_ms
+        session.detach()
+        if not keep_will:
+            session.will = None                            # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
+        if session.expiry_ms == 0:
+            return self.end_session(session, True)
+        session.expires_at_ms = 0 if session.expiry_ms == NEVER else self.now_ms + session.expiry_ms
+        if session.will is not None:
+            delay_ms = <uint64_t>session.will.delay_s * 1000
+            if delay_ms == 0:
+                self.publish_will(session)
+            else:
+                session.will_at_ms = self.now_ms + delay_ms
+        session.set_deadline()
+        return 0
+
+    cdef int will_due(self, object session) except -1:
+        return self.publish_will(<Session>session)
+
+    cdef int session_expired(self, object session) except -1:
+        return self.end_session(<Session>session, True)
+
+    cdef int publish_will(self, Session session) except -1:
+        cdef Will will = session.will
+        cdef Publication stamped = Publication.__new__(Publication)
+        session.will = None
+        if will is None:
+            return 0
+        self.stamp(stamped)
+        will.message.id_high = stamped.id_high
+        will.message.id_low = stamped.id_low
+        if will.has_expiry:
+            will.message.expires_ms = self.now_ms + <uint64_t>will.expiry_s * 1000
+        return self.publish_message(will.message, session)
+
+    cdef int end_session(self, Session session, bint redispatch) except -1:
+        """Takes the session out of everything. `redispatch`: its part of shared groups goes to other members."""
+        cdef list leftovers = session.shared_leftovers() if redispatch else []
+        if session.subscriptions is not None:
+            for wire_filter in list(session.subscriptions):
+                self.unsubscribe(session, wire_filter)
+        if session.will is not None:
+            self.publish_will(session)                     # the session ends before the delay does [MQTT-3.1.2-8]
+        if self.sessions.get(session.client_id) is session:
+            del self.sessions[session.client_id]
+        self.by_key.pop(session.key, None)
+        session.end()
+        self.count(SESSION_TERMINATED)
+        self.gauge(SESSIONS_COUNT, -1)
+        for share, message, _ in leftovers:
+            self.redispatch(share, message)
+        return 0
+
+    def redispatch(self, tuple share, Message message) -> None:
+        """A message that a shared group's member did not finish goes to another member."""
+        cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
+        cdef Publication publication
+        if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
+            self.retry.append(lambda: self.redispatch(share, message))
+            return
+        publication = Publication.__new__(Publication)
+        publication.borrow(message)
+        for group in entry.groups:
+            if group[0] == share[0] and group[1] == share[1]:
+                self.deliver_shared(group, publication, None, 0, None)
+
+    # --- subscriptions ------------------------------------------------------------------------------------------------------
+
+    cdef int subscribe(self, Session session, bytes wire_filter, Subscription subscription) except -1:
+        cdef size_t before = self.table.count
+        if session.subscriptions is None:
+            session.subscriptions = {}
+        session.subscriptions[wire_filter] = subscription
+        if self.table.add(subscription):
+            self.route_changed(subscription, True)
+        self.invalidate(subscription.filter)
+        if self.table.count > before:
+            self.gauge(SUBSCRIPTIONS_SHARED_COUNT if subscription.group is not None else SUBSCRIPTIONS_COUNT, 1)
+        return 0
+
+    cdef bint unsubscribe(self, Session session, bytes wire_filter) except -1:
+        cdef Subscription subscription
+        if session.subscriptions is None or wire_filter not in session.subscriptions:
+            return False
+        subscription = session.subscriptions.pop(wire_filter)
+        if not session.subscriptions:
+            session.subscriptions = None
+        if self.table.remove(subscription):
+            self.route_changed(subscription, False)
+        self.invalidate(subscription.filter)
+        self.gauge(SUBSCRIPTIONS_SHARED_COUNT if subscription.group is not None else SUBSCRIPTIONS_COUNT, -1)
+        return True
+
+    cdef int route_changed(self, Subscription subscription, bint add) except -1:
+        shared = subscription.group is not None
+        self.route_changes.append(RouteChange(
+            add, subscription.filter, self.own_destination,
+            subscription.group if shared else b"", subscription.subscriber.key if shared else 0,
+        ))
+        return 0
+
+    cdef void invalidate(self, bytes filter) noexcept:
+        self.local_epochs[bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter))] += 1
+
+    # --- retained messages -----------------------------------------------------------------------------------------------------
+
+    cdef int retain(self, Publication publication) except -1:
+        """Takes note of a retained message or of its deletion; commit() stores it."""
+        cdef bytes topic
+        if self.retained is None:
+            return 0
+        topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
+        if publication.payload_size == 0:
+            self.retained_changes.append(topic)            # [MQTT-3.3.1-6] [MQTT-3.3.1-7]
+            return 0
+        if self.retainer.max_payload_size and publication.payload_size > self.retainer.max_payload_size:
+            return 0
+        self.retained_changes.append(RetainedMessage(
+            topic=topic,
+            payload=PyBytes_FromStringAndSize(<const char*>publication.payload, publication.payload_size),
+            qos=publication.qos,
+            properties=PyBytes_FromStringAndSize(<const char*>publication.properties, publication.properties_size),
+            message_id=publication.id_high.to_bytes(8, "big") + publication.id_low.to_bytes(8, "big"),
+            created_ms=self.now_ms,
+            expires_ms=publication.expires_ms,
+            client_id=publication.client_id or b"",
+        ))
+        return 0
+
+    cdef int replay_some(self) except -1:
+        """A batch of retained messages for each session that waits for some; called once a pass."""
+        cdef list sessions = self.replaying
+        if sessions:
+            self.replaying = []
+            for session in sessions:
+                if self.replay_session(<Session>session):
+                    self.replaying.append(session)
+        return 0
+
+    cdef bint replay_session(self, Session session) except -1:
+        """False when nothing is left to replay for it."""
+        cdef Message message
+        cdef Publication publication
+        cdef Subscription subscription
+        if session.link is None or not session.replays:
+            session.replays = None
+            return False
+        if not session.idle_for_replay():
+            return True
+        subscription, cursor = session.replays[0]
+        room = session.window_size() - session.inflight if subscription.qos else REPLAY_BATCH
+        found, cursor = self.retained.scan(
+            subscription.filter, cursor, min(REPLAY_BATCH, room), REPLAY_BATCH_BYTES, self.now_ms)
+        publication = Publication.__new__(Publication)
+        for stored in found:
+            message = message_of(stored)
+            publication.borrow(message)
+            # Kept RETAIN: it is sent because of a new subscription [MQTT-3.3.1-8].
+            session.deliver(publication, subscription.qos, True, encode_identifier(subscription.identifier) or None, None)
+        if cursor is None:
+            session.replays.pop(0)
+        else:
+            session.replays[0] = (subscription, cursor)
+        return bool(session.replays)
+
+    # --- end of a pass -----------------------------------------------------------------------------------------------------------
+
+    cdef int commit(self) except -1:
+        """Routes and retained messages become visible to every worker, then SUBACKs may go out."""
+        cdef list changes = self.route_changes
+        cdef bytes filter
+        full = False
+        if changes:
+            self.route_changes = []
+            try:
+                self.routes.update(changes)
+            except RouteTableFull:
+                full = True
+            if self.epochs is not None:
+                for change in changes:
+                    filter = change.filter
+                    self.epochs.bump(bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter)))
+        if self.retained_changes:
+            operations = self.retained_changes
+            self.retained_changes = []
+            self.retained.update(operations)
+        if self.subacks:
+            subacks = self.subacks
+            self.subacks = []
+            for channel, packet_id, codes, subscribed, replays in subacks:
+                if full:
+                    codes = self.undo_subscribe(channel, codes, subscribed)
+                    replays = []
+                channel.subscribed(packet_id, codes, replays)
+        return 0
+
+    def undo_subscribe(self, channel, bytes codes, list subscribed) -> bytes:
+        """The route table has no room: none of these subscriptions holds, and the client is told so (0x97)."""
+        session = channel.session
+        if session is not None:
+            for wire_filter, _ in subscribed:
+                self.unsubscribe(session, wire_filter)
+        return bytes(code if code >= 0x80 else QUOTA_EXCEEDED for code in codes)
+
+    def start_replay(self, Session session, list replays) -> None:
+        """Retained messages of these subscriptions are to be sent, batch by batch."""
+        if self.retained is None or not replays:
+            return
+        if session.replays is None:
+            session.replays = []
+            self.replaying.append(session)
+        session.replays.extend([(subscription, None) for subscription in replays])
+
+
+cdef Message message_of(stored):
+    """A message from its stored form."""
+    cdef Publication publication = Publication.__new__(Publication)
+    cdef bytes topic = stored.topic, properties = stored.properties, payload = stored.payload, number = stored.message_id
+    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+    publication.properties = <const uint8_t*>PyBytes_AS_STRING(properties)
+    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
+    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
+    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    publication.id_high = int.from_bytes(number[:8], "big")
+    publication.id_low = int.from_bytes(number[8:], "big")
+    publication.expires_ms = stored.expires_ms
+    publication.qos = stored.qos
+    publication.retain = True
+    publication.client_id = stored.client_id
+    return publication.keep()

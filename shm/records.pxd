@@ -1,0 +1,38 @@
+"""What travels through the rings: one record per message and destination process.
+
+    RecordHeader | topic | properties | client id | group | filter | payload        (sizes stand in the header)
+
+A record larger than a ring takes is spilled: the ring carries the header with FLAG_SPILLED and the name of a file in the
+spill directory as its topic; the reader maps the file, whose contents are the whole record, and unlinks it.
+"""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+cdef enum RecordKind:
+    RECORD_PUBLISH = 1                 # for every local subscriber of the topic
+    RECORD_SHARED = 2                  # for one member of a shared group: `member`
+    RECORD_EVENT = 3                   # to the manager: bytes of shm/events.py in the payload
+
+cdef enum RecordFlag:
+    FLAG_QOS = 3                       # two bits
+    FLAG_RETAIN = 4                    # as the publisher set it
+    FLAG_ORIGINATE = 8                 # the receiver treats it as published there: retains it, routes it on
+    FLAG_SPILLED = 16
+
+cdef packed struct RecordHeader:
+    uint8_t kind
+    uint8_t flags
+    uint8_t payload_format
+    uint8_t attempts                   # RECORD_SHARED: members tried before
+    uint32_t topic_size
+    uint32_t properties_size
+    uint32_t client_size
+    uint32_t group_size
+    uint32_t filter_size
+    uint32_t payload_size
+    uint32_t reserved
+    uint64_t id_high                   # message id: µs since the epoch
+    uint64_t id_low                    # node 16 | process 32 | sequence 16
+    uint64_t expires_ms                # Unix ms, 0: never
+    uint64_t member                    # session key of the member chosen
+
+cdef uint64_t record_size(const RecordHeader* header) noexcept

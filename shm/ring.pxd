@@ -1,0 +1,56 @@
+"""One lane of an inbox: a ring for one producer and one consumer process, in a shared segment.
+
+    head       written by the producer: bytes ever committed
+    consumed   written by the consumer: bytes ever taken; the producer may reuse what lies before it
+    durable    written by the consumer: bytes whose messages are safe (follows consumed until journals exist)
+
+A record is `uint32 size, uint32 reserved, payload`, padded to 8 bytes, never split: a record that would cross the end
+is preceded by a filler. Cursors are 64-bit byte counts that never wrap, each on a cache line of its own.
+A producer killed before `commit` leaves nothing behind; a consumer killed before `release` finds its records again.
+"""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+
+cdef class Ring:
+    cdef uint8_t* base                 # start of the lane in the mapping; layout in ring.pyx
+    cdef uint64_t capacity             # bytes of the data area, a power of two
+    cdef uint64_t local_head           # producer: head including what is reserved
+    cdef uint64_t seen_consumed        # producer: last value read of `consumed`
+    cdef uint64_t local_tail           # consumer: next byte to read
+    cdef uint64_t seen_head            # consumer: last value read of `head`
+    cdef object owner                  # keeps the mapping alive
+
+    # Largest payload that a record may have: a quarter of the capacity; larger ones take another way.
+    cdef uint32_t max_record(self) noexcept
+    # Producer. Room for a payload of `size` bytes? Marks the lane as waited for if not, so that the consumer rings back.
+    cdef bint has_room(self, uint32_t size) noexcept
+    # Producer. Where to write a payload of `size` bytes, or NULL when there is no room. Several may be reserved before a commit.
+    cdef uint8_t* reserve(self, uint32_t size) noexcept
+    # Producer. Publishes all that was reserved.
+    cdef void commit(self) noexcept
+    # Consumer. Next payload and its size, or NULL when the lane is empty. Valid until `release`.
+    cdef const uint8_t* next(self, uint32_t* size) noexcept
+    # Consumer. Is there anything committed that `next` has not returned yet?
+    cdef bint waiting(self) noexcept
+    # Consumer. Gives back all that `next` returned since the last call; True if the producer waits for room and is to be rung.
+    cdef bint release(self) noexcept
+    cdef uint64_t span(self, uint32_t size) noexcept
+    cdef bint fits(self, uint64_t span) noexcept
+
+
+cdef class Inbox:
+    """All lanes into one process, and the flag by which that process says that it sleeps."""
+    cdef readonly str name
+    cdef readonly list lanes           # Ring per producer, by process number
+    cdef uint8_t* base
+    cdef object mapping
+
+    # Consumer: about to wait in epoll. Call, then look at every lane once more, then wait.
+    cdef void sleep(self) noexcept
+    cdef void awake(self) noexcept
+    # Producer, after a commit: True exactly once per sleep if the consumer must be rung (write to its eventfd).
+    cdef bint must_ring(self) noexcept
+    cdef inline Ring lane(self, uint32_t producer):
+        return <Ring>self.lanes[producer]
+    cdef int map(self, str name, object mapping) except -1
+    cdef int open_lanes(self) except -1

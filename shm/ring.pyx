@@ -1,0 +1,219 @@
+"""Rings between processes; see ring.pxd.
+
+    inbox segment:  | header page | lane 0 | lane 1 | ...
+    header page:    magic, lanes, lane bytes; at SLEEPING_AT the consumer's sleep flag
+    lane:           | head | consumed | durable | wanted |  (a cache line each, in one page)  | data area |
+
+Sleep protocol: the consumer sets SLEEPING, fences, looks at every lane again and only then waits; the producer commits, fences
+and takes the flag by exchange. One of the two sees the other, so no wake-up is lost, and the bell is rung once per sleep.
+The same holds for `wanted`: the producer that found no room sets it, fences and looks at `consumed` again.
+"""
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memcpy
+
+from shm.atomic cimport sb_exchange, sb_fence, sb_load, sb_store
+
+from shm import segment
+
+__all__ = ["Inbox", "Ring"]
+
+cdef enum:
+    PAGE = 4096                            # bytes
+    LINE = 64                              # a cache line, bytes
+    RECORD_HEADER = 8                      # size and reserved word before each payload
+    FILLER = 0xFFFFFFFF                    # size of a record that only fills the end of the data area
+    SLEEPING_AT = 2048                     # offset of the sleep flag in the header page
+    MAGIC = 0x31474E4952425300             # "\0SBRING1"
+
+cdef enum LaneField:
+    HEAD = 0
+    CONSUMED = 1
+    DURABLE = 2
+    WANTED = 3
+
+
+cdef inline uint64_t* word(uint8_t* base, int field) noexcept:
+    return <uint64_t*>(base + field * LINE)
+
+
+cdef inline uint64_t padded(uint32_t size) noexcept:
+    return (<uint64_t>size + RECORD_HEADER + 7) & ~<uint64_t>7
+
+
+cdef class Ring:
+    cdef uint32_t max_record(self) noexcept:
+        return <uint32_t>(self.capacity // 4 - RECORD_HEADER)
+
+    cdef uint64_t span(self, uint32_t size) noexcept:
+        """Bytes that a record takes from local_head on, a filler before it included."""
+        cdef uint64_t offset = self.local_head & (self.capacity - 1)
+        cdef uint64_t whole = padded(size)
+        return whole if offset + whole <= self.capacity else self.capacity - offset + whole
+
+    cdef bint fits(self, uint64_t span) noexcept:
+        return self.local_head + span - self.seen_consumed <= self.capacity
+
+    cdef bint has_room(self, uint32_t size) noexcept:
+        # The filler may be as large as the record: counted twice, a reserve that follows cannot fail.
+        cdef uint64_t span = 2 * padded(size)
+        if self.fits(span):
+            return True
+        self.seen_consumed = sb_load(word(self.base, CONSUMED))
+        if self.fits(span):
+            return True
+        sb_store(word(self.base, WANTED), 1)
+        sb_fence()
+        self.seen_consumed = sb_load(word(self.base, CONSUMED))
+        return self.fits(span)
+
+    cdef uint8_t* reserve(self, uint32_t size) noexcept:
+        cdef uint64_t span = self.span(size), whole = padded(size), offset
+        if size > self.capacity // 2:
+            return NULL
+        if not self.fits(span):
+            self.seen_consumed = sb_load(word(self.base, CONSUMED))
+            if not self.fits(span):
+                return NULL
+        offset = self.local_head & (self.capacity - 1)
+        if span != whole:
+            (<uint32_t*>(self.base + PAGE + offset))[0] = FILLER
+            offset = 0
+        (<uint32_t*>(self.base + PAGE + offset))[0] = size
+        self.local_head += span
+        return self.base + PAGE + offset + RECORD_HEADER
+
+    cdef void commit(self) noexcept:
+        sb_store(word(self.base, HEAD), self.local_head)
+
+    cdef bint waiting(self) noexcept:
+        self.seen_head = sb_load(word(self.base, HEAD))
+        return self.seen_head != self.local_tail
+
+    cdef const uint8_t* next(self, uint32_t* size) noexcept:
+        cdef uint64_t offset
+        cdef uint32_t found
+        while True:
+            if self.local_tail == self.seen_head:
+                if not self.waiting():
+                    return NULL
+            offset = self.local_tail & (self.capacity - 1)
+            found = (<uint32_t*>(self.base + PAGE + offset))[0]
+            if found != FILLER:
+                self.local_tail += padded(found)
+                size[0] = found
+                return self.base + PAGE + offset + RECORD_HEADER
+            self.local_tail += self.capacity - offset
+
+    cdef bint release(self) noexcept:
+        if sb_load(word(self.base, CONSUMED)) == self.local_tail:
+            return False
+        sb_store(word(self.base, CONSUMED), self.local_tail)
+        sb_store(word(self.base, DURABLE), self.local_tail)
+        sb_fence()
+        return sb_load(word(self.base, WANTED)) != 0 and sb_exchange(word(self.base, WANTED), 0) != 0
+
+    def put(self, bytes payload not None) -> bool:
+        """Slow-path producer: reserves and commits one record. False if there is no room."""
+        cdef uint8_t* target
+        if PyBytes_GET_SIZE(payload) > self.max_record():
+            raise ValueError(f"record of {len(payload)} bytes, a lane of {self.capacity} takes up to {self.max_record()}")
+        if not self.has_room(<uint32_t>PyBytes_GET_SIZE(payload)):
+            return False
+        target = self.reserve(<uint32_t>PyBytes_GET_SIZE(payload))
+        memcpy(target, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
+        self.commit()
+        return True
+
+    def take(self):
+        """Slow-path consumer: the next record as bytes, or None. Call `give_back` when a batch is done."""
+        cdef uint32_t size
+        cdef const uint8_t* payload = self.next(&size)
+        return None if payload == NULL else PyBytes_FromStringAndSize(<const char*>payload, size)
+
+    def give_back(self) -> bool:
+        """Releases what `take` returned; True if the producer waits for room and is to be rung."""
+        return self.release()
+
+
+cdef class Inbox:
+    """All lanes into one process. Create it once, attach to it from every process that uses it."""
+
+    @staticmethod
+    def create(str name not None, int producers, uint64_t lane_bytes) -> Inbox:
+        """A new inbox with a lane of `lane_bytes` (a power of two, 64 KiB at least) for each of `producers` processes."""
+        if lane_bytes < 65536 or lane_bytes & (lane_bytes - 1):
+            raise ValueError(f"lane of {lane_bytes} bytes: allowed is a power of two from 65536 on")
+        cdef Inbox inbox = Inbox.__new__(Inbox)
+        inbox.map(name, segment.create(name, PAGE + producers * (PAGE + lane_bytes)))
+        cdef uint64_t* header = <uint64_t*>inbox.base
+        header[1] = <uint64_t>producers
+        header[2] = lane_bytes
+        sb_store(header, MAGIC)
+        inbox.open_lanes()
+        return inbox
+
+    @staticmethod
+    def attach(str name not None) -> Inbox:
+        """An inbox that was created before. Cursors continue where this process's predecessor left them."""
+        cdef Inbox inbox = Inbox.__new__(Inbox)
+        inbox.map(name, segment.attach(name))
+        if sb_load(<uint64_t*>inbox.base) != MAGIC:
+            raise ValueError(f"segment {name} is no inbox of this version")
+        inbox.open_lanes()
+        return inbox
+
+    cdef int map(self, str name, object mapping) except -1:
+        cdef Py_buffer view
+        PyObject_GetBuffer(mapping, &view, PyBUF_WRITABLE)
+        self.base = <uint8_t*>view.buf
+        PyBuffer_Release(&view)            # the mapping stays: it is closed with this object
+        self.mapping = mapping
+        self.name = name
+        return 0
+
+    cdef int open_lanes(self) except -1:
+        cdef uint64_t* header = <uint64_t*>self.base
+        cdef uint64_t lane_bytes = header[2]
+        cdef Ring ring
+        self.lanes = []
+        for i in range(header[1]):
+            ring = Ring.__new__(Ring)
+            ring.base = self.base + PAGE + <uint64_t>i * (PAGE + lane_bytes)
+            ring.capacity = lane_bytes
+            ring.owner = self.mapping
+            ring.local_head = sb_load(word(ring.base, HEAD))
+            ring.seen_head = ring.local_head
+            ring.seen_consumed = sb_load(word(ring.base, CONSUMED))
+            ring.local_tail = ring.seen_consumed
+            self.lanes.append(ring)
+        return 0
+
+    cdef void sleep(self) noexcept:
+        sb_exchange(<uint64_t*>(self.base + SLEEPING_AT), 1)
+
+    cdef void awake(self) noexcept:
+        sb_store(<uint64_t*>(self.base + SLEEPING_AT), 0)
+
+    cdef bint must_ring(self) noexcept:
+        sb_fence()
+        return sb_load(<uint64_t*>(self.base + SLEEPING_AT)) != 0 and sb_exchange(<uint64_t*>(self.base + SLEEPING_AT), 0) != 0
+
+    def go_to_sleep(self) -> bool:
+        """Slow-path consumer: says that it sleeps; False if something came meanwhile and it must not."""
+        cdef Ring ring
+        self.sleep()
+        for ring in self.lanes:
+            if ring.waiting():
+                self.awake()
+                return False
+        return True
+
+    def take_bell(self) -> bool:
+        """Slow-path producer, after put(): whether the consumer's doorbell is to be rung."""
+        return self.must_ring()
+
+    def unlink(self) -> None:
+        """Removes the segment's name."""
+        segment.unlink(self.name)

@@ -1,0 +1,91 @@
+"""What the supervisor lays out and every process inherits by fork: names, numbers and descriptors.
+
+Processes have numbers: worker w is w (0..workers-1), the manager is `workers`. The number names the process's inbox, its
+counter slot and its lane in everybody else's inbox.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PARTITIONS", "ListenerSockets", "Topology"]
+
+PARTITIONS = 1024
+"""Virtual session partitions: partition = crc32(client_id) % PARTITIONS, worker = partition % workers."""
+
+
+@dataclass(frozen=True)
+class ListenerSockets:
+    """One listener: its name, type ("tcp"), and a bound, listening SO_REUSEPORT descriptor per acceptor."""
+
+    name: str
+    type: str
+    descriptors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The layout of one running broker.
+
+    handover[a][w] is a SOCK_SEQPACKET pair (acceptor's end, worker's end); the supervisor keeps both ends open, so what
+    was handed to a worker that died is still there for its successor.
+    """
+
+    instance: str
+    """Hex digest of the data directory's path: prefix of segments and of the runtime directory."""
+    runtime_dir: Path
+    """On tmpfs, mode 0700: LMDB environments and spilled messages."""
+    data_dir: Path
+    workers: int
+    acceptors: int
+    cores: tuple[int, ...]
+    """Core of each worker."""
+    ring_bytes: int
+    """Capacity of one lane, a power of two."""
+    doorbells: tuple[int, ...]
+    """eventfd per process number; write 1 to wake it."""
+    handover: tuple[tuple[tuple[int, int], ...], ...]
+    listeners: tuple[ListenerSockets, ...]
+    settings: Any = field(repr=False)
+    """The whole configuration, `shardbroker.config.Settings`."""
+    node_id: int = 0
+    """16 bits, part of message ids."""
+    node_name: str = "shardbroker@127.0.0.1"
+
+    @property
+    def manager(self) -> int:
+        """Process number of the manager."""
+        return self.workers
+
+    @property
+    def processes(self) -> int:
+        """Processes with an inbox and a counter slot: workers and the manager."""
+        return self.workers + 1
+
+    def inbox_name(self, process: int) -> str:
+        """POSIX shared memory name of a process's inbox."""
+        return f"/shardbroker-{self.instance}-inbox-{process}"
+
+    @property
+    def counters_name(self) -> str:
+        return f"/shardbroker-{self.instance}-counters"
+
+    @property
+    def epochs_name(self) -> str:
+        return f"/shardbroker-{self.instance}-epochs"
+
+    @property
+    def routes_dir(self) -> Path:
+        return self.runtime_dir / "routes"
+
+    @property
+    def spill_dir(self) -> Path:
+        """Messages too large for a ring: one file per message and destination, unlinked by the reader."""
+        return self.runtime_dir / "spill"
+
+    def registry_dir(self, worker: int) -> Path:
+        return self.runtime_dir / f"registry-{worker}"
+
+    @property
+    def retained_dir(self) -> Path:
+        return self.data_dir / "retained"
