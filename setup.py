@@ -25,10 +25,7 @@ COMPILE_ARGS = ["-O1", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-DCYTHON_WITHOUT
 
 def extensions() -> list[Extension]:
     sources = sorted(path for package in PACKAGES for path in Path(package).rglob("*.pyx"))
-    return [
-        Extension(".".join(path.with_suffix("").parts), [str(path)], extra_compile_args=COMPILE_ARGS)
-        for path in sources
-    ]
+    return [Extension(".".join(path.with_suffix("").parts), [str(path)], extra_compile_args=COMPILE_ARGS) for path in sources]
 
 
 setup(

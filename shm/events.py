@@ -1,6 +1,6 @@
 """Events that workers send to the manager through its inbox: clients that come and go.
 
-    struct | client id | peer | detail        sizes stand in the struct, little endian
+struct | client id | peer | detail        sizes stand in the struct, little endian
 """
 
 import struct
@@ -33,14 +33,20 @@ class ClientEvent(NamedTuple):
 
 
 def pack_event(
-    kind: int, reason_code: int, side: int, version: int, keepalive_s: int, at_ms: int, client_id: bytes, peer: str, detail: str
+    kind: int,
+    reason_code: int,
+    side: int,
+    version: int,
+    keepalive_s: int,
+    at_ms: int,
+    client_id: bytes,
+    peer: str,
+    detail: str,
 ) -> bytes:
     """An event as it travels."""
     peer_bytes, detail_bytes = peer.encode(), detail.encode()[:_DETAIL_MAX]
     return (
-        _HEADER.pack(
-            kind, reason_code, side, version, keepalive_s, at_ms, len(client_id), len(peer_bytes), len(detail_bytes), 0
-        )
+        _HEADER.pack(kind, reason_code, side, version, keepalive_s, at_ms, len(client_id), len(peer_bytes), len(detail_bytes), 0)
         + client_id
         + peer_bytes
         + detail_bytes

@@ -70,9 +70,7 @@ class RetainedStore:
             self._open(path, map_bytes)
 
     def _open(self, path: Path, map_bytes: int) -> None:
-        self._env = lmdb.open(
-            str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=False, metasync=False, mode=0o600
-        )
+        self._env = lmdb.open(str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=False, metasync=False, mode=0o600)
         self._env.reader_check()
         self._dbs = (self._env.open_db(b"topics"), self._env.open_db(b"long"))
 

@@ -99,9 +99,7 @@ class RouteTable:
     def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Without syncs: the page cache outlives every process, and the file is on tmpfs anyway.
-        self._env = lmdb.open(
-            str(path), map_size=map_bytes, max_dbs=4, max_readers=READERS, sync=False, metasync=False, mode=0o600
-        )
+        self._env = lmdb.open(str(path), map_size=map_bytes, max_dbs=4, max_readers=READERS, sync=False, metasync=False, mode=0o600)
         self._env.reader_check()
         self._exact = self._env.open_db(b"exact", dupsort=True)
         self._wild = self._env.open_db(b"wild", dupsort=True)
@@ -206,7 +204,13 @@ class RouteTable:
                 found.add(topic, cursor.iternext_dup())
 
     def _walk(
-        self, txn: lmdb.Transaction, cursor: lmdb.Cursor, words: list[bytes], prefix: bytes, depth: int, found: "_Collector",
+        self,
+        txn: lmdb.Transaction,
+        cursor: lmdb.Cursor,
+        words: list[bytes],
+        prefix: bytes,
+        depth: int,
+        found: "_Collector",
         dollar: bool,
     ) -> None:
         """Collects the filters that go on from `prefix` (whole levels, NUL at its end) and match words[depth:]."""
@@ -233,7 +237,13 @@ class RouteTable:
             found.add(key.replace(b"\0", b"/"), cursor.iternext_dup())
 
     def _walk_long(
-        self, txn: lmdb.Transaction, cursor: lmdb.Cursor, topic: bytes, words: list[bytes], prefix: bytes, depth: int,
+        self,
+        txn: lmdb.Transaction,
+        cursor: lmdb.Cursor,
+        topic: bytes,
+        words: list[bytes],
+        prefix: bytes,
+        depth: int,
         found: "_Collector",
     ) -> None:
         """The same over the prefixes of filters longer than a key; each candidate is compared in full."""

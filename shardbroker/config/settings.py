@@ -14,9 +14,7 @@ MAX_PACKET_SIZE = 256 << 20
 """Largest packet that the protocol can express, and the largest allowed limit, bytes."""
 
 Priority = Annotated[int, Field(ge=1, le=255)]
-Strategy = Literal[
-    "random", "round_robin", "round_robin_per_group", "sticky", "local", "hash_topic", "hash_clientid"
-]
+Strategy = Literal["random", "round_robin", "round_robin_per_group", "sticky", "local", "hash_topic", "hash_clientid"]
 
 
 class Section(BaseModel):

@@ -114,8 +114,10 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
         annotation: Any = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield from _known_keys(annotation, f"{prefix}{name}.")
-        elif get_origin(annotation) is dict and isinstance(get_args(annotation)[1], type) and issubclass(
-            get_args(annotation)[1], BaseModel
+        elif (
+            get_origin(annotation) is dict
+            and isinstance(get_args(annotation)[1], type)
+            and issubclass(get_args(annotation)[1], BaseModel)
         ):
             yield from _known_keys(get_args(annotation)[1], f"{prefix}{name}.<name>.")
         else:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterable
 
 import uvloop
+from shm.counters import RETAINED, Counters, ProcessState
+from shm.records import encode_publish, event_payload
+from shm.ring import Inbox
 
 from shardbroker.management.log import ClientLog, format_gone
 from shardbroker.management.sys_topics import SysTopics
-from shm.counters import RETAINED, Counters, ProcessState
 from shm.events import KIND_DISCONNECTED, unpack_event
-from shm.records import encode_publish, event_payload
 from shm.retained import RetainedStore
-from shm.ring import Inbox
 from shm.topology import Topology
 
 __all__ = ["run"]

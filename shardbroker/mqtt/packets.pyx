@@ -495,6 +495,8 @@ cdef object decode_body(uint8_t first, const uint8_t* body, uint32_t size, uint8
     if kind == SUBACK or kind == UNSUBACK:
         packet_id = reader.uint16()
         properties = reader.properties(kind) if version == 5 else None
+        if kind == UNSUBACK and version < 5:
+            reader.done()                  # 3.x has no codes here
         codes = reader.tail()
         for code in codes:
             if version == 5:
@@ -583,9 +585,10 @@ cdef object decode_unsubscribe(Reader reader, uint8_t version):
         raise ProtocolError("packet id 0", "MQTT-2.2.1-3" if version == 5 else "MQTT-2.3.1-1")
     properties = reader.properties(UNSUBSCRIBE) if version == 5 else None
     while reader.at < reader.size:
-        filters.append(reader.text(True))  # [MQTT-3.10.3-1]
-        if not filters[-1]:
+        filter = reader.text(True)         # [MQTT-3.10.3-1]
+        if not filter:
             raise ProtocolError("an empty topic filter", "MQTT-4.7.3-1")
+        filters.append(filter)
     if not filters:
         raise ProtocolError("UNSUBSCRIBE without a topic filter", "MQTT-3.10.3-2")
     return Unsubscribe(packet_id, filters, properties)

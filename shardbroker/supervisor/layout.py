@@ -11,13 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import psutil
+from shm.counters import Counters
+from shm.epochs import Epochs
+from shm.ring import Inbox
 
 from shardbroker.config import Settings
 from shardbroker.config.settings import parse_address
 from shm.cleanup import cleanup
-from shm.counters import Counters
-from shm.epochs import Epochs
-from shm.ring import Inbox
 from shm.topology import ListenerSockets, Topology
 
 __all__ = ["StartError", "lay_out", "lock_data_dir", "tear_down"]
@@ -126,7 +126,7 @@ def _channel() -> tuple[int, int]:
 def _listen(name: str, bind: str, acceptors: int) -> ListenerSockets:
     """A listening socket per acceptor on one address; with port 0 all get the port that the first was given."""
     host, port = parse_address(bind)
-    descriptors = []
+    descriptors: list[int] = []
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         for _ in range(acceptors):

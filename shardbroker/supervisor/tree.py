@@ -17,10 +17,10 @@ from typing import Any
 import multiprocess
 import psutil
 from multiprocess.connection import wait
+from shm.counters import Counters, ProcessState
 
 from shardbroker.config import Settings
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, tear_down, usable_cores
-from shm.counters import Counters, ProcessState
 from shm.topology import Topology
 
 __all__ = ["Entries", "Supervisor"]
@@ -120,8 +120,7 @@ class Supervisor:
         ]
         children.append(Child("manager", self._entries.manager, (topology,), topology.manager))
         children += [
-            Child(f"acceptor-{i}", self._entries.acceptor, (topology, i), topology.processes + i)
-            for i in range(topology.acceptors)
+            Child(f"acceptor-{i}", self._entries.acceptor, (topology, i), topology.processes + i) for i in range(topology.acceptors)
         ]
         return children
 
@@ -142,7 +141,9 @@ class Supervisor:
         child.restart_at = None
         child.started_at = time.monotonic()
         child.process = multiprocess.get_context("fork").Process(
-            target=_child_main, args=(child.title, os.getpid(), child.entry, child.arguments, child.core), name=child.title
+            target=_child_main,
+            args=(child.title, os.getpid(), child.entry, child.arguments, child.core),
+            name=child.title,
         )
         child.process.start()
 

@@ -3,12 +3,13 @@
 import gc
 import signal
 
-from shardbroker.worker.loop import Loop
 from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
+from shm.ring import Inbox
+
+from shardbroker.worker.loop import Loop
 from shm.registry import Registry
 from shm.retained import RetainedStore
-from shm.ring import Inbox
 from shm.routes import RouteTable, worker_destination
 from shm.topology import Topology
 

@@ -412,7 +412,9 @@ cdef class Shard(Core):
             session.replays.pop(0)
         else:
             session.replays[0] = (subscription, cursor)
-        return bool(session.replays)
+        if not session.replays:
+            session.replays = None
+        return session.replays is not None
 
     # --- end of a pass -----------------------------------------------------------------------------------------------------------
 

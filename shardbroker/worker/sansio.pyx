@@ -1,0 +1,119 @@
+"""The protocol core driven by hand: no socket, no ring, no clock. The simulator and the session tests use it.
+
+    shard = SansIoShard(settings, routes, number, now_ms)
+    channel = shard.connect("peer")      channel.receive(data)      channel.take_output() -> bytes
+    shard.advance(now_ms)                the end of a pass: timers, commits, SUBACKs
+    shard.outgoing                       what would have gone into rings: (destination, record), for shard.deliver(record)
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+
+from libc.stdint cimport uint8_t, uint64_t
+
+from shardbroker.mqtt.buffer cimport Buffer
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.topic_cache cimport TopicEntry
+from shardbroker.session.session cimport Session
+from shardbroker.worker.channel cimport CLOSING, Channel
+from shardbroker.worker.shard cimport Shard
+
+__all__ = ["SansIoChannel", "SansIoShard"]
+
+
+cdef class SansIoChannel(Channel):
+    """A connection whose bytes somebody carries by hand."""
+    cdef bytes rest
+
+    def receive(self, bytes data not None) -> None:
+        """Bytes from the client, split anywhere."""
+        cdef size_t used
+        if self.state == CLOSING:
+            return
+        data = self.rest + data
+        used = self.feed(<const unsigned char*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        self.rest = data[used:]
+
+    def take_output(self) -> bytes:
+        """What is to be sent to the client, and is forgotten here."""
+        cdef bytes output = bytes(self.out)
+        cdef bint congested = self.congested()
+        self.out.clear()
+        if self.session is not None and self.session.link is self and (congested or self.session.queue is not None):
+            self.session.pump()
+        return output
+
+    @property
+    def is_closing(self) -> bool:
+        """The broker has ended this connection."""
+        return self.state == CLOSING
+
+
+cdef class SansIoShard(Shard):
+    """A worker's core. `routes` is shared by the shards of one simulation; it has match() and update()."""
+    cdef public list outgoing
+
+    def __init__(self, settings, routes, int number, uint64_t now_ms, retained=None, seed=None):
+        Shard.__init__(self, settings, now_ms, None, routes, retained, None, number, 0, seed)
+        self.outgoing = []
+
+    def connect(self, str peer, bytes assigned_id=b"auto") -> SansIoChannel:
+        """A new connection."""
+        cdef SansIoChannel channel = SansIoChannel.__new__(SansIoChannel)
+        channel.core = self
+        channel.shard = self
+        channel.out = Buffer.__new__(Buffer)
+        channel.peer = peer
+        channel.assigned_id = assigned_id
+        channel.rest = b""
+        self.timers.arm(channel, self.now_ms + self.idle_timeout_ms)
+        return channel
+
+    def cut(self, SansIoChannel channel not None) -> None:
+        """The network connection is gone."""
+        channel.lost("cut")
+
+    def advance(self, uint64_t now_ms) -> None:
+        """The end of a pass at this time."""
+        self.now_ms = now_ms
+        self.timers.advance(now_ms)
+        waiting = self.retry
+        self.retry = []
+        for attempt in waiting:
+            attempt()
+        self.commit()
+        self.replay_some()
+
+    def forget_topics(self) -> None:
+        """What a changed epoch does: another shard's subscriptions have moved."""
+        self.local_epochs[1024] += 1
+
+    cdef int forward(self, long destination, Publication publication) except -1:
+        self.outgoing.append((destination, (publication.keep(), None, 0, 0)))
+        return 0
+
+    cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
+        self.outgoing.append((destination, (publication.keep(), (group[0], group[1]), member, attempts)))
+        return 0
+
+    def deliver(self, tuple record) -> None:
+        """A record that another shard has sent here."""
+        cdef Publication publication = Publication.__new__(Publication)
+        cdef TopicEntry entry
+        message, share, member, attempts = record
+        publication.borrow(<Message>message)
+        entry = self.resolve(publication.topic, publication.topic_size)
+        if share is None:
+            self.deliver_locally(entry, publication, None)
+        elif not self.deliver_to_member(share[0], share[1], member, publication):
+            for group in entry.groups:
+                if (group[0], group[1]) == share:
+                    self.deliver_shared(group, publication, None, attempts + 1, (self.own_destination, member))
+
+    def leftovers(self) -> dict:
+        """Per client id: packet ids in flight, messages queued, packet ids awaiting PUBREL."""
+        cdef Session session
+        return {
+            session.client_id: (
+                session.inflight, 0 if session.queue is None else session.queue.count, len(session.awaiting_rel or ()))
+            for session in self.sessions.values()
+        }

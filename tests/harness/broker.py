@@ -1,0 +1,229 @@
+"""Brokers to test: one that is started here with its own data directory, or one that runs elsewhere."""
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty, Queue
+
+import psutil
+
+from tests.harness.client import Address, Client
+from tests.harness.wire import Publish
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+PARTITIONS = 1024
+"""Virtual session partitions: partition = crc32(client_id) % 1024, worker = partition % workers."""
+SHARED_DIR = Path("/dev/shm")
+
+
+def worker_of(client_id: str, workers: int) -> int:
+    """Number of the worker that owns this client id."""
+    return zlib.crc32(client_id.encode()) % PARTITIONS % workers
+
+
+def client_id_on(worker: int, workers: int, prefix: str = "c") -> str:
+    """A client id that starts with `prefix` and lands on this worker."""
+    return next(name for n in itertools.count() if worker_of(name := f"{prefix}{n}", workers) == worker)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ExternalBroker:
+    """A broker that someone else runs. `known` names it if it has a table of known differences."""
+
+    external = True
+    workers = 1
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.known = self._identify()
+
+    def _identify(self) -> str:
+        with Client(self.address, 4, f"identify{os.getpid()}") as probe:
+            probe.subscribe("$SYS/broker/version", check=False)
+            answer = probe.recv(0.5)
+        text = answer.payload.decode() if isinstance(answer, Publish) else ""
+        return text.replace(" version ", "-")
+
+
+class Broker:
+    """A shardbroker of its own: a free port, a temporary data directory, a ready line to wait for.
+
+    Context manager; on exit it is stopped by SIGTERM and must exit with code 0, leave no child alive and
+    nothing of its own in /dev/shm. `data_dir` given from outside is kept, for restarts.
+    """
+
+    external = False
+    known = ""
+
+    def __init__(
+        self,
+        workers: int = 3,
+        settings: Mapping[str, object] | None = None,
+        data_dir: Path | None = None,
+        port: int | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.workers = workers
+        self.settings = dict(settings or {})
+        self.address: Address = ("127.0.0.1", port or free_port())
+        self.ready_line = ""
+        self.output: list[str] = []
+        self._arguments = arguments
+        self._own_dir = data_dir is None
+        self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="shardbroker-test-"))
+        self.process: subprocess.Popen[str] | None = None
+        self._shared: set[Path] = set()
+
+    def __enter__(self) -> "Broker":
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def command(self) -> list[str]:
+        program = Path(sys.executable).with_name("shardbroker")
+        host, port = self.address
+        options = [f"--set={key}={value}" for key, value in self.settings.items()]
+        return [
+            str(program),
+            "serve",
+            f"--listen=tcp://{host}:{port}",
+            f"--workers={self.workers}",
+            f"--data-dir={self.data_dir}",
+            *options,
+            *self._arguments,
+        ]
+
+    def start(self) -> None:
+        """Starts the process and waits for its ready line; raises with its output if it does not come."""
+        self.process = subprocess.Popen(
+            self.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        lines: Queue[str] = Queue()
+        threading.Thread(target=self._collect, args=(self.process, lines), daemon=True).start()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self.ready_line:
+            try:
+                line = lines.get(timeout=0.05)
+            except Empty:
+                if self.process.poll() is None and time.monotonic() < deadline:
+                    continue
+                self.kill()
+                text = "".join(self.output)
+                raise AssertionError(f"broker is not ready: {self.command()}\n{text}") from None
+            if "ready" in line.lower():
+                self.ready_line = line.rstrip()
+        self._note_shared()
+
+    def _collect(self, process: "subprocess.Popen[str]", lines: "Queue[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.output.append(line)
+            lines.put(line)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def children(self) -> list[psutil.Process]:
+        """All processes below the supervisor."""
+        try:
+            return list(psutil.Process(self.pid).children(recursive=True))
+        except psutil.NoSuchProcess:
+            return []
+
+    def child_pids(self, title: str = "") -> list[int]:
+        """Pids of the children whose command line or name contains `title`, such as "worker"."""
+        found = []
+        for child in self.children():
+            try:
+                text = " ".join([child.name(), *child.cmdline()])
+            except psutil.NoSuchProcess:
+                continue
+            if title in text:
+                found.append(child.pid)
+        return sorted(found)
+
+    def _note_shared(self) -> None:
+        """Remembers what this instance has in /dev/shm, by looking at what its processes have mapped."""
+        instances: set[str] = set()
+        for pid in [self.pid, *(child.pid for child in self.children())]:
+            try:
+                maps = Path(f"/proc/{pid}/maps").read_text()
+            except OSError:
+                continue
+            instances.update(re.findall(rf"{SHARED_DIR}/(?:.*/)?shardbroker-([0-9a-f]+)", maps))
+        self._instances = instances
+
+    def leftovers(self) -> list[Path]:
+        """What there is in /dev/shm of this instance."""
+        return [
+            path for instance in getattr(self, "_instances", ()) for path in SHARED_DIR.glob(f"*{instance}*")
+        ]
+
+    def stop(self) -> None:
+        """SIGTERM; asserts a clean end. Cleans up in any case."""
+        if self.process is None:
+            self._clean()
+            return
+        children = self.children()
+        early = self.process.poll()
+        try:
+            if early is None:
+                self.process.send_signal(signal.SIGTERM)
+            code = self.process.wait(STOP_TIMEOUT_S)
+            text = "".join(self.output[-50:])
+            assert early is None, f"the broker had ended by itself with code {early}\n{text}"
+            assert code == 0, f"exit code {code}\n{text}"
+            _, alive = psutil.wait_procs(children, timeout=2)
+            assert not alive, f"children left behind: {alive}"
+            left = self.leftovers()
+            assert not left, f"left in /dev/shm: {left}"
+        finally:
+            self.kill()
+            self._clean()
+
+    def kill(self) -> None:
+        """SIGKILL for the whole process group that was started here."""
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(STOP_TIMEOUT_S)
+
+    def _clean(self) -> None:
+        for path in self.leftovers():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if self._own_dir:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+
+AnyBroker = Broker | ExternalBroker
