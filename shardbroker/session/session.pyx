@@ -31,7 +31,9 @@ cdef class Will:
 
 cdef class SessionTimer(Timed):
     cdef int expire(self, uint64_t now_ms) except -1:
-        return self.session.on_timer()
+        # The session may end in there and let go of this timer: hold it until it has returned.
+        cdef Session session = self.session
+        return session.on_timer()
 
 
 cdef class Session(Subscriber):

@@ -225,7 +225,8 @@ cdef class Shard(Core):
         present[0] = False
         if session is not None:
             if session.link is not None:
-                session.link.taken_over()
+                holder = session.link
+                holder.taken_over()
                 self.count(SESSION_TAKENOVER)
                 session = self.sessions.get(client_id)
         if session is not None and clean_start:

@@ -10,6 +10,8 @@ import pytest
 from tests.harness import AnyBroker, Client, Connack
 
 TIMEOUT_S = 10.0
+LINE_BUFFERED = ("stdbuf", "-oL")
+"""Into a pipe mosquitto_sub would hold back its output until it ends."""
 
 pytestmark = [
     pytest.mark.parametrize("protocol", ["mqttv31", "mqttv311", "mqttv5"]),
@@ -26,7 +28,17 @@ def start(broker: AnyBroker, protocol: str) -> Iterator[Start]:
 
         def command(which: str, *options: str) -> "subprocess.Popen[str]":
             host, port = broker.address
-            arguments = [f"mosquitto_{which}", "-h", host, "-p", str(port), "-V", protocol, *options]
+            arguments = [
+                *LINE_BUFFERED,
+                f"mosquitto_{which}",
+                "-h",
+                host,
+                "-p",
+                str(port),
+                "-V",
+                protocol,
+                *options,
+            ]
             process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             stack.enter_context(process)
             stack.callback(process.kill)

@@ -67,7 +67,7 @@ class _Runner:
         assert self._read(len(data)) in (b"", data)
 
 
-@pytest.mark.parametrize(("case", "version"), _parameters())
+@pytest.mark.parametrize(("case", "version"), list(_parameters()))
 def test_wire(case: Case, version: int, broker: AnyBroker, new_id: Callable[[], str]) -> None:
     with Client(broker.address, version, new_id(), connect=False) as client:
         runner = _Runner(client)
