@@ -15,9 +15,7 @@ from tests.harness import AnyBroker
 TIMEOUT_S = 5.0
 QUIET_S = 0.3
 
-pytestmark = pytest.mark.parametrize(
-    "protocol", [ProtocolVersion.V311, ProtocolVersion.V5], ids=["3.1.1", "5.0"]
-)
+pytestmark = pytest.mark.parametrize("protocol", [ProtocolVersion.V311, ProtocolVersion.V5], ids=["3.1.1", "5.0"])
 Make = Callable[..., aiomqtt.Client]
 
 

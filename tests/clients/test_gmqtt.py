@@ -41,17 +41,13 @@ class Gmqtt:
         self.client.on_subscribe = lambda client, mid, qos, properties: self._acks.put_nowait(mid)
         self.client.on_unsubscribe = lambda client, mid, *rest: self._acks.put_nowait(mid)
 
-    def _on_message(
-        self, client: Any, topic: str, payload: bytes, qos: int, properties: dict[str, Any]
-    ) -> int:
+    def _on_message(self, client: Any, topic: str, payload: bytes, qos: int, properties: dict[str, Any]) -> int:
         self.messages.put_nowait((bytes(payload), qos, bool(properties.get("retain"))))
         return 0
 
     async def __aenter__(self) -> "Gmqtt":
         host, port = self._broker.address
-        await asyncio.wait_for(
-            self.client.connect(host, port, version=self._protocol, keepalive=60), TIMEOUT_S
-        )
+        await asyncio.wait_for(self.client.connect(host, port, version=self._protocol, keepalive=60), TIMEOUT_S)
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -90,9 +90,7 @@ def test_retained(run: Run, topic: str) -> None:
 
 def test_will(start: Start, topic: str) -> None:
     watcher = subscribed(start, "-t", f"{topic}/will", "-q", "1", "-C", "1")
-    subscribed(
-        start, "-t", topic, "--will-topic", f"{topic}/will", "--will-payload", "lost", "--will-qos", "1"
-    ).kill()
+    subscribed(start, "-t", topic, "--will-topic", f"{topic}/will", "--will-payload", "lost", "--will-qos", "1").kill()
     assert lines(watcher) == ["lost 1 0"]
 
 
@@ -114,9 +112,7 @@ def test_unsubscribe(start: Start, run: Run, topic: str, new_id: Callable[[], st
     assert run("sub", *session, "-t", f"{topic}/other", "-C", "1", "-W", "5") == "wanted\n"
 
 
-def test_lines_from_standard_input(
-    start: Start, run: Run, broker: AnyBroker, topic: str, protocol: str
-) -> None:
+def test_lines_from_standard_input(start: Start, run: Run, broker: AnyBroker, topic: str, protocol: str) -> None:
     subscriber = subscribed(start, "-t", topic, "-q", "2", "-C", "200")
     host, port = broker.address
     subprocess.run(

@@ -15,9 +15,7 @@ from tests.harness import AnyBroker, statement
 TIMEOUT_S = 5.0
 QUIET_S = 0.3
 
-pytestmark = pytest.mark.parametrize(
-    "protocol", [mqtt.MQTTv31, mqtt.MQTTv311, mqtt.MQTTv5], ids=["3.1", "3.1.1", "5.0"]
-)
+pytestmark = pytest.mark.parametrize("protocol", [mqtt.MQTTv31, mqtt.MQTTv311, mqtt.MQTTv5], ids=["3.1", "3.1.1", "5.0"])
 
 
 class Paho:
@@ -40,14 +38,10 @@ class Paho:
         self._v5 = v5
         self.client.on_message = lambda client, data, message: self.messages.put(message)
         self.client.on_connect = self._on_connect
-        self.client.on_subscribe = lambda client, data, mid, codes, properties: self._acks.put(
-            [c.value for c in codes]
-        )
+        self.client.on_subscribe = lambda client, data, mid, codes, properties: self._acks.put([c.value for c in codes])
         self.client.on_unsubscribe = lambda client, data, mid, codes, properties: self._acks.put([])
 
-    def _on_connect(
-        self, client: Any, data: Any, flags: mqtt.ConnectFlags, reason: Any, properties: Any
-    ) -> None:
+    def _on_connect(self, client: Any, data: Any, flags: mqtt.ConnectFlags, reason: Any, properties: Any) -> None:
         self._connected.put((not reason.is_failure, flags.session_present))
 
     def start(self) -> bool:
@@ -163,9 +157,7 @@ def test_will(make: Make, topic: str, placement: str) -> None:
     assert watcher.quiet()
 
 
-def test_session_resume(
-    make: Make, topic: str, placement: str, new_id: Callable[[], str], protocol: int
-) -> None:
+def test_session_resume(make: Make, topic: str, placement: str, new_id: Callable[[], str], protocol: int) -> None:
     name = new_id()
     first, publisher, second, third = make(name, True), make(), make(name, True), make(name)
     assert not first.start()

@@ -61,9 +61,7 @@ def statements() -> Iterator[Statement]:
     """The normative statements of all versions, in the order of the standard."""
     with STATEMENTS.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            yield Statement(
-                row["version"], row["id"], row["applies_to"], row["paraphrase"], row["observable"] == "yes"
-            )
+            yield Statement(row["version"], row["id"], row["applies_to"], row["paraphrase"], row["observable"] == "yes")
 
 
 class _Collector:

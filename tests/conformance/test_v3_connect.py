@@ -12,9 +12,7 @@ NewId = Callable[..., str]
 
 @V3
 @statement("3.1.1", "MQTT-3.1.3-1")
-def test_mqtt_3_1_3_1_all_payload_fields_in_order(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_1_3_1_all_payload_fields_in_order(connect: Connect, topic: str, placement: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(f"{topic}/#", 1)
     will = Will(f"{topic}/will", b"gone", qos=1)
@@ -67,9 +65,7 @@ def test_mqtt_3_1_3_9_unusual_ids_are_served_or_refused(broker: AnyBroker, versi
 
 @V3
 @statement("3.1.1", "MQTT-3.1.4-2")
-def test_mqtt_3_1_4_2_second_connection_takes_over(
-    connect: Connect, new_id: NewId, topic: str, version: int
-) -> None:
+def test_mqtt_3_1_4_2_second_connection_takes_over(connect: Connect, new_id: NewId, topic: str, version: int) -> None:
     name = new_id()
     for clean in (True, False):
         first = connect(client_id=name, clean=clean)
@@ -93,9 +89,7 @@ def test_mqtt_3_1_4_2_takeover_between_versions(connect: Connect, new_id: NewId,
 
 @V3
 @statement("3.1.1", "MQTT-3.1.4-5")
-def test_mqtt_3_1_4_5_data_behind_a_refusal_is_ignored(
-    broker: AnyBroker, connect: Connect, topic: str, version: int
-) -> None:
+def test_mqtt_3_1_4_5_data_behind_a_refusal_is_ignored(broker: AnyBroker, connect: Connect, topic: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(topic)
     with Client(broker.address, version, connect=False) as refused:
@@ -109,9 +103,7 @@ def test_mqtt_3_1_4_5_data_behind_a_refusal_is_ignored(
 
 @V3
 @statement("3.1.1", "MQTT-3.1.4-4")
-def test_packets_behind_connect_in_one_segment_are_served(
-    broker: AnyBroker, new_id: NewId, topic: str, version: int
-) -> None:
+def test_packets_behind_connect_in_one_segment_are_served(broker: AnyBroker, new_id: NewId, topic: str, version: int) -> None:
     with Client(broker.address, version, connect=False) as client:
         client.send_raw(
             wire.connect(new_id(), version)
@@ -127,9 +119,7 @@ def test_packets_behind_connect_in_one_segment_are_served(
 
 @V3
 @statement("3.1.1", "MQTT-3.2.2-4")
-def test_mqtt_3_2_2_4_no_session_present_in_a_refusal(
-    broker: AnyBroker, connect: Connect, new_id: NewId, version: int
-) -> None:
+def test_mqtt_3_2_2_4_no_session_present_in_a_refusal(broker: AnyBroker, connect: Connect, new_id: NewId, version: int) -> None:
     name = new_id()
     connect(client_id=name, clean=False).disconnect()
     with Client(broker.address, version, connect=False) as refused:
@@ -161,9 +151,7 @@ def test_mqtt_3_2_2_6_only_defined_return_codes(broker: AnyBroker, version: int)
 
 @V3
 @statement("3.1.1", "MQTT-3.2.0-1")
-def test_mqtt_3_2_0_1_connack_comes_first(
-    connect: Connect, new_id: NewId, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_2_0_1_connack_comes_first(connect: Connect, new_id: NewId, topic: str, placement: str, version: int) -> None:
     name = new_id()
     away = connect(client_id=name, clean=False)
     away.subscribe(topic, 1)
@@ -177,9 +165,7 @@ def test_mqtt_3_2_0_1_connack_comes_first(
 
 @V311
 @statement("3.1.1", "MQTT-3.14.1-1")
-def test_mqtt_3_14_1_1_flagged_disconnect_is_no_clean_end(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_14_1_1_flagged_disconnect_is_no_clean_end(connect: Connect, topic: str, placement: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(topic)
     client = connect(will=Will(topic, b"unclean"))
@@ -205,9 +191,7 @@ def test_mqtt_3_1_2_24_silent_clients_are_cut_off(broker: AnyBroker, connect: Co
     for client in silent.values():
         client.expect_close(timeout=latest_s)
         assert 2.5 < time.monotonic() - begin < latest_s
-    assert {watcher.expect(Publish, payload=b"silent").topic for _ in silent} == {
-        f"{topic}/{v}" for v in silent
-    }
+    assert {watcher.expect(Publish, payload=b"silent").topic for _ in silent} == {f"{topic}/{v}" for v in silent}
     unlimited.ping()
     pinging.publish(f"{topic}/own", b"still")  # [MQTT-4.1.0-2]
     pinging.expect(Publish, payload=b"still")
@@ -226,9 +210,7 @@ def test_mqtt_4_1_0_2_session_lives_as_long_as_its_connection(connect: Connect, 
 
 @V3
 @statement("3.1.1", "MQTT-7.0.0-2", "MQTT-7.1.1-1")
-def test_mqtt_7_0_0_2_a_plain_client_can_do_everything(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_7_0_0_2_a_plain_client_can_do_everything(connect: Connect, topic: str, placement: str, version: int) -> None:
     subscriber, publisher = connect(), connect()
     subscriber.subscribe(topic, 2)
     for qos in (0, 1, 2):
@@ -239,9 +221,7 @@ def test_mqtt_7_0_0_2_a_plain_client_can_do_everything(
 
 @V3
 @statement("3.1.1", "MQTT-7.1.1-1")
-def test_mqtt_7_1_1_1_packets_split_anywhere(
-    broker: AnyBroker, new_id: NewId, topic: str, version: int
-) -> None:
+def test_mqtt_7_1_1_1_packets_split_anywhere(broker: AnyBroker, new_id: NewId, topic: str, version: int) -> None:
     with Client(broker.address, version, connect=False) as client:
         stream = (
             wire.connect(new_id(), version, will=Will(f"{topic}/will", b"w"))

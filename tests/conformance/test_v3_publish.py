@@ -33,9 +33,7 @@ def test_mqtt_1_5_3_3_feff_is_kept(connect: Connect, topic: str, placement: str,
 
 @V3
 @statement("3.1.1", "MQTT-3.3.1-2", "MQTT-3.3.1-3")
-def test_mqtt_3_3_1_3_dup_is_not_passed_on(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_3_1_3_dup_is_not_passed_on(connect: Connect, topic: str, placement: str, version: int) -> None:
     receivers = {qos: connect() for qos in (0, 1, 2)}
     for qos, receiver in receivers.items():
         receiver.subscribe(topic, qos)
@@ -48,9 +46,7 @@ def test_mqtt_3_3_1_3_dup_is_not_passed_on(
 
 @V3
 @statement("3.1.1", "MQTT-3.3.2-2", "MQTT-4.7.1-1")
-def test_mqtt_3_3_2_2_wildcard_topics_are_not_delivered(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_3_2_2_wildcard_topics_are_not_delivered(connect: Connect, topic: str, placement: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(f"{topic}/#", 1)
     for wild in ("+", "#", "a/+/b"):
@@ -62,9 +58,7 @@ def test_mqtt_3_3_2_2_wildcard_topics_are_not_delivered(
 
 @V3
 @statement("3.1.1", "MQTT-3.3.2-3")
-def test_mqtt_3_3_2_3_delivered_topics_fit_the_filter(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_3_2_3_delivered_topics_fit_the_filter(connect: Connect, topic: str, placement: str, version: int) -> None:
     subscriber, publisher = connect(), connect()
     subscriber.subscribe(f"{topic}/a/+", 1)
     for leaf in ("a/b", "a/b/c", "c", "a", "a/"):
@@ -100,9 +94,7 @@ def test_mqtt_3_8_4_6_lower_of_both_qos(connect: Connect, topic: str, placement:
 
 @V3
 @statement("3.1.1", "MQTT-4.3.2-1", "MQTT-2.3.1-4", "MQTT-2.3.1-1")
-def test_mqtt_4_3_2_1_ids_of_pending_deliveries_differ(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_4_3_2_1_ids_of_pending_deliveries_differ(connect: Connect, topic: str, placement: str, version: int) -> None:
     subscriber, publisher = connect(auto_ack=False), connect()
     subscriber.subscribe(topic, 2)
     for number in range(10):
@@ -152,9 +144,7 @@ def test_mqtt_4_3_3_1_delivery_at_qos_2(connect: Connect, topic: str, placement:
 
 @V3
 @statement("3.1.1", "MQTT-4.3.3-2")
-def test_mqtt_4_3_3_2_delivered_once_until_pubrel(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_4_3_3_2_delivered_once_until_pubrel(connect: Connect, topic: str, placement: str, version: int) -> None:
     subscriber, publisher = connect(), connect()
     subscriber.subscribe(topic, 2)
     for _ in range(2):
@@ -179,9 +169,7 @@ def test_mqtt_3_3_4_1_acks_without_subscribers(connect: Connect, topic: str, ver
 @V3
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @statement("3.1.1", "MQTT-4.6.0-5", "MQTT-4.6.0-6")
-def test_mqtt_4_6_0_5_order_of_1000_messages(
-    connect: Connect, topic: str, placement: str, version: int, qos: int
-) -> None:
+def test_mqtt_4_6_0_5_order_of_1000_messages(connect: Connect, topic: str, placement: str, version: int, qos: int) -> None:
     subscriber, publisher = connect(), connect()
     subscriber.subscribe(f"{topic}/#", qos)
     got: list[int] = []
@@ -216,9 +204,7 @@ def test_mqtt_4_6_0_6_order_of_messages_sent_again(
 
 @V311
 @statement("3.1.1", "MQTT-4.8.0-1")
-def test_mqtt_4_8_0_1_only_the_offender_is_closed(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_4_8_0_1_only_the_offender_is_closed(connect: Connect, topic: str, placement: str, version: int) -> None:
     good, bad = connect(), connect()
     good.subscribe(topic)
     bad.send_raw(b"\xf0\x00")
@@ -230,9 +216,7 @@ def test_mqtt_4_8_0_1_only_the_offender_is_closed(
 @V3
 @pytest.mark.parametrize("size", [0, 127, 16_384, 300_000])
 @statement("3.1.1", "MQTT-7.1.1-1")
-def test_mqtt_7_1_1_1_payloads_of_all_sizes(
-    connect: Connect, topic: str, placement: str, version: int, size: int
-) -> None:
+def test_mqtt_7_1_1_1_payloads_of_all_sizes(connect: Connect, topic: str, placement: str, version: int, size: int) -> None:
     subscriber, publisher = connect(), connect()
     subscriber.subscribe(topic, 1)
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)

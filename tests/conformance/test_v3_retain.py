@@ -98,9 +98,7 @@ def test_mqtt_3_3_1_9_live_copies_are_not_marked(
 
 @V3
 @statement("3.1.1", "MQTT-3.3.1-10")
-def test_mqtt_3_3_1_10_empty_payload_erases(
-    connect: Connect, retain: Retain, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_3_1_10_empty_payload_erases(connect: Connect, retain: Retain, topic: str, placement: str, version: int) -> None:
     retain(topic, b"X")
     watcher = connect()
     watcher.subscribe(topic, 1)
@@ -155,9 +153,7 @@ def test_mqtt_3_8_4_3_subscribing_again_replaces_and_replays(
 
 @V3
 @statement("3.1.1", "MQTT-3.8.4-3")
-def test_mqtt_3_8_4_3_no_message_is_lost_while_resubscribing(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_8_4_3_no_message_is_lost_while_resubscribing(connect: Connect, topic: str, placement: str, version: int) -> None:
     client, publisher = connect(), connect()
     client.subscribe(topic, 1)
     for number in range(30):

@@ -16,9 +16,7 @@ def present(client: Client) -> bool:
 
 @V3
 @statement("3.1.1", "MQTT-3.1.2-4", "MQTT-3.2.2-2", "MQTT-3.2.2-3")
-def test_mqtt_3_1_2_4_session_is_resumed(
-    connect: Connect, new_id: NewId, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_1_2_4_session_is_resumed(connect: Connect, new_id: NewId, topic: str, placement: str, version: int) -> None:
     name = new_id()
     first = connect(client_id=name, clean=False)
     assert not present(first)

@@ -14,9 +14,7 @@ Connect = Callable[..., Client]
 
 @V3
 @statement("3.1.1", "MQTT-3.8.4-4", "MQTT-3.8.4-1", "MQTT-3.8.4-5", "MQTT-3.9.3-1")
-def test_mqtt_3_8_4_4_several_filters_one_suback(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_8_4_4_several_filters_one_suback(connect: Connect, topic: str, placement: str, version: int) -> None:
     subscriber, publisher = connect(), connect()
     suback = subscriber.subscribe([(f"{topic}/{leaf}", qos) for leaf, qos in (("a", 0), ("b", 2), ("c", 1))])
     assert suback.codes == (0, 2, 1)
@@ -28,9 +26,7 @@ def test_mqtt_3_8_4_4_several_filters_one_suback(
 
 @V3
 @statement("3.1.1", "MQTT-3.10.4-1", "MQTT-3.10.4-2", "MQTT-3.10.4-4")
-def test_mqtt_3_10_4_1_only_the_same_filter_is_removed(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_10_4_1_only_the_same_filter_is_removed(connect: Connect, topic: str, placement: str, version: int) -> None:
     subscriber, publisher = connect(), connect()
     subscriber.subscribe(f"{topic}/#", 1)
     for other in (f"{topic}/+", f"{topic}/a", f"{topic}/", f"{topic.upper()}/#"):
@@ -44,9 +40,7 @@ def test_mqtt_3_10_4_1_only_the_same_filter_is_removed(
 
 @V3
 @statement("3.1.1", "MQTT-3.10.4-2")
-def test_mqtt_3_10_4_2_others_go_on_after_one_unsubscribes(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_10_4_2_others_go_on_after_one_unsubscribes(connect: Connect, topic: str, placement: str, version: int) -> None:
     leaving, staying, publisher = connect(), connect(), connect()
     for one in (leaving, staying):
         one.subscribe(f"{topic}/+", 1)
@@ -61,9 +55,7 @@ def test_mqtt_3_10_4_2_others_go_on_after_one_unsubscribes(
 
 @V3
 @statement("3.1.1", "MQTT-3.10.4-3")
-def test_mqtt_3_10_4_3_begun_deliveries_are_finished(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_10_4_3_begun_deliveries_are_finished(connect: Connect, topic: str, placement: str, version: int) -> None:
     subscriber, publisher = connect(auto_ack=False), connect()
     subscriber.subscribe(topic, 2)
     publisher.publish(topic, b"x", 2)
@@ -75,9 +67,7 @@ def test_mqtt_3_10_4_3_begun_deliveries_are_finished(
 
 @V3
 @statement("3.1.1", "MQTT-3.10.4-6", "MQTT-3.10.4-4")
-def test_mqtt_3_10_4_6_several_filters_one_unsuback(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_10_4_6_several_filters_one_unsuback(connect: Connect, topic: str, placement: str, version: int) -> None:
     subscriber, publisher = connect(), connect()
     filters = [f"{topic}/{leaf}" for leaf in "abc"]
     subscriber.subscribe([(one, 1) for one in [*filters, f"{topic}/d"]])
@@ -146,9 +136,7 @@ def test_mqtt_4_7_3_4_matching_is_literal(connect: Connect, topic: str, placemen
 
 @V3
 @statement("3.1.1", "MQTT-3.8.4-1")
-def test_mqtt_3_8_4_1_nothing_published_after_suback_is_missed(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_8_4_1_nothing_published_after_suback_is_missed(connect: Connect, topic: str, placement: str, version: int) -> None:
     publisher = connect()
     for number in range(20):
         subscriber = connect()
@@ -171,9 +159,7 @@ def test_mqtt_3_9_3_2_only_defined_return_codes(connect: Connect, topic: str, ve
 @V311
 @pytest.mark.own_broker
 @statement("3.1.1", "MQTT-3.8.3-2", "MQTT-3.9.3-2")
-def test_mqtt_3_8_3_2_wildcards_turned_off(
-    connect: Connect, broker_with: Callable[..., Broker], topic: str, version: int
-) -> None:
+def test_mqtt_3_8_3_2_wildcards_turned_off(connect: Connect, broker_with: Callable[..., Broker], topic: str, version: int) -> None:
     client = connect(on=broker_with(mqtt__wildcard_subscription="false"))
     suback = client.subscribe([(f"{topic}/#", 1), (f"{topic}/+/a", 1), (topic, 1)], check=False)
     assert suback.codes == (0x80, 0x80, 1)

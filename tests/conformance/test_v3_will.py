@@ -14,9 +14,7 @@ NewId = Callable[..., str]
 @V3
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @statement("3.1.1", "MQTT-3.1.2-8", "MQTT-3.1.2-10", "MQTT-3.1.2-9")
-def test_mqtt_3_1_2_8_will_is_sent_once_on_a_cut(
-    connect: Connect, topic: str, placement: str, version: int, qos: int
-) -> None:
+def test_mqtt_3_1_2_8_will_is_sent_once_on_a_cut(connect: Connect, topic: str, placement: str, version: int, qos: int) -> None:
     watcher = connect()
     watcher.subscribe(topic, 2)
     connect(will=Will(topic, b"gone", qos=qos)).cut()
@@ -37,9 +35,7 @@ def test_mqtt_3_1_2_8_will_is_sent_on_an_orderly_close_without_disconnect(
 
 @V3
 @statement("3.1.1", "MQTT-3.1.2-8")
-def test_mqtt_3_1_2_8_will_is_sent_on_a_protocol_error(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_1_2_8_will_is_sent_on_a_protocol_error(connect: Connect, topic: str, placement: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(topic)
     client = connect(will=Will(topic, b"error"))
@@ -50,9 +46,7 @@ def test_mqtt_3_1_2_8_will_is_sent_on_a_protocol_error(
 
 @V3
 @statement("3.1.1", "MQTT-3.1.2-8", "MQTT-3.1.4-2")
-def test_mqtt_3_1_2_8_will_is_sent_on_takeover(
-    connect: Connect, new_id: NewId, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_1_2_8_will_is_sent_on_takeover(connect: Connect, new_id: NewId, topic: str, placement: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(topic)
     name = new_id()
@@ -76,9 +70,7 @@ def test_mqtt_3_14_4_3_disconnect_removes_the_will(
 
 @V3
 @statement("3.1.1", "MQTT-3.1.2-12", "MQTT-3.1.2-10")
-def test_mqtt_3_1_2_12_no_will_without_will_flag(
-    connect: Connect, new_id: NewId, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_1_2_12_no_will_without_will_flag(connect: Connect, new_id: NewId, topic: str, placement: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(topic)
     name = new_id()
@@ -90,9 +82,7 @@ def test_mqtt_3_1_2_12_no_will_without_will_flag(
 
 @V3
 @statement("3.1.1", "MQTT-3.1.2-16")
-def test_mqtt_3_1_2_16_will_without_retain_is_not_stored(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_1_2_16_will_without_retain_is_not_stored(connect: Connect, topic: str, placement: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(topic)
     connect(will=Will(topic, b"live only")).cut()
@@ -105,9 +95,7 @@ def test_mqtt_3_1_2_16_will_without_retain_is_not_stored(
 
 @V3
 @statement("3.1.1", "MQTT-3.1.2-17")
-def test_mqtt_3_1_2_17_will_with_retain_is_stored(
-    connect: Connect, topic: str, placement: str, version: int
-) -> None:
+def test_mqtt_3_1_2_17_will_with_retain_is_stored(connect: Connect, topic: str, placement: str, version: int) -> None:
     watcher = connect()
     watcher.subscribe(topic)
     connect(will=Will(topic, b"stored", qos=1, retain=True)).cut()

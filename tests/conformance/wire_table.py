@@ -63,9 +63,7 @@ def unheeded(data: str) -> Step:
     return Step("unheeded", data)
 
 
-_TOKEN = re.compile(
-    r"\s*(?:'(?P<text>[^']*)'|(?P<proto><proto>)|(?P<hex>(?:[0-9A-Fa-f]{2})+)|(?P<mark>[\[\]()]))"
-)
+_TOKEN = re.compile(r"\s*(?:'(?P<text>[^']*)'|(?P<proto><proto>)|(?P<hex>(?:[0-9A-Fa-f]{2})+)|(?P<mark>[\[\]()]))")
 
 
 def encode(notation: str, version: int) -> bytes:
@@ -90,9 +88,7 @@ def encode(notation: str, version: int) -> bytes:
         elif token["proto"]:
             stack.append((opener, content + wire.string(wire.PROTOCOL_NAMES[version]) + bytes([version])))
         else:
-            stack.append(
-                (opener, content + (token["text"] or "").encode() + bytes.fromhex(token["hex"] or ""))
-            )
+            stack.append((opener, content + (token["text"] or "").encode() + bytes.fromhex(token["hex"] or "")))
     if len(stack) != 1:
         raise ValueError(f"unbalanced bracket in {notation!r}")
     return stack[0][1]
@@ -138,13 +134,9 @@ _CONNECT = (
         CLOSED,
         versions=_V311,
     ),
-    _case(
-        "mqtt_3_1_2_3_reserved_flag", "3.1.2-3", send("10 [<proto> 03 003c ('w')]"), CLOSED, versions=_V311
-    ),
+    _case("mqtt_3_1_2_3_reserved_flag", "3.1.2-3", send("10 [<proto> 03 003c ('w')]"), CLOSED, versions=_V311),
     _case("mqtt_3_1_2_9_will_flag_without_will", "3.1.2-9", send("10 [<proto> 06 003c ('w')]"), CLOSED),
-    _case(
-        "mqtt_3_1_2_9_will_flag_without_message", "3.1.2-9", send("10 [<proto> 06 003c ('w') ('t')]"), CLOSED
-    ),
+    _case("mqtt_3_1_2_9_will_flag_without_message", "3.1.2-9", send("10 [<proto> 06 003c ('w') ('t')]"), CLOSED),
     _case(
         "mqtt_3_1_2_11_will_without_flag",
         "3.1.2-11",
@@ -406,9 +398,7 @@ _SUBSCRIBE = (
         send("82 [0007 ('a') 00 ('b') 02 ('c') 01 ('d') 00]"),
         expect("90 06 00 07 00 02 01 00"),
     ),
-    _case(
-        "mqtt_3_10_1_1_unsubscribe_flags", "3.10.1-1", ONLINE, send("A0 [0001 ('t')]"), CLOSED, versions=_V311
-    ),
+    _case("mqtt_3_10_1_1_unsubscribe_flags", "3.10.1-1", ONLINE, send("A0 [0001 ('t')]"), CLOSED, versions=_V311),
     _case("mqtt_3_10_3_1_filter_not_utf8", "3.10.3-1", ONLINE, send("A2 [0001 (C328)]"), CLOSED),
     _case("mqtt_3_10_3_2_no_filter", "3.10.3-2", ONLINE, send("A2 02 0001"), CLOSED, versions=_V311),
     _case(

@@ -90,7 +90,7 @@ class Broker:
         self._own_dir = data_dir is None
         self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="shardbroker-test-"))
         self.process: subprocess.Popen[str] | None = None
-        self._shared: set[Path] = set()
+        self._instances: set[str] = set()
 
     def __enter__(self) -> "Broker":
         self.start()
@@ -158,15 +158,12 @@ class Broker:
             return []
 
     def child_pids(self, title: str = "") -> list[int]:
-        """Pids of the children whose command line or name contains `title`, such as "worker"."""
+        """Pids of the children whose process name contains `title`, such as "worker"."""
         found = []
         for child in self.children():
-            try:
-                text = " ".join([child.name(), *child.cmdline()])
-            except psutil.NoSuchProcess:
-                continue
-            if title in text:
-                found.append(child.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if title in child.name():
+                    found.append(child.pid)
         return sorted(found)
 
     def _note_shared(self) -> None:
@@ -182,9 +179,7 @@ class Broker:
 
     def leftovers(self) -> list[Path]:
         """What there is in /dev/shm of this instance."""
-        return [
-            path for instance in getattr(self, "_instances", ()) for path in SHARED_DIR.glob(f"*{instance}*")
-        ]
+        return [path for instance in self._instances for path in SHARED_DIR.glob(f"*{instance}*")]
 
     def stop(self) -> None:
         """SIGTERM; asserts a clean end. Cleans up in any case."""

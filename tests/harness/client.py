@@ -144,9 +144,7 @@ class Client:
     def expect(self, kind: type[P], timeout: float | None = None, **fields: Any) -> P:
         """The next packet, which has to be of this type and to have these fields."""
         packet = self.recv(timeout)
-        assert isinstance(packet, kind), (
-            f"{self.client_id!r}: expected {kind.__name__} {fields}, got {packet}"
-        )
+        assert isinstance(packet, kind), f"{self.client_id!r}: expected {kind.__name__} {fields}, got {packet}"
         for name, value in fields.items():
             got = getattr(packet, name)
             assert got == value, f"{self.client_id!r}: {name} is {got!r}, expected {value!r} in {packet}"
@@ -163,9 +161,7 @@ class Client:
         packet = self.recv(seconds)
         assert packet is None, f"{self.client_id!r}: expected nothing, got {packet}"
 
-    def expect_close(
-        self, timeout: float | None = None, ignore: tuple[type[Packet], ...] = ()
-    ) -> Disconnect | None:
+    def expect_close(self, timeout: float | None = None, ignore: tuple[type[Packet], ...] = ()) -> Disconnect | None:
         """The broker closes the connection; returns the DISCONNECT that came before, if one did.
 
         Anything else that comes fails the test, except packets of the types in `ignore`.
@@ -249,9 +245,7 @@ class Client:
         assert not check or max(suback.codes) <= 2, f"refused: {suback}"
         return suback
 
-    def unsubscribe(
-        self, *filters: str, packet_id: int | None = None, properties: wire.PropertiesLike = None
-    ) -> Unsuback:
+    def unsubscribe(self, *filters: str, packet_id: int | None = None, properties: wire.PropertiesLike = None) -> Unsuback:
         packet_id = packet_id or self.next_id()
         self.send_raw(wire.unsubscribe(packet_id, filters, version=self.version, properties=properties))
         return self._wait_ack(Unsuback, packet_id)

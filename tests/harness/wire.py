@@ -283,9 +283,7 @@ def subscribe(
     return packet(SUBSCRIBE, body + tail, flags)
 
 
-def options(
-    qos: int = 0, no_local: bool = False, retain_as_published: bool = False, retain_handling: int = 0
-) -> int:
+def options(qos: int = 0, no_local: bool = False, retain_as_published: bool = False, retain_handling: int = 0) -> int:
     """Subscription options byte (MQTT 5.0 §3.8.3.1)."""
     return qos | (4 if no_local else 0) | (8 if retain_as_published else 0) | retain_handling << 4
 
@@ -326,9 +324,7 @@ def disconnect(
     return packet(DISCONNECT, body + tail, flags)
 
 
-def auth(
-    code: int | None = None, properties: PropertiesLike = None, *, flags: int = 0, tail: bytes = b""
-) -> bytes:
+def auth(code: int | None = None, properties: PropertiesLike = None, *, flags: int = 0, tail: bytes = b"") -> bytes:
     body = b""
     if code is not None or properties is not None:
         body = bytes([code or 0]) + _properties(properties)
