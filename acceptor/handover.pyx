@@ -1,9 +1,16 @@
-"""Passing a socket from an acceptor to a worker; see handover.pxd."""
+"""Passing a socket from an acceptor to a worker; see handover.pxd.
+
+    | header size, u32 | header, CBOR | bytes read, unless in the memfd |     with SCM_RIGHTS: socket [, memfd]
+
+The header is an array: peer, listener, accepted_ms, assigned_id, extra.
+"""
 
 import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport (
+    EAGAIN, ECONNREFUSED, ECONNRESET, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC, EPIPE, errno,
+)
 from libc.string cimport memcpy, memset
 
 import cbor2
@@ -32,12 +39,24 @@ cdef extern from "<sys/socket.h>" nogil:
     unsigned char* CMSG_DATA(cmsghdr* header)
     size_t CMSG_LEN(size_t size)
     size_t CMSG_SPACE(size_t size)
-    int SOL_SOCKET, SCM_RIGHTS, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC
+    int SOL_SOCKET, SCM_RIGHTS, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC, MSG_CTRUNC, MSG_TRUNC
+
+cdef extern from "<sys/mman.h>" nogil:
+    int memfd_create(const char* name, unsigned int flags)
+    unsigned int MFD_CLOEXEC
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+    ssize_t write(int fd, const void* buffer, size_t size)
+
+cdef extern from "<errno.h>" nogil:
+    int ETOOMANYREFS
 
 cdef enum:
     INLINE_MAX = 32768                     # bytes read that travel in the message; more go through a memfd
     MESSAGE_MAX = 131072                   # header and inline bytes; a client id of 64 KiB may stand in the header
     DESCRIPTORS = 2
+    CONTROL_WORDS = 8                      # room for DESCRIPTORS and the header before them, in 8 bytes each
 
 
 cdef class Handover:
@@ -49,20 +68,49 @@ def encode_header(str peer, str listener, uint64_t accepted_ms, bytes assigned_i
     return cbor2.dumps([peer, listener, accepted_ms, assigned_id, extra or {}])
 
 
+cdef inline bint passing(int error) noexcept:
+    """What may be over in a moment: a full channel, descriptors or memory that ran out, a worker that is being replaced.
+
+    ETOOMANYREFS: without privileges no more descriptors may be on their way than a process may have open.
+    """
+    return error in (EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC, ETOOMANYREFS, EPIPE, ECONNRESET, ECONNREFUSED)
+
+
+cdef int in_memory(const uint8_t* data, size_t size) noexcept:
+    """A memfd that holds these bytes, or a negative errno."""
+    cdef int fd = memfd_create("handover", MFD_CLOEXEC)
+    cdef int error
+    cdef size_t done = 0
+    cdef ssize_t written
+    if fd < 0:
+        return -errno
+    while done < size:
+        written = write(fd, data + done, size - done)
+        if written <= 0:
+            error = errno if written < 0 else ENOSPC
+            close(fd)
+            return -error
+        done += written
+    return fd
+
+
 cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, bytes header) except -1:
-    """1: handed over, the caller closes its copy; 0: the channel is full. Raises OSError."""
+    """1: handed over, the caller closes its copy; 0: not now (see passing), nothing was sent. Raises OSError."""
     cdef iovec parts[3]
     cdef msghdr message
-    cdef uint8_t control[64]
+    cdef uint64_t control[CONTROL_WORDS]
     cdef int fds[DESCRIPTORS]
-    cdef int count = 1
+    cdef int count = 1, error
     cdef uint32_t header_size = <uint32_t>PyBytes_GET_SIZE(header)
     cdef ssize_t sent
     memset(&message, 0, sizeof(message))
     fds[0] = fd
     if size > INLINE_MAX:
-        fds[1] = os.memfd_create("handover", os.MFD_CLOEXEC)
-        os.write(fds[1], PyBytes_FromStringAndSize(<const char*>data, size))
+        fds[1] = in_memory(data, size)
+        if fds[1] < 0:
+            if passing(-fds[1]):
+                return 0
+            raise OSError(-fds[1], "memfd for a hand-over")
         count = 2
         size = 0
     parts[0].iov_base = &header_size
@@ -83,9 +131,9 @@ cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, byte
     sent = sendmsg(channel, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
     error = errno
     if count == 2:
-        os.close(fds[1])
+        close(fds[1])
     if sent < 0:
-        if error == EAGAIN or error == EINTR:
+        if passing(error):
             return 0
         raise OSError(error, "hand-over to a worker")
     return 1
@@ -97,13 +145,12 @@ cdef uint8_t buffer[MESSAGE_MAX]
 cdef Handover receive(int channel):
     cdef iovec part
     cdef msghdr message
-    cdef uint8_t control[64]
+    cdef uint64_t control[CONTROL_WORDS]
     cdef int fds[DESCRIPTORS]
-    cdef uint32_t header_size
-    cdef size_t count
+    cdef uint32_t header_size = 0
+    cdef size_t count = 0, i
     cdef ssize_t got
     cdef cmsghdr* rights
-    cdef Handover handover
     memset(&message, 0, sizeof(message))
     part.iov_base = buffer
     part.iov_len = MESSAGE_MAX
@@ -117,29 +164,38 @@ cdef Handover receive(int channel):
             return None
         raise OSError(errno, "hand-over from an acceptor")
     rights = CMSG_FIRSTHDR(&message)
-    if got < <ssize_t>sizeof(header_size) or rights == NULL:
+    if rights != NULL and rights.cmsg_level == SOL_SOCKET and rights.cmsg_type == SCM_RIGHTS:
+        count = min((rights.cmsg_len - CMSG_LEN(0)) // sizeof(int), <size_t>DESCRIPTORS)
+        memcpy(fds, CMSG_DATA(rights), count * sizeof(int))
+    if got >= <ssize_t>sizeof(header_size):
+        memcpy(&header_size, buffer, sizeof(header_size))
+    if count == 0 or message.msg_flags & (MSG_CTRUNC | MSG_TRUNC) or <size_t>got < sizeof(header_size) + header_size:
+        # Out of descriptors here, the kernel keeps part of them back: the client sees its connection close.
+        for i in range(count):
+            close(fds[i])
         return None
-    count = (rights.cmsg_len - CMSG_LEN(0)) // sizeof(int)
-    memcpy(fds, CMSG_DATA(rights), count * sizeof(int))
-    memcpy(&header_size, buffer, sizeof(header_size))
-    handover = Handover.__new__(Handover)
+    return unpack(fds, <int>count, buffer + sizeof(header_size), header_size, got - sizeof(header_size) - header_size)
+
+
+cdef Handover unpack(const int* fds, int count, const uint8_t* header, size_t header_size, size_t inline_size):
+    cdef Handover handover = Handover.__new__(Handover)
     handover.fd = fds[0]
     handover.peer, handover.listener, handover.accepted_ms, handover.assigned_id, handover.extra = cbor2.loads(
-        PyBytes_FromStringAndSize(<const char*>buffer + sizeof(header_size), header_size))
-    handover.data = PyBytes_FromStringAndSize(
-        <const char*>buffer + sizeof(header_size) + header_size, got - sizeof(header_size) - header_size)
-    if count == 2:
+        PyBytes_FromStringAndSize(<const char*>header, header_size))
+    if count == 1:
+        handover.data = PyBytes_FromStringAndSize(<const char*>header + header_size, inline_size)
+    else:
         with os.fdopen(fds[1], "rb") as memory:
-            memory.seek(0)
+            memory.seek(0)                 # its position is shared with the sender's copy, which has written
             handover.data = memory.read()
     return handover
 
 
-def send_one(int channel, int fd, bytes data, bytes header) -> bool:
-    """Slow-path form of the sender."""
+def send_one(int channel, int fd, bytes data not None, bytes header not None) -> bool:
+    """Slow-path form of the sender: False when it is to be tried again. Raises OSError."""
     return send_socket(channel, fd, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), header) == 1
 
 
 def receive_one(int channel):
-    """Slow-path form of the receiver."""
+    """Slow-path form of the receiver: a Handover or None. Raises OSError."""
     return receive(channel)

@@ -2,16 +2,18 @@
 
 import signal
 
-from shm.counters import Counters, ProcessState
-
 from acceptor.acceptor import Acceptor
+from shm.counters import Counters, ProcessState
 from shm.topology import Topology
 
 __all__ = ["run"]
 
 
 def run(topology: Topology, number: int) -> None:
-    """Accepts and hands over until SIGTERM."""
+    """Accepts and hands over until SIGTERM; what can still be handed over then is.
+
+    Its counter slot and its state are those of process number `topology.processes + number`.
+    """
     counters = Counters.attach(topology.counters_name)
     slot = topology.processes + number
     acceptor = Acceptor(topology, number, counters)
@@ -23,4 +25,6 @@ def run(topology: Topology, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     counters.set_state(slot, ProcessState.READY)
     acceptor.run()
+    counters.set_state(slot, ProcessState.DRAINING)
+    acceptor.finish()
     counters.set_state(slot, ProcessState.DOWN)

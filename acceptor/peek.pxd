@@ -7,5 +7,7 @@ cdef enum Outcome:
     TOO_LARGE = 3                          # the announced length is over the limit
     UNCLEAR = 4                            # some worker is to refuse it properly
 
-# `client_id` points into `data`. max_packet: bytes, header included. Raises nothing.
-cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8_t** client_id, uint32_t* length)
+# `client_id` points into `data`. max_packet: bytes, header included. `*length` is written for FOUND only.
+cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8_t** client_id, uint32_t* length) noexcept
+# The protocol level that the CONNECT names (bridge bit left out), 0 when it is not that far.
+cdef int protocol_level(const uint8_t* data, size_t size) noexcept

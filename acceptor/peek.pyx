@@ -1,75 +1,101 @@
 """Reading just enough of a CONNECT to know whose session it is about: the client id. No judgement, no socket.
 
+    0x10 | remaining length | 2 + name | level | flags | keepalive | 5.0: length, properties | 2 + client id | ...
+                              `- start                              `- behind
+
 The worker parses the whole CONNECT and refuses what is to be refused; what cannot be understood here goes to some worker for
 that. Only two things end here: bytes that do not begin a CONNECT, and a length beyond the limit.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 
-from shardbroker.mqtt.codec cimport FixedHeader, read_fixed_header, read_varint
-
-from shardbroker.mqtt.errors import MqttError
-
 __all__ = ["peek_client_id"]
 
 cdef enum:
     CONNECT_FIRST = 0x10
     VERSION_5 = 5
+    BRIDGE = 0x80                          # in the level: the client is a bridge, as mosquitto's are
+    NAME_31 = 6                            # size of "MQIsdp"
+    NAME_311 = 4                           # size of "MQTT"
+    AFTER_NAME = 4                         # level, flags, keepalive, bytes
+    VARINT_MAX = 4                         # bytes
 
 
-cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8_t** client_id, uint32_t* length):
-    cdef FixedHeader header
-    cdef uint32_t at, name, skip, end
+cdef int varint(const uint8_t* data, size_t size, uint32_t* value) noexcept:
+    """Bytes used; 0: it goes on behind `size`, -1: it is too long. Its shortest form is the worker's matter."""
+    cdef int i
+    value[0] = 0
+    for i in range(<int>VARINT_MAX):
+        if <size_t>i >= size:
+            return 0
+        value[0] |= <uint32_t>(data[i] & 0x7F) << (7 * i)
+        if not data[i] & 0x80:
+            return i + 1
+    return -1
+
+
+cdef int beyond(uint64_t need, uint64_t end) noexcept:
+    """`need` bytes are not here: may they still come, or does the packet end before?"""
+    return NEED_MORE if need <= end else UNCLEAR
+
+
+cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8_t** client_id, uint32_t* length) noexcept:
+    cdef uint32_t remaining, properties, name, id_size
+    cdef uint64_t at, end, here            # offsets; `here`: what is here of this packet
+    cdef int used
     if size == 0:
         return NEED_MORE
     if data[0] != CONNECT_FIRST:
         return NOT_CONNECT
-    try:
-        if not read_fixed_header(data, size, &header):
-            return NEED_MORE
-        if <uint64_t>header.size + header.remaining > max_packet:
-            return TOO_LARGE
-        end = header.size + header.remaining
-        at = header.size
-        if at + 2 > size:
-            return NEED_MORE if at + 2 <= end else UNCLEAR
-        name = (<uint32_t>data[at] << 8) | data[at + 1]
-        if name != 4 and name != 6:
-            return UNCLEAR
-        at += 2 + name + 4                 # name, level, flags, keepalive
-        if at > end:
-            return UNCLEAR
-        if at > size:
-            return NEED_MORE
-        if data[at - 4] & 0x7F == VERSION_5:
-            skip = 0
-            while at + skip < size and data[at + skip] & 0x80 and skip < 4:
-                skip += 1
-            if at + skip >= size:
-                return NEED_MORE if at + skip < end else UNCLEAR
-            at += read_varint(data + at, <uint32_t>(size - at), &skip)
-            if skip > end - at:
-                return UNCLEAR
-            at += skip
-        if at + 2 > end:
-            return UNCLEAR
-        if at + 2 > size:
-            return NEED_MORE
-        length[0] = (<uint32_t>data[at] << 8) | data[at + 1]
-        if at + 2 + length[0] > end:
-            return UNCLEAR
-        if at + 2 + length[0] > size:
-            return NEED_MORE
-        client_id[0] = data + at + 2
-        return FOUND
-    except MqttError:
+    used = varint(data + 1, size - 1, &remaining)
+    if used <= 0:
+        return NEED_MORE if used == 0 else UNCLEAR
+    at = 1 + used
+    end = at + remaining
+    if end > max_packet:
+        return TOO_LARGE
+    here = min(<uint64_t>size, end)
+    if at + 2 > here:
+        return beyond(at + 2, end)
+    name = (<uint32_t>data[at] << 8) | data[at + 1]
+    if name != NAME_31 and name != NAME_311:
         return UNCLEAR
+    at += 2 + name + AFTER_NAME
+    if at > here:
+        return beyond(at, end)
+    if data[at - AFTER_NAME] & ~BRIDGE == VERSION_5:
+        used = varint(data + at, here - at, &properties)
+        if used <= 0:
+            return beyond(here + 1, end) if used == 0 else UNCLEAR
+        at += used + properties
+    if at + 2 > here:
+        return beyond(at + 2, end)
+    id_size = (<uint32_t>data[at] << 8) | data[at + 1]
+    if at + 2 + id_size > here:
+        return beyond(at + 2 + id_size, end)
+    client_id[0] = data + at + 2
+    length[0] = id_size
+    return FOUND
+
+
+cdef int protocol_level(const uint8_t* data, size_t size) noexcept:
+    cdef uint32_t remaining
+    cdef uint64_t at
+    cdef int used
+    if size < 2:
+        return 0
+    used = varint(data + 1, size - 1, &remaining)
+    at = 1 + used
+    if used <= 0 or at + 2 > size:
+        return 0
+    at += 2 + ((<uint32_t>data[at] << 8) | data[at + 1])
+    return data[at] & ~BRIDGE if at < size else 0
 
 
 def peek_client_id(bytes data not None, uint32_t max_packet=1 << 20):
     """Slow-path form: the client id, None for more, or the name of the outcome."""
-    cdef const uint8_t* client_id
-    cdef uint32_t length
+    cdef const uint8_t* client_id = NULL
+    cdef uint32_t length = 0
     cdef int outcome = peek(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), max_packet, &client_id, &length)
     if outcome == FOUND:
         return PyBytes_FromStringAndSize(<const char*>client_id, length)

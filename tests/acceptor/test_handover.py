@@ -1,0 +1,88 @@
+"""A socket arrives with all that was read from it, and no descriptor is left over."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from acceptor.handover import encode_header, receive_one, send_one
+
+INLINE_MAX = 32768
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def channel() -> Iterator[tuple[int, int]]:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        near.setblocking(False)
+        far.setblocking(False)
+        yield near.fileno(), far.fileno()
+
+
+@pytest.mark.parametrize("size", [0, 1, INLINE_MAX, INLINE_MAX + 1, 3 << 20])
+def test_round_trip(channel: tuple[int, int], size: int) -> None:
+    near, far = channel
+    data = os.urandom(size)
+    client, ours = socket.socketpair()
+    before = descriptors()
+    with client, ours:
+        header = encode_header("[::1]:5", "tls", 1 << 40, b"auto-1", {"subject": "CN=a"})
+        assert send_one(near, ours.fileno(), data, header)
+        got = receive_one(far)
+        with socket.socket(fileno=got.fd) as received:
+            assert (got.data, got.peer, got.listener) == (data, "[::1]:5", "tls")
+            assert (got.accepted_ms, got.assigned_id, got.extra) == (1 << 40, b"auto-1", {"subject": "CN=a"})
+            received.send(b"hello")
+            assert client.recv(10) == b"hello"
+            assert not os.get_inheritable(got.fd)
+        assert descriptors() == before
+    assert receive_one(far) is None
+
+
+def test_long_client_id_fits_beside_the_inline_bytes(channel: tuple[int, int]) -> None:
+    near, far = channel
+    with socket.socket() as client:
+        assert send_one(near, client.fileno(), b"x" * INLINE_MAX, encode_header("p", "l", 0, b"i" * 65535))
+    got = receive_one(far)
+    os.close(got.fd)
+    assert len(got.data) == INLINE_MAX and len(got.assigned_id) == 65535
+
+
+@pytest.mark.parametrize("size", [10, INLINE_MAX + 1])
+def test_full_channel_says_so_and_loses_nothing(channel: tuple[int, int], size: int) -> None:
+    near, far = channel
+    before = descriptors()
+    with socket.socket() as client:
+        sent = 0
+        while send_one(near, client.fileno(), b"x" * size, encode_header("p", "l", sent, b"")):
+            sent += 1
+        assert sent > 1
+        for number in range(sent):
+            got = receive_one(far)
+            os.close(got.fd)
+            assert got.accepted_ms == number
+        assert send_one(near, client.fileno(), b"", encode_header("p", "l", 0, b""))
+        os.close(receive_one(far).fd)
+    assert descriptors() == before
+
+
+def test_other_end_gone_is_not_an_error() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, socket.socket() as client:
+        far.close()
+        assert not send_one(near.fileno(), client.fileno(), b"", encode_header("p", "l", 0, b""))
+
+
+def test_bad_descriptor_is(channel: tuple[int, int]) -> None:
+    with pytest.raises(OSError):
+        send_one(channel[0], 1 << 20, b"", encode_header("p", "l", 0, b""))
+
+
+def test_message_without_a_socket_is_left_out(channel: tuple[int, int]) -> None:
+    os.write(channel[0], b"\xff\xff\xff\xff")
+    assert receive_one(channel[1]) is None
