@@ -18,12 +18,27 @@ serve: install
 	$(BIN)/shardbroker serve
 
 test: install lint
-	$(BIN)/pytest -q
+	$(BIN)/python -m pytest -q
 	$(BIN)/python -m tests.conformance.coverage
 
 conformance: install
-	$(BIN)/pytest -q tests/conformance $(if $(BROKER),--broker $(BROKER))
+	$(BIN)/python -m pytest -q tests/conformance $(if $(BROKER),--broker $(BROKER))
 	$(BIN)/python -m tests.conformance.coverage
+
+fuzz: install
+	$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)
+
+# A copy with bounds checks, None checks and assertions, fuzzed and simulated: what is wrong there is wrong in the release too.
+debug: install
+	rm -rf build/debug && mkdir -p build/debug
+	cp -r setup.py pyproject.toml README.md shardbroker acceptor shm perf tests fuzz build/debug/
+	find build/debug -name '*.so' -delete -o -name '*.c' -delete
+	cd build/debug && SHARDBROKER_DEBUG=1 $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace >/dev/null 2>&1
+	cd build/debug && $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)
+	cd build/debug && $(CURDIR)/$(BIN)/python -m tests.sim.simulator --steps 5000 --seconds 10
+
+sim: install
+	$(BIN)/python -m tests.sim.simulator --steps 5000 --seconds $(or $(SECONDS),60)
 
 lint: install
 	$(BIN)/ruff check .

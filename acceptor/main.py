@@ -2,8 +2,9 @@
 
 import signal
 
-from acceptor.acceptor import Acceptor
 from shm.counters import Counters, ProcessState
+
+from acceptor.acceptor import Acceptor
 from shm.topology import Topology
 
 __all__ = ["run"]

@@ -14,10 +14,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-
 from acceptor.handover import receive_one
-from acceptor.main import run
 from shm.counters import Counters, ProcessState
+
+from acceptor.main import run
 from shm.topology import ListenerSockets, Topology
 
 WAIT_S = 10.0

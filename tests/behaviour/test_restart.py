@@ -45,7 +45,11 @@ def exchange(publisher: Client, subscriber: Client, topic: str, count: int) -> N
 def test_killed_worker(own: Broker) -> None:
     address = own.address
     names = [client_id_on(worker, WORKERS, f"k{worker}x") for worker in range(WORKERS)]
-    with Client(address, 5, names[1]) as publisher, Client(address, 5, names[2]) as subscriber, Client(address, 5, names[0]) as lost:
+    with (
+        Client(address, 5, names[1]) as publisher,
+        Client(address, 5, names[2]) as subscriber,
+        Client(address, 5, names[0]) as lost,
+    ):
         subscriber.subscribe("t/+", 1)
         lost.subscribe("t/+", 1)
         exchange(publisher, subscriber, "t/a", 20)

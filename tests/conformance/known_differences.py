@@ -19,7 +19,6 @@ KNOWN_DIFFERENCES: dict[str, dict[str, str]] = {
         "mqtt_4_8_0_1_unsuback_from_a_client": "takes every client for a possible bridge",
         "mqtt_4_8_0_1_pingresp_from_a_client": "takes every client for a possible bridge",
         "test_mqtt_3_3_5_1_overlapping_filters_honour_the_highest_qos": "one copy, at the QoS of any match",
-        "test_lines_from_standard_input[mqttv5]": "QoS 2 goes beyond Receive Maximum, and mosquitto_sub ends",
     },
 }
 """Broker, as `ExternalBroker.known` names it, to tests and reasons."""

@@ -40,7 +40,9 @@ def test_mqtt_3_1_2_4_clean_start_and_session_present(connect: Connect, topic: s
 
 
 @statement("5.0", "MQTT-3.1.3-2", "MQTT-3.1.3-1", "MQTT-3.1.3-5")
-def test_mqtt_3_1_3_2_sessions_are_keyed_by_client_id(connect: Connect, topic: str, placement: str, new_id: Callable[..., str]) -> None:
+def test_mqtt_3_1_3_2_sessions_are_keyed_by_client_id(
+    connect: Connect, topic: str, placement: str, new_id: Callable[..., str]
+) -> None:
     names = new_id(), new_id()
     for i, name in enumerate(names):
         client = connect(client_id=name, clean=False, properties=KEPT)
@@ -250,9 +252,26 @@ def test_mqtt_3_1_2_28_response_information(broker_with: Callable[..., Broker], 
         assert "response_information" not in connect(on=own, properties=properties).connack.properties
 
 
-@statement("5.0", "MQTT-3.1.2-29", "MQTT-3.9.2-1", "MQTT-3.9.2-2", "MQTT-3.11.2-1", "MQTT-3.11.2-2", "MQTT-3.4.2-2", "MQTT-3.4.2-3",
-           "MQTT-3.5.2-2", "MQTT-3.5.2-3", "MQTT-3.6.2-2", "MQTT-3.6.2-3", "MQTT-3.7.2-2", "MQTT-3.7.2-3", "MQTT-3.14.2-3",
-           "MQTT-3.14.2-4", "MQTT-3.2.2-19", "MQTT-3.2.2-20")
+@statement(
+    "5.0",
+    "MQTT-3.1.2-29",
+    "MQTT-3.9.2-1",
+    "MQTT-3.9.2-2",
+    "MQTT-3.11.2-1",
+    "MQTT-3.11.2-2",
+    "MQTT-3.4.2-2",
+    "MQTT-3.4.2-3",
+    "MQTT-3.5.2-2",
+    "MQTT-3.5.2-3",
+    "MQTT-3.6.2-2",
+    "MQTT-3.6.2-3",
+    "MQTT-3.7.2-2",
+    "MQTT-3.7.2-3",
+    "MQTT-3.14.2-3",
+    "MQTT-3.14.2-4",
+    "MQTT-3.2.2-19",
+    "MQTT-3.2.2-20",
+)
 def test_mqtt_3_1_2_29_no_diagnosis_where_it_does_not_fit(connect: Connect, topic: str) -> None:
     """Failures of every kind, to a client that takes tiny packets and asked for no problem information."""
     from tests.harness import wire

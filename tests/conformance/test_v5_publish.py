@@ -31,8 +31,19 @@ def test_mqtt_3_3_1_3_dup_is_not_passed_on(connect: Connect, topic: str, placeme
     assert high.expect(Publish, payload=b"x").raw[0] == 0x32
 
 
-@statement("5.0", "MQTT-2.2.1-5", "MQTT-2.2.1-6", "MQTT-3.3.4-1", "MQTT-4.3.2-4", "MQTT-4.3.3-8", "MQTT-4.3.3-11", "MQTT-3.4.2-1",
-           "MQTT-3.5.2-1", "MQTT-3.7.2-1", "MQTT-3.10.4-5")
+@statement(
+    "5.0",
+    "MQTT-2.2.1-5",
+    "MQTT-2.2.1-6",
+    "MQTT-3.3.4-1",
+    "MQTT-4.3.2-4",
+    "MQTT-4.3.3-8",
+    "MQTT-4.3.3-11",
+    "MQTT-3.4.2-1",
+    "MQTT-3.5.2-1",
+    "MQTT-3.7.2-1",
+    "MQTT-3.10.4-5",
+)
 def test_mqtt_2_2_1_5_acknowledgements_carry_the_id(connect: Connect, topic: str) -> None:
     client = connect(auto_ack=False)
     client.publish(topic, b"x", 0)
@@ -69,7 +80,9 @@ def test_mqtt_2_2_1_4_ids_in_flight_differ(connect: Connect, topic: str, placeme
 
 
 @statement("5.0", "MQTT-4.3.2-3", "MQTT-4.4.0-1", "MQTT-3.3.1-1", "MQTT-4.4.0-2")
-def test_mqtt_4_3_2_3_qos_1_is_sent_again_on_resume_only(connect: Connect, topic: str, placement: str, new_id: Callable[..., str]) -> None:
+def test_mqtt_4_3_2_3_qos_1_is_sent_again_on_resume_only(
+    connect: Connect, topic: str, placement: str, new_id: Callable[..., str]
+) -> None:
     name = new_id()
     subscriber, publisher = connect(client_id=name, clean=False, properties=KEPT, auto_ack=False), connect()
     subscriber.subscribe(topic, 1)
@@ -133,7 +146,9 @@ def test_mqtt_4_3_3_10_repeats_and_ids_used_again(connect: Connect, topic: str, 
     subscriber.expect_nothing_from(publisher, 2)
 
 
-@statement("5.0", "MQTT-3.3.2-4", "MQTT-3.3.2-15", "MQTT-3.3.2-16", "MQTT-3.3.2-17", "MQTT-3.3.2-18", "MQTT-3.3.2-20", "MQTT-3.3.2-3")
+@statement(
+    "5.0", "MQTT-3.3.2-4", "MQTT-3.3.2-15", "MQTT-3.3.2-16", "MQTT-3.3.2-17", "MQTT-3.3.2-18", "MQTT-3.3.2-20", "MQTT-3.3.2-3"
+)
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_mqtt_3_3_2_17_properties_are_passed_on(connect: Connect, topic: str, placement: str, qos: int) -> None:
     subscriber, publisher = connect(), connect()
@@ -322,12 +337,34 @@ def test_mqtt_3_8_3_3_no_local(connect: Connect, topic: str, placement: str) -> 
     client.expect_none(0.2)
 
 
-@statement("5.0", "MQTT-3.8.4-1", "MQTT-3.8.4-2", "MQTT-3.8.4-5", "MQTT-3.8.4-6", "MQTT-3.8.4-7", "MQTT-3.9.3-1", "MQTT-3.9.3-2",
-           "MQTT-4.7.1-1", "MQTT-4.7.1-2", "MQTT-4.8.2-1", "MQTT-4.8.2-2")
+@statement(
+    "5.0",
+    "MQTT-3.8.4-1",
+    "MQTT-3.8.4-2",
+    "MQTT-3.8.4-5",
+    "MQTT-3.8.4-6",
+    "MQTT-3.8.4-7",
+    "MQTT-3.9.3-1",
+    "MQTT-3.9.3-2",
+    "MQTT-4.7.1-1",
+    "MQTT-4.7.1-2",
+    "MQTT-4.8.2-1",
+    "MQTT-4.8.2-2",
+)
 def test_mqtt_3_9_3_2_suback_codes(connect: Connect, topic: str) -> None:
     client = connect()
-    filters = [(f"{topic}/a", 0), (f"{topic}/b", 2), ("a#", 0), ("a/#/b", 1), ("a+", 1), (f"{topic}/c", 1), ("$share//t", 0),
-               ("$share/g+/t", 0), ("$share/g", 0), (f"$share/g/{topic}", 1)]
+    filters = [
+        (f"{topic}/a", 0),
+        (f"{topic}/b", 2),
+        ("a#", 0),
+        ("a/#/b", 1),
+        ("a+", 1),
+        (f"{topic}/c", 1),
+        ("$share//t", 0),
+        ("$share/g+/t", 0),
+        ("$share/g", 0),
+        (f"$share/g/{topic}", 1),
+    ]
     suback = client.subscribe(filters, check=False)
     assert isinstance(suback, Suback)
     assert suback.codes == (0, 2, 0x8F, 0x8F, 0x8F, 1, 0x8F, 0x8F, 0x8F, 1)
@@ -372,7 +409,12 @@ def test_mqtt_3_10_4_1_unsubscribe(connect: Connect, topic: str, placement: str)
 @statement("5.0", "MQTT-4.7.1-1", "MQTT-4.7.1-2", "MQTT-4.7.2-1")
 def test_mqtt_4_7_1_1_wildcards(connect: Connect, topic: str, placement: str) -> None:
     publisher = connect()
-    cases = {f"{topic}/a/#": {"a", "a/b", "a/b/c"}, f"+/{topic.split('/')[1]}/a": {"a"}, f"{topic}/+/b": {"a/b"}, f"{topic}/+/+/c": {"a/b/c"}}
+    cases = {
+        f"{topic}/a/#": {"a", "a/b", "a/b/c"},
+        f"+/{topic.split('/')[1]}/a": {"a"},
+        f"{topic}/+/b": {"a/b"},
+        f"{topic}/+/+/c": {"a/b/c"},
+    }
     clients = {filter: connect() for filter in cases}
     for filter, client in clients.items():
         client.subscribe(filter, 1)
@@ -385,3 +427,29 @@ def test_mqtt_4_7_1_1_wildcards(connect: Connect, topic: str, placement: str) ->
         clients[filter].expect_messages(*(leaf.encode() for leaf in expected))
         clients[filter].expect_nothing_from(publisher, 1)
     assert everything.expect(Publish).payload != b"dollar"
+
+
+@statement("5.0", "MQTT-4.3.3-9")
+def test_mqtt_4_3_3_9_after_a_failed_pubrec_the_id_is_new(connect: Connect, topic: str, placement: str) -> None:
+    subscriber, publisher = connect(), connect(auto_ack=False)
+    subscriber.subscribe(topic, 2)
+    text = {"payload_format_indicator": 1}
+    publisher.send_raw(wire.publish(topic, b"\xc3\x28", qos=2, packet_id=9, version=5, properties=text))
+    assert publisher.expect(Pubrec, packet_id=9).code == 0x99
+    publisher.publish(topic, b"good", 2, packet_id=9, properties=text)
+    subscriber.expect(Publish, payload=b"good")
+    subscriber.expect_nothing_from(publisher, 2)
+
+
+@statement("3.1.1", "MQTT-3.3.5-2")
+@pytest.mark.parametrize("version", [4, 5])
+def test_mqtt_3_3_5_2_a_publish_without_permission(connect: Connect, topic: str, version: int) -> None:
+    """The broker's own topics are closed to clients: acknowledged as the version allows, and delivered to nobody."""
+    watcher, client = connect(5), connect(version)
+    watcher.subscribe(f"$SYS/{topic}", 1)
+    for qos in (1, 2):
+        ack = client.publish(f"$SYS/{topic}", b"x", qos, wait=version == 4 or qos == 1)
+        if version == 5:
+            ack = ack or client.expect(Pubrec)
+            assert ack.code == 0x87
+    watcher.expect_nothing_from(connect(), 1)

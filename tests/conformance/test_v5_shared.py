@@ -109,7 +109,9 @@ def test_retained_messages_are_not_sent_to_shared_subscriptions(connect: Connect
     member.expect_none(0.2)
 
 
-def test_offline_members_with_a_session_get_their_share(connect: Connect, topic: str, placement: str, new_id: Callable[..., str]) -> None:
+def test_offline_members_with_a_session_get_their_share(
+    connect: Connect, topic: str, placement: str, new_id: Callable[..., str]
+) -> None:
     name = new_id()
     away = connect(client_id=name, clean=False, properties=KEPT)
     away.subscribe(f"$share/g/{topic}", 1)

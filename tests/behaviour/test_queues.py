@@ -1,0 +1,97 @@
+"""The message queue of a session and its drop rules, as EMQX has them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.harness import Broker, Client, Publish
+
+Connect = Callable[..., Client]
+KEPT = {"session_expiry_interval": 60}
+
+
+def queue_for(connect: Connect, own: Broker, name: str, topic: str, publish: Callable[[Client], None]) -> Client:
+    """A client that comes back after `publish` has run while it was away."""
+    away = connect(client_id=name, on=own, clean=False, properties=KEPT)
+    away.subscribe(f"{topic}/#", 1)
+    away.drop()
+    publish(connect(on=own))
+    return connect(client_id=name, on=own, clean=False, properties=KEPT)
+
+
+def test_full_queue_drops_the_oldest(
+    broker_with: Callable[..., Broker], connect: Connect, topic: str, placement: str, new_id: Callable[..., str]
+) -> None:
+    own = broker_with(mqtt__max_mqueue_len=5)
+
+    def publish(publisher: Client) -> None:
+        for i in range(8):
+            publisher.publish(topic, b"%d" % i, 1)
+
+    back = queue_for(connect, own, new_id(), topic, publish)
+    for i in range(3, 8):
+        back.expect(Publish, payload=b"%d" % i)
+    back.expect_none(0.1)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_qos_0_waits_only_if_it_is_stored(
+    broker_with: Callable[..., Broker], connect: Connect, topic: str, new_id: Callable[..., str], stored: bool
+) -> None:
+    own = broker_with(mqtt__mqueue_store_qos0=str(stored).lower())
+
+    def publish(publisher: Client) -> None:
+        publisher.publish(topic, b"zero", 0)
+        publisher.publish(topic, b"one", 1)
+
+    back = queue_for(connect, own, new_id(), topic, publish)
+    if stored:
+        back.expect(Publish, payload=b"zero", qos=0)
+    back.expect(Publish, payload=b"one", qos=1)
+    back.expect_none(0.1)
+
+
+def test_priorities(broker_with: Callable[..., Broker], connect: Connect, new_id: Callable[..., str]) -> None:
+    own = broker_with(mqtt__max_mqueue_len=3, mqtt__mqueue_priorities='{"p/high" = 10, "p/low" = 1}')
+
+    def publish(publisher: Client) -> None:
+        for payload, leaf in ((b"l1", "low"), (b"h1", "high"), (b"other", "other"), (b"l2", "low"), (b"h2", "high")):
+            publisher.publish(f"p/{leaf}", payload, 1)
+
+    back = queue_for(connect, own, new_id(), "p", publish)
+    # Five for three places: the one without priority went first, then the older of the low ones.
+    for payload in (b"h1", b"h2", b"l2"):
+        back.expect(Publish, payload=payload)
+    back.expect_none(0.1)
+
+
+def test_a_subscriber_that_does_not_read_hinders_nobody(connect: Connect, topic: str, placement: str) -> None:
+    stuck, other, publisher = connect(), connect(), connect()
+    stuck.subscribe(topic, 0)
+    other.subscribe(topic, 1)
+    payload = b"x" * 50_000
+    for i in range(200):
+        publisher.publish(topic, payload + b"%d" % i, 1)
+        other.expect(Publish)
+    publisher.ping()
+    # What is queued for it is bounded; what it gets is in order and ends with the newest.
+    got = []
+    while (message := stuck.recv(0.5)) is not None:
+        if isinstance(message, Publish):
+            got.append(int(message.payload[len(payload) :]))
+    assert got == sorted(got)
+    assert got[-1] == 199
+
+
+def test_retry_interval_of_3_1_1(
+    broker_with: Callable[..., Broker], connect: Connect, topic: str, new_id: Callable[..., str]
+) -> None:
+    own = broker_with(mqtt__retry_interval="1s")
+    old, new, publisher = connect(4, on=own, auto_ack=False), connect(5, on=own, auto_ack=False), connect(on=own)
+    for client in (old, new):
+        client.subscribe(topic, 1)
+    publisher.publish(topic, b"x", 1)
+    first = old.expect(Publish, dup=False)
+    new.expect(Publish, dup=False)
+    old.expect(Publish, dup=True, packet_id=first.packet_id, timeout=3)
+    new.expect_none(0.5)
