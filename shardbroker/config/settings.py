@@ -61,11 +61,11 @@ class Listener(Section):
     bind: str = Field("127.0.0.1:1883", description="HOST:PORT; IPv6 as [::1]:1883.")
     type: Literal["tcp"] = Field("tcp", description="Transport.")
 
-    @field_validator("bind")
+    @field_validator("bind", mode="before")
     @classmethod
-    def _address(cls, value: str) -> str:
-        parse_address(value)
-        return value
+    def _address(cls, value: object) -> str:
+        parse_address(str(value))
+        return str(value)
 
 
 class Retainer(Section):

@@ -1,7 +1,7 @@
 """MQTT 5.0 on one connection: malformed packets and protocol errors, as data.
 
-A row: name, statements, reason codes of which one is allowed in CONNACK or DISCONNECT, bytes sent. `before` rows are sent instead of
-CONNECT, `online` rows behind an accepted one. The connection always ends; a bare close is allowed too.
+A row: name, statements, reason codes of which one is allowed in CONNACK or DISCONNECT, bytes. `BEFORE` rows are sent instead of
+CONNECT, `ONLINE` rows behind an accepted one. The connection always ends; a bare close is allowed too.
 """
 
 from collections.abc import Callable

@@ -1,0 +1,115 @@
+"""Starting and stopping the real broker: what is in the way is said, and nothing is left behind."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Broker, Client, Disconnect
+
+pytestmark = pytest.mark.own_broker
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("shardbroker")
+    return subprocess.run([str(program), "serve", *arguments], capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = serve("--listen", f"tcp://127.0.0.1:{port}", "--data-dir", str(tmp_path / "data"))
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr
+
+
+def test_two_brokers_on_one_port_or_one_data_directory() -> None:
+    with Broker(1) as first:
+        port = first.address[1]
+        ended = serve("--listen", "tcp://127.0.0.1:0", "--data-dir", str(first.data_dir))
+        assert ended.returncode == 1
+        assert f"in use by the broker with pid {first.pid}" in ended.stderr
+        ended = serve("--listen", f"tcp://127.0.0.1:{port}", "--data-dir", str(first.data_dir) + "2")
+        assert ended.returncode == 1
+        assert "Address already in use" in ended.stderr
+        Client(first.address, 5).close()
+
+
+def test_two_instances_side_by_side() -> None:
+    with Broker(1) as first, Broker(2) as second:
+        for broker in (first, second):
+            with Client(broker.address, 5) as client:
+                client.subscribe("t")
+                client.publish("t", b"x")
+                client.expect_messages(b"x")
+
+
+def test_wrong_configuration_ends_with_code_2(tmp_path: Path) -> None:
+    ended = serve("--set", "mqtt.max_inflight=-1", "--data-dir", str(tmp_path))
+    assert ended.returncode == 2
+    assert "mqtt.max_inflight" in ended.stderr
+
+
+def test_drain_sends_clients_away_and_retained_messages_stay(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    first = Broker(2, data_dir=data_dir)
+    first.start()
+    assert first.process is not None
+    with Client(first.address, 5, "drained") as client:
+        client.publish("kept", b"here", 1, True)
+        first.process.send_signal(signal.SIGTERM)
+        ended = client.expect_close(5)
+        assert isinstance(ended, Disconnect)
+        assert ended.code == 0x8B
+    assert first.process.wait(10) == 0
+    assert not first.leftovers()
+    with Broker(3, data_dir=data_dir) as broker, Client(broker.address, 5) as client:
+        client.subscribe("kept", 1)
+        client.expect_messages(b"here")
+
+
+def test_killed_supervisor_takes_all_down_and_the_next_start_cleans_up(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    broker = Broker(2, data_dir=data_dir)
+    broker.start()
+    children = broker.children()
+    broker.process.kill()  # type: ignore[union-attr]
+    deadline = time.monotonic() + 5
+    while any(child.is_running() and child.status() != "zombie" for child in children) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    broker.process.wait(5)  # type: ignore[union-attr]
+    with Broker(2, data_dir=data_dir) as again, Client(again.address, 5) as client:
+        client.ping()
+
+
+def test_one_line_for_a_client_that_goes() -> None:
+    with Broker(1) as broker:
+        name = "gone\nforged"
+        with Client(broker.address, 5, name) as client:
+            client.send_raw(b"\xc1\0")
+            client.expect_close()
+        deadline = time.monotonic() + 5
+        while not any("client gone" in line for line in broker.output) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (line,) = [line for line in broker.output if "client gone" in line]
+        for word in ("gone\\nforged", "peer=127.0.0.1:", "reason=0x81", "malformed_packet", "side=server"):
+            assert word in line
+
+
+def test_sys_topics() -> None:
+    with Broker(2, {"sys.msg_interval": "1s", "sys.heartbeat_interval": "1s"}) as broker, Client(broker.address, 5) as client:
+        client.subscribe("$SYS/#")
+        wanted = {"version", "uptime", "stats/connections/count", "metrics/messages/received", "metrics/bytes/sent"}
+        deadline = time.monotonic() + 8
+        while wanted and time.monotonic() < deadline:
+            message = client.recv(2)
+            if message is not None:
+                name = getattr(message, "topic", "").split("/", 3)[-1]
+                wanted.discard(name)
+        assert not wanted
