@@ -56,6 +56,7 @@ cdef enum:                                 # reason codes that this file gives i
     UNSPECIFIED_ERROR = 0x80
     MALFORMED = 0x81
     PROTOCOL_ERROR = 0x82
+    IMPLEMENTATION_SPECIFIC_ERROR = 0x83
     CLIENT_ID_NOT_VALID = 0x85
     NOT_AUTHORIZED = 0x87
     SERVER_SHUTTING_DOWN = 0x8B
@@ -110,6 +111,9 @@ cdef class Channel(Link):
                 self.core.count(PACKETS_RECEIVED)
         except MqttError as error:
             self.fail(error.reason_code, str(error))
+        except Exception as error:
+            # An error of ours costs this connection, not the worker [MQTT-4.8.0-2]; the log line of its end carries it.
+            self.fail(IMPLEMENTATION_SPECIFIC_ERROR, f"internal error: {error!r}")
         return used
 
     cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:

@@ -63,7 +63,6 @@ cdef class Loop(Shard):
     cdef void read_clock(self) noexcept
     cdef int watch(self, int fd, uint32_t events) except -1
     cdef bint lanes_waiting(self) except -1
-    cdef uint32_t needed(self, Ring lane, TopicEntry entry, uint64_t size) noexcept
     cdef int one_pass(self, int timeout_ms) except -1
     cdef int accept_some(self, int channel) except -1
     cdef int drain_lanes(self) except -1
@@ -76,5 +75,6 @@ cdef class Loop(Shard):
     cdef Ring lane_to(self, long destination)
     cdef int ring(self, int process) except -1
     cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
+    cdef int hold_back(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     cdef int spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     cdef int end_session(self, Session session, bint redispatch) except -1

@@ -43,6 +43,7 @@ cdef enum:
     EVENTS = 1024                          # epoll events a pass
     ACCEPTS = 256                          # hand-overs taken from one acceptor a pass
     RECORDS = 4096                         # ring records taken from one lane a pass
+    CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
     FLUSH_ROUNDS = 4                       # times a socket is written to in a pass, while its session has more for it
 
 TICK_MS = 64
@@ -442,27 +443,23 @@ cdef class Loop(Shard):
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
         cdef Ring lane
         cdef long destination
+        cdef uint64_t whole
         if not entry.destinations and not entry.groups:
             return True
         for destination in entry.destinations:
             lane = self.lane_to(destination)
-            if lane is not None and not lane.has_room(self.needed(lane, entry, size)):
+            if lane is not None and not lane.has_room(room_asked(lane, size)):
                 return False
         for group in entry.groups:
+            # Every group may choose a member on the same worker: room for all their records, beside the plain one.
+            whole = (size + len(group[0]) + len(group[1]) + CLIENT_ID_ROOM) * (len(entry.groups) + 1)
             for destination, _ in <tuple>group[2]:
                 if destination == self.own_destination:
                     continue
                 lane = self.lane_to(destination)
-                if lane is not None and not lane.has_room(
-                        self.needed(lane, entry, size + len(group[0]) + len(group[1])) * <uint32_t>len(entry.groups)):
+                if lane is not None and not lane.has_room(room_asked(lane, whole)):
                     return False
         return True
-
-    cdef uint32_t needed(self, Ring lane, TopicEntry entry, uint64_t size) noexcept:
-        """Room that one record takes at most; one that is too large for the ring is spilled, and takes little."""
-        # Client id and padding; a group's record may go to the same lane as the plain one.
-        cdef uint64_t whole = size + sizeof(RecordHeader) + 65536
-        return <uint32_t>min(whole, <uint64_t>lane.max_record())
 
     cdef int forward(self, long destination, Publication publication) except -1:
         cdef RecordHeader header
@@ -500,11 +497,31 @@ cdef class Loop(Shard):
             return self.spill(destination, header, publication, group, filter)
         target = lane.reserve(<uint32_t>size)
         if target == NULL:
-            raise RuntimeError(f"ring to process {destination} has no room for {size} bytes although it was checked")
+            self.hold_back(destination, header, publication, group, filter)
+            return 0
         fill_record(target, header, publication, group, filter)
         self.touched_lanes.add(destination)
         self.count(MESSAGES_FORWARD)
         return 0
+
+    cdef int hold_back(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
+        """More shared groups than room_for() could ask room for: what is left waits until the ring has drained."""
+        cdef Message message = publication.keep()
+        cdef int kind = header.kind, attempts = header.attempts
+        cdef uint64_t member = header.member
+        self.retry.append(lambda: self.write_later(destination, kind, attempts, member, message, group, filter))
+        return 0
+
+    def write_later(self, long destination, int kind, int attempts, uint64_t member, Message message, bytes group, bytes filter) -> None:
+        """A record that found no room tries again; it waits once more if there is still none."""
+        cdef RecordHeader header
+        cdef Publication publication = Publication.__new__(Publication)
+        memset(&header, 0, sizeof(header))
+        header.kind = <uint8_t>kind
+        header.attempts = <uint8_t>attempts
+        header.member = member
+        publication.borrow(message)
+        self.write_record(destination, &header, publication, group, filter)
 
     cdef int spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
         """A record larger than the ring takes goes to a file on tmpfs; its reader unlinks it."""
@@ -526,7 +543,8 @@ cdef class Loop(Shard):
         target = lane.reserve(<uint32_t>record_size(&note))
         if target == NULL:
             path.unlink()
-            raise RuntimeError(f"ring to process {destination} has no room for a spill note although it was checked")
+            self.hold_back(destination, header, publication, group, filter)
+            return 0
         memcpy(target, &note, sizeof(note))
         memcpy(target + sizeof(note), PyBytes_AS_STRING(name), len(name))
         self.touched_lanes.add(destination)
@@ -686,6 +704,12 @@ cdef class Loop(Shard):
             self.registry.update(self.registry_puts, self.registry_deletes)
             self.registry_puts = {}
             self.registry_deletes = set()
+
+
+cdef uint32_t room_asked(Ring lane, uint64_t size) noexcept:
+    """Room for records of `size` bytes in all; never more than the lane can have, or a publisher would wait for ever. What is
+    too large for a lane is spilled and takes little."""
+    return <uint32_t>min(size + sizeof(RecordHeader) + CLIENT_ID_ROOM, <uint64_t>lane.max_record())
 
 
 cdef void fill_record(uint8_t* target, RecordHeader* header, Publication publication, bytes group, bytes filter) noexcept:

@@ -80,3 +80,15 @@ def test_flood_across_workers_is_pushed_back_not_lost(connect: Connect, topic: s
         message = subscriber.expect(Publish, timeout=20)
         seen.setdefault(message.topic[-1], []).append(int(message.payload[len(payload) :]))
     assert seen == {"0": list(range(400)), "1": list(range(400))}
+
+
+def test_many_shared_groups_on_one_topic(connect: Connect, topic: str, placement: str) -> None:
+    """More records for one publish than a ring has room for at a time: all arrive."""
+    member, publisher = connect(), connect()
+    count = 80
+    member.subscribe([(f"$share/group{i}/{topic}", 1) for i in range(count)])
+    for number in range(3):
+        publisher.publish(topic, b"%d" % number * 100_000, 1, wait=False)
+    for _ in range(3 * count):
+        member.expect(Publish, timeout=20)
+    publisher.ping()
