@@ -17,7 +17,7 @@ $(VENV)/.installed: $(SOURCES)
 serve: install
 	$(BIN)/shardbroker serve
 
-test: install lint
+test: install lint types
 	$(BIN)/python -m pytest -q
 	$(BIN)/python -m tests.conformance.coverage
 

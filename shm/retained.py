@@ -15,7 +15,7 @@ import struct
 import time
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lmdb
 
@@ -70,7 +70,9 @@ class RetainedStore:
             self._open(path, map_bytes)
 
     def _open(self, path: Path, map_bytes: int) -> None:
-        self._env = lmdb.open(str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=False, metasync=False, mode=0o600)
+        self._env: Any = lmdb.open(
+            str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=False, metasync=False, mode=0o600
+        )
         self._env.reader_check()
         self._dbs = (self._env.open_db(b"topics"), self._env.open_db(b"long"))
 
@@ -143,7 +145,7 @@ class RetainedStore:
         return found, None
 
     @staticmethod
-    def _seek_first(cursor: lmdb.Cursor, levels: list[bytes], after: bytes | None) -> bool:
+    def _seek_first(cursor: Any, levels: list[bytes], after: bytes | None) -> bool:
         if after is not None:
             found = cursor.set_range(after)
             return bool(cursor.next()) if found and cursor.key() == after else bool(found)
@@ -155,7 +157,7 @@ class RetainedStore:
         return bool(cursor.set_range(b"\0".join(literal)[:KEY_MAX]) if literal and literal[0] else cursor.first())
 
     @staticmethod
-    def _judge_long(filter: bytes, cursor: lmdb.Cursor) -> tuple[bool, bytes | None]:
+    def _judge_long(filter: bytes, cursor: Any) -> tuple[bool, bytes | None]:
         return matches(filter, _decode(cursor.value()).topic), None
 
     def clear_expired(self, now_ms: int, limit: int) -> int:
@@ -174,10 +176,10 @@ class RetainedStore:
                             more = cursor.next()
         return removed
 
-    def _entries(self, txn: lmdb.Transaction) -> int:
+    def _entries(self, txn: Any) -> int:
         return sum(txn.stat(db)["entries"] for db in self._dbs)
 
-    def _place(self, topic: bytes) -> tuple[object, bytes]:
+    def _place(self, topic: bytes) -> tuple[Any, bytes]:
         key = topic.replace(b"/", b"\0")
         if len(key) <= KEY_MAX:
             return self._dbs[0], key

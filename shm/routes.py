@@ -17,7 +17,7 @@ whole levels that fits and a digest, and compared in full. NUL cannot occur in a
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lmdb
 
@@ -99,7 +99,9 @@ class RouteTable:
     def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Without syncs: the page cache outlives every process, and the file is on tmpfs anyway.
-        self._env = lmdb.open(str(path), map_size=map_bytes, max_dbs=4, max_readers=READERS, sync=False, metasync=False, mode=0o600)
+        self._env: Any = lmdb.open(
+            str(path), map_size=map_bytes, max_dbs=4, max_readers=READERS, sync=False, metasync=False, mode=0o600
+        )
         self._env.reader_check()
         self._exact = self._env.open_db(b"exact", dupsort=True)
         self._wild = self._env.open_db(b"wild", dupsort=True)
@@ -150,7 +152,7 @@ class RouteTable:
                     break
         return removed
 
-    def _place(self, txn: lmdb.Transaction, filter: bytes, add: bool) -> tuple[object, bytes]:
+    def _place(self, txn: Any, filter: bytes, add: bool) -> tuple[Any, bytes]:
         """Database and key of a filter; notes the text of a long one."""
         if not _has_wildcard(filter):
             if len(filter) <= KEY_MAX:
@@ -162,13 +164,13 @@ class RouteTable:
         cut = key.rfind(b"\0", 0, KEY_MAX - DIGEST - 1)
         return self._wild_long, key[: cut + 1] + LONG_MARK + self._remember(txn, filter, add)
 
-    def _remember(self, txn: lmdb.Transaction, text: bytes, add: bool) -> bytes:
+    def _remember(self, txn: Any, text: bytes, add: bool) -> bytes:
         digest = _digest(text)
         if add:
             txn.put(digest, text, db=self._long)
         return digest
 
-    def _value(self, txn: lmdb.Transaction, change: RouteChange) -> bytes:
+    def _value(self, txn: Any, change: RouteChange) -> bytes:
         destination = change.destination.to_bytes(4, "big")
         if not change.group:
             return b"\0" + destination
@@ -192,7 +194,7 @@ class RouteTable:
                     self._walk_long(txn, cursor, topic, words, b"", 0, found)
             return found.match(lambda digest: txn.get(digest, db=self._long))
 
-    def _match_exact(self, txn: lmdb.Transaction, topic: bytes, found: "_Collector") -> None:
+    def _match_exact(self, txn: Any, topic: bytes, found: "_Collector") -> None:
         key = topic
         if len(topic) > KEY_MAX:
             digest = _digest(topic)
@@ -205,8 +207,8 @@ class RouteTable:
 
     def _walk(
         self,
-        txn: lmdb.Transaction,
-        cursor: lmdb.Cursor,
+        txn: Any,
+        cursor: Any,
         words: list[bytes],
         prefix: bytes,
         depth: int,
@@ -232,14 +234,14 @@ class RouteTable:
                 self._walk(txn, cursor, words, deeper, depth + 1, found, dollar)
 
     @staticmethod
-    def _take(cursor: lmdb.Cursor, key: bytes, found: "_Collector") -> None:
+    def _take(cursor: Any, key: bytes, found: "_Collector") -> None:
         if len(key) <= KEY_MAX and cursor.set_key(key):
             found.add(key.replace(b"\0", b"/"), cursor.iternext_dup())
 
     def _walk_long(
         self,
-        txn: lmdb.Transaction,
-        cursor: lmdb.Cursor,
+        txn: Any,
+        cursor: Any,
         topic: bytes,
         words: list[bytes],
         prefix: bytes,
