@@ -1,4 +1,4 @@
-"""The command `shardbroker`: serve, config. Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
+"""The command `shardbroker`: serve, config, perf. Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
 
 import argparse
 import os
@@ -14,6 +14,11 @@ __all__ = ["main"]
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; `argv` without the program's name."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["perf"]:
+        from perf.cli import main as perf  # has options of its own
+
+        return perf(argv[1:])
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
@@ -38,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text)
         _add_sources(verb)
         verb.set_defaults(run=run)
+    commands.add_parser("perf", help="load a broker and measure it: perf --help")
     verbs.add_parser("reference", help="print docs/configuration.md").set_defaults(run=_reference)
     return parser
 

@@ -1,0 +1,127 @@
+"""Starts a broker on its own core for the length of a comparison."""
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["LaunchError", "Running", "launched", "on_core"]
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+OUTPUT_SHOWN = 2000
+"""Bytes of a broker's output that are shown when it does not start."""
+MOSQUITTO_CONF = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+set_tcp_nodelay true
+persistence false
+max_inflight_messages 0
+max_queued_messages 0
+"""
+SYSTEM_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
+"""Where brokers are that are not in an ordinary user's PATH."""
+
+
+class LaunchError(Exception):
+    """The broker did not start; the text holds its last output."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A broker that accepts connections."""
+
+    pid: int
+    port: int
+
+
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """This process, and what it starts meanwhile, on one core; None leaves all as it is."""
+    before = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def launched(command: str, core: int | None) -> Iterator[Running]:
+    """Runs `command` with {port}, {dir} and {conf} filled in; ends it and all its processes. Raises LaunchError.
+
+    {port} is a free port of 127.0.0.1, {dir} an empty directory, {conf} a configuration for mosquitto with that port.
+    The broker leads a session of its own, so whatever it starts can be ended with it, whether it ends well or not.
+    """
+    if "{port}" not in command and "{conf}" not in command:
+        raise LaunchError(f"{command}: {{port}} or {{conf}} has to stand in it, so that the broker's port is known")
+    directory = Path(tempfile.mkdtemp(prefix="shardbroker-perf-"))
+    try:
+        port = _free_port()
+        conf = directory / "mosquitto.conf"
+        conf.write_text(MOSQUITTO_CONF.format(port=port))
+        (directory / "data").mkdir()
+        words = [
+            word.replace("{port}", str(port)).replace("{dir}", str(directory / "data")).replace("{conf}", str(conf))
+            for word in shlex.split(command)
+        ]
+        program = shutil.which(words[0], path=os.pathsep.join([os.environ.get("PATH", ""), SYSTEM_PATH]))
+        if program is None:
+            raise LaunchError(f"{words[0]}: there is no such program")
+        with open(directory / "output", "w+b") as output:
+            with on_core(core):
+                process = subprocess.Popen(
+                    [program, *words[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                )
+            try:
+                _wait_until_open(process, port, directory / "output")
+                yield Running(process.pid, port)
+            finally:
+                _end(process)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _wait_until_open(process: "subprocess.Popen[bytes]", port: int, output: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            break
+        if process.poll() is not None or time.monotonic() > deadline:
+            text = output.read_bytes()[-OUTPUT_SHOWN:].decode(errors="replace")
+            raise LaunchError(f"{process.args!r} did not open port {port}\n{text}")
+        time.sleep(0.05)
+    time.sleep(0.5)  # a broker of several processes listens before the last of them is ready
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in psutil.wait_procs(children, timeout=1)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,64 @@
+"""The packets that a load test needs before and after its messages, MQTT 3.1.1 and 5.0. Nothing here is hot."""
+
+from struct import pack
+
+__all__ = ["DISCONNECT", "connect", "publish_head", "receive_maximum", "subscribe"]
+
+DISCONNECT = b"\xe0\x00"
+RECEIVE_MAXIMUM = 0x21
+RECEIVE_MAXIMUM_DEFAULT = 65_535
+"""MQTT 5.0 §3.2.2.3.3"""
+FIXED_SIZES = {0x11: 4, 0x13: 2, 0x21: 2, 0x22: 2, 0x24: 1, 0x25: 1, 0x27: 4, 0x28: 1, 0x29: 1, 0x2A: 1}
+"""Bytes of the values of CONNACK properties that have a fixed size; all others are strings (MQTT 5.0 §2.2.2.2)."""
+USER_PROPERTY = 0x26
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while True:
+        value, low = value >> 7, value & 0x7F
+        out.append(low | (0x80 if value else 0))
+        if not value:
+            return bytes(out)
+
+
+def text(value: str) -> bytes:
+    data = value.encode()
+    return pack(">H", len(data)) + data
+
+
+def packet(first: int, body: bytes) -> bytes:
+    return bytes([first]) + varint(len(body)) + body
+
+
+def connect(client_id: str, version: int) -> bytes:
+    """Clean session, no keepalive: a silent subscriber is left alone."""
+    properties = b"\x00" if version == 5 else b""
+    return packet(0x10, text("MQTT") + bytes([version, 0x02, 0, 0]) + properties + text(client_id))
+
+
+def subscribe(topic_filter: str, qos: int, version: int, packet_id: int = 1) -> bytes:
+    properties = b"\x00" if version == 5 else b""
+    return packet(0x82, pack(">H", packet_id) + properties + text(topic_filter) + bytes([qos]))
+
+
+def publish_head(topic: str, qos: int, payload: int, version: int) -> bytes:
+    """A PUBLISH up to its payload of `payload` bytes; at QoS 1 and 2 with a packet id of 0 to be patched."""
+    head = text(topic) + (b"\x00\x00" if qos else b"") + (b"\x00" if version == 5 else b"")
+    return bytes([0x30 | qos << 1]) + varint(len(head) + payload) + head
+
+
+def receive_maximum(properties: bytes) -> int:
+    """Of a 5.0 CONNACK's properties without their length; the default if there is none."""
+    at = 0
+    while at < len(properties):
+        identifier = properties[at]
+        at += 1
+        if identifier == RECEIVE_MAXIMUM:
+            return int.from_bytes(properties[at : at + 2])
+        if identifier in FIXED_SIZES:
+            at += FIXED_SIZES[identifier]
+            continue
+        for _ in range(2 if identifier == USER_PROPERTY else 1):
+            at += 2 + int.from_bytes(properties[at : at + 2])
+    return RECEIVE_MAXIMUM_DEFAULT

@@ -1,0 +1,63 @@
+"""A plan that makes no sense is refused with the name, the value and what is allowed."""
+
+from typing import Any
+
+import pytest
+
+from perf.compare import STANDARD, plan_of
+from perf.plan import Plan, PlanError
+from perf.wire import receive_maximum
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"scenario": "p3p"}, "scenario"),
+        ({"qos": 3}, "qos"),
+        ({"payload": 15}, "payload"),
+        ({"window": 0}, "window"),
+        ({"version": 3}, "version"),
+        ({"seconds": 0}, "seconds"),
+        ({"publishers": 2}, "p2p"),
+        ({"scenario": "fanout"}, "fanout"),
+        ({"scenario": "wildcard", "subscribers": 7}, "wildcard"),
+    ],
+)
+def test_refused(values: dict[str, Any], name: str) -> None:
+    with pytest.raises(PlanError, match=name):
+        Plan(**values)
+
+
+@pytest.mark.parametrize("text", STANDARD)
+def test_standard_scenarios_are_plans(text: str) -> None:
+    assert plan_of(text).scenario == text.partition(":")[0]
+
+
+def test_scenario_with_settings() -> None:
+    plan = plan_of("p2p:qos=2,rate=1.5,messages=7")
+    assert (plan.qos, plan.rate, plan.messages, plan.quota) == (2, 1.5, 7, 2)
+    with pytest.raises(ValueError, match="nonsense"):
+        plan_of("p2p:nonsense=1")
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    levels, names = topic_filter.split("/"), topic.split("/")
+    if levels[-1] == "#":
+        levels, names = levels[:-1], names[: len(levels) - 1]
+    return len(levels) == len(names) and all(level in ("+", name) for level, name in zip(levels, names, strict=True))
+
+
+@pytest.mark.parametrize("text", ["p2p:publishers=4,subscribers=4", "fanout:subscribers=6", "wildcard:publishers=3,subscribers=6"])
+def test_each_message_reaches_just_its_receivers(text: str) -> None:
+    plan = plan_of(text)
+    for publisher in range(plan.publishers):
+        for topic in plan.topics_of(publisher):
+            reached = [s for s in range(plan.subscribers) if matches(plan.filter_of(s), topic)]
+            assert len(reached) == plan.receivers
+            assert {plan.source_of(subscriber) for subscriber in reached} == {publisher}
+
+
+def test_receive_maximum_among_other_properties() -> None:
+    properties = b"\x11\0\0\0\1\x1f\0\2ok\x26\0\1k\0\1v\x25\1\x21\0\x14\x2a\1"
+    assert receive_maximum(properties) == 20
+    assert receive_maximum(properties.replace(b"\x21\0\x14", b"")) == 65535
