@@ -50,10 +50,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
-    parser.add_argument("--listen", action="append", default=[], metavar="tcp://HOST:PORT", help="may be given several times")
-    parser.add_argument("--workers", metavar="N|auto")
-    parser.add_argument("--acceptors", metavar="N|auto")
-    parser.add_argument("--data-dir", metavar="DIR")
+    parser.add_argument(
+        "--listen",
+        action="append",
+        default=[],
+        metavar="tcp://HOST:PORT",
+        help="where to listen, in place of all listeners configured; may be given several times",
+    )
+    parser.add_argument("--workers", metavar="N|auto", help="auto: one per usable core")
+    parser.add_argument("--acceptors", metavar="N|auto", help="auto: two, or one on a single core")
+    parser.add_argument("--data-dir", metavar="DIR", help="one broker each")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of docs/configuration.md")
 
 
@@ -62,10 +68,10 @@ def _load(arguments: argparse.Namespace) -> Loaded:
     for name in ("workers", "acceptors", "data_dir"):
         value = getattr(arguments, name)
         if value is not None:
-            options[f"process.{name}"] = int(value) if value.isdigit() and name != "data_dir" else value
+            options[f"process.{name}"] = value
     for number, address in enumerate(arguments.listen):
         scheme, separator, bind = address.partition("://")
-        if not separator:
+        if not separator or not bind:
             raise ConfigError(f"--listen {address}: allowed is tcp://HOST:PORT")
         name = "default" if number == 0 else f"listen-{number + 1}"
         options[f"listeners.{name}.bind"] = bind

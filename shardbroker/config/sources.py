@@ -1,14 +1,14 @@
 """Where values come from, later ones over earlier: default, TOML file, environment, --set, command line options."""
 
-import difflib
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from shardbroker.config.errors import ConfigError, explain, refusal
+from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, takes_text
 from shardbroker.config.settings import Settings
 
 __all__ = ["ConfigError", "Loaded", "load"]
@@ -16,16 +16,19 @@ __all__ = ["ConfigError", "Loaded", "load"]
 ENV_PREFIX = "SHARDBROKER__"
 
 
-class ConfigError(Exception):
-    """The configuration is refused; every line of the text names key, value, source and what is allowed."""
-
-
 class Loaded:
     """The effective settings, and for each key that was set the source it came from."""
 
-    def __init__(self, settings: Settings, sources: dict[str, str]) -> None:
+    def __init__(self, settings: Settings, sources: Mapping[KeyPath, str]) -> None:
         self.settings = settings
-        self.sources = sources
+        self.sources = {dotted(path): source for path, source in sources.items()}
+
+    def source(self, key: str) -> str:
+        """Where a key's value came from; several sources if it is a table that was put together from them."""
+        if key in self.sources:
+            return self.sources[key]
+        parts = [source for known, source in self.sources.items() if known.startswith(key + ".")]
+        return ", ".join(dict.fromkeys(parts)) or "default"
 
 
 def load(
@@ -35,90 +38,105 @@ def load(
     options: Mapping[str, Any] | None = None,
 ) -> Loaded:
     """Reads all sources. `options` are dotted keys set by options of the command line. Raises ConfigError."""
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
+    values = _Values()
     if file is not None:
-        for key, value in _flatten(_read_file(file)):
-            _put(values, sources, key, value, f"file {file}")
-    for name, text in (environment or {}).items():
+        values.put((), _read_file(file), f"file {file}")
+    for name, text in sorted((environment or {}).items()):
         if name.startswith(ENV_PREFIX):
-            key = name[len(ENV_PREFIX) :].lower().replace("__", ".")
-            _put(values, sources, key, _literal(text), f"environment {name}")
+            path = _split(name[len(ENV_PREFIX) :].lower().replace("__", "."))
+            values.put(path, _literal(path, text), f"environment {name}")
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        if not equals or not key:
+        if not equals or not key.strip():
             raise ConfigError(f"--set {assignment}: allowed is key=value, such as mqtt.max_inflight=64")
-        _put(values, sources, key.strip(), _literal(text), "--set")
+        path = _split(key.strip())
+        values.put(path, _literal(path, text.strip()), "--set")
+    if any(key.startswith("listeners.") for key in options or ()):
+        values.forget(("listeners",))  # --listen says where to listen, not where else
     for key, value in (options or {}).items():
-        _put(values, sources, key, value, "command line")
+        values.put(_split(key), value, "command line")
     try:
-        return Loaded(Settings.model_validate(values), sources)
+        return Loaded(Settings.model_validate(values.tree()), values.sources)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem, sources) for problem in error.errors())) from None
+        raise ConfigError(explain(error, values.values, values.sources)) from None
+
+
+class _Values:
+    """Values by path, each with its source. Sections are merged; any other value replaces what there is at its path."""
+
+    def __init__(self) -> None:
+        self.values: dict[KeyPath, Any] = {}
+        self.sources: dict[KeyPath, str] = {}
+
+    def put(self, path: KeyPath, value: Any, source: str) -> None:
+        self._check_sections(path, value, source)
+        field, parts = field_at(path)
+        if isinstance(value, dict) and not (field is not None and parts == len(path) and is_map(field)):
+            for name, inner in value.items():
+                self.put((*path, name), inner, source)
+            if not value and not any(known[: len(path)] == path for known in self.values):
+                self.values[path], self.sources[path] = {}, source
+            return
+        self.forget(path)
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                self.values[(*path, name)], self.sources[(*path, name)] = inner, source
+        else:
+            self.values[path], self.sources[path] = value, source
+
+    def _check_sections(self, path: KeyPath, value: Any, source: str) -> None:
+        for length in range(1, len(path)):
+            above = path[:length]
+            if above not in self.values:
+                continue
+            if self.values[above] == {}:
+                self.forget(above)  # an empty table gives way to its first entry
+            else:
+                text = f"{dotted(above)} is given as a value ({self.sources[above]}), so it has no keys"
+                raise ConfigError(refusal(dotted(path), value, source, text))
+
+    def forget(self, path: KeyPath) -> None:
+        for known in [known for known in self.values if known[: len(path)] == path]:
+            del self.values[known], self.sources[known]
+
+    def tree(self) -> dict[str, Any]:
+        root: dict[str, Any] = {}
+        for path, value in self.values.items():
+            here = root
+            for part in path[:-1]:
+                here = here.setdefault(part, {})
+            here[path[-1]] = value
+        return root
 
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"configuration file {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"configuration file {file}: byte {error.start} is not UTF-8; allowed is TOML in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"configuration file {file}: not valid TOML: {error}") from None
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict) and path != "mqtt.mqueue_priorities":
-            yield from _flatten(value, path + ".")
-        else:
-            yield path, value
+def _split(key: str) -> KeyPath:
+    """The path of a dotted key. What stands below a table with free keys is one part, whatever dots it holds."""
+    path = tuple(key.split("."))
+    field, parts = field_at(path)
+    if field is not None and is_map(field) and len(path) > parts:
+        return (*path[:parts], ".".join(path[parts:]))
+    return path
 
 
-def _literal(text: str) -> Any:
-    """TOML's literals where the text is one (numbers, true, lists), else the text itself."""
+def _literal(path: KeyPath, text: str) -> Any:
+    """TOML's literals where the text is one (numbers, true, tables), else, or where any text is a value, the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _put(values: dict[str, Any], sources: dict[str, str], key: str, value: Any, source: str) -> None:
-    *path, last = key.split(".")
-    here = values
-    for part in path:
-        here = here.setdefault(part, {})
-        if not isinstance(here, dict):
-            raise ConfigError(f"{key} = {value!r} ({source}): {part} is a value, not a section")
-    here[last] = value
-    sources[key] = source
-
-
-def _explain(problem: Any, sources: dict[str, str]) -> str:
-    location = [str(part) for part in problem["loc"] if not str(part).startswith(("function-", "literal", "int", "constrained"))]
-    key = ".".join(location)
-    source = sources.get(key) or next((where for known, where in sources.items() if known.startswith(key + ".")), "?")
-    value = json.dumps(problem["input"], default=str)
-    if problem["type"] == "extra_forbidden":
-        known = list(_known_keys(Settings))
-        close = difflib.get_close_matches(key, known, 1)
-        siblings = [name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0]]
-        hint = f"did you mean {close[0]}?" if close else f"allowed are {', '.join(siblings or known)}"
-        return f"{key} = {value} ({source}): unknown key; {hint}"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{key} = {value} ({source}): {message}"
-
-
-def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
-    for name, field in model.model_fields.items():
-        annotation: Any = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from _known_keys(annotation, f"{prefix}{name}.")
-        elif (
-            get_origin(annotation) is dict
-            and isinstance(get_args(annotation)[1], type)
-            and issubclass(get_args(annotation)[1], BaseModel)
-        ):
-            yield from _known_keys(get_args(annotation)[1], f"{prefix}{name}.<name>.")
-        else:
-            yield prefix + name
+    value = parsed["value"]
+    field, _ = field_at(path)
+    if len(parsed) > 1 or (field is not None and takes_text(field) and not isinstance(value, str)):
+        return text
+    return value

@@ -1,33 +1,54 @@
-"""Durations and sizes as people write them: `15s`, `2h`, `infinity`; `256KB`, `1MB`."""
+"""Durations, sizes and limits as people write them: `15s`, `2h`, `infinity`; `256KB`, `1MB`."""
 
 import re
-from math import inf
+from dataclasses import dataclass
+from enum import Enum
+from math import inf, isnan
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
-__all__ = ["Duration", "OptionalDuration", "Size", "format_duration", "format_size"]
+__all__ = ["Allowed", "Duration", "Limit", "Number", "OptionalDuration", "Size", "Unit", "Whole", "format_duration", "format_size"]
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
+_LONGEST_S = 36500 * 86400.0
+"""Longest duration short of infinity, seconds: a hundred years, which in milliseconds still fits every counter."""
 _BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
-DURATION_HELP = "a duration such as 500ms, 15s, 2h, 1d, or infinity"
-SIZE_HELP = "a size such as 65536, 256KB, 1MB"
 
 
+class Unit(Enum):
+    """What a number counts; stands in the field's metadata for those who print it."""
+
+    DURATION = "duration"
+    SIZE = "size"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a field allows, where its type does not tell."""
+
+    text: str
+
+
+# The text of these errors is replaced by what the field allows, bounds included (`keys.allowed_text`).
 def _duration(value: object) -> float:
     if isinstance(value, bool):
-        raise ValueError(f"allowed is {DURATION_HELP}")
+        raise ValueError("not a duration")
     if isinstance(value, int | float):
-        return float(value)
-    text = str(value).strip()
-    if text == "infinity":
+        seconds = float(min(value, 2 * _LONGEST_S) if value != inf else inf)  # float() overflows on huge integers
+    elif (text := str(value).strip()) == "infinity":
         return inf
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"allowed is {DURATION_HELP}")
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    else:
+        parts = _DURATION.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise ValueError("not a duration")
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if seconds != inf and not seconds <= _LONGEST_S:  # NaN is not <= anything
+        raise ValueError("not a duration")
+    return seconds
 
 
 def _optional_duration(value: object) -> float | None:
@@ -39,26 +60,46 @@ def _size(value: object) -> int:
         return value
     match = _SIZE.fullmatch(str(value).strip())
     if match is None:
-        raise ValueError(f"allowed is {SIZE_HELP}")
+        raise ValueError("not a size")
     return int(match[1]) * _BYTES[(match[2] or "").lower()]
 
 
-Duration = Annotated[float, BeforeValidator(_duration)]
-"""Seconds; infinity means no limit."""
-OptionalDuration = Annotated[float | None, BeforeValidator(_optional_duration)]
+def _number(value: object) -> object:
+    # true would pass for 1
+    if isinstance(value, bool) or (isinstance(value, float) and isnan(value)):
+        raise ValueError("not a number")
+    return value
+
+
+def _limit(value: object) -> object:
+    return 0 if value == "infinity" or value == inf else _number(value)
+
+
+Duration = Annotated[float, BeforeValidator(_duration), Unit.DURATION]
+"""Seconds; infinity means no limit. A bare number is seconds."""
+OptionalDuration = Annotated[float | None, BeforeValidator(_optional_duration), Unit.DURATION]
 """Seconds, or None for `disabled`."""
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(_size), Unit.SIZE]
 """Bytes."""
+Whole = Annotated[int, BeforeValidator(_number)]
+"""A whole number."""
+Number = Annotated[float, BeforeValidator(_number)]
+"""Any number."""
+Limit = Annotated[int, BeforeValidator(_limit), Unit.LIMIT]
+"""A count; 0 and `infinity` mean no limit."""
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest way to write a duration."""
+    """A duration that reads back as the same number: in one unit where a whole number of it will do."""
     if seconds == inf:
         return "infinity"
     for unit in ("d", "h", "m", "s"):
         if seconds and seconds % _SECONDS[unit] == 0:
             return f"{int(seconds / _SECONDS[unit])}{unit}"
-    return f"{round(seconds * 1000)}ms" if seconds else "0s"
+    milliseconds = round(seconds * 1000)
+    if not seconds:
+        return "0s"
+    return f"{milliseconds}ms" if milliseconds * _SECONDS["ms"] == seconds else f"{seconds:.12f}".rstrip("0") + "s"
 
 
 def format_size(size: int) -> str:

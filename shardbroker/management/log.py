@@ -1,60 +1,91 @@
-"""Log lines of the management plane: written in batches to standard error, never waiting for it."""
+"""Log lines of the management plane, written in batches to standard error by a thread of its own.
+
+The thread alone waits for whoever reads standard error. Lines that come meanwhile gather up to PENDING_MAX, further ones are
+counted, and the count is written when there is room again.
+"""
 
 import os
+import select
 import sys
-from datetime import UTC, datetime
+import threading
+import time
 
-from shardbroker.mqtt.spec import REASON_CODES
-from shm.events import SIDES, ClientEvent
+from shardbroker.management.lines import stamp
 
-__all__ = ["ClientLog", "format_gone"]
+__all__ = ["LEVELS", "Log"]
 
+LEVELS = ("debug", "info", "warning", "error")
 PENDING_MAX = 1 << 20
-"""Bytes of lines that wait for a slow standard error; further ones are dropped and counted."""
+"""Bytes of lines that wait for a slow standard error: some 7,000 lines."""
+CLOSE_TIMEOUT_S = 1.0
+"""How long close() waits for what is still to be written."""
 
 
-def format_gone(event: ClientEvent) -> str:
-    """One line for a client that went: who, from where, why, and which side ended it."""
-    at = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    reason = REASON_CODES.get(event.reason_code, ("unknown",))[0] if event.reason_code else "normal_disconnection"
-    line = (
-        f"{at} client gone client_id={_plain(event.client_id)} peer={event.peer} "
-        f"reason=0x{event.reason_code:02x} {reason} side={SIDES[event.side]}"
-    )
-    return f"{line} detail={_plain(event.detail.encode())}" if event.detail else line
+class Log:
+    """Gathers lines at `level` and above; flush() has them written."""
 
-
-def _plain(text: bytes) -> str:
-    """Quoted if need be; control characters escaped, so that no client can write log lines of its own."""
-    shown = text.decode(errors="backslashreplace")
-    if shown.isprintable() and " " not in shown and '"' not in shown and shown:
-        return shown
-    return '"' + "".join(c if c.isprintable() and c not in '"\\' else c.encode("unicode_escape").decode() for c in shown) + '"'
-
-
-class ClientLog:
-    """Gathers lines; flush() writes what standard error takes."""
-
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, level: str = "info", descriptor: int | None = None) -> None:
+        self._least = LEVELS.index(level)
         self._descriptor = sys.stderr.fileno() if descriptor is None else descriptor
-        self._pending = bytearray()
+        self._gathered = bytearray()
         self._dropped = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        # A daemon: a reader that never comes back must not keep the process from ending.
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
 
-    def add(self, line: str) -> None:
-        """Adds a line, or counts it as dropped if too many wait."""
-        if len(self._pending) > PENDING_MAX:
-            self._dropped += 1
+    def enabled(self, level: str) -> bool:
+        """Whether lines of this level are written."""
+        return LEVELS.index(level) >= self._least
+
+    def add(self, level: str, text: str, at_ms: int | None = None) -> None:
+        """Adds a line, or counts it as dropped if too many wait. `at_ms`: Unix milliseconds, now if not given."""
+        if not self.enabled(level):
             return
-        if self._dropped:
-            self._pending += f"{self._dropped} log lines dropped: standard error is too slow\n".encode()
-            self._dropped = 0
-        self._pending += line.encode(errors="backslashreplace") + b"\n"
+        at_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
+        line = f"{stamp(at_ms)} {level.upper()} {text}\n".encode(errors="backslashreplace")
+        with self._changed:
+            if len(self._gathered) + len(line) > PENDING_MAX:
+                self._dropped += 1
+            else:
+                self._gathered += line
 
     def flush(self) -> None:
-        """Writes once; what is not taken stays for the next time."""
-        if self._pending:
+        """Has the thread write what was added."""
+        with self._changed:
+            if self._gathered or self._dropped:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread when all is written, or after CLOSE_TIMEOUT_S."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _write(self) -> None:
+        while batch := self._next_batch():
             try:
-                written = os.write(self._descriptor, self._pending)
-            except BlockingIOError:
-                return
-            del self._pending[:written]
+                self._write_all(batch)
+            except OSError:
+                pass  # nobody reads any more; that is no reason to stop
+
+    def _write_all(self, batch: bytes) -> None:
+        while batch:
+            try:
+                batch = batch[os.write(self._descriptor, batch) :]
+            except BlockingIOError:  # whoever started the broker made its standard error so
+                select.select([], [self._descriptor], [])
+
+    def _next_batch(self) -> bytes:
+        """What was added since the last time; empty at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._gathered or self._dropped or self._closing)
+            batch = bytes(self._gathered)
+            if self._dropped:
+                now_ms = time.time_ns() // 1_000_000
+                batch += f"{stamp(now_ms)} WARNING {self._dropped} log lines dropped: standard error is too slow\n".encode()
+            self._gathered.clear()
+            self._dropped = 0
+            return batch

@@ -4,17 +4,19 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import uvloop
 from shm.counters import RETAINED, Counters, ProcessState
 from shm.records import encode_publish, event_payload
 from shm.ring import Inbox
 
-from shardbroker.management.log import ClientLog, format_gone
+from shardbroker.management.lines import client_come, client_gone
+from shardbroker.management.log import Log
 from shardbroker.management.sys_topics import SysTopics
-from shm.events import KIND_DISCONNECTED, unpack_event
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, EventError, unpack_event
 from shm.retained import RetainedStore
+from shm.routes import RouteTable
 from shm.topology import Topology
 
 __all__ = ["run"]
@@ -24,6 +26,9 @@ SYS_WORKER = 0
 
 EVENTS_A_PASS = 1000
 """Records taken from one worker before the others get their turn."""
+
+RETRY_S = 0.05
+"""Between two looks at a full ring; $SYS can wait."""
 
 EXPIRED_A_PASS = 50_000
 """Expired retained messages cleared per round, as EMQX's msg_clear_limit."""
@@ -43,8 +48,10 @@ class _Manager:
         self._inbox = Inbox.attach(topology.inbox_name(topology.manager))
         self._outbox = Inbox.attach(topology.inbox_name(SYS_WORKER))
         self._retained = RetainedStore(topology.retained_dir)
-        self._log = ClientLog()
+        self._routes = RouteTable(topology.routes_dir)
+        self._log = Log(topology.settings.log.level)
         self._topics = SysTopics(topology.node_name, time.monotonic())
+        self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
 
     async def serve(self) -> None:
@@ -54,18 +61,29 @@ class _Manager:
         bell = self._topology.doorbells[self._topology.manager]
         loop.add_reader(bell, self._on_bell, bell)
         self._counters.set_state(self._topology.manager, ProcessState.READY)
+        try:
+            self._take_events()
+            await self._until_stopped()
+        finally:
+            loop.remove_reader(bell)
+            self._take_events()
+            self._log.close()
+        self._counters.set_state(self._topology.manager, ProcessState.DOWN)
+
+    async def _until_stopped(self) -> None:
+        """Runs $SYS until SIGTERM. What goes wrong in it ends the process, and the supervisor starts another."""
         settings = self._topology.settings.sys
+        stop = asyncio.create_task(self._stop.wait())
         tasks = [
+            stop,
             asyncio.create_task(self._every(settings.heartbeat_interval, self._topics.heartbeat)),
             asyncio.create_task(self._every(settings.msg_interval, self._statistics)),
         ]
-        self._take_events()
-        await self._stop.wait()
-        for task in tasks:
+        done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
             task.cancel()
-        loop.remove_reader(bell)
-        self._take_events()
-        self._counters.set_state(self._topology.manager, ProcessState.DOWN)
+        for task in done:
+            task.result()
 
     def _on_signal(self, number: int) -> None:
         # An interrupt from the terminal reaches the whole group: the supervisor says when it is our turn.
@@ -88,32 +106,55 @@ class _Manager:
                     record = lane.take()
                     if record is None:
                         break
-                    payload = event_payload(record)
-                    if payload is not None:
-                        event = unpack_event(payload)
-                        if event.kind == KIND_DISCONNECTED:
-                            self._log.add(format_gone(event))
+                    self._log_event(record)
                 if lane.give_back():
                     os.eventfd_write(self._topology.doorbells[producer], 1)
             self._log.flush()
             more = not self._inbox.go_to_sleep()
 
-    async def _every(self, seconds: float, make: "object") -> None:
+    def _log_event(self, record: bytes) -> None:
+        payload = event_payload(record)
+        if payload is None:
+            return
+        try:
+            event = unpack_event(payload)
+        except EventError as error:
+            self._log.add("error", f"event that cannot be read: {error}")
+            return
+        if event.kind == KIND_DISCONNECTED:
+            self._log.add("info", client_gone(event), event.at_ms)
+        elif event.kind == KIND_CONNECTED and self._log.enabled("debug"):
+            self._log.add("debug", client_come(event), event.at_ms)
+
+    async def _every(self, seconds: float, make: Callable[[], Iterable[tuple[str, str]]]) -> None:
         while True:
-            await self._publish(make())  # type: ignore[operator]
+            await self._publish(make())
             await asyncio.sleep(seconds)
 
     def _statistics(self) -> Iterable[tuple[str, str]]:
         self._retained.clear_expired(time.time_ns() // 1_000_000, EXPIRED_A_PASS)
         self._slot.add(RETAINED, self._retained.count() - self._counters.of(self._topology.manager)["retained.count"])
+        totals = self._counters.totals()
+        self._report_lost(totals["events.dropped"])
         yield from self._topics.identity()
-        yield from self._topics.statistics(self._counters.totals())
+        yield from self._topics.statistics(totals, self._routes.count())
+
+    def _report_lost(self, events_dropped: int) -> None:
+        lost = events_dropped - self._events_lost
+        if lost:
+            self._log.add("warning", f"{lost} clients came or went without a line: too many at a time")
+            self._log.flush()
+        self._events_lost = events_dropped
 
     async def _publish(self, messages: Iterable[tuple[str, str]]) -> None:
         lane = self._outbox.lanes[self._topology.manager]
         for topic, payload in messages:
             record = encode_publish(topic.encode(), payload.encode(), retain=True)
             while not lane.put(record):
-                await asyncio.sleep(0.05)  # the ring is full; $SYS can wait
+                self._ring_bell()
+                await asyncio.sleep(RETRY_S)
+        self._ring_bell()
+
+    def _ring_bell(self) -> None:
         if self._outbox.take_bell():
             os.eventfd_write(self._topology.doorbells[SYS_WORKER], 1)

@@ -13,6 +13,8 @@ STATS = {
     "sessions.count": "sessions/count",
     "subscriptions.count": "subscriptions/count",
     "subscriptions.shared.count": "subscriptions/shared/count",
+    "subscribers.count": "subscribers/count",
+    "topics.count": "topics/count",
     "retained.count": "retained/count",
     "inflight.count": "inflight/count",
     "mqueue.count": "mqueue/count",
@@ -40,9 +42,11 @@ class SysTopics:
         yield f"{self._prefix}/version", __version__
         yield f"{self._prefix}/sysdescr", f"shardbroker on Python {platform.python_version()}"
 
-    def statistics(self, totals: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """Gauges below stats/, counters below metrics/."""
-        for name, value in totals.items():
+    def statistics(self, totals: Mapping[str, int], routes: int) -> Iterator[tuple[str, str]]:
+        """Gauges below stats/, counters below metrics/. `totals` as Counters.totals(); `routes` in the route table."""
+        # Every subscription is one subscriber of its filter, whether it belongs to a shared group or not.
+        subscribers = totals["subscriptions.count"] + totals["subscriptions.shared.count"]
+        for name, value in {**totals, "topics.count": routes, "subscribers.count": subscribers}.items():
             topic = STATS.get(name)
             if topic is not None:
                 self._max[name] = max(value, self._max.get(name, 0))

@@ -7,6 +7,7 @@ connections wait in the listening sockets, handed-over sockets in the channels, 
 import fcntl
 import os
 import socket
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,13 +21,15 @@ from shardbroker.config.settings import parse_address
 from shm.cleanup import cleanup
 from shm.topology import ListenerSockets, Topology
 
-__all__ = ["StartError", "lay_out", "lock_data_dir", "tear_down"]
+__all__ = ["StartError", "lay_out", "lock_data_dir", "tear_down", "usable_cores"]
 
 RUNTIME_ROOT = Path("/dev/shm")
 BACKLOG = 4096
 """Connections that may wait to be accepted on one socket; the kernel caps it with net.core.somaxconn."""
 HANDOVER_BYTES = 4 << 20
-"""Send buffer of a hand-over channel: about 10,000 sockets on their way to a busy worker."""
+"""Send buffer of a hand-over channel: thousands of sockets on their way to a busy worker."""
+SO_SNDBUFFORCE = 32
+"""From asm-generic/socket.h: like SO_SNDBUF, but not capped by net.core.wmem_max; only for the privileged."""
 RING_MAX, RING_MIN, RINGS_TOTAL = 4 << 20, 1 << 16, 512 << 20
 """Bytes of one ring at most and at least, and of all rings together when `process.ring_size` is auto."""
 
@@ -45,46 +48,62 @@ def lock_data_dir(data_dir: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.pread(lock, 32, 0).decode().strip()
+        owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock)
         raise StartError(f"data directory {data_dir} is in use by the broker with pid {owner}; choose another --data-dir") from None
+    except OSError as error:
+        os.close(lock)
+        raise StartError(f"data directory {data_dir}: cannot be locked: {error.strerror}") from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
 
 
 def lay_out(settings: Settings, usable_cores: list[int]) -> Topology:
-    """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError."""
+    """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError.
+
+    After an error nothing is left of what was made.
+    """
     process = settings.process
     data_dir = process.data_dir.resolve()
     instance = sha256(str(data_dir).encode()).hexdigest()[:12]
     runtime_dir = RUNTIME_ROOT / f"shardbroker-{instance}"
-    workers = len(usable_cores) if process.workers == "auto" else int(process.workers)
-    acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else int(process.acceptors)
+    workers = len(usable_cores) if process.workers == "auto" else process.workers
+    acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else process.acceptors
     cleanup(instance, runtime_dir)
-    listeners = tuple(_listen(name, listener.bind, acceptors) for name, listener in settings.listeners.items())
-    runtime_dir.mkdir(mode=0o700)
-    topology = Topology(
-        instance=instance,
-        runtime_dir=runtime_dir,
-        data_dir=data_dir,
-        workers=workers,
-        acceptors=acceptors,
-        cores=tuple(usable_cores[i % len(usable_cores)] for i in range(workers)),
-        ring_bytes=_ring_bytes(process.ring_size, workers),
-        doorbells=tuple(os.eventfd(0, os.EFD_NONBLOCK) for _ in range(workers + 1)),
-        handover=tuple(tuple(_channel() for _ in range(workers)) for _ in range(acceptors)),
-        listeners=listeners,
-        settings=settings,
-        node_id=settings.node.id,
-        node_name=settings.node.name,
-    )
+    with ExitStack() as undo:
+        undo.callback(cleanup, instance, runtime_dir)
+        listeners = tuple(_listen(name, listener.bind, acceptors, undo) for name, listener in settings.listeners.items())
+        try:
+            runtime_dir.mkdir(mode=0o700)
+            topology = Topology(
+                instance=instance,
+                runtime_dir=runtime_dir,
+                data_dir=data_dir,
+                workers=workers,
+                acceptors=acceptors,
+                cores=tuple(usable_cores[i % len(usable_cores)] for i in range(workers)),
+                ring_bytes=_ring_bytes(process.ring_size, workers),
+                doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(workers + 1)),
+                handover=tuple(tuple(_channel(undo) for _ in range(workers)) for _ in range(acceptors)),
+                listeners=listeners,
+                settings=settings,
+                node_id=settings.node.id,
+                node_name=settings.node.name,
+            )
+            _create_shared(topology)
+        except OSError as error:
+            raise StartError(f"cannot set up shared memory and descriptors: {error.strerror or error}") from None
+        undo.pop_all()
+    return topology
+
+
+def _create_shared(topology: Topology) -> None:
     topology.spill_dir.mkdir(mode=0o700)
-    Counters.create(topology.counters_name, topology.processes + acceptors)
+    Counters.create(topology.counters_name, topology.processes + topology.acceptors)
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)
-    return topology
 
 
 def tear_down(topology: Topology) -> None:
@@ -107,43 +126,47 @@ def usable_cores() -> list[int]:
 
 
 def _ring_bytes(setting: int | str, workers: int) -> int:
+    """A power of two: the largest up to the setting."""
     wanted = int(setting) if setting != "auto" else max(RING_MIN, min(RING_MAX, RINGS_TOTAL // (workers + 1) ** 2))
-    size = 1 << (wanted.bit_length() - 1)
-    if size < RING_MIN:
-        raise StartError(f"process.ring_size = {setting}: allowed is {RING_MIN} or more")
-    return size
+    return 1 << (wanted.bit_length() - 1)
 
 
-def _channel() -> tuple[int, int]:
+def _kept(undo: ExitStack, descriptor: int) -> int:
+    undo.callback(os.close, descriptor)
+    return descriptor
+
+
+def _channel(undo: ExitStack) -> tuple[int, int]:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HANDOVER_BYTES)
-    for end in (near, far):
-        end.setblocking(False)
-        end.set_inheritable(True)
-    return near.detach(), far.detach()
+    try:
+        near.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, HANDOVER_BYTES)
+    except PermissionError:
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HANDOVER_BYTES)
+    near.setblocking(False)
+    far.setblocking(False)
+    return _kept(undo, near.detach()), _kept(undo, far.detach())
 
 
-def _listen(name: str, bind: str, acceptors: int) -> ListenerSockets:
+def _listen(name: str, bind: str, acceptors: int, undo: ExitStack) -> ListenerSockets:
     """A listening socket per acceptor on one address; with port 0 all get the port that the first was given."""
     host, port = parse_address(bind)
     descriptors: list[int] = []
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # SO_REUSEPORT would let two brokers share a port without a word: see first whether it is taken.
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            address = probe.getsockname()
         for _ in range(acceptors):
             listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if not descriptors:
-                # SO_REUSEPORT would let two brokers share a port without a word: see whether it is taken first.
-                probe = socket.socket(family, socket.SOCK_STREAM)
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                with probe:
-                    probe.bind(address)
-                    address = probe.getsockname()
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-            descriptors.append(listener.detach())
+            with listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listener.bind(address)
+                listener.listen(BACKLOG)
+                listener.setblocking(False)
+                descriptors.append(_kept(undo, listener.detach()))
     except OSError as error:
         raise StartError(f"listener {name}: cannot listen on {bind}: {error.strerror or error}") from None
     return ListenerSockets(name, "tcp", tuple(descriptors))

@@ -30,7 +30,7 @@ def test_later_sources_win_and_are_named(tmp_path: Path) -> None:
     [
         ("mqtt.max_inflght=3", ["mqtt.max_inflght", "--set", "unknown key", "did you mean mqtt.max_inflight"]),
         ("mqtt.max_inflight=zero", ["mqtt.max_inflight", '"zero"', "integer"]),
-        ("mqtt.max_packet_size=1GB", ["mqtt.max_packet_size", "less than or equal to 268435456"]),
+        ("mqtt.max_packet_size=1GB", ["mqtt.max_packet_size", "1GB", "to 256MB"]),
         ("mqtt.idle_timeout=5 minutes", ["mqtt.idle_timeout", "500ms, 15s, 2h"]),
         ("mqtt.shared_subscription_strategy=best", ["'sticky'", "'best'"[1:-1]]),
         ("listeners.default.bind=1883", ["listeners.default.bind", "HOST:PORT"]),

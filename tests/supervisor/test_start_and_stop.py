@@ -29,13 +29,13 @@ def test_port_in_use(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr
 
 
-def test_two_brokers_on_one_port_or_one_data_directory() -> None:
+def test_two_brokers_on_one_port_or_one_data_directory(tmp_path: Path) -> None:
     with Broker(1) as first:
         port = first.address[1]
         ended = serve("--listen", "tcp://127.0.0.1:0", "--data-dir", str(first.data_dir))
         assert ended.returncode == 1
         assert f"in use by the broker with pid {first.pid}" in ended.stderr
-        ended = serve("--listen", f"tcp://127.0.0.1:{port}", "--data-dir", str(first.data_dir) + "2")
+        ended = serve("--listen", f"tcp://127.0.0.1:{port}", "--data-dir", str(tmp_path / "data"))
         assert ended.returncode == 1
         assert "Address already in use" in ended.stderr
         Client(first.address, 5).close()

@@ -1,0 +1,94 @@
+"""What is wrong with a configuration: key, value, where it came from, and what is allowed."""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from shardbroker.config.keys import KeyPath, allowed_at, dotted, known_keys, resolve
+
+__all__ = ["ConfigError", "explain", "refusal"]
+
+UNBUILT = (
+    "journal",
+    "durability",
+    "auth",
+    "acl",
+    *(
+        f"listeners.<name>.{key}"
+        for key in ("tls", "websocket", "proxy_protocol", "access_rules", "max_connections", "max_conn_rate")
+    ),
+)
+"""Keys that the broker will have one day. They are refused like any unknown key, so nobody relies on what is not there."""
+
+VALUE_SHOWN = 200
+"""Characters of a refused value that are repeated; more tells nobody more."""
+
+
+class ConfigError(Exception):
+    """The configuration is refused; every line of the text names key, value, source and what is allowed."""
+
+
+def refusal(key: str, value: object, source: str, text: str) -> str:
+    """One line of a ConfigError."""
+    shown = json.dumps(value, default=str, ensure_ascii=False)
+    if len(shown) > VALUE_SHOWN:
+        shown = shown[:VALUE_SHOWN] + "..."
+    return f"{key} = {shown} ({source}): {text}"
+
+
+def explain(error: ValidationError, values: Mapping[KeyPath, Any], sources: Mapping[KeyPath, str]) -> str:
+    """All problems that pydantic found, a line each; a value that fits no branch of a union is one problem.
+
+    Values are shown as they were written, which is not always what pydantic got to see.
+    """
+    lines: dict[str, str] = {}
+    for problem in error.errors():
+        path = resolve(problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            for key, value in _leaves(path, problem["input"]):
+                lines[dotted(key)] = refusal(dotted(key), value, _source(key, sources), f"unknown key; {_hint(key)}")
+        else:
+            custom = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
+            text = custom if custom.startswith("allowed is") else f"allowed is {allowed_at(path)}"
+            lines.setdefault(dotted(path), refusal(dotted(path), values.get(path, problem["input"]), _source(path, sources), text))
+    return "\n".join(lines.values())
+
+
+def _leaves(path: KeyPath, value: Any) -> Iterable[tuple[KeyPath, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves((*path, name), inner)
+    else:
+        yield path, value
+
+
+def _source(path: KeyPath, sources: Mapping[KeyPath, str]) -> str:
+    if path in sources:
+        return sources[path]
+    found = {source for known, source in sources.items() if known[: len(path)] == path or path[: len(known)] == known}
+    return ", ".join(sorted(found)) or "default"
+
+
+def _hint(path: KeyPath) -> str:
+    general = dotted(("listeners", "<name>", *path[2:]) if path[0] == "listeners" and len(path) > 1 else path)
+    if any(general == name or general.startswith(name + ".") for name in UNBUILT):
+        return "this part of the broker is not built yet"
+    known = [dotted(key) for key in known_keys()]
+    same_name = [key for key in known if key.rpartition(".")[2] == path[-1]]
+    close = same_name or difflib.get_close_matches(general, known, 1) or _close_name(path[-1], known)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    section = general.rpartition(".")[0]
+    siblings = [key for key in known if section and key.startswith(section + ".")]
+    if siblings:
+        return f"allowed in {section} are {', '.join(key.removeprefix(section + '.') for key in siblings)}"
+    return f"allowed sections are {', '.join(dict.fromkeys(key.partition('.')[0] for key in known))}"
+
+
+def _close_name(name: str, known: list[str]) -> list[str]:
+    """The known key whose last part is most like `name`, for keys put into the wrong section and misspelt at that."""
+    by_name = {key.rpartition(".")[2]: key for key in known}
+    return [by_name[match] for match in difflib.get_close_matches(name, by_name, 1, cutoff=0.75)]

@@ -1,0 +1,196 @@
+"""The schema as a list of keys: which there are, what each allows, and how its values are written in TOML."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from shardbroker.config.settings import Settings
+from shardbroker.config.units import Allowed, Unit, format_duration, format_size
+
+__all__ = ["KeyPath", "allowed_at", "allowed_text", "dotted", "field_at", "is_map", "known_keys", "resolve", "takes_text", "toml"]
+
+KeyPath: TypeAlias = tuple[str, ...]
+"""A key, part by part: a part may hold dots, as topics do."""
+
+_BARE = re.compile(r"[A-Za-z0-9_<>-]+")
+
+
+def dotted(path: KeyPath) -> str:
+    """A path as it is written in a file, parts quoted where TOML wants it."""
+    return ".".join(part if _BARE.fullmatch(part) else _quoted(part) for part in path)
+
+
+def known_keys(model: type[BaseModel] = Settings, prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key of the schema; `<name>` stands for the name of a listener."""
+    for name, field in model.model_fields.items():
+        inner = _section(field.annotation)
+        if inner is not None:
+            yield from known_keys(inner, (*prefix, name) if _is_section(field.annotation) else (*prefix, name, "<name>"))
+        else:
+            yield (*prefix, name)
+
+
+def field_at(path: KeyPath) -> tuple[FieldInfo | None, int]:
+    """The field of a leaf key and how many parts of the path name it; (None, parts) for a section or an unknown key."""
+    model: type[BaseModel] = Settings
+    at = 0
+    while at < len(path):
+        field = model.model_fields.get(path[at])
+        if field is None:
+            return None, at
+        at += 1
+        inner = _section(field.annotation)
+        if inner is None:
+            return field, at
+        model = inner
+        if not _is_section(field.annotation):
+            at += 1  # the name of a listener
+    return None, at
+
+
+def resolve(location: Iterable[int | str]) -> KeyPath:
+    """The path of a pydantic location, which also names branches of unions."""
+    path = tuple(str(part) for part in location)
+    field, parts = field_at(path)
+    if field is None:
+        return path
+    if is_map(field):
+        parts += 1
+    return path[:parts]
+
+
+def is_map(field: FieldInfo) -> bool:
+    """Whether the value is a table with free keys, such as mqtt.mqueue_priorities."""
+    return get_origin(field.annotation) is dict
+
+
+def takes_text(field: FieldInfo) -> bool:
+    """Whether any text is a value, so that text such as `2024` must not be read as a number."""
+    return field.annotation in (str, Path)
+
+
+def allowed_at(path: KeyPath) -> str:
+    """What may stand at a path, as the end of a sentence."""
+    field, _ = field_at(path)
+    return "a section of keys" if field is None else allowed_text(field)
+
+
+def allowed_text(field: FieldInfo) -> str:
+    """What a field allows, from its type and bounds."""
+    return " or ".join(_branches(field.annotation, field.metadata))
+
+
+def _branches(annotation: Any, metadata: Iterable[Any]) -> Iterator[str]:
+    marks = list(metadata)
+    for mark in marks:
+        if isinstance(mark, Allowed):
+            yield mark.text
+            return
+    if get_origin(annotation) is Literal:
+        yield ", ".join(repr(choice) for choice in get_args(annotation))
+    elif annotation is bool:
+        yield "true or false"
+    elif annotation in (int, float):
+        yield _number(annotation, marks)
+    elif hasattr(annotation, "__metadata__"):
+        yield from _branches(annotation.__origin__, (*annotation.__metadata__, *marks))
+    elif get_origin(annotation) is not None:
+        for branch in get_args(annotation):
+            if branch is type(None):
+                yield "'disabled'"
+            else:
+                yield from _branches(branch, marks)
+    else:
+        yield "a path" if annotation is Path else "text"
+
+
+def _number(annotation: Any, marks: list[Any]) -> str:
+    unit = _unit(marks)
+    bounds: dict[str, float] = {}
+    for mark in _flat(marks):
+        for name in ("ge", "gt", "le"):
+            if getattr(mark, name, None) is not None:
+                bounds[name] = getattr(mark, name)
+    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le")
+    if unit is Unit.DURATION:
+        what = "a duration such as 500ms, 15s, 2h"
+    elif unit is Unit.SIZE:
+        what = "a size such as 65536, 256KB, 1MB"
+    else:
+        what = "an integer" if annotation is int else "a number"
+    more_than = "gt" in bounds and "ge" not in bounds
+    if low is not None and (low or not more_than):
+        what += f"{',' if unit in (Unit.DURATION, Unit.SIZE) else ''} {'above' if more_than else 'from'} {_shown(unit, low)}"
+    elif low is not None:
+        what += " above 0"
+    if high is not None:
+        what += f" to {_shown(unit, high)}" if low is not None else f" up to {_shown(unit, high)}"
+    elif low is not None and not more_than:
+        what += " on"
+    if (unit is Unit.DURATION and high is None) or unit is Unit.LIMIT:
+        what += " or infinity"
+    return what
+
+
+def _flat(marks: Iterable[Any]) -> Iterator[Any]:
+    """Bounds stand alone in a field's metadata, and inside a FieldInfo where Field() is nested in Annotated."""
+    for mark in marks:
+        yield from _flat(mark.metadata) if isinstance(mark, FieldInfo) else (mark,)
+
+
+def _unit(marks: Iterable[Any]) -> Unit | None:
+    return next((mark for mark in marks if isinstance(mark, Unit)), None)
+
+
+def _shown(unit: Unit | None, value: float) -> str:
+    if unit is Unit.DURATION:
+        return format_duration(value)
+    return format_size(int(value)) if unit is Unit.SIZE else f"{value:g}" if value != int(value) else str(int(value))
+
+
+def toml(field: FieldInfo, value: Any) -> str:
+    """A value as TOML; reading it back gives the same value."""
+    if value is None:
+        return '"disabled"'
+    marks = list(_all_marks(field.annotation, field.metadata))
+    if _unit(marks) is Unit.DURATION and isinstance(value, float):
+        return f'"{format_duration(value)}"'
+    if _unit(marks) is Unit.SIZE and isinstance(value, int):
+        return f'"{format_size(value)}"' if value else "0"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_quoted(key)} = {item}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return "inf" if value == inf else str(value)
+    return _quoted(str(value))
+
+
+def _all_marks(annotation: Any, metadata: Iterable[Any]) -> Iterator[Any]:
+    yield from metadata
+    if hasattr(annotation, "__metadata__"):
+        yield from _all_marks(annotation.__origin__, annotation.__metadata__)
+    elif get_origin(annotation) not in (None, dict, Literal):
+        for branch in get_args(annotation):
+            yield from _all_marks(branch, ())
+
+
+def _quoted(text: str) -> str:
+    # TOML's basic strings are JSON's, except for DEL and for characters beyond 16 bits, which JSON would split in two.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The model of a section, or of each entry of a dict of sections."""
+    inner = get_args(annotation)[1] if get_origin(annotation) is dict else annotation
+    return inner if _is_section(inner) else None

@@ -1,0 +1,105 @@
+"""One place in the process tree, and the first lines that run in the process that fills it."""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import multiprocess
+import psutil
+
+from shardbroker.supervisor.signals import StopSignals
+
+__all__ = ["Child", "Entry"]
+
+YOUNG_S = 5.0
+"""A process that dies younger than this is restarted with a growing delay."""
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
+"""Delay of the second restart in a row, doubled from then on, and the longest. The first restart waits for nothing."""
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+"""From linux/prctl.h."""
+
+Entry = Callable[..., None]
+
+
+@dataclass
+class Child:
+    """A place in the tree; processes come and go in it."""
+
+    title: str
+    entry: Entry
+    arguments: tuple[Any, ...]
+    slot: int
+    core: int | None = None
+    process: Any = None
+    """None while no process fills the place."""
+    restart_at: float | None = None
+    failed_starts: int = 0
+    """Processes in a row that died before they were ready."""
+    _started_at: float = 0.0
+    _delay_s: float = 0.0
+
+    def start(self, signals: StopSignals) -> None:
+        """Forks a process. Raises OSError if the system has no room for one."""
+        self._started_at = time.monotonic()
+        self.restart_at = None
+        process = multiprocess.get_context("fork").Process(
+            target=_run, args=(self.title, os.getpid(), self.entry, self.arguments, self.core), name=self.title
+        )
+        with signals.held():
+            process.start()
+        self.process = process
+
+    def bury(self, was_ready: bool) -> str:
+        """After its process ended: says how, and plans the restart."""
+        self.process.join()
+        pid, code, age = self.process.pid, self.process.exitcode, time.monotonic() - self._started_at
+        self.process.close()
+        self.process = None
+        self.failed_starts = 0 if was_ready else self.failed_starts + 1
+        delay_s = self.plan_restart(age)
+        cause = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+        return f"{self.title} (pid {pid}) died of {cause} after {age:.1f} s; restart in {delay_s:g} s"
+
+    def plan_restart(self, age_s: float) -> float:
+        """Sets when to try again after a process that lived for `age_s`; returns the delay."""
+        delay_s = self._delay_s if age_s < YOUNG_S else 0.0
+        self.restart_at = time.monotonic() + delay_s
+        self._delay_s = min(BACKOFF_MAX_S, max(BACKOFF_FIRST_S, delay_s * 2))
+        return delay_s
+
+    def terminate(self) -> None:
+        """Asks the process to stop."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL; reap() is still to be called."""
+        self.process.kill()
+
+    def reap(self) -> None:
+        """Waits for a process that is ending; its place stays empty."""
+        self.process.join()
+        self.process.close()
+        self.process = None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)  # real-time signals have no names
+
+
+def _run(title: str, parent: int, entry: Entry, arguments: tuple[Any, ...], core: int | None) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # the supervisor died in between, and nobody will tell us
+    StopSignals.forget()
+    libc.prctl(PR_SET_NAME, f"sb-{title}".encode(), 0, 0, 0)
+    if core is not None:
+        psutil.Process().cpu_affinity([core])
+    entry(*arguments)

@@ -1,0 +1,68 @@
+"""SIGTERM and SIGINT as a count and a descriptor to wait on."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+__all__ = ["StopSignals"]
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """While entered, SIGTERM and SIGINT only count; what was there before comes back at the end. Main thread only."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup_before = -1
+
+    def __enter__(self) -> "StopSignals":
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in _NUMBERS:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._reader.close()
+        self._writer.close()
+
+    def _note(self, _number: int, _frame: object) -> None:
+        self.count += 1
+
+    def fileno(self) -> int:
+        """Readable after a signal, until clear()."""
+        return self._reader.fileno()
+
+    def clear(self) -> None:
+        """Makes the descriptor wait for the next signal; the count stays."""
+        try:
+            self._reader.recv(4096)
+        except BlockingIOError:
+            pass
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For the time around a fork: a signal to the child must not end in the handler that it inherits."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @staticmethod
+    def forget() -> None:
+        """In a new process: SIGTERM ends it until it says otherwise; SIGINT from a terminal is the supervisor's alone."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)

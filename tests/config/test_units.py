@@ -1,0 +1,56 @@
+"""Durations and sizes: what is read, and that what is written reads back."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from shardbroker.config.units import Duration, Limit, OptionalDuration, Size, format_duration, format_size
+
+DURATION: TypeAdapter[float] = TypeAdapter(Duration)
+SIZE: TypeAdapter[int] = TypeAdapter(Size)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("15s", 15), ("2h", 7200), ("500ms", 0.5), ("1d", 86400), ("1m30s", 90), ("1.5s", 1.5), ("infinity", inf), (7, 7), ("0s", 0)],
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert DURATION.validate_python(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "15", "-1s", "1 s", "1w", "5 minutes", "1s2", "\u0663s", True, float("nan"), None, [1]])
+def test_no_durations(text: object) -> None:
+    with pytest.raises(ValidationError):
+        DURATION.validate_python(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1MB", 1 << 20), ("256KB", 256 << 10), ("64kb", 65536), ("1GB", 1 << 30), ("12", 12), ("3 B", 3), (5, 5)]
+)
+def test_sizes(text: object, size: int) -> None:
+    assert SIZE.validate_python(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "1.5MB", "-1KB", "1TB", "1MiB", True, 1.5, None])
+def test_no_sizes(text: object) -> None:
+    with pytest.raises(ValidationError):
+        SIZE.validate_python(text)
+
+
+def test_disabled_and_no_limit() -> None:
+    assert TypeAdapter(OptionalDuration).validate_python("disabled") is None
+    assert TypeAdapter(Limit).validate_python("infinity") == 0
+
+
+@given(st.integers(0, 10**12))
+def test_milliseconds_read_back(milliseconds: int) -> None:
+    seconds = DURATION.validate_python(f"{milliseconds}ms")
+    assert DURATION.validate_python(format_duration(seconds)) == pytest.approx(seconds, abs=1e-9)
+
+
+@given(st.integers(0, 1 << 40))
+def test_sizes_read_back(size: int) -> None:
+    assert SIZE.validate_python(format_size(size)) == size

@@ -1,0 +1,86 @@
+"""A broker of processes that do nothing but behave: run as a program, with a real supervisor.
+
+    python -m tests.supervisor.dummy '{"data_dir": ..., "set": [...], "behaviour": {"worker-0": "stubborn"}}'
+
+Each process appends lines to `events` in the data directory. Behaviours: "obedient" (default) becomes ready and ends on SIGTERM;
+"stubborn" does not end; "stillborn" exits with code 3 before it is ready; "lame" is ready and exits with code 4 at once.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from shm.counters import Counters, ProcessState
+
+from shardbroker.config import load
+from shardbroker.supervisor import Entries, StartError, Supervisor
+from shm.topology import Topology
+
+
+class Dummies:
+    """The three entry points."""
+
+    def __init__(self, behaviour: dict[str, str]) -> None:
+        self._behaviour = behaviour
+
+    def worker(self, topology: Topology, number: int) -> None:
+        self._live(topology, f"worker-{number}", number)
+
+    def acceptor(self, topology: Topology, number: int) -> None:
+        self._live(topology, f"acceptor-{number}", topology.processes + number)
+
+    def manager(self, topology: Topology) -> None:
+        self._live(topology, "manager", topology.manager)
+
+    def _live(self, topology: Topology, title: str, slot: int) -> None:
+        behaviour = self._behaviour.get(title, "obedient")
+        note(topology.data_dir, title, "start", os.getpid(), *sorted(os.sched_getaffinity(0)))
+        if behaviour == "stillborn":
+            sys.exit(3)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else signal.default_int_handler)
+        Counters.attach(topology.counters_name).set_state(slot, ProcessState.READY)
+        if behaviour == "lame":
+            sys.exit(4)
+        try:
+            while True:
+                time.sleep(60)
+        except KeyboardInterrupt:
+            note(topology.data_dir, title, "stop")
+
+
+def note(data_dir: Path, *words: object) -> None:
+    """Appends a line; lines of several processes do not mix."""
+    descriptor = os.open(data_dir / "events", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
+    os.close(descriptor)
+
+
+def main() -> int:
+    given = json.loads(sys.argv[1])
+    settings = load(None, None, given["set"], {"process.data_dir": given["data_dir"]}).settings
+    dummies = Dummies(given["behaviour"])
+    before = set(os.listdir("/proc/self/fd"))
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        code = Supervisor(settings, Entries(dummies.worker, dummies.acceptor, dummies.manager)).run()
+    except StartError as error:
+        print(f"cannot start: {error}", file=sys.stderr)
+        code = 1
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    left = {number: _target(number) for number in set(os.listdir("/proc/self/fd")) - before}
+    print("descriptors left:", {number: target for number, target in left.items() if target}, flush=True)
+    return code
+
+
+def _target(number: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return ""  # the one by which the directory was read
+
+
+if __name__ == "__main__":
+    sys.exit(main())
