@@ -1,5 +1,5 @@
 """Counters and gauges: one slot array per process, written by that process alone, summed by readers."""
-from libc.stdint cimport uint64_t, int64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 # The one table of counters. Names and groups follow EMQX's metrics; the dotted names stand in counters.pyx, in this order.
 cpdef enum Counter:
@@ -71,11 +71,11 @@ cpdef enum Counter:
     SESSION_DISCARDED
     SESSION_TERMINATED
     EVENTS_DROPPED                         # log events that the manager's ring had no room for
+    RETAINED_DROPPED                       # not retained: too large, too many, or no room for it
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT
     SUBSCRIPTIONS_SHARED_COUNT
-    SUBSCRIBERS_COUNT                      # local subscribers over all filters
     RETAINED_COUNT
     INFLIGHT_COUNT
     MQUEUE_COUNT
@@ -86,3 +86,38 @@ cdef class CounterSlot:
     """The slot of one process. Its owner writes `values[NAME]`; everybody may read."""
     cdef uint64_t* values                  # COUNTER_MAX of them
     cdef object owner
+
+
+# States of a process for compiled code; the Python enum ProcessState has the same numbers.
+cdef enum:
+    STATE_DOWN = 0
+    STATE_STARTING = 1
+    STATE_READY = 2
+    STATE_DRAINING = 3
+
+
+cdef class Histogram:
+    """Log-linear counts of one measure of one process: eight buckets to a power of two, so within 12.5 %."""
+    cdef uint64_t* words                   # HISTOGRAM_WORDS of them; layout in counters.pyx
+    cdef object owner
+
+    # Owner only. Counts one value.
+    cdef void record(self, uint64_t value) noexcept
+
+
+cdef class Counters:
+    """The whole segment; a process number out of range raises IndexError."""
+    cdef uint8_t* base
+    cdef object mapping
+    cdef readonly str name
+    cdef readonly int slots
+
+    cdef int map(self, str name, object mapping) except -1
+    cdef uint64_t* at(self, int slot) except NULL
+    cdef uint64_t* histogram_words(self, int number, int which) except NULL
+    cdef list bucket_sums(self, str name)
+    cpdef int state(self, int number) except -1
+    cpdef void set_state(self, int number, int state) except *
+    # The process says when it was last alive (Unix ms, or any clock that its reader shares).
+    cpdef void beat(self, int number, uint64_t now_ms) except *
+    cpdef uint64_t heartbeat(self, int number) except? 0

@@ -1,12 +1,14 @@
 """Counters and gauges of all processes in one segment; see counters.pxd.
 
     header page: magic, slots     then per slot:  | state, heartbeat (one line) | values | histograms |   padded to pages
+    histogram:   | buckets | sum of the values | padding |                         HISTOGRAM_WORDS words of 64 bits
 
-A slot has one writer, its process. Readers add the slots up; they may see a count a moment old, never a torn one.
+A slot has one writer, its process; only the state is also written by the supervisor, when the process has died. Readers add
+the slots up; they may see a count a moment old, never a torn one. Counters and histograms live on when their process starts
+again, gauges and the state do not.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint8_t
 from libc.string cimport memset
 
 from shm.atomic cimport sb_load, sb_store
@@ -15,11 +17,24 @@ from enum import IntEnum
 
 from shm import segment
 
-__all__ = ["GAUGES", "NAMES", "RETAINED", "CounterSlot", "Counters", "ProcessState"]
+__all__ = ["GAUGES", "HISTOGRAMS", "NAMES", "RETAINED", "CounterSlot", "Counters", "Histogram", "ProcessState"]
+
+cdef extern from * nogil:
+    """
+    static inline int sb_top_bit(uint64_t value) { return 63 - __builtin_clzll(value); }
+    """
+    int sb_top_bit(uint64_t value) noexcept
 
 cdef enum:
-    PAGE = 4096
-    LINE = 64
+    PAGE = 4096                            # bytes
+    LINE = 64                              # a cache line, bytes
+    MAGIC = 0x32544E4F43425300             # "\0SBCONT2"
+    STATE = 0                              # words of a slot's first line
+    HEARTBEAT = 1
+    HISTOGRAM_COUNT = 2
+    HISTOGRAM_BUCKETS = 496                # 8 exact ones, then 8 for each of the 61 powers of two from 8 on
+    HISTOGRAM_SUM = HISTOGRAM_BUCKETS      # word behind the buckets
+    HISTOGRAM_WORDS = 512
 
 
 class ProcessState(IntEnum):
@@ -47,8 +62,8 @@ NAMES = (
     "delivery.dropped.expired", "client.connected", "client.disconnected", "client.closed.malformed",
     "client.closed.protocol_error", "client.closed.too_large", "client.closed.idle_timeout", "client.closed.keepalive",
     "client.closed.not_connect", "client.closed.refused", "client.closed.reset", "session.created", "session.resumed",
-    "session.takenover", "session.discarded", "session.terminated", "events.dropped", "connections.count",
-    "sessions.count", "subscriptions.count", "subscriptions.shared.count", "subscribers.count", "retained.count",
+    "session.takenover", "session.discarded", "session.terminated", "events.dropped", "retained.dropped", "connections.count",
+    "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
     "inflight.count", "mqueue.count",
 )
 """Dotted names of the counters, in the order of the enum `Counter`."""
@@ -56,40 +71,77 @@ NAMES = (
 GAUGES = NAMES[CONNECTIONS_COUNT:]
 """The ones that go down as well: they start at 0 again with their process."""
 
-cdef uint64_t SLOT_BYTES = (LINE + COUNTER_MAX * 8 + PAGE - 1) // PAGE * PAGE
+HISTOGRAMS = ("ring.hop_us", "pass_us")
+"""Measures with a histogram per process, in microseconds: a record's way through a ring, one pass of a worker's loop."""
+
+cdef uint64_t HISTOGRAMS_AT = (LINE + COUNTER_MAX * 8 + LINE - 1) // LINE * LINE
+cdef uint64_t SLOT_BYTES = (HISTOGRAMS_AT + HISTOGRAM_COUNT * HISTOGRAM_WORDS * 8 + PAGE - 1) // PAGE * PAGE
+
+
+cdef inline int bucket_index(uint64_t value) noexcept:
+    cdef int power
+    if value < 8:
+        return <int>value
+    power = sb_top_bit(value)
+    return (power - 2) * 8 + <int>((value >> (power - 3)) & 7)
+
+
+def bucket_range(int index) -> tuple[int, int]:
+    """Least and greatest value that bucket `index` of a histogram counts. Raises IndexError."""
+    if not 0 <= index < HISTOGRAM_BUCKETS:
+        raise IndexError(f"bucket {index}, there are {HISTOGRAM_BUCKETS}")
+    if index < 8:
+        return index, index
+    shift = index // 8 - 1
+    least = (8 + index % 8) << shift
+    return least, least + (1 << shift) - 1
 
 
 cdef class CounterSlot:
     """The counters of one process, to be written by that process alone."""
 
     def add(self, int counter, int64_t change=1) -> None:
-        """Slow path for Python processes."""
+        """Slow path for Python processes. Raises IndexError."""
+        if not 0 <= counter < COUNTER_MAX:
+            raise IndexError(f"counter {counter}, there are {<int>COUNTER_MAX}")
         self.values[counter] += <uint64_t>change
+
+
+cdef class Histogram:
+    """One measure of one process, to be written by that process alone."""
+
+    cdef void record(self, uint64_t value) noexcept:
+        self.words[bucket_index(value)] += 1
+        self.words[HISTOGRAM_SUM] += value
+
+    def note(self, uint64_t value) -> None:
+        """Slow path for Python processes: counts one value."""
+        self.record(value)
 
 
 cdef class Counters:
     """All slots of a running broker."""
 
-    cdef uint8_t* base
-    cdef object mapping
-    cdef readonly str name
-    cdef readonly int slots
-
     @staticmethod
     def create(str name not None, int slots) -> Counters:
-        """A new segment with `slots` zeroed slots."""
+        """A new segment with `slots` zeroed slots. Raises posix_ipc.ExistentialError if the name is taken."""
         cdef Counters counters = Counters.__new__(Counters)
         counters.map(name, segment.create(name, PAGE + slots * SLOT_BYTES))
-        (<uint64_t*>counters.base)[0] = <uint64_t>slots
+        cdef uint64_t* header = <uint64_t*>counters.base
+        header[1] = <uint64_t>slots
         counters.slots = slots
+        sb_store(header, MAGIC)
         return counters
 
     @staticmethod
     def attach(str name not None) -> Counters:
-        """The segment that the supervisor created."""
+        """The segment that the supervisor created. Raises posix_ipc.ExistentialError, or ValueError if it is something else."""
         cdef Counters counters = Counters.__new__(Counters)
         counters.map(name, segment.attach(name))
-        counters.slots = <int>(<uint64_t*>counters.base)[0]
+        cdef uint64_t* header = <uint64_t*>counters.base
+        if sb_load(header) != MAGIC or <uint64_t>len(counters.mapping) != PAGE + header[1] * SLOT_BYTES:
+            raise ValueError(f"segment {name} holds no counters of this version")
+        counters.slots = <int>header[1]
         return counters
 
     cdef int map(self, str name, object mapping) except -1:
@@ -113,16 +165,35 @@ cdef class Counters:
         slot.owner = self.mapping
         return slot
 
+    def histogram(self, int number, str name not None) -> Histogram:
+        """The histogram `name`, one of HISTOGRAMS, of process `number`. Raises ValueError for another name."""
+        cdef Histogram histogram = Histogram.__new__(Histogram)
+        histogram.words = self.histogram_words(number, HISTOGRAMS.index(name))
+        histogram.owner = self.mapping
+        return histogram
+
+    cdef uint64_t* histogram_words(self, int number, int which) except NULL:
+        return <uint64_t*>(<uint8_t*>self.at(number) + HISTOGRAMS_AT) + which * HISTOGRAM_WORDS
+
     def reset_gauges(self, int number) -> None:
         """A process that starts again has no connections yet."""
         memset(<uint8_t*>self.at(number) + LINE + CONNECTIONS_COUNT * 8, 0, (COUNTER_MAX - CONNECTIONS_COUNT) * 8)
 
-    def state(self, int number) -> int:
+    cpdef int state(self, int number) except -1:
         """The ProcessState of a process."""
-        return <int>sb_load(self.at(number))
+        return <int>sb_load(self.at(number) + STATE)
 
-    def set_state(self, int number, int state) -> None:
-        sb_store(self.at(number), <uint64_t>state)
+    cpdef void set_state(self, int number, int state) except *:
+        """Says what a process is doing: itself, or the supervisor for one that died."""
+        sb_store(self.at(number) + STATE, <uint64_t>state)
+
+    cpdef void beat(self, int number, uint64_t now_ms) except *:
+        """The process's own sign of life; the clock is the caller's."""
+        sb_store(self.at(number) + HEARTBEAT, now_ms)
+
+    cpdef uint64_t heartbeat(self, int number) except? 0:
+        """What `beat` was last given; 0 before the first."""
+        return sb_load(self.at(number) + HEARTBEAT)
 
     def of(self, int number) -> dict:
         """Counters of one process by dotted name."""
@@ -140,7 +211,47 @@ cdef class Counters:
                 sums[i] += <int64_t>values[i]
         return dict(zip(NAMES, sums, strict=True))
 
+    def buckets(self, str name not None) -> list[tuple[int, int]]:
+        """The histogram `name` over all processes: (greatest value, count) of each bucket in use, ascending."""
+        sums = self.bucket_sums(name)
+        return [(bucket_range(index)[1], count) for index, count in enumerate(sums[:HISTOGRAM_BUCKETS]) if count]
+
+    def percentiles(self, str name not None, fractions=(0.5, 0.9, 0.99, 0.999)) -> dict[float, int]:
+        """For each fraction a value that at least so much of all values does not exceed; empty if nothing was recorded.
+
+        It is the greatest value of a bucket, so up to 12.5 % above the exact one.
+        """
+        buckets = self.buckets(name)
+        total = sum(count for _, count in buckets)
+        found = {}
+        for fraction in sorted(fractions) if total else ():
+            passed = 0
+            for greatest, count in buckets:
+                passed += count
+                if passed >= fraction * total:
+                    break
+            found[fraction] = greatest
+        return found
+
+    def mean(self, str name not None) -> float:
+        """Mean of all values of the histogram `name`, exact; 0.0 if nothing was recorded."""
+        sums = self.bucket_sums(name)
+        count = sum(sums[:HISTOGRAM_BUCKETS])
+        return sums[HISTOGRAM_SUM] / count if count else 0.0
+
+    cdef list bucket_sums(self, str name):
+        cdef list sums = [0] * (<int>HISTOGRAM_SUM + 1)
+        cdef int which = HISTOGRAMS.index(name), number, i
+        cdef uint64_t* words
+        for number in range(self.slots):
+            words = self.histogram_words(number, which)
+            for i in range(<int>HISTOGRAM_SUM + 1):
+                if words[i]:
+                    sums[i] += words[i]
+        return sums
+
     def unlink(self) -> None:
+        """Removes the segment's name."""
         segment.unlink(self.name)
 
 

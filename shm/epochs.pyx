@@ -1,6 +1,10 @@
-"""Epochs and round robin counters in one segment; see epochs.pxd."""
+"""Epochs and round robin counters in one segment; see epochs.pxd.
+
+    | epoch of bucket 0 | ... | of bucket BUCKETS - 1 | of the wildcard bucket | padding to a line | rotor 0 | ... |      u64 each
+"""
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from shm.atomic cimport sb_add, sb_load
 
@@ -35,7 +39,11 @@ cdef class Epochs:
 
     @staticmethod
     def attach(str name not None) -> Epochs:
-        return Epochs.open(name, segment.attach(name))
+        """The segment that the supervisor created. Raises posix_ipc.ExistentialError, or ValueError if it is something else."""
+        mapping = segment.attach(name)
+        if len(mapping) != (WORDS + ROTORS) * 8:
+            raise ValueError(f"segment {name} holds no epochs of this version")
+        return Epochs.open(name, mapping)
 
     @staticmethod
     def open(str name, mapping) -> Epochs:
@@ -61,5 +69,14 @@ cdef class Epochs:
         """Voids every cache: the routes of a whole process have gone."""
         self.bump(WILDCARD_BUCKET)
 
+    def bump_of(self, bytes filter not None) -> None:
+        """Slow path for Python processes: voids the caches that a change of this filter's routes concerns."""
+        self.bump(bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter)))
+
+    def of(self, bytes topic not None) -> int:
+        """Slow path: the epoch that a cache entry of this topic is checked against."""
+        return self.current(bucket_of(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)))
+
     def unlink(self) -> None:
+        """Removes the segment's name."""
         segment.unlink(self.owner[0])

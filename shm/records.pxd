@@ -29,7 +29,7 @@ cdef packed struct RecordHeader:
     uint32_t group_size
     uint32_t filter_size
     uint32_t payload_size
-    uint32_t reserved
+    uint32_t sent_us                   # CLOCK_MONOTONIC in µs, its low 32 bits, when the sender's pass began
     uint64_t id_high                   # message id: µs since the epoch
     uint64_t id_low                    # node 16 | process 32 | sequence 16
     uint64_t expires_ms                # Unix ms, 0: never

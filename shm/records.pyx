@@ -1,7 +1,10 @@
 """Ring records; see records.pxd for the layout."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memset
+
+import time
 
 __all__ = ["encode_publish", "event_payload"]
 
@@ -29,6 +32,7 @@ def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, b
     header.client_size = <uint32_t>PyBytes_GET_SIZE(client_id)
     header.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
     header.expires_ms = <uint64_t>expires_ms
+    header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
     return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + properties + client_id + payload
 
 

@@ -1,4 +1,7 @@
-"""The client registry: one small LMDB environment per worker on tmpfs, written by that worker, read by the manager."""
+"""The client registry: one small LMDB environment per worker on tmpfs, written by that worker, read by the manager.
+
+A client id is the key of its record, a CBOR map; 0xFF and a digest stand for one longer than an LMDB key.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
@@ -11,11 +14,17 @@ import lmdb
 __all__ = ["Registry"]
 
 KEY_MAX = 511
+"""Bytes of an LMDB key."""
+DIGEST = 16
+"""Bytes of the digest that stands for a longer client id."""
 MAP_BYTES = 4 << 30
+"""Virtual size of the environment; tmpfs holds only what is used."""
+PAGE = 1000
+"""Records that items() reads in one transaction: whoever iterates slowly must not keep old pages from being used again."""
 
 
 class Registry:
-    """client id -> record (a CBOR map). With `create` what a predecessor left is emptied."""
+    """client id (not empty) -> record. With `create` what a predecessor left is emptied."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -25,7 +34,7 @@ class Registry:
                 txn.drop(self._env.open_db(None, txn=txn), delete=False)
 
     def update(self, puts: Mapping[bytes, Mapping[str, Any]], deletes: Iterable[bytes]) -> None:
-        """One transaction: deletes, then puts."""
+        """One transaction: deletes, then puts. A record gets its `client_id` here. Raises lmdb.MapFullError."""
         with self._env.begin(write=True) as txn:
             for client_id in deletes:
                 txn.delete(_key(client_id))
@@ -38,15 +47,37 @@ class Registry:
             value = txn.get(_key(client_id))
             return None if value is None else cbor2.loads(value)
 
-    def items(self) -> Iterator[dict[str, Any]]:
-        """All records, ordered by client id."""
+    def items(self, after: bytes = b"", limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """Up to `limit` records behind the client id `after`, in the order of the keys; it need not be there any more.
+
+        Each PAGE is of one moment; a record that comes or goes while they are read is found or not, the others once each.
+        """
+        key = _key(after) if after else b""
+        left = limit
+        while left is None or left > 0:
+            key, page = self._page(key, PAGE if left is None else min(PAGE, left))
+            yield from (cbor2.loads(value) for value in page)
+            if not page:
+                return
+            left = left if left is None else left - len(page)
+
+    def _page(self, after: bytes, size: int) -> tuple[bytes, list[bytes]]:
+        """Values behind the key `after`, and the key of the last one."""
+        page: list[bytes] = []
         with self._env.begin() as txn, txn.cursor() as cursor:
-            for value in cursor.iternext(keys=False, values=True):
-                yield cbor2.loads(value)
+            more = cursor.set_range(after) if after else cursor.first()
+            if more and cursor.key() == after:
+                more = cursor.next()
+            while more and len(page) < size:
+                after = bytes(cursor.key())
+                page.append(bytes(cursor.value()))
+                more = cursor.next()
+        return after, page
 
     def close(self) -> None:
+        """Ends the use of the registry; every other method is an error from then on."""
         self._env.close()
 
 
 def _key(client_id: bytes) -> bytes:
-    return client_id if len(client_id) <= KEY_MAX else b"\xff" + blake2b(client_id, digest_size=16).digest()
+    return client_id if len(client_id) <= KEY_MAX else b"\xff" + blake2b(client_id, digest_size=DIGEST).digest()

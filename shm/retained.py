@@ -8,12 +8,19 @@
 
 NUL sorts before everything else, so the keys are ordered level by level, and a wildcard filter seeks: past a level that cannot
 match, to the next one that can. A scan holds no transaction between calls: its cursor is the last key it looked at.
+
+Without syncs the file survives the kill of any process (page cache), not always that of the machine. So whoever opens it checks it,
+one process at a time under a lock beside the directory: a file that cannot be read is renamed and an empty one takes its place.
 """
 
+import fcntl
 import os
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,17 +28,24 @@ import lmdb
 
 from shm.routes import matches
 
-__all__ = ["RetainedMessage", "RetainedStore"]
+__all__ = ["Cursor", "RetainedMessage", "RetainedStore", "RetainedStoreFull"]
 
 KEY_MAX = 511
+"""Bytes of an LMDB key."""
 DIGEST = 16
+"""Bytes of the digest that ends the key of a long topic."""
 LONG_MARK = b"\xff"
 MAP_BYTES = 64 << 30
 """Virtual size; the file takes what the messages take."""
-VISITS = 4096
-"""Keys looked at in one call of scan(): bounds how long a worker's loop is kept."""
+SYS = b"$SYS\0"
+"""Start of the keys of the broker's own messages: some dozens, which no limit applies to."""
+VISITS = 1000
+"""Keys looked at in one call of scan(): some 4 ms, for which a worker's loop stands still."""
+SWEEP_VISITS = 10_000
+"""Messages looked at in one call of clear_expired(): some 10 ms of reading, without a lock."""
 READERS = 1024
 
+_DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.IncompatibleError)
 _HEADER = struct.Struct("<QQ16sBIIII")
 
 
@@ -52,51 +66,107 @@ Cursor = tuple[int, bytes]
 """Where a scan goes on: number of the database, last key looked at."""
 
 
-class RetainedStore:
-    """One process's handle. A damaged file is set aside (`set_aside` names it) and an empty one takes its place."""
+class RetainedStoreFull(Exception):
+    """The map, or the disk under it, has no room; nothing of the batch was stored."""
 
-    def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES, max_messages: int = 0) -> None:
+
+class RetainedStore:
+    """One process's handle. A damaged file is set aside (`set_aside` names it) and an empty one takes its place.
+
+    max_messages and max_bytes (whole pages that the messages take in the file) bound what is kept; 0: no limit.
+    """
+
+    def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES, max_messages: int = 0, max_bytes: int = 0) -> None:
         self.set_aside: Path | None = None
         self._max_messages = max_messages
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            self._open(path, map_bytes)
-        except lmdb.Error as error:
-            if not isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError):
-                raise
-            self.set_aside = path.with_name(f"{path.name}.bad-{time.time_ns() // 1_000_000}")
-            os.rename(path, self.set_aside)
-            path.mkdir(mode=0o700)
-            self._open(path, map_bytes)
+        self._max_bytes = max_bytes
+        self._swept: Cursor | None = None
+        with _opening(path):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self._open(path, map_bytes)
+            except _DAMAGED:
+                self.set_aside = path.with_name(f"{path.name}.bad-{time.time_ns() // 1_000_000}")
+                os.rename(path, self.set_aside)
+                path.mkdir(mode=0o700)
+                self._open(path, map_bytes)
 
     def _open(self, path: Path, map_bytes: int) -> None:
-        self._env: Any = lmdb.open(
-            str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=False, metasync=False, mode=0o600
-        )
-        self._env.reader_check()
-        self._dbs = (self._env.open_db(b"topics"), self._env.open_db(b"long"))
+        self._env = lmdb.open(str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=False, metasync=False, mode=0o600)
+        try:
+            self._env.reader_check()
+            was_short = self._lengthen(path / "data.mdb")
+            self._dbs: tuple[Any, Any] = (self._env.open_db(b"topics"), self._env.open_db(b"long"))
+            if was_short:
+                self._verify()
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _lengthen(self, file: Path) -> bool:
+        """Makes the file as long as its newest root says; whether it was shorter.
+
+        Pages at the end that are free may never have been written, so a short file is not yet a damaged one. But to read behind
+        its end would be SIGBUS, where a page of zeros is an error that can be caught.
+        """
+        with self._env.begin(write=True):  # keeps other processes from making it longer meanwhile
+            needed = (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+            if file.stat().st_size >= needed:
+                return False
+            os.truncate(file, needed)
+            return True
+
+    def _verify(self) -> None:
+        """Reads every message. Raises one of _DAMAGED."""
+        with self._env.begin() as txn:
+            for number, db in enumerate(self._dbs):
+                count = 0
+                with txn.cursor(db) as cursor:
+                    for key, value in cursor.iternext():
+                        count += 1
+                        if not _is_whole(value) or self._place(_decode(value).topic) != (self._dbs[number], key):
+                            raise lmdb.CorruptedError(f"retained message {key!r} is damaged")
+                if count != txn.stat(db)["entries"]:
+                    raise lmdb.CorruptedError("retained messages are missing")
 
     def close(self) -> None:
+        """Ends the use of the store; every other method is an error from then on."""
         self._env.close()
 
     def update(self, operations: list["RetainedMessage | bytes"]) -> int:
         """In order and in one transaction: a message replaces its topic's, a bare topic deletes it.
 
-        Returns how many messages were refused because max_messages are there.
+        Returns how many messages were refused because of max_messages or max_bytes. Raises RetainedStoreFull.
         """
         refused = 0
-        with self._env.begin(write=True) as txn:
-            for operation in operations:
-                if isinstance(operation, bytes):
-                    db, key = self._place(operation)
-                    txn.delete(key, db=db)
-                    continue
-                db, key = self._place(operation.topic)
-                if self._max_messages and self._entries(txn) >= self._max_messages and txn.get(key, db=db) is None:
-                    refused += 1
-                    continue
-                txn.put(key, _encode(operation), db=db)
+        try:
+            with self._env.begin(write=True) as txn:
+                for operation in operations:
+                    if isinstance(operation, bytes):
+                        db, key = self._place(operation)
+                        txn.delete(key, db=db)
+                        continue
+                    db, key = self._place(operation.topic)
+                    value = _encode(operation)
+                    if self._may_store(txn, db, key, len(value)):
+                        txn.put(key, value, db=db)
+                    else:
+                        refused += 1
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
+            raise RetainedStoreFull(f"retained store {self._env.path()} is full: {error}") from error
         return refused
+
+    def _may_store(self, txn: lmdb.Transaction, db: Any, key: bytes, size: int) -> bool:
+        """Whether the limits allow it. A message no larger than the one that it replaces is always allowed."""
+        if key.startswith(SYS):
+            return True
+        entries = self._entries(txn)
+        too_many = 0 < self._max_messages <= entries and self._max_messages <= entries - self._sys_entries(txn)
+        too_large = self._max_bytes and self._bytes(txn) + size > self._max_bytes
+        if not too_many and not too_large:
+            return True
+        old = txn.get(key, db=db)
+        return old is not None and (not too_large or size <= len(old))
 
     def get(self, topic: bytes) -> RetainedMessage | None:
         """The message of a topic, expired or not; None if there is none."""
@@ -115,76 +185,129 @@ class RetainedStore:
     ) -> tuple[list[RetainedMessage], Cursor | None]:
         """The next messages that match: at most `limit`, and no more once they hold `byte_limit` bytes.
 
-        The cursor is what `after` is to be next time, or None at the end.
+        The cursor is what `after` is to be next time, or None at the end. A call looks at VISITS keys at most, so it may find
+        nothing and still not be at the end. Messages that come and go between calls are found or not; the others once each.
         """
         found: list[RetainedMessage] = []
         number, start = after if after is not None else (0, None)
-        room = byte_limit
+        if limit <= 0:
+            return found, (number, start or b"")
         visits = VISITS
         levels = filter.split(b"/")
         with self._env.begin() as txn:
             while number < len(self._dbs):
                 with txn.cursor(self._dbs[number]) as cursor:
-                    more = self._seek_first(cursor, levels, start)
+                    more = _seek_first(cursor, levels) if start is None else _seek_behind(cursor, start)
                     while more:
-                        key = cursor.key()
+                        key = bytes(cursor.key())
                         visits -= 1
-                        match, target = _judge(levels, key) if number == 0 else self._judge_long(filter, cursor)
-                        if match:
-                            message = _decode(cursor.value())
-                            if not message.expires_ms or message.expires_ms > now_ms:
-                                found.append(message)
-                                room -= len(message.payload) + len(message.topic)
-                        if len(found) >= limit or room <= 0 or visits <= 0:
+                        match, target = _judge(levels, key) if number == 0 else _judge_long(levels, filter, cursor)
+                        if match and not _is_expired(cursor.value(), now_ms):
+                            found.append(_decode(cursor.value()))
+                            limit -= 1
+                            byte_limit -= len(cursor.value())
+                        if limit <= 0 or byte_limit <= 0 or visits <= 0:
                             return found, (number, key)
-                        if target is None:
-                            more = cursor.next()
+                        # A target is cut to the size of a key, and may then no longer lie ahead.
+                        if target == b"":
+                            more = False
                         else:
-                            more = target != b"" and cursor.set_range(target)
+                            more = cursor.next() if target is None or target <= key else cursor.set_range(target)
                 number, start = number + 1, None
         return found, None
 
-    @staticmethod
-    def _seek_first(cursor: Any, levels: list[bytes], after: bytes | None) -> bool:
-        if after is not None:
-            found = cursor.set_range(after)
-            return bool(cursor.next()) if found and cursor.key() == after else bool(found)
-        literal = []
-        for level in levels:
-            if level in (b"+", b"#"):
-                break
-            literal.append(level)
-        return bool(cursor.set_range(b"\0".join(literal)[:KEY_MAX]) if literal and literal[0] else cursor.first())
-
-    @staticmethod
-    def _judge_long(filter: bytes, cursor: Any) -> tuple[bool, bytes | None]:
-        return matches(filter, _decode(cursor.value()).topic), None
-
     def clear_expired(self, now_ms: int, limit: int) -> int:
-        """Deletes up to `limit` expired messages; returns how many."""
+        """Deletes up to `limit` expired messages and returns how many. Call it again and again.
+
+        One call looks at SWEEP_VISITS messages at most; the next one goes on from there, and from the start again after the end.
+        """
+        expired, self._swept = self._find_expired(now_ms, limit)
         removed = 0
-        with self._env.begin(write=True) as txn:
-            for db in self._dbs:
-                with txn.cursor(db) as cursor:
-                    more = cursor.first()
-                    while more and removed < limit:
-                        expires_ms = _HEADER.unpack_from(cursor.value())[0]
-                        if expires_ms and expires_ms <= now_ms:
-                            removed += 1
-                            more = cursor.delete()
-                        else:
-                            more = cursor.next()
+        if expired:
+            with self._env.begin(write=True) as txn:
+                for number, key in expired:
+                    value = txn.get(key, db=self._dbs[number])
+                    # It may have been replaced since it was found.
+                    if value is not None and _is_expired(value, now_ms) and txn.delete(key, db=self._dbs[number]):
+                        removed += 1
         return removed
 
-    def _entries(self, txn: Any) -> int:
-        return sum(txn.stat(db)["entries"] for db in self._dbs)
+    def _find_expired(self, now_ms: int, limit: int) -> tuple[list[Cursor], Cursor | None]:
+        found: list[Cursor] = []
+        number, start = self._swept or (0, None)
+        visits = SWEEP_VISITS
+        with self._env.begin(buffers=True) as txn:
+            while number < len(self._dbs):
+                with txn.cursor(self._dbs[number]) as cursor:
+                    more = cursor.first() if start is None else _seek_behind(cursor, start)
+                    while more:
+                        key = bytes(cursor.key())
+                        if _is_expired(cursor.value(), now_ms):
+                            found.append((number, key))
+                        visits -= 1
+                        if visits <= 0 or len(found) >= limit:
+                            return found, (number, key)
+                        more = cursor.next()
+                number, start = number + 1, None
+        return found, None
+
+    def _sys_entries(self, txn: lmdb.Transaction) -> int:
+        with txn.cursor(self._dbs[0]) as cursor:
+            keys = cursor.iternext(keys=True, values=False) if cursor.set_range(SYS) else ()
+            return sum(1 for _ in takewhile(lambda key: bytes(key).startswith(SYS), keys))
+
+    def _entries(self, txn: lmdb.Transaction) -> int:
+        return sum(int(txn.stat(db)["entries"]) for db in self._dbs)
+
+    def _bytes(self, txn: lmdb.Transaction) -> int:
+        stats = [txn.stat(db) for db in self._dbs]
+        return sum((one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"]) * one["psize"] for one in stats)
 
     def _place(self, topic: bytes) -> tuple[Any, bytes]:
+        """Database and key of a topic."""
         key = topic.replace(b"/", b"\0")
         if len(key) <= KEY_MAX:
             return self._dbs[0], key
         cut = key.rfind(b"\0", 0, KEY_MAX - DIGEST - 1)
         return self._dbs[1], key[: cut + 1] + LONG_MARK + blake2b(topic, digest_size=DIGEST).digest()
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """One process at a time, so that a damaged file is set aside once. The lock goes with the process that holds it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _seek_first(cursor: Any, levels: list[bytes]) -> bool:
+    """Moves to the first key that may match."""
+    literal = []
+    for level in levels:
+        if level in (b"+", b"#"):
+            break
+        literal.append(level)
+    target = b"\0".join(literal)[:KEY_MAX]
+    return bool(cursor.set_range(target) if target else cursor.first())
+
+
+def _seek_behind(cursor: Any, after: bytes) -> bool:
+    """Moves to the first key behind `after`, whether that is still there or not."""
+    found = bool(cursor.set_range(after) if after else cursor.first())
+    return bool(cursor.next()) if found and cursor.key() == after else found
+
+
+def _judge_long(levels: list[bytes], filter: bytes, cursor: Any) -> tuple[bool, bytes | None]:
+    """The same for a long topic. It seeks no further than this: long topics are few, and the end is found by the first level."""
+    key = bytes(cursor.key())
+    if levels[0] not in (b"+", b"#") and not key.startswith(LONG_MARK) and key.partition(b"\0")[0] > levels[0]:
+        # Topics whose first level alone is too long for a key come last, all of them behind the mark.
+        return False, LONG_MARK if len(levels[0]) > KEY_MAX - DIGEST - 2 else b""
+    return matches(filter, _decode(cursor.value()).topic), None
 
 
 def _judge(levels: list[bytes], key: bytes) -> tuple[bool, bytes | None]:
@@ -209,6 +332,16 @@ def _judge(levels: list[bytes], key: bytes) -> tuple[bool, bytes | None]:
     if len(words) > len(levels):
         return False, b"\0".join(words[: len(levels)]) + b"\1"
     return True, None
+
+
+def _is_expired(value: Any, now_ms: int) -> bool:
+    expires_ms: int = _HEADER.unpack_from(value)[0]
+    return 0 < expires_ms <= now_ms
+
+
+def _is_whole(value: bytes) -> bool:
+    """Whether a value has the size that its header says."""
+    return len(value) >= _HEADER.size and len(value) == _HEADER.size + sum(_HEADER.unpack_from(value)[4:])
 
 
 def _encode(message: RetainedMessage) -> bytes:

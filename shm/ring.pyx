@@ -4,9 +4,14 @@
     header page:    magic, lanes, lane bytes; at SLEEPING_AT the consumer's sleep flag
     lane:           | head | consumed | durable | wanted |  (a cache line each, in one page)  | data area |
 
+Attaching reads the header page and one page of each lane; a page of a data area takes memory when a record first reaches it.
+
 Sleep protocol: the consumer sets SLEEPING, fences, looks at every lane again and only then waits; the producer commits, fences
 and takes the flag by exchange. One of the two sees the other, so no wake-up is lost, and the bell is rung once per sleep.
 The same holds for `wanted`: the producer that found no room sets it, fences and looks at `consumed` again.
+
+A process killed between taking a flag and ringing takes that one bell with it: whoever waits for a bell bounds the wait. `wanted`
+outlives its consumer, so the successor's first `release` rings even if it gives nothing back.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -107,15 +112,17 @@ cdef class Ring:
             self.local_tail += self.capacity - offset
 
     cdef bint release(self) noexcept:
-        if sb_load(word(self.base, CONSUMED)) == self.local_tail:
-            return False
-        sb_store(word(self.base, CONSUMED), self.local_tail)
-        sb_store(word(self.base, DURABLE), self.local_tail)
-        sb_fence()
+        if sb_load(word(self.base, CONSUMED)) != self.local_tail:
+            sb_store(word(self.base, CONSUMED), self.local_tail)
+            sb_store(word(self.base, DURABLE), self.local_tail)
+            sb_fence()
         return sb_load(word(self.base, WANTED)) != 0 and sb_exchange(word(self.base, WANTED), 0) != 0
 
-    def put(self, bytes payload not None) -> bool:
-        """Slow-path producer: reserves and commits one record. False if there is no room."""
+    def put(self, bytes payload not None, *, bint commit=True) -> bool:
+        """Slow-path producer: one record. False if there is no room; ValueError for one that never fits.
+
+        With `commit` false the consumer sees it when a later one is committed.
+        """
         cdef uint8_t* target
         if PyBytes_GET_SIZE(payload) > self.max_record():
             raise ValueError(f"record of {len(payload)} bytes, a lane of {self.capacity} takes up to {self.max_record()}")
@@ -123,7 +130,8 @@ cdef class Ring:
             return False
         target = self.reserve(<uint32_t>PyBytes_GET_SIZE(payload))
         memcpy(target, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
-        self.commit()
+        if commit:
+            self.commit()
         return True
 
     def take(self):
@@ -142,7 +150,10 @@ cdef class Inbox:
 
     @staticmethod
     def create(str name not None, int producers, uint64_t lane_bytes) -> Inbox:
-        """A new inbox with a lane of `lane_bytes` (a power of two, 64 KiB at least) for each of `producers` processes."""
+        """A new inbox with a lane of `lane_bytes` (a power of two, 64 KiB at least) for each of `producers` processes.
+
+        Raises posix_ipc.ExistentialError if the name is taken.
+        """
         if lane_bytes < 65536 or lane_bytes & (lane_bytes - 1):
             raise ValueError(f"lane of {lane_bytes} bytes: allowed is a power of two from 65536 on")
         cdef Inbox inbox = Inbox.__new__(Inbox)
@@ -156,13 +167,23 @@ cdef class Inbox:
 
     @staticmethod
     def attach(str name not None) -> Inbox:
-        """An inbox that was created before. Cursors continue where this process's predecessor left them."""
+        """An inbox that was created before. Cursors continue where this process's predecessor left them.
+
+        Raises posix_ipc.ExistentialError if there is none, ValueError if it is something else.
+        """
         cdef Inbox inbox = Inbox.__new__(Inbox)
         inbox.map(name, segment.attach(name))
-        if sb_load(<uint64_t*>inbox.base) != MAGIC:
+        cdef uint64_t* header = <uint64_t*>inbox.base
+        if sb_load(header) != MAGIC or <uint64_t>len(inbox.mapping) != PAGE + header[1] * (PAGE + header[2]):
             raise ValueError(f"segment {name} is no inbox of this version")
         inbox.open_lanes()
         return inbox
+
+    def close(self) -> None:
+        """Lets go of the segment. Rings that were taken from `lanes` stay usable and keep it mapped; the inbox is not."""
+        self.lanes = []
+        self.base = NULL
+        self.mapping = None
 
     cdef int map(self, str name, object mapping) except -1:
         cdef Py_buffer view
@@ -192,6 +213,7 @@ cdef class Inbox:
 
     cdef void sleep(self) noexcept:
         sb_exchange(<uint64_t*>(self.base + SLEEPING_AT), 1)
+        sb_fence()                         # an exchange alone does not keep the loads behind it in place on every machine
 
     cdef void awake(self) noexcept:
         sb_store(<uint64_t*>(self.base + SLEEPING_AT), 0)
@@ -203,6 +225,8 @@ cdef class Inbox:
     def go_to_sleep(self) -> bool:
         """Slow-path consumer: says that it sleeps; False if something came meanwhile and it must not."""
         cdef Ring ring
+        if self.base == NULL:
+            raise ValueError(f"inbox {self.name} is closed")
         self.sleep()
         for ring in self.lanes:
             if ring.waiting():
@@ -212,6 +236,8 @@ cdef class Inbox:
 
     def take_bell(self) -> bool:
         """Slow-path producer, after put(): whether the consumer's doorbell is to be rung."""
+        if self.base == NULL:
+            raise ValueError(f"inbox {self.name} is closed")
         return self.must_ring()
 
     def unlink(self) -> None:

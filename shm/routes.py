@@ -3,25 +3,44 @@
     db "exact"     filter                          -> destinations      (LMDB dupsort: one value per destination)
     db "wild"      filter, levels joined by NUL    -> destinations
     db "wildlong"  prefix NUL 0xFF digest          -> destinations      wildcard filters longer than a key
-    db "long"      digest                          -> the filter or group name itself
+    db "long"      digest                          -> references u32 | the filter or group name itself
 
     value          kind 0: 00 | destination u32                        a plain route
                    kind 1: 01 | destination u32 | session key u64 | group name        a member of a shared group
+
+    destination    kind u8 (worker, node, sink) | number u24                          integers are big endian
 
 Exact filters are one look-up. For wildcards the levels of the topic are walked as a path through the ordered keys: at each
 prefix only the continuations `+`, `#` and the topic's own level are sought, and only where a key with that prefix exists, so
 the cost follows the prefixes that match, not 2^levels. A filter longer than an LMDB key is kept under its longest prefix of
 whole levels that fits and a digest, and compared in full. NUL cannot occur in a filter [MQTT-4.7.3-2], 0xFF not in UTF-8.
+
+Invariants: a text in "long" has as many references as there are values whose key or group name is its digest, and goes with
+the last of them; every change is one transaction, so readers see all of it or nothing.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
 
-__all__ = ["Group", "Match", "RouteChange", "RouteTable", "RouteTableFull", "matches", "worker_destination"]
+__all__ = [
+    "NODE",
+    "SINK",
+    "WORKER",
+    "Group",
+    "Match",
+    "RouteChange",
+    "RouteTable",
+    "RouteTableFull",
+    "destination",
+    "destination_kind",
+    "destination_number",
+    "matches",
+    "worker_destination",
+]
 
 KEY_MAX = 511
 """Bytes of an LMDB key, and of a dupsort value."""
@@ -29,16 +48,25 @@ DIGEST = 16
 """Bytes of a digest: collisions are out of reach, and the full text is compared all the same."""
 LONG_MARK = b"\xff"
 GROUP_MAX = KEY_MAX - 16
+"""Bytes of a group name that stands in the value itself; what comes before it there takes 13."""
+REFERENCES = 4
+"""Bytes of the reference count before a long text."""
 KIND_SHIFT = 24
+NUMBER_MAX = (1 << KIND_SHIFT) - 1
 WORKER, NODE, SINK = 0, 1, 2
 MAP_BYTES = 16 << 30
 """Virtual size of the environment; tmpfs holds only what is used."""
 READERS = 1024
-PURGE_BATCH = 10_000
+"""Reader slots: one per process and thread with an open read transaction."""
+PURGE_BATCH = 2000
+"""Routes looked at, and at most removed, in one transaction: other writers wait for some 10 ms at worst."""
+
+_Place = tuple[bytes, bytes]
+"""A key and one of its values."""
 
 
 class RouteTableFull(Exception):
-    """The route table's map has no room for another route; nothing of the batch was stored."""
+    """The map, or the tmpfs under it, has no room for the change; nothing of the batch was stored."""
 
 
 class RouteChange(NamedTuple):
@@ -67,9 +95,26 @@ class Match(NamedTuple):
     groups: list[Group]
 
 
+def destination(kind: int, number: int) -> int:
+    """The destination `number` of a kind: WORKER, NODE or SINK. Raises ValueError beyond 24 bits."""
+    if not 0 <= number <= NUMBER_MAX:
+        raise ValueError(f"destination {number}: allowed is 0 to {NUMBER_MAX}")
+    return kind << KIND_SHIFT | number
+
+
+def destination_kind(value: int) -> int:
+    """WORKER, NODE or SINK."""
+    return value >> KIND_SHIFT
+
+
+def destination_number(value: int) -> int:
+    """Which one of its kind."""
+    return value & NUMBER_MAX
+
+
 def worker_destination(number: int) -> int:
     """The destination of worker `number`."""
-    return WORKER << KIND_SHIFT | number
+    return destination(WORKER, number)
 
 
 def matches(filter: bytes, topic: bytes) -> bool:
@@ -96,191 +141,256 @@ def _has_wildcard(filter: bytes) -> bool:
 class RouteTable:
     """One process's handle on the route table at `path`; opened after the fork, never carried across one."""
 
-    def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES) -> None:
+    def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES, readers: int = READERS) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Without syncs: the page cache outlives every process, and the file is on tmpfs anyway.
-        self._env: Any = lmdb.open(
-            str(path), map_size=map_bytes, max_dbs=4, max_readers=READERS, sync=False, metasync=False, mode=0o600
-        )
+        # Without syncs: the page cache outlives every process, and the file is on tmpfs anyway. Not a writable map: there a full
+        # tmpfs is SIGBUS instead of an error.
+        self._env = lmdb.open(str(path), map_size=map_bytes, max_dbs=4, max_readers=readers, sync=False, metasync=False, mode=0o600)
         self._env.reader_check()
-        self._exact = self._env.open_db(b"exact", dupsort=True)
-        self._wild = self._env.open_db(b"wild", dupsort=True)
-        self._wild_long = self._env.open_db(b"wildlong", dupsort=True)
-        self._long = self._env.open_db(b"long")
+        self._exact: Any = self._env.open_db(b"exact", dupsort=True)
+        self._wild: Any = self._env.open_db(b"wild", dupsort=True)
+        self._wild_long: Any = self._env.open_db(b"wildlong", dupsort=True)
+        self._long: Any = self._env.open_db(b"long")
+        self._routes = (self._exact, self._wild, self._wild_long)
 
     def close(self) -> None:
+        """Ends the use of the table; every other method is an error from then on."""
         self._env.close()
+
+    def reader_check(self) -> int:
+        """Frees the reader slots of processes that were killed in a read, so that old pages are used again; how many."""
+        return int(self._env.reader_check())
 
     # --- writing ------------------------------------------------------------------------------------------------
 
     def update(self, changes: Iterable[RouteChange]) -> None:
         """All changes in one transaction, in order; adding what is there and removing what is not are no errors.
 
-        Raises RouteTableFull.
+        Raises RouteTableFull, even for a removal: LMDB copies the pages that it changes.
         """
         try:
             with self._env.begin(write=True) as txn:
                 for change in changes:
-                    db, key = self._place(txn, change.filter, change.add)
-                    value = self._value(txn, change)
-                    if change.add:
-                        txn.put(key, value, db=db, dupdata=False)
-                    else:
-                        txn.delete(key, value, db=db)
-        except lmdb.MapFullError as error:
-            raise RouteTableFull(f"route table {self._env.path()} is full") from error
+                    db, key, long_filter = self._key(change.filter)
+                    value, long_group = _value(change)
+                    if not change.add:
+                        self._remove(txn, db, key, value)
+                    elif txn.put(key, value, db=db, dupdata=False):
+                        for text in (long_filter, long_group):
+                            if text:
+                                self._hold(txn, text)
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
+            raise RouteTableFull(f"route table {self._env.path()} is full: {error}") from error
 
     def purge(self, destination: int) -> int:
-        """Removes every route to a destination, in batches; returns how many there were."""
+        """Removes every route to a destination and returns how many there were.
+
+        In batches, found by reading: other writers wait for the removal of one batch, never for the search. Raises
+        RouteTableFull; what was removed before stays removed.
+        """
         removed = 0
-        needle = destination.to_bytes(4, "big")
-        for db in (self._exact, self._wild, self._wild_long):
-            after: tuple[bytes, bytes] | None = None
+        for db in self._routes:
+            after: _Place | None = None
             while True:
-                with self._env.begin(write=True) as txn, txn.cursor(db) as cursor:
-                    found = cursor.first() if after is None else cursor.set_range_dup(*after) or cursor.set_range(after[0])
-                    visited = 0
-                    while found and visited < PURGE_BATCH:
-                        visited += 1
-                        if cursor.value()[1:5] == needle:
-                            removed += 1
-                            found = cursor.delete()
-                        else:
-                            found = cursor.next()
-                    after = (cursor.key(), cursor.value()) if found else None
+                doomed, after = self._routes_to(db, destination.to_bytes(4, "big"), after)
+                if doomed:
+                    removed += self._remove_all(db, doomed)
                 if after is None:
                     break
         return removed
 
-    def _place(self, txn: Any, filter: bytes, add: bool) -> tuple[Any, bytes]:
-        """Database and key of a filter; notes the text of a long one."""
+    def _routes_to(self, db: Any, needle: bytes, after: _Place | None) -> tuple[list[_Place], _Place | None]:
+        """Routes to a destination among the next PURGE_BATCH, and where to go on (None: that was all)."""
+        doomed: list[_Place] = []
+        with self._env.begin() as txn, txn.cursor(db) as cursor:
+            found = _resume(cursor, after)
+            for _ in range(PURGE_BATCH):
+                if not found:
+                    return doomed, None
+                key, value = _item(cursor)
+                if value[1:5] == needle:
+                    doomed.append((key, value))
+                found = cursor.next()
+            return doomed, _item(cursor) if found else None
+
+    def _remove_all(self, db: Any, places: list[_Place]) -> int:
+        try:
+            with self._env.begin(write=True) as txn:
+                return sum(self._remove(txn, db, key, value) for key, value in places)
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
+            raise RouteTableFull(f"route table {self._env.path()} is full: {error}") from error
+
+    def _key(self, filter: bytes) -> tuple[Any, bytes, bytes]:
+        """Database and key of a filter, and the filter itself if it stands there by its digest."""
         if not _has_wildcard(filter):
             if len(filter) <= KEY_MAX:
-                return self._exact, filter
-            return self._exact, LONG_MARK + self._remember(txn, filter, add)
+                return self._exact, filter, b""
+            return self._exact, LONG_MARK + _digest(filter), filter
         key = filter.replace(b"/", b"\0")
         if len(key) <= KEY_MAX:
-            return self._wild, key
+            return self._wild, key, b""
         cut = key.rfind(b"\0", 0, KEY_MAX - DIGEST - 1)
-        return self._wild_long, key[: cut + 1] + LONG_MARK + self._remember(txn, filter, add)
+        return self._wild_long, key[: cut + 1] + LONG_MARK + _digest(filter), filter
 
-    def _remember(self, txn: Any, text: bytes, add: bool) -> bytes:
+    def _remove(self, txn: lmdb.Transaction, db: Any, key: bytes, value: bytes) -> bool:
+        """Removes one route with its claim on long texts; whether it was there."""
+        if not txn.delete(key, value, db=db):
+            return False
+        _, mark, filter_digest = key.partition(LONG_MARK)
+        if mark:
+            self._let_go(txn, filter_digest)
+        if value[13:14] == LONG_MARK:
+            self._let_go(txn, value[14:])
+        return True
+
+    def _hold(self, txn: lmdb.Transaction, text: bytes) -> None:
         digest = _digest(text)
-        if add:
-            txn.put(digest, text, db=self._long)
-        return digest
+        stored = _get(txn, digest, self._long)
+        references = 1 if stored is None else int.from_bytes(stored[:REFERENCES], "big") + 1
+        txn.put(digest, references.to_bytes(REFERENCES, "big") + text, db=self._long)
 
-    def _value(self, txn: Any, change: RouteChange) -> bytes:
-        destination = change.destination.to_bytes(4, "big")
-        if not change.group:
-            return b"\0" + destination
-        group = change.group
-        if len(group) > GROUP_MAX:
-            group = LONG_MARK + self._remember(txn, group, change.add)
-        return b"\1" + destination + change.member.to_bytes(8, "big") + group
+    def _let_go(self, txn: lmdb.Transaction, digest: bytes) -> None:
+        stored = _get(txn, digest, self._long)
+        if stored is None:
+            return
+        references = int.from_bytes(stored[:REFERENCES], "big") - 1
+        if references:
+            txn.put(digest, references.to_bytes(REFERENCES, "big") + stored[REFERENCES:], db=self._long)
+        else:
+            txn.delete(digest, db=self._long)
 
     # --- matching -----------------------------------------------------------------------------------------------
 
     def match(self, topic: bytes) -> Match:
-        """Everything that a publish to this topic leads to, as of one snapshot."""
+        """Everything that a publish to this topic leads to, as of one snapshot. The topic is valid and has no wildcard."""
         found = _Collector()
         with self._env.begin() as txn:
             self._match_exact(txn, topic, found)
-            words = topic.split(b"/")
             with txn.cursor(self._wild) as cursor:
-                self._walk(txn, cursor, words, b"", 0, found, topic.startswith(b"$"))
+                _Walk(cursor, topic, found).run()
             if txn.stat(self._wild_long)["entries"]:
                 with txn.cursor(self._wild_long) as cursor:
-                    self._walk_long(txn, cursor, topic, words, b"", 0, found)
-            return found.match(lambda digest: txn.get(digest, db=self._long))
+                    _LongWalk(cursor, topic, found, lambda digest: self._text(txn, digest)).run()
+            return found.match(lambda digest: self._text(txn, digest))
 
-    def _match_exact(self, txn: Any, topic: bytes, found: "_Collector") -> None:
+    def _match_exact(self, txn: lmdb.Transaction, topic: bytes, found: "_Collector") -> None:
         key = topic
         if len(topic) > KEY_MAX:
             digest = _digest(topic)
-            if txn.get(digest, db=self._long) != topic:
+            if self._text(txn, digest) != topic:
                 return
             key = LONG_MARK + digest
         with txn.cursor(self._exact) as cursor:
             if cursor.set_key(key):
                 found.add(topic, cursor.iternext_dup())
 
-    def _walk(
-        self,
-        txn: Any,
-        cursor: Any,
-        words: list[bytes],
-        prefix: bytes,
-        depth: int,
-        found: "_Collector",
-        dollar: bool,
-    ) -> None:
-        """Collects the filters that go on from `prefix` (whole levels, NUL at its end) and match words[depth:]."""
-        at_root_of_dollar = dollar and depth == 0  # [MQTT-4.7.2-1]
-        if not at_root_of_dollar:
-            self._take(cursor, prefix + b"#", found)
-        if depth == len(words):
-            return
-        last = depth == len(words) - 1
-        for level in (words[depth],) if at_root_of_dollar else (b"+", words[depth]):
-            path = prefix + level
-            if len(path) > KEY_MAX:
-                continue
-            if last and (level == b"+" or prefix):
-                self._take(cursor, path, found)
-            deeper = path + b"\0"
-            # `a/#` matches `a` itself, so the walk goes one level past the last word.
-            if len(deeper) < KEY_MAX and cursor.set_range(deeper) and cursor.key().startswith(deeper):
-                self._walk(txn, cursor, words, deeper, depth + 1, found, dollar)
-
-    @staticmethod
-    def _take(cursor: Any, key: bytes, found: "_Collector") -> None:
-        if len(key) <= KEY_MAX and cursor.set_key(key):
-            found.add(key.replace(b"\0", b"/"), cursor.iternext_dup())
-
-    def _walk_long(
-        self,
-        txn: Any,
-        cursor: Any,
-        topic: bytes,
-        words: list[bytes],
-        prefix: bytes,
-        depth: int,
-        found: "_Collector",
-    ) -> None:
-        """The same over the prefixes of filters longer than a key; each candidate is compared in full."""
-        here = prefix + LONG_MARK
-        more = cursor.set_range(here)
-        while more and cursor.key().startswith(here):
-            filter = txn.get(cursor.key()[len(here) :], db=self._long)
-            if filter is not None and matches(filter, topic):
-                found.add(filter, cursor.iternext_dup())
-            more = cursor.next_nodup()
-        if depth == len(words):
-            return
-        for level in (b"+", words[depth]):
-            deeper = prefix + level + b"\0"
-            if len(deeper) < KEY_MAX and cursor.set_range(deeper) and cursor.key().startswith(deeper):
-                self._walk_long(txn, cursor, topic, words, deeper, depth + 1, found)
+    def _text(self, txn: lmdb.Transaction, digest: bytes) -> bytes:
+        """The long text with this digest; empty, which no filter or group name is, if there is none."""
+        return (_get(txn, digest, self._long) or b"")[REFERENCES:]
 
     # --- looking around -----------------------------------------------------------------------------------------
 
     def filters(self) -> Iterator[bytes]:
-        """Every filter with a route, exact ones first."""
+        """Every filter with a route, exact ones first, as of one snapshot; ends soon, for it holds a read transaction."""
         with self._env.begin() as txn:
-            for db in (self._exact, self._wild, self._wild_long):
+            for db in self._routes:
                 with txn.cursor(db) as cursor:
                     for key in cursor.iternext_nodup(keys=True, values=False):
-                        mark = key.find(LONG_MARK)
-                        if mark >= 0:
-                            yield txn.get(key[mark + 1 :], db=self._long)
-                        else:
-                            yield key.replace(b"\0", b"/")
+                        _, mark, digest = bytes(key).partition(LONG_MARK)
+                        yield self._text(txn, digest) if mark else bytes(key).replace(b"\0", b"/")
 
     def count(self) -> int:
         """Routes in the table: one per filter and destination, or group member."""
         with self._env.begin() as txn:
-            return sum(txn.stat(db)["entries"] for db in (self._exact, self._wild, self._wild_long))
+            return sum(int(txn.stat(db)["entries"]) for db in self._routes)
+
+
+def _value(change: RouteChange) -> tuple[bytes, bytes]:
+    """A route's value, and its group name if that stands there by its digest."""
+    head = change.destination.to_bytes(4, "big")
+    if not change.group:
+        return b"\0" + head, b""
+    head = b"\1" + head + change.member.to_bytes(8, "big")
+    if len(change.group) <= GROUP_MAX:
+        return head + change.group, b""
+    return head + LONG_MARK + _digest(change.group), change.group
+
+
+def _get(txn: lmdb.Transaction, key: bytes, db: Any) -> bytes | None:
+    value: Any = txn.get(key, db=db)
+    return value if value is None else bytes(value)
+
+
+def _item(cursor: lmdb.Cursor) -> _Place:
+    key, value = cursor.item()
+    return bytes(key), bytes(value)
+
+
+def _resume(cursor: lmdb.Cursor, after: _Place | None) -> bool:
+    """Moves to the first route, or to the one in `after`, or to what follows it if it has gone meanwhile."""
+    if after is None:
+        return bool(cursor.first())
+    if cursor.set_range_dup(*after):
+        return True
+    return bool(cursor.next_nodup() if cursor.set_key(after[0]) else cursor.set_range(after[0]))
+
+
+class _Walk:
+    """The search for one topic through the ordered keys of wildcard filters."""
+
+    def __init__(self, cursor: lmdb.Cursor, topic: bytes, found: "_Collector") -> None:
+        self.cursor: Any = cursor
+        self.topic = topic
+        self.words = topic.split(b"/")
+        self.found = found
+
+    def run(self) -> None:
+        """Collects what matches. A stack of its own: a key may have as many levels as bytes."""
+        todo = [(b"", 0)]
+        while todo:
+            prefix, depth = todo.pop()
+            self.visit(prefix, depth)
+            # `a/#` matches `a` itself, so the walk goes one level past the last word.
+            if depth < len(self.words):
+                for level in self.levels(depth):
+                    deeper = prefix + level + b"\0"
+                    if len(deeper) <= KEY_MAX and self.cursor.set_range(deeper) and self.cursor.key().startswith(deeper):
+                        todo.append((deeper, depth + 1))
+
+    def levels(self, depth: int) -> tuple[bytes, ...]:
+        """What a matching filter may have at this level, `#` apart."""
+        if depth == 0 and self.topic.startswith(b"$"):
+            return (self.words[0],)  # [MQTT-4.7.2-1]
+        return b"+", self.words[depth]
+
+    def visit(self, prefix: bytes, depth: int) -> None:
+        """Takes the filters that end right behind `prefix` (whole levels, NUL at its end)."""
+        if depth or not self.topic.startswith(b"$"):  # [MQTT-4.7.2-1]
+            self.take(prefix + b"#")
+        if depth == len(self.words) - 1:
+            for level in self.levels(depth):
+                self.take(prefix + level)
+
+    def take(self, key: bytes) -> None:
+        if 0 < len(key) <= KEY_MAX and self.cursor.set_key(key):
+            self.found.add(key.replace(b"\0", b"/"), self.cursor.iternext_dup())
+
+
+class _LongWalk(_Walk):
+    """The same over the prefixes of filters longer than a key; each candidate is compared in full."""
+
+    def __init__(self, cursor: lmdb.Cursor, topic: bytes, found: "_Collector", text: Callable[[bytes], bytes]) -> None:
+        super().__init__(cursor, topic, found)
+        self.text = text
+
+    def visit(self, prefix: bytes, depth: int) -> None:
+        here = prefix + LONG_MARK
+        more = self.cursor.set_range(here)
+        while more and self.cursor.key().startswith(here):
+            filter = self.text(self.cursor.key()[len(here) :])
+            if matches(filter, self.topic):
+                self.found.add(filter, self.cursor.iternext_dup())
+            more = self.cursor.next_nodup()
 
 
 class _Collector:
@@ -291,7 +401,7 @@ class _Collector:
         self.destinations: set[int] = set()
         self.members: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {}
 
-    def add(self, filter: bytes, values: Iterable[bytes]) -> None:
+    def add(self, filter: bytes, values: Iterable[Any]) -> None:
         plain = False
         for value in values:
             destination = int.from_bytes(value[1:5], "big")
@@ -304,10 +414,9 @@ class _Collector:
         if plain:
             self.filters.append(filter)
 
-    def match(self, long_text: "object") -> Match:
+    def match(self, text: Callable[[bytes], bytes]) -> Match:
         groups = []
         for (name, filter), members in sorted(self.members.items()):
-            if name.startswith(LONG_MARK):
-                name = long_text(name[1:])  # type: ignore[operator]
-            groups.append(Group(name, filter, tuple(members)))
+            full_name = text(name[1:]) if name.startswith(LONG_MARK) else name
+            groups.append(Group(full_name, filter, tuple(members)))
         return Match(self.filters, tuple(sorted(self.destinations)), groups)

@@ -9,7 +9,7 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.shard cimport Shard
-from shm.counters cimport CounterSlot
+from shm.counters cimport CounterSlot, Histogram
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
@@ -59,8 +59,11 @@ cdef class Loop(Shard):
     cdef dict handovers                    # descriptor of the worker's end -> True
     cdef public bint draining
     cdef uint64_t spill_number
+    cdef uint64_t pass_start_us            # CLOCK_MONOTONIC
+    cdef Histogram pass_times
+    cdef Histogram hop_times
 
-    cdef void read_clock(self) noexcept
+    cdef uint64_t read_clock(self) noexcept
     cdef int watch(self, int fd, uint32_t events) except -1
     cdef bint lanes_waiting(self) except -1
     cdef int one_pass(self, int timeout_ms) except -1

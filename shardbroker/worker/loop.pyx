@@ -239,15 +239,17 @@ cdef class Connection(Channel):
 cdef class Loop(Shard):
     """topology: shm.topology.Topology; the rest are the shared parts, opened in this process. number: of this worker."""
 
-    def __init__(self, topology, int number, slot, routes, retained, Epochs epochs, registry, Inbox inbox):
+    def __init__(self, topology, int number, counters, routes, retained, Epochs epochs, registry, Inbox inbox):
         cdef timespec steady, wall
         clock_gettime(CLOCK_MONOTONIC, &steady)
         clock_gettime(CLOCK_REALTIME, &wall)
         self.clock_offset_ms = (wall.tv_sec - steady.tv_sec) * 1000 + (wall.tv_nsec - steady.tv_nsec) // 1000000
-        Shard.__init__(self, topology.settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, slot, routes, retained, epochs,
+        Shard.__init__(self, topology.settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
                        worker_destination(number), topology.node_id)
         self.topology = topology
         self.number = number
+        self.pass_times = counters.histogram(number, "pass_us")
+        self.hop_times = counters.histogram(number, "ring.hop_us")
         self.registry = registry
         self.inbox = inbox
         self.outboxes = [None] * topology.processes
@@ -282,10 +284,12 @@ cdef class Loop(Shard):
             raise OSError(errno, f"epoll_ctl for descriptor {fd}")
         return 0
 
-    cdef void read_clock(self) noexcept:
+    cdef uint64_t read_clock(self) noexcept:
+        """Sets now_ms; returns CLOCK_MONOTONIC in µs."""
         cdef timespec now
         clock_gettime(CLOCK_MONOTONIC, &now)
         self.now_ms = <uint64_t>(now.tv_sec * 1000 + now.tv_nsec // 1000000 + self.clock_offset_ms)
+        return <uint64_t>(now.tv_sec * 1000000 + now.tv_nsec // 1000)
 
     # --- the pass -----------------------------------------------------------------------------------------------------------
 
@@ -328,7 +332,7 @@ cdef class Loop(Shard):
                 raise OSError(errno, "epoll_wait")
             count = 0
         PyErr_CheckSignals()
-        self.read_clock()
+        self.pass_start_us = self.read_clock()
         for i in range(count):
             fd = events[i].data.fd
             connection = <Connection>self.by_fd[fd] if fd < len(self.by_fd) else None
@@ -359,6 +363,7 @@ cdef class Loop(Shard):
             self.flush_rings()
         if self.now_ms >= self.registry_due_ms:
             self.flush_registry()
+        self.pass_times.record(self.read_clock() - self.pass_start_us)
         return 0
 
     def run_retries(self) -> None:
@@ -482,6 +487,7 @@ cdef class Loop(Shard):
         if lane is None:
             return 0
         header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0)
+        header.sent_us = <uint32_t>self.pass_start_us
         header.payload_format = publication.payload_format
         header.topic_size = publication.topic_size
         header.properties_size = publication.properties_size
@@ -539,6 +545,7 @@ cdef class Loop(Shard):
         memset(&note, 0, sizeof(note))
         note.kind = header.kind
         note.flags = FLAG_SPILLED
+        note.sent_us = header.sent_us
         note.topic_size = <uint32_t>len(name)
         target = lane.reserve(<uint32_t>record_size(&note))
         if target == NULL:
@@ -592,6 +599,8 @@ cdef class Loop(Shard):
             record = ring.next(&size)
             if record == NULL:
                 break
+            if taken == 0:                     # the oldest of the batch
+                self.hop_times.record(<uint32_t>(<uint32_t>self.read_clock() - (<const RecordHeader*>record).sent_us))
             self.on_record(record, size)
         if ring.release():
             self.ring(producer)

@@ -31,7 +31,7 @@ def run(topology: Topology, number: int) -> None:
     loop = Loop(
         topology,
         number,
-        counters.slot(number),
+        counters,
         routes,
         RetainedStore(topology.retained_dir, max_messages=topology.settings.retainer.max_messages),
         epochs,

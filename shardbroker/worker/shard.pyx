@@ -10,14 +10,14 @@ from shardbroker.mqtt.topics cimport is_topic_name
 from shardbroker.pubsub.subscriptions cimport Subscriber
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
 from shm.counters cimport (
-    DELIVERY_DROPPED, DELIVERY_DROPPED_NO_LOCAL, MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, RETAINED_COUNT,
+    DELIVERY_DROPPED, DELIVERY_DROPPED_NO_LOCAL, MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, RETAINED_DROPPED,
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
 from shm.epochs cimport WILDCARD_BUCKET, bucket_of
 
 from shardbroker.mqtt.errors import MqttError
-from shm.retained import RetainedMessage
+from shm.retained import RetainedMessage, RetainedStoreFull
 from shm.routes import RouteChange, RouteTableFull
 
 __all__ = ["Shard"]
@@ -366,6 +366,7 @@ cdef class Shard(Core):
             self.retained_changes.append(topic)            # [MQTT-3.3.1-6] [MQTT-3.3.1-7]
             return 0
         if self.retainer.max_payload_size and publication.payload_size > self.retainer.max_payload_size:
+            self.count(RETAINED_DROPPED)
             return 0
         self.retained_changes.append(RetainedMessage(
             topic=topic,
@@ -437,7 +438,10 @@ cdef class Shard(Core):
         if self.retained_changes:
             operations = self.retained_changes
             self.retained_changes = []
-            self.retained.update(operations)
+            try:
+                self.gauge(RETAINED_DROPPED, self.retained.update(operations))
+            except RetainedStoreFull:
+                self.gauge(RETAINED_DROPPED, len(operations))
         if self.subacks:
             subacks = self.subacks
             self.subacks = []

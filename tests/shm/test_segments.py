@@ -1,17 +1,23 @@
-"""Rings between processes, counters, events, what is left behind."""
+"""Rings between processes, counters, epochs, events, what is left behind."""
 
 import os
 import random
+import select
 import signal
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import multiprocess
 import pytest
-from shm.counters import NAMES, Counter, Counters, ProcessState
+from shm.counters import HISTOGRAMS, NAMES, Counter, Counters, ProcessState, bucket_range
+from shm.epochs import Epochs
 from shm.ring import Inbox
 
+from shm import segment
 from shm.cleanup import cleanup
 from shm.events import ClientEvent, pack_event, unpack_event
 
@@ -39,24 +45,34 @@ def produce(name: str, seed: int, count: int) -> None:
             time.sleep(0.0001)
 
 
+@contextmanager
+def running(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
+    """A process of its own that does not outlive the block."""
+    process = multiprocess.get_context("fork").Process(target=target, args=arguments)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_ring_keeps_every_record_in_order(instance: str, seed: int) -> None:
     name = f"/shardbroker-{instance}-inbox-0"
     inbox = Inbox.create(name, 2, LANE)
-    producer = multiprocess.get_context("fork").Process(target=produce, args=(name, seed, 2000))
-    producer.start()
     expected = records(seed)
     taken = 0
-    while taken < 2000:
-        record = inbox.lanes[1].take()
-        if record is None:
-            inbox.lanes[1].give_back()
-            continue
-        assert record == next(expected)
-        taken += 1
-        if taken % 7 == 0:
-            inbox.lanes[1].give_back()
-    producer.join()
+    with running(produce, name, seed, 2000):
+        while taken < 2000:
+            record = inbox.lanes[1].take()
+            if record is None:
+                inbox.lanes[1].give_back()
+                continue
+            assert record == next(expected)
+            taken += 1
+            if taken % 7 == 0:
+                inbox.lanes[1].give_back()
 
 
 def test_full_ring_pushes_back_and_rings_back(instance: str) -> None:
@@ -105,20 +121,215 @@ def test_killed_producer_leaves_whole_records(instance: str) -> None:
     name = f"/shardbroker-{instance}-inbox-0"
     inbox = Inbox.create(name, 2, LANE)
     for _ in range(5):
-        producer = multiprocess.get_context("fork").Process(target=produce, args=(name, 1, 1 << 30))
-        producer.start()
         expected = records(1)
         deadline = time.monotonic() + 0.05
-        while time.monotonic() < deadline:
-            record = inbox.lanes[1].take()
-            if record is not None:
-                assert record == next(expected)
-            inbox.lanes[1].give_back()
-        os.kill(producer.pid, signal.SIGKILL)
-        producer.join()
+        with running(produce, name, 1, 1 << 30):
+            while time.monotonic() < deadline:
+                record = inbox.lanes[1].take()
+                if record is not None:
+                    assert record == next(expected)
+                inbox.lanes[1].give_back()
         while (record := inbox.lanes[1].take()) is not None:
             assert record == next(expected)
         inbox.lanes[1].give_back()
+
+
+def reserve_and_die(name: str) -> None:
+    lane = Inbox.attach(name).lanes[0]
+    assert lane.put(b"whole")
+    for _ in range(3):
+        assert lane.put(b"x" * 9000, commit=False)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_producer_killed_between_reserve_and_commit(instance: str) -> None:
+    name = f"/shardbroker-{instance}-inbox-0"
+    lane = Inbox.create(name, 1, LANE).lanes[0]
+    taken = []
+    for number in range(20):  # several times round the lane
+        run_to_its_death(reserve_and_die, name)
+        assert Inbox.attach(name).lanes[0].put(b"%d" % number)
+        taken += [lane.take() for _ in range(3)]
+        lane.give_back()
+    assert taken == [item for number in range(20) for item in (b"whole", b"%d" % number, None)]
+
+
+def take_and_die(name: str) -> None:
+    lane = Inbox.attach(name).lanes[0]
+    for _ in range(2):
+        assert lane.take() is not None
+    lane.give_back()
+    for _ in range(3):
+        assert lane.take() is not None
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_consumer_killed_before_release(instance: str) -> None:
+    name = f"/shardbroker-{instance}-inbox-0"
+    lane = Inbox.create(name, 1, LANE).lanes[0]
+    for number in range(10):
+        assert lane.put(b"%d" % number)
+    run_to_its_death(take_and_die, name)
+    successor = Inbox.attach(name).lanes[0]
+    assert [successor.take() for _ in range(9)] == [*(b"%d" % number for number in range(2, 10)), None]
+
+
+def run_to_its_death(target: Callable[..., None], *arguments: object) -> None:
+    with running(target, *arguments) as process:
+        process.join(20)
+        assert process.exitcode == -signal.SIGKILL
+
+
+def produce_and_ring(name: str, bell: int, seed: int, count: int) -> None:
+    inbox = Inbox.attach(name)
+    rng = random.Random(seed)
+    for number in range(count):
+        while not inbox.lanes[0].put(b"%d" % number):
+            time.sleep(0.0001)
+        if inbox.take_bell():
+            os.eventfd_write(bell, 1)
+        if rng.random() < 0.3:
+            time.sleep(rng.random() * 0.0002)
+
+
+def test_no_wake_up_is_lost(instance: str) -> None:
+    name = f"/shardbroker-{instance}-inbox-0"
+    inbox, count, taken = Inbox.create(name, 1, LANE), 3000, 0
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        with running(produce_and_ring, name, bell, 1, count):
+            while taken < count:
+                while (record := inbox.lanes[0].take()) is not None:
+                    assert record == b"%d" % taken
+                    taken += 1
+                inbox.lanes[0].give_back()
+                if taken < count and inbox.go_to_sleep():
+                    assert select.select([bell], [], [], 20)[0], f"no bell after record {taken}"
+                    os.eventfd_read(bell)
+    finally:
+        os.close(bell)
+
+
+def test_lanes_between_56_processes_take_memory_only_when_used(instance: str) -> None:
+    names = [f"/shardbroker-{instance}-inbox-{number}" for number in range(56)]
+    inboxes = [Inbox.create(name, 56, 1 << 20) for name in names]
+    used = sum(Path("/dev/shm", name[1:]).stat().st_blocks * 512 for name in names)
+    assert used < 56 * 57 * 4096 * 2  # the header page and the first page of each lane, and as much again to spare
+    assert inboxes[55].lanes[55].put(b"x" * 1000)
+    assert Inbox.attach(names[55]).lanes[55].take() == b"x" * 1000
+
+
+def test_segments_are_private_and_of_their_kind(instance: str) -> None:
+    names = {kind: f"/shardbroker-{instance}-{kind}" for kind in ("inbox-0", "counters", "epochs")}
+    makers = {"inbox-0": Inbox, "counters": Counters, "epochs": Epochs}
+    made = [Inbox.create(names["inbox-0"], 1, LANE), Counters.create(names["counters"], 1), Epochs.create(names["epochs"])]
+    for kind, name in names.items():
+        assert stat.S_IMODE(Path("/dev/shm", name[1:]).stat().st_mode) == 0o600
+        for other, maker in makers.items():
+            if other != kind:
+                with pytest.raises(ValueError, match="segment"):
+                    maker.attach(name)
+    with pytest.raises(ValueError, match="power of two"):
+        Inbox.create(names["inbox-0"] + "x", 1, LANE + 1)
+    for one in made:
+        one.unlink()
+        one.unlink()  # gone already: no error
+
+
+def test_closed_inbox_leaves_its_rings_usable(instance: str) -> None:
+    inbox = Inbox.create(f"/shardbroker-{instance}-inbox-0", 1, LANE)
+    lane = inbox.lanes[0]
+    inbox.close()
+    assert inbox.lanes == []
+    assert lane.put(b"x") and lane.take() == b"x"
+    for use in (inbox.go_to_sleep, inbox.take_bell):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
+def test_histograms(instance: str) -> None:
+    counters = Counters.create(f"/shardbroker-{instance}-counters", 2)
+    other = Counters.attach(counters.name)
+    assert other.percentiles("pass_us") == {} and other.mean("pass_us") == 0.0
+    rng = random.Random(1)
+    values = [int(rng.expovariate(1 / 300)) for _ in range(5000)]
+    for number, value in enumerate(values):
+        counters.histogram(number % 2, "pass_us").note(value)
+    values.sort()
+    for fraction, found in other.percentiles("pass_us").items():
+        exact = values[int(fraction * len(values)) - 1]
+        assert exact <= found <= exact * 1.125 + 1
+    assert other.mean("pass_us") == pytest.approx(sum(values) / len(values))
+    assert sum(count for _, count in other.buckets("pass_us")) == len(values)
+    assert other.buckets("ring.hop_us") == []
+    assert all(count == 0 for count in other.totals().values())  # histograms lie behind the counters
+    for name in HISTOGRAMS:
+        counters.histogram(1, name).note(2**64 - 1)
+        assert other.buckets(name)[-1] == (2**64 - 1, 1)
+    with pytest.raises(ValueError):
+        counters.histogram(0, "unknown")
+    with pytest.raises(IndexError):
+        counters.histogram(2, "pass_us")
+
+
+def test_buckets_follow_each_other() -> None:
+    expected = 0
+    for index in range(496):
+        least, greatest = bucket_range(index)
+        assert least == expected <= greatest
+        assert greatest - least <= least / 8
+        expected = greatest + 1
+    assert expected == 2**64
+
+
+def test_states_and_heartbeats(instance: str) -> None:
+    counters = Counters.create(f"/shardbroker-{instance}-counters", 3)
+    assert [counters.state(number) for number in range(3)] == [ProcessState.DOWN] * 3
+    for number, state in enumerate((ProcessState.STARTING, ProcessState.READY, ProcessState.DRAINING)):
+        counters.set_state(number, state)
+        counters.beat(number, 1_700_000_000_000 + number)
+    assert [ProcessState(counters.state(number)).name for number in range(3)] == ["STARTING", "READY", "DRAINING"]
+    assert [counters.heartbeat(number) for number in range(3)] == [1_700_000_000_000 + number for number in range(3)]
+    for use in (counters.state, counters.heartbeat, counters.of, counters.slot, counters.reset_gauges):
+        for number in (-1, 3):
+            with pytest.raises(IndexError):
+                use(number)
+    with pytest.raises(IndexError):
+        counters.slot(0).add(len(NAMES))
+
+
+def test_epochs(instance: str) -> None:
+    epochs = Epochs.create(f"/shardbroker-{instance}-epochs")
+    other = Epochs.attach(f"/shardbroker-{instance}-epochs")
+    before = {topic: epochs.of(topic) for topic in (b"a", b"a/b", b"c/b", b"", b"$x/y")}
+    other.bump_of(b"a/+/c")
+    assert epochs.of(b"a") == epochs.of(b"a/b") == before[b"a"] + 1
+    assert epochs.of(b"c/b") == before[b"c/b"]
+    for wildcard in (b"#", b"+", b"+/b"):
+        other.bump_of(wildcard)
+    assert epochs.of(b"c/b") == before[b"c/b"] + 3
+    other.bump_of(b"+a")  # no wildcard: the character stands inside a level
+    assert epochs.of(b"c/b") == before[b"c/b"] + 3
+    other.bump_all()
+    assert all(epochs.of(topic) > value for topic, value in before.items())
+
+
+def test_cleanup_takes_what_is_of_the_instance(instance: str, tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    (runtime / "routes").mkdir(parents=True)
+    (runtime / "routes" / "data.mdb").write_bytes(b"x")
+    neighbour = f"/shardbroker-{instance}x-counters"
+    Counters.create(neighbour, 1)
+    Inbox.create(f"/shardbroker-{instance}-inbox-0", 1, LANE)
+    Counters.create(f"/shardbroker-{instance}-counters", 1)
+    try:
+        cleanup(instance, runtime)
+        left = [path.name for path in Path("/dev/shm").glob(f"shardbroker-{instance}*")]
+        assert left == [neighbour[1:]]
+        assert not runtime.exists()
+        cleanup(instance, runtime)  # nothing there: no error
+    finally:
+        segment.unlink(neighbour)
 
 
 def test_counters(instance: str) -> None:
