@@ -20,18 +20,19 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy, memset
 
-from acceptor.handover cimport send_socket
+from acceptor.handover cimport HandoverHeader, pack_header, send_socket
 from acceptor.peek cimport FOUND, NEED_MORE, NOT_CONNECT, TOO_LARGE, UNCLEAR, peek, protocol_level
 from acceptor.sockets cimport (
-    AF_INET, AF_INET6, INET6_ADDRSTRLEN, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, inet_ntop, ntohs,
-    setsockopt, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
+    AF_INET, AF_INET6, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, ntohs, setsockopt,
+    sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
 )
 from shardbroker.worker.posix cimport (
     CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime,
     close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, recv, send, shutdown, timespec,
 )
+from shm.address cimport PeerAddress
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_NOT_CONNECT, CLIENT_CLOSED_REFUSED,
     CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CONNECTIONS_COUNT, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_SENT,
@@ -39,7 +40,6 @@ from shm.counters cimport (
 )
 
 from acceptor.admission import TokenBucket, new_client_id
-from acceptor.handover import encode_header
 from shm.counters import ProcessState
 from shm.topology import PARTITIONS
 
@@ -51,6 +51,9 @@ cdef enum:
     ACCEPTS = 256                          # sockets accepted from one listener a pass
     BUFFER_MIN = 256                       # first buffer of a trickling client, bytes; most CONNECTs fit
     PASS_MAX_MS = 1000                     # longest sleep: a signal that comes just before it waits this long
+    IPV4 = 4                               # families of a PeerAddress
+    IPV6 = 6
+    MAPPED_SIZE = 12                       # bytes before the IPv4 address in a mapped one
     LAST_READS = 4                         # recv calls that empty a socket before it is closed
 
 PENDING_MAX = 8192
@@ -71,6 +74,8 @@ PAUSE_MS = 1000
 CONNECT_BURST_S = 1.0
 """Seconds of `max_conn_rate` that may come at once."""
 
+cdef const char* MAPPED = b"\0\0\0\0\0\0\0\0\0\0\xff\xff"   # ::ffff:0:0/96
+
 cdef int READY = int(ProcessState.READY)
 cdef uint64_t BYTES_MAX = PENDING_BYTES_MAX
 cdef uint64_t HOLD_LIMIT_MS = HOLD_LIMIT_S * 1000
@@ -79,7 +84,7 @@ cdef uint64_t HOLD_LIMIT_MS = HOLD_LIMIT_S * 1000
 cdef class Listener:
     """A listening socket of this acceptor."""
     cdef int fd
-    cdef str name
+    cdef bytes name
     cdef object bucket                     # TokenBucket of max_conn_rate, or None
     cdef uint64_t max_connections          # 0: no limit
     cdef uint64_t paused_until_ms          # 0: in epoll
@@ -90,9 +95,10 @@ cdef class Pending:
     cdef int fd, worker                    # worker: -1 until the client id is known
     cdef uint8_t* data
     cdef size_t size, capacity
-    cdef str peer, listener
+    cdef PeerAddress peer
+    cdef bytes listener
     cdef uint64_t accepted_ms, held_ms
-    cdef bytes header                      # CBOR, from the moment the worker is known
+    cdef bytes header                      # of the hand-over, from the moment the worker is known
     cdef bint watched
 
     def __cinit__(self):
@@ -158,12 +164,16 @@ cdef class Acceptor:
         close(self.epoll)
 
     cdef int add_listener(self, sockets) except -1:
+        cdef int on = 1
         cdef Listener listener = Listener.__new__(Listener)
         settings = (getattr(self.topology.settings, "listeners", None) or {}).get(sockets.name)
         limit = getattr(settings, "max_connections", None) or 0
         rate = getattr(settings, "max_conn_rate", None) or inf
         listener.fd = sockets.descriptors[self.number]
-        listener.name = sockets.name
+        listener.name = sockets.name.encode()
+        # Acknowledgements are small and must not wait for each other. Linux hands the option down to what is accepted.
+        if setsockopt(listener.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) < 0:
+            raise OSError(errno, "TCP_NODELAY")
         listener.max_connections = 0 if limit == inf else limit
         if rate != inf:
             # The kernel spreads connections evenly over the acceptors, so each gets its share of the rate.
@@ -271,7 +281,7 @@ cdef class Acceptor:
     cdef int accept_some(self, Listener listener) except -1:
         cdef sockaddr_storage address
         cdef unsigned int size
-        cdef int i, fd, wait_ms, on = 1
+        cdef int i, fd, wait_ms
         for i in range(ACCEPTS):
             if listener.bucket is not None:
                 wait_ms = listener.bucket.wait_ms(self.now_ms)
@@ -290,16 +300,14 @@ cdef class Acceptor:
                 self.count(CLIENT_CLOSED_REFUSED)
                 close(fd)
                 continue
-            # Acknowledgements are small and must not wait for each other. It fails only if the peer has gone: reading will say so.
-            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
-            self.admit(fd, peer_name(&address), listener.name)
+            self.admit(fd, &address, listener.name)
         return 0
 
-    cdef int admit(self, int fd, str peer, str listener) except -1:
+    cdef int admit(self, int fd, const sockaddr_storage* address, bytes listener) except -1:
         cdef Pending pending = Pending.__new__(Pending)
         pending.fd = fd
         pending.listener = listener
-        pending.peer = peer
+        put_peer(&pending.peer, address)
         pending.accepted_ms = self.now_ms
         self.pending[fd] = pending
         if len(self.pending) + self.held_count > self.pending_max:
@@ -380,6 +388,7 @@ cdef class Acceptor:
 
     cdef int choose_worker(self, Pending pending, int outcome, const uint8_t* client_id, uint32_t size) except -1:
         cdef bytes assigned_id = b""
+        cdef HandoverHeader header
         if outcome == UNCLEAR:
             # Whose it is cannot be known, nor does it matter who refuses it: the workers take turns.
             self.next_worker = (self.next_worker + 1) % self.workers
@@ -390,7 +399,9 @@ cdef class Acceptor:
                 client_id = <const uint8_t*>PyBytes_AS_STRING(assigned_id)
                 size = <uint32_t>PyBytes_GET_SIZE(assigned_id)
             pending.worker = crc32(PyBytes_FromStringAndSize(<const char*>client_id, size)) % PARTITIONS % self.workers
-        pending.header = encode_header(pending.peer, pending.listener, pending.accepted_ms, assigned_id)
+        header.accepted_ms = pending.accepted_ms
+        header.peer = pending.peer
+        pending.header = pack_header(&header, pending.listener, assigned_id, b"")
         return 0
 
     cdef int leave(self, Pending pending, const uint8_t* data, size_t size) except -1:
@@ -464,16 +475,21 @@ cdef class Acceptor:
         return 0
 
 
-cdef str peer_name(const sockaddr_storage* address):
-    """127.0.0.1:50312 or [::1]:50312; a mapped IPv4 address is written as IPv4."""
-    cdef char text[INET6_ADDRSTRLEN]
+cdef void put_peer(PeerAddress* peer, const sockaddr_storage* address) noexcept:
+    """A mapped IPv4 address becomes IPv4."""
     cdef const sockaddr_in* four = <const sockaddr_in*>address
     cdef const sockaddr_in6* six = <const sockaddr_in6*>address
-    if address.ss_family == AF_INET and inet_ntop(AF_INET, &four.sin_addr, text, sizeof(text)) != NULL:
-        return f"{text.decode('ascii')}:{ntohs(four.sin_port)}"
-    if address.ss_family == AF_INET6 and inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text)) != NULL:
-        name = text.decode("ascii")
-        if name.startswith("::ffff:") and "." in name:
-            return f"{name[7:]}:{ntohs(six.sin6_port)}"
-        return f"[{name}]:{ntohs(six.sin6_port)}"
-    return ""
+    cdef const uint8_t* host = <const uint8_t*>&six.sin6_addr
+    memset(peer, 0, sizeof(peer[0]))
+    if address.ss_family == AF_INET:
+        peer.family = IPV4
+        peer.port = ntohs(four.sin_port)
+        memcpy(peer.host, &four.sin_addr, 4)
+    elif address.ss_family == AF_INET6:
+        peer.port = ntohs(six.sin6_port)
+        if memcmp(host, MAPPED, MAPPED_SIZE) == 0:
+            peer.family = IPV4
+            memcpy(peer.host, host + MAPPED_SIZE, 4)
+        else:
+            peer.family = IPV6
+            memcpy(peer.host, host, 16)

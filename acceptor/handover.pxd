@@ -1,21 +1,30 @@
 """The hand-over of a socket from an acceptor to a worker: one SOCK_SEQPACKET message with SCM_RIGHTS.
 
-    message   = CBOR header, then the bytes already read from the socket
+    message   = HandoverHeader | listener | assigned id | extra, CBOR | the bytes already read from the socket
     ancillary = the client's socket, and a memfd with the bytes if they are more than INLINE_MAX
 """
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from shm.address cimport PeerAddress
+
+cdef packed struct HandoverHeader:
+    uint64_t accepted_ms                   # CLOCK_MONOTONIC at accept: the idle timeout runs from there
+    PeerAddress peer
+    uint8_t listener_size
+    uint16_t assigned_size
+    uint32_t extra_size                    # 0: no extra
 
 
 cdef class Handover:
     """What a worker receives."""
     cdef readonly int fd                   # the client's socket, non-blocking
     cdef readonly bytes data               # what was read of it so far: the start of its CONNECT
-    cdef readonly str peer                 # "127.0.0.1:50312"
+    cdef HandoverHeader header
     cdef readonly str listener
-    cdef readonly uint64_t accepted_ms     # CLOCK_MONOTONIC at accept: the idle timeout runs from there
     cdef readonly bytes assigned_id        # client id made for a CONNECT that has none, else empty
-    cdef readonly dict extra               # TLS subject, PROXY data, WebSocket state: room for other listeners
+    cdef readonly dict extra               # TLS subject, PROXY data, WebSocket state: room for other listeners; mostly None
 
 # Reads one message; None when there is none. Raises OSError.
 cdef Handover receive(int channel)
+cdef bytes pack_header(const HandoverHeader* header, bytes listener, bytes assigned_id, bytes extra)
 cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, bytes header) except -1

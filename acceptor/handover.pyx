@@ -1,8 +1,6 @@
 """Passing a socket from an acceptor to a worker; see handover.pxd.
 
-    | header size, u32 | header, CBOR | bytes read, unless in the memfd |     with SCM_RIGHTS: socket [, memfd]
-
-The header is an array: peer, listener, accepted_ms, assigned_id, extra.
+    | HandoverHeader | listener | assigned id | extra | bytes read, unless in the memfd |     with SCM_RIGHTS: socket [, memfd]
 """
 
 import os
@@ -12,6 +10,8 @@ from libc.errno cimport (
     EAGAIN, ECONNREFUSED, ECONNRESET, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC, EPIPE, errno,
 )
 from libc.string cimport memcpy, memset
+
+from shm.address cimport address_text, parse_address
 
 import cbor2
 
@@ -62,10 +62,46 @@ cdef enum:
 cdef class Handover:
     """A client's socket and what is known of it."""
 
+    @property
+    def peer(self) -> str:
+        """As "127.0.0.1:50312"."""
+        return address_text(&self.header.peer)
+
+    @property
+    def accepted_ms(self) -> int:
+        """CLOCK_MONOTONIC at accept, ms."""
+        return self.header.accepted_ms
+
 
 def encode_header(str peer, str listener, uint64_t accepted_ms, bytes assigned_id, dict extra=None) -> bytes:
-    """The CBOR header. `extra` is room for TLS subject, PROXY data and WebSocket state."""
-    return cbor2.dumps([peer, listener, accepted_ms, assigned_id, extra or {}])
+    """Slow-path form of pack_header. `extra` is room for TLS subject, PROXY data and WebSocket state."""
+    cdef HandoverHeader header
+    header.accepted_ms = accepted_ms
+    header.peer = parse_address(peer)
+    return pack_header(&header, listener.encode(), assigned_id, cbor2.dumps(extra) if extra else b"")
+
+
+cdef bytes pack_header(const HandoverHeader* header, bytes listener, bytes assigned_id, bytes extra):
+    """The header with its sizes, and the texts behind it."""
+    cdef HandoverHeader whole = header[0]
+    cdef bytes packed
+    cdef char* target
+    whole.listener_size = <uint8_t>PyBytes_GET_SIZE(listener)
+    whole.assigned_size = <uint16_t>PyBytes_GET_SIZE(assigned_id)
+    whole.extra_size = <uint32_t>PyBytes_GET_SIZE(extra)
+    packed = PyBytes_FromStringAndSize(NULL, sizeof(whole) + texts_size(&whole))
+    target = PyBytes_AS_STRING(packed)
+    memcpy(target, &whole, sizeof(whole))
+    target += sizeof(whole)
+    memcpy(target, PyBytes_AS_STRING(listener), whole.listener_size)
+    target += whole.listener_size
+    memcpy(target, PyBytes_AS_STRING(assigned_id), whole.assigned_size)
+    memcpy(target + whole.assigned_size, PyBytes_AS_STRING(extra), whole.extra_size)
+    return packed
+
+
+cdef inline size_t texts_size(const HandoverHeader* header) noexcept:
+    return <size_t>header.listener_size + header.assigned_size + header.extra_size
 
 
 cdef inline bint passing(int error) noexcept:
@@ -96,12 +132,11 @@ cdef int in_memory(const uint8_t* data, size_t size) noexcept:
 
 cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, bytes header) except -1:
     """1: handed over, the caller closes its copy; 0: not now (see passing), nothing was sent. Raises OSError."""
-    cdef iovec parts[3]
+    cdef iovec parts[2]
     cdef msghdr message
     cdef uint64_t control[CONTROL_WORDS]
     cdef int fds[DESCRIPTORS]
     cdef int count = 1, error
-    cdef uint32_t header_size = <uint32_t>PyBytes_GET_SIZE(header)
     cdef ssize_t sent
     memset(&message, 0, sizeof(message))
     fds[0] = fd
@@ -113,14 +148,12 @@ cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, byte
             raise OSError(-fds[1], "memfd for a hand-over")
         count = 2
         size = 0
-    parts[0].iov_base = &header_size
-    parts[0].iov_len = sizeof(header_size)
-    parts[1].iov_base = <void*>PyBytes_AS_STRING(header)
-    parts[1].iov_len = header_size
-    parts[2].iov_base = <void*>data
-    parts[2].iov_len = size
+    parts[0].iov_base = <void*>PyBytes_AS_STRING(header)
+    parts[0].iov_len = PyBytes_GET_SIZE(header)
+    parts[1].iov_base = <void*>data
+    parts[1].iov_len = size
     message.msg_iov = parts
-    message.msg_iovlen = 3
+    message.msg_iovlen = 2
     message.msg_control = control
     message.msg_controllen = CMSG_SPACE(count * sizeof(int))
     cdef cmsghdr* rights = CMSG_FIRSTHDR(&message)
@@ -147,7 +180,7 @@ cdef Handover receive(int channel):
     cdef msghdr message
     cdef uint64_t control[CONTROL_WORDS]
     cdef int fds[DESCRIPTORS]
-    cdef uint32_t header_size = 0
+    cdef HandoverHeader header
     cdef size_t count = 0, i
     cdef ssize_t got
     cdef cmsghdr* rights
@@ -167,23 +200,36 @@ cdef Handover receive(int channel):
     if rights != NULL and rights.cmsg_level == SOL_SOCKET and rights.cmsg_type == SCM_RIGHTS:
         count = min((rights.cmsg_len - CMSG_LEN(0)) // sizeof(int), <size_t>DESCRIPTORS)
         memcpy(fds, CMSG_DATA(rights), count * sizeof(int))
-    if got >= <ssize_t>sizeof(header_size):
-        memcpy(&header_size, buffer, sizeof(header_size))
-    if count == 0 or message.msg_flags & (MSG_CTRUNC | MSG_TRUNC) or <size_t>got < sizeof(header_size) + header_size:
+    memset(&header, 0, sizeof(header))
+    if got >= <ssize_t>sizeof(header):
+        memcpy(&header, buffer, sizeof(header))
+    if count == 0 or message.msg_flags & (MSG_CTRUNC | MSG_TRUNC) or <size_t>got < sizeof(header) + texts_size(&header):
         # Out of descriptors here, the kernel keeps part of them back: the client sees its connection close.
         for i in range(count):
             close(fds[i])
         return None
-    return unpack(fds, <int>count, buffer + sizeof(header_size), header_size, got - sizeof(header_size) - header_size)
+    return unpack(fds, <int>count, &header, <const char*>buffer + sizeof(header), got - sizeof(header) - texts_size(&header))
 
 
-cdef Handover unpack(const int* fds, int count, const uint8_t* header, size_t header_size, size_t inline_size):
+cdef dict listener_names = {}              # so that a name is one object, however many connections come by it
+
+
+cdef Handover unpack(const int* fds, int count, const HandoverHeader* header, const char* texts, size_t inline_size):
     cdef Handover handover = Handover.__new__(Handover)
+    cdef bytes name = PyBytes_FromStringAndSize(texts, header.listener_size)
     handover.fd = fds[0]
-    handover.peer, handover.listener, handover.accepted_ms, handover.assigned_id, handover.extra = cbor2.loads(
-        PyBytes_FromStringAndSize(<const char*>header, header_size))
+    handover.header = header[0]
+    handover.listener = listener_names.get(name)
+    if handover.listener is None:
+        handover.listener = listener_names[name] = name.decode()
+    texts += header.listener_size
+    handover.assigned_id = PyBytes_FromStringAndSize(texts, header.assigned_size)
+    texts += header.assigned_size
+    if header.extra_size:
+        handover.extra = cbor2.loads(PyBytes_FromStringAndSize(texts, header.extra_size))
+        texts += header.extra_size
     if count == 1:
-        handover.data = PyBytes_FromStringAndSize(<const char*>header + header_size, inline_size)
+        handover.data = PyBytes_FromStringAndSize(texts, inline_size)
     else:
         with os.fdopen(fds[1], "rb") as memory:
             memory.seek(0)                 # its position is shared with the sender's copy, which has written

@@ -22,11 +22,9 @@ cdef extern from "<netinet/in.h>" nogil:
         uint16_t sin6_port
         in6_addr sin6_addr
     int IPPROTO_TCP
-    enum: INET6_ADDRSTRLEN
 
 cdef extern from "<netinet/tcp.h>" nogil:
     int TCP_NODELAY
 
 cdef extern from "<arpa/inet.h>" nogil:
-    const char* inet_ntop(int family, const void* source, char* target, unsigned int size)
     uint16_t ntohs(uint16_t value)

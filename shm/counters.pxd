@@ -116,6 +116,7 @@ cdef class Counters:
     cdef uint64_t* at(self, int slot) except NULL
     cdef uint64_t* histogram_words(self, int number, int which) except NULL
     cdef list bucket_sums(self, str name)
+    cdef bint connected_wanted(self) noexcept
     cpdef int state(self, int number) except -1
     cpdef void set_state(self, int number, int state) except *
     # The process says when it was last alive (Unix ms, or any clock that its reader shares).

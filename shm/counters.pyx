@@ -1,6 +1,6 @@
 """Counters and gauges of all processes in one segment; see counters.pxd.
 
-    header page: magic, slots     then per slot:  | state, heartbeat (one line) | values | histograms |   padded to pages
+    header page: magic, slots, wanted     then per slot:  | state, heartbeat (one line) | values | histograms |   padded to pages
     histogram:   | buckets | sum of the values | padding |                         HISTOGRAM_WORDS words of 64 bits
 
 A slot has one writer, its process; only the state is also written by the supervisor, when the process has died. Readers add
@@ -31,6 +31,7 @@ cdef enum:
     MAGIC = 0x32544E4F43425300             # "\0SBCONT2"
     STATE = 0                              # words of a slot's first line
     HEARTBEAT = 1
+    WANTED = 2                             # word of the header page: events of clients that come are wanted
     HISTOGRAM_COUNT = 2
     HISTOGRAM_BUCKETS = 496                # 8 exact ones, then 8 for each of the 61 powers of two from 8 on
     HISTOGRAM_SUM = HISTOGRAM_BUCKETS      # word behind the buckets
@@ -249,6 +250,13 @@ cdef class Counters:
                 if words[i]:
                     sums[i] += words[i]
         return sums
+
+    def want_connected(self, bint wanted) -> None:
+        """The manager says whether it needs the events of clients that come; those that go are always sent."""
+        sb_store(<uint64_t*>self.base + WANTED, wanted)
+
+    cdef bint connected_wanted(self) noexcept:
+        return sb_load(<uint64_t*>self.base + WANTED) != 0
 
     def unlink(self) -> None:
         """Removes the segment's name."""

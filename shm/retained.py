@@ -192,6 +192,11 @@ class RetainedStore:
         number, start = after if after is not None else (0, None)
         if limit <= 0:
             return found, (number, start or b"")
+        if b"+" not in filter and b"#" not in filter:
+            message = self.get(filter)
+            if message is not None and not 0 < message.expires_ms <= now_ms:
+                found.append(message)
+            return found, None
         visits = VISITS
         levels = filter.split(b"/")
         with self._env.begin() as txn:

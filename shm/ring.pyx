@@ -140,6 +140,18 @@ cdef class Ring:
         cdef const uint8_t* payload = self.next(&size)
         return None if payload == NULL else PyBytes_FromStringAndSize(<const char*>payload, size)
 
+    def take_many(self, int limit) -> list[bytes]:
+        """Up to `limit` payloads that take() would return."""
+        cdef list taken = []
+        cdef uint32_t size
+        cdef const uint8_t* payload
+        while len(taken) < limit:
+            payload = self.next(&size)
+            if payload == NULL:
+                break
+            taken.append(PyBytes_FromStringAndSize(<const char*>payload, size))
+        return taken
+
     def give_back(self) -> bool:
         """Releases what `take` returned; True if the producer waits for room and is to be rung."""
         return self.release()

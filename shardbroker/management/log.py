@@ -51,6 +51,15 @@ class Log:
             else:
                 self._gathered += line
 
+    def add_lines(self, lines: list[bytes]) -> None:
+        """Adds whole lines, with their ends, whatever their level says."""
+        with self._changed:
+            for number, line in enumerate(lines):
+                if len(self._gathered) + len(line) > PENDING_MAX:
+                    self._dropped += len(lines) - number
+                    break
+                self._gathered += line
+
     def flush(self) -> None:
         """Has the thread write what was added."""
         with self._changed:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 
 import uvloop
 from shm.counters import RETAINED, Counters, ProcessState
+from shm.events import EventError
 from shm.records import encode_publish, event_payload
 from shm.ring import Inbox
 
-from shardbroker.management.lines import client_come, client_gone
+from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
 from shardbroker.management.sys_topics import SysTopics
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, EventError, unpack_event
 from shm.retained import RetainedStore
 from shm.routes import RouteTable
 from shm.topology import Topology
@@ -50,6 +50,7 @@ class _Manager:
         self._retained = RetainedStore(topology.retained_dir)
         self._routes = RouteTable(topology.routes_dir)
         self._log = Log(topology.settings.log.level)
+        self._counters.want_connected(self._log.enabled("debug"))
         self._topics = SysTopics(topology.node_name, time.monotonic())
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
@@ -102,29 +103,25 @@ class _Manager:
         more = True
         while more:
             for producer, lane in enumerate(self._inbox.lanes):
-                for _ in range(EVENTS_A_PASS):
-                    record = lane.take()
-                    if record is None:
-                        break
-                    self._log_event(record)
+                self._log_events(lane.take_many(EVENTS_A_PASS))
                 if lane.give_back():
                     os.eventfd_write(self._topology.doorbells[producer], 1)
             self._log.flush()
             more = not self._inbox.go_to_sleep()
 
-    def _log_event(self, record: bytes) -> None:
-        payload = event_payload(record)
-        if payload is None:
+    def _log_events(self, records: list[bytes]) -> None:
+        if not self._log.enabled("info"):
             return
-        try:
-            event = unpack_event(payload)
-        except EventError as error:
-            self._log.add("error", f"event that cannot be read: {error}")
-            return
-        if event.kind == KIND_DISCONNECTED:
-            self._log.add("info", client_gone(event), event.at_ms)
-        elif event.kind == KIND_CONNECTED and self._log.enabled("debug"):
-            self._log.add("debug", client_come(event), event.at_ms)
+        lines = []
+        for record in records:
+            event = event_payload(record)
+            if event is None:
+                continue
+            try:
+                lines.append(client_line(event))
+            except EventError as error:
+                self._log.add("error", f"event that cannot be read: {error}")
+        self._log.add_lines(lines)
 
     async def _every(self, seconds: float, make: Callable[[], Iterable[tuple[str, str]]]) -> None:
         while True:

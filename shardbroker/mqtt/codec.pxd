@@ -46,6 +46,9 @@ cdef uint8_t* write_varint(uint8_t* target, uint32_t value) noexcept
 # PUBACK/PUBREC/PUBREL/PUBCOMP in the shortest form; `first` is the whole first byte (0x40, 0x50, 0x62, 0x70).
 cdef int write_ack(Buffer out, uint8_t first, uint16_t packet_id, uint8_t reason_code, uint8_t version) except -1
 
+# SUBACK (0x90) or UNSUBACK (0xB0) without properties; `codes` are left out of a 3.x UNSUBACK by passing none.
+cdef int write_codes(Buffer out, uint8_t first, uint16_t packet_id, bytes codes, uint8_t version) except -1
+
 # Pieces that the other half of the codec (packets.pyx) shares. `end` functions return the offset after a field.
 cdef int read_varint(const uint8_t* data, uint32_t size, uint32_t* value) except -1
 cdef uint32_t text_end(const uint8_t* data, uint32_t at, uint32_t size, bint utf8) except? 0

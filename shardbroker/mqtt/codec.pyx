@@ -1,6 +1,7 @@
 """The hot half of the codec; see codec.pxd."""
 
 from libc.stdlib cimport free, realloc
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memchr, memcpy
 
 from shardbroker.mqtt.topics cimport is_utf8
@@ -266,6 +267,21 @@ cdef uint8_t* write_varint(uint8_t* target, uint32_t value) noexcept:
         value >>= 7
     target[0] = <uint8_t>value
     return target + 1
+
+
+cdef int write_codes(Buffer out, uint8_t first, uint16_t packet_id, bytes codes, uint8_t version) except -1:
+    cdef uint32_t count = <uint32_t>PyBytes_GET_SIZE(codes), size = 2 + (1 if version == 5 else 0) + count
+    cdef uint8_t* target = out.reserve(1 + varint_size(size) + size)
+    target[0] = first
+    target = write_varint(target + 1, size)
+    target[0] = <uint8_t>(packet_id >> 8)
+    target[1] = <uint8_t>(packet_id & 0xFF)
+    target += 2
+    if version == 5:
+        target[0] = 0                      # no properties
+        target += 1
+    memcpy(target, PyBytes_AS_STRING(codes), count)
+    return 0
 
 
 cdef int write_ack(Buffer out, uint8_t first, uint16_t packet_id, uint8_t reason_code, uint8_t version) except -1:

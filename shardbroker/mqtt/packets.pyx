@@ -45,43 +45,39 @@ cdef enum:
 # --- packets ------------------------------------------------------------------------------------------------------------------
 
 
-class Packet:
-    """Base of all packets: equality and representation by fields."""
+cdef class Packet:
+    """Base of all packets: equality and representation by fields, which stand in `fields`."""
 
-    __slots__ = ()
     type = None
-
-    @classmethod
-    def fields(cls):
-        return [name for base in cls.__mro__ for name in getattr(base, "__slots__", ())]
+    fields = ()
 
     def __eq__(self, other):
-        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.fields())
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.fields)
 
     def __hash__(self):
         return hash((type(self), repr(self)))
 
     def __repr__(self):
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.fields())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.fields)})"
 
     def encode(self, version):
         """The packet as bytes for protocol version 3 (3.1), 4 (3.1.1) or 5."""
         raise NotImplementedError(type(self).__name__)
 
 
-class Will(Packet):
+cdef class Will(Packet):
     """A will inside CONNECT (MQTT 5.0 §3.1.3.2)."""
 
-    __slots__ = ("topic", "payload", "qos", "retain", "properties")
+    fields = ("topic", "payload", "qos", "retain", "properties")
 
-    def __init__(self, topic, payload, qos=0, retain=False, properties=None):
+    def __init__(self, bytes topic not None, bytes payload not None, qos=0, retain=False, properties=None):
         self.topic, self.payload, self.qos, self.retain, self.properties = topic, payload, qos, retain, properties
 
 
-class Connect(Packet):
+cdef class Connect(Packet):
     """MQTT 5.0 §3.1. `bridge`: the peer is a mosquitto bridge."""
 
-    __slots__ = ("version", "client_id", "clean_start", "keepalive_s", "username", "password", "will", "properties", "bridge")
+    fields = ("version", "client_id", "clean_start", "keepalive_s", "username", "password", "will", "properties", "bridge")
     type = PacketType.CONNECT
 
     def __init__(self, version, client_id, clean_start=True, keepalive_s=60, username=None, password=None, will=None,
@@ -100,7 +96,7 @@ class Connect(Packet):
             flags |= 0x40
         name = b"MQIsdp" if self.version == 3 else b"MQTT"
         level = self.version | (BRIDGE_BIT if self.bridge else 0)
-        parts = [field(name), bytes((level, flags)), self.keepalive_s.to_bytes(2, "big")]
+        parts = [field(name), bytes((level, flags)), uint16_field(self.keepalive_s)]
         if self.version == 5:
             parts.append(property_block(self.properties))
         parts.append(field(self.client_id))
@@ -115,7 +111,7 @@ class Connect(Packet):
 class Connack(Packet):
     """MQTT 5.0 §3.2; in 3.x `reason_code` is the return code."""
 
-    __slots__ = ("session_present", "reason_code", "properties")
+    __slots__ = fields = ("session_present", "reason_code", "properties")
     type = PacketType.CONNACK
 
     def __init__(self, session_present, reason_code, properties=None):
@@ -131,7 +127,7 @@ class Connack(Packet):
 class Publish(Packet):
     """MQTT 5.0 §3.3."""
 
-    __slots__ = ("topic", "payload", "qos", "retain", "dup", "packet_id", "properties")
+    __slots__ = fields = ("topic", "payload", "qos", "retain", "dup", "packet_id", "properties")
     type = PacketType.PUBLISH
 
     def __init__(self, topic, payload=b"", qos=0, retain=False, dup=False, packet_id=0, properties=None):
@@ -151,14 +147,14 @@ class Publish(Packet):
 class Acknowledgement(Packet):
     """PUBACK, PUBREC, PUBREL, PUBCOMP (MQTT 5.0 §3.4 to §3.7)."""
 
-    __slots__ = ("packet_id", "reason_code", "properties")
+    __slots__ = fields = ("packet_id", "reason_code", "properties")
     first = 0
 
     def __init__(self, packet_id, reason_code=0, properties=None):
         self.packet_id, self.reason_code, self.properties = packet_id, reason_code, properties
 
     def encode(self, version):
-        parts = [self.packet_id.to_bytes(2, "big")]
+        parts = [uint16_field(self.packet_id)]
         if version == 5 and (self.reason_code or self.properties):
             parts.append(bytes((self.reason_code,)))
             if self.properties:
@@ -190,17 +186,17 @@ class Pubcomp(Acknowledgement):
     type, first = PacketType.PUBCOMP, 0x70
 
 
-class Subscribe(Packet):
+cdef class Subscribe(Packet):
     """MQTT 5.0 §3.8; topics are (filter, options byte)."""
 
-    __slots__ = ("packet_id", "topics", "properties")
+    fields = ("packet_id", "topics", "properties")
     type = PacketType.SUBSCRIBE
 
     def __init__(self, packet_id, topics, properties=None):
         self.packet_id, self.topics, self.properties = packet_id, topics, properties
 
     def encode(self, version):
-        parts = [self.packet_id.to_bytes(2, "big")]
+        parts = [uint16_field(self.packet_id)]
         if version == 5:
             parts.append(property_block(self.properties))
         for filter, options in self.topics:
@@ -211,30 +207,30 @@ class Subscribe(Packet):
 class Suback(Packet):
     """MQTT 5.0 §3.9; codes is one byte per filter."""
 
-    __slots__ = ("packet_id", "codes", "properties")
+    __slots__ = fields = ("packet_id", "codes", "properties")
     type, first = PacketType.SUBACK, 0x90
 
     def __init__(self, packet_id, codes, properties=None):
         self.packet_id, self.codes, self.properties = packet_id, codes, properties
 
     def encode(self, version):
-        parts = [self.packet_id.to_bytes(2, "big")]
+        parts = [uint16_field(self.packet_id)]
         if version == 5:
             parts.append(property_block(self.properties))
         return framed(self.first, [*parts, self.codes])
 
 
-class Unsubscribe(Packet):
+cdef class Unsubscribe(Packet):
     """MQTT 5.0 §3.10."""
 
-    __slots__ = ("packet_id", "filters", "properties")
+    fields = ("packet_id", "filters", "properties")
     type = PacketType.UNSUBSCRIBE
 
     def __init__(self, packet_id, filters, properties=None):
         self.packet_id, self.filters, self.properties = packet_id, filters, properties
 
     def encode(self, version):
-        parts = [self.packet_id.to_bytes(2, "big")]
+        parts = [uint16_field(self.packet_id)]
         if version == 5:
             parts.append(property_block(self.properties))
         return framed(0xA2, parts + [field(filter) for filter in self.filters])
@@ -243,14 +239,14 @@ class Unsubscribe(Packet):
 class Unsuback(Packet):
     """MQTT 5.0 §3.11; 3.x has no codes."""
 
-    __slots__ = ("packet_id", "codes", "properties")
+    __slots__ = fields = ("packet_id", "codes", "properties")
     type = PacketType.UNSUBACK
 
     def __init__(self, packet_id, codes=b"", properties=None):
         self.packet_id, self.codes, self.properties = packet_id, codes, properties
 
     def encode(self, version):
-        parts = [self.packet_id.to_bytes(2, "big")]
+        parts = [uint16_field(self.packet_id)]
         if version == 5:
             parts += [property_block(self.properties), self.codes]
         return framed(0xB0, parts)
@@ -276,10 +272,10 @@ class Pingresp(Packet):
         return b"\xd0\x00"
 
 
-class Disconnect(Packet):
+cdef class Disconnect(Packet):
     """MQTT 5.0 §3.14; 3.x has neither code nor properties."""
 
-    __slots__ = ("reason_code", "properties")
+    fields = ("reason_code", "properties")
     type, first = PacketType.DISCONNECT, 0xE0
 
     def __init__(self, reason_code=0, properties=None):
@@ -297,7 +293,7 @@ class Disconnect(Packet):
 class Auth(Packet):
     """MQTT 5.0 §3.15."""
 
-    __slots__ = ("reason_code", "properties")
+    __slots__ = fields = ("reason_code", "properties")
     type = PacketType.AUTH
 
     def __init__(self, reason_code=0, properties=None):
@@ -318,6 +314,10 @@ ACKNOWLEDGEMENTS = {4: Puback, 5: Pubrec, 6: Pubrel, 7: Pubcomp}
 cdef bytes field(bytes text):
     """Length and bytes; MQTT 5.0 §1.5.4 and §1.5.6."""
     return len(text).to_bytes(2, "big") + text
+
+
+cdef bytes uint16_field(uint16_t value):
+    return bytes((value >> 8, value & 0xFF))
 
 
 cdef bytes varint(uint32_t value):
@@ -510,14 +510,20 @@ cdef object decode_body(uint8_t first, const uint8_t* body, uint32_t size, uint8
 
 cdef object decode_coded(Reader reader, int kind, uint8_t version):
     """DISCONNECT and AUTH: a reason code and properties, both of which may be left out."""
-    code = 0
-    properties = None
+    cdef int code = 0
+    cdef dict properties = None
+    cdef Disconnect disconnect
     if version == 5 and reader.size:
         code = check_reason(reader.byte(), kind)
         if reader.size > 1:
             properties = reader.properties(kind)
     reader.done()
-    return Disconnect(code, properties) if kind == DISCONNECT else Auth(code, properties)
+    if kind == AUTH:
+        return Auth(code, properties)
+    disconnect = Disconnect.__new__(Disconnect)
+    disconnect.reason_code = <uint8_t>code
+    disconnect.properties = properties
+    return disconnect
 
 
 cdef int check_reason(int code, int kind) except -1:
@@ -556,10 +562,13 @@ cdef object decode_connack(Reader reader, uint8_t version):
 cdef object decode_subscribe(Reader reader, uint8_t version):
     cdef list topics = []
     cdef int options
-    packet_id = reader.uint16()
-    if packet_id == 0:
+    cdef bytes filter
+    cdef Subscribe subscribe = Subscribe.__new__(Subscribe)
+    subscribe.packet_id = reader.uint16()
+    if subscribe.packet_id == 0:
         raise ProtocolError("packet id 0", "MQTT-2.2.1-3" if version == 5 else "MQTT-2.3.1-1")
-    properties = reader.properties(SUBSCRIBE) if version == 5 else None
+    if version == 5:
+        subscribe.properties = reader.properties(SUBSCRIBE)
     while reader.at < reader.size:
         filter = reader.text(True)         # [MQTT-3.8.3-1]
         options = reader.byte()
@@ -575,7 +584,8 @@ cdef object decode_subscribe(Reader reader, uint8_t version):
         topics.append((filter, options))
     if not topics:
         raise ProtocolError("SUBSCRIBE without a topic filter", "MQTT-3.8.3-2" if version == 5 else "MQTT-3.8.3-3")
-    return Subscribe(packet_id, topics, properties)
+    subscribe.topics = topics
+    return subscribe
 
 
 cdef object decode_unsubscribe(Reader reader, uint8_t version):
@@ -599,7 +609,11 @@ cdef object decode_connect(Reader reader):
     cdef bytes name = reader.text(False)
     cdef int level = reader.byte(), version = level & 0x7F
     cdef int flags
-    cdef object will = None, username = None, password = None, properties = None
+    cdef uint16_t keepalive_s
+    cdef bytes client_id, username = None, password = None
+    cdef Will will = None
+    cdef dict properties = None
+    cdef Connect connect = Connect.__new__(Connect)
     if name == b"MQTT":
         supported = version == 4 or version == 5
     elif name == b"MQIsdp":
@@ -629,8 +643,16 @@ cdef object decode_connect(Reader reader):
     reader.done()
     if version == 3 and not client_id:
         raise MqttError(CLIENT_ID_NOT_VALID, "MQTT 3.1 needs a client id of 1 to 23 characters")
-    return Connect(version, client_id, (flags & 2) != 0, keepalive_s, username, password, will, properties,
-                   (level & BRIDGE_BIT) != 0)
+    connect.version = <uint8_t>version
+    connect.client_id = client_id
+    connect.clean_start = (flags & 2) != 0
+    connect.keepalive_s = keepalive_s
+    connect.username = username
+    connect.password = password
+    connect.will = will
+    connect.properties = properties
+    connect.bridge = (level & BRIDGE_BIT) != 0
+    return connect
 
 
 cdef int check_connect_flags(int flags, int version) except -1:

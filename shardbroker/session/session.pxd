@@ -52,6 +52,7 @@ cdef class Session(Subscriber):
     cdef uint64_t will_at_ms               # while its will waits for the delay to pass
     cdef SessionTimer timer
     cdef readonly bint ended
+    cdef bint registered                   # stands in the client registry
     cdef object replays                    # retained messages still to be sent, see pubsub.retained; None mostly
     cdef uint64_t created_ms
 

@@ -8,9 +8,11 @@ In CLOSING nothing more is read; the loop flushes `out` and closes the socket.
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.mqtt.codec cimport PublishView
+from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe
 from shardbroker.session.link cimport Link
 from shardbroker.session.session cimport Session
 from shardbroker.worker.shard cimport Shard
+from shm.address cimport PeerAddress
 
 cdef enum ChannelState:
     WAIT_CONNECT = 0
@@ -27,9 +29,11 @@ cdef class Channel(Link):
     cdef Shard shard
     cdef readonly Session session
     cdef readonly uint8_t state
-    cdef readonly str peer                 # "address:port"
+    cdef PeerAddress peer
+    cdef bint clean_start
     cdef readonly bytes assigned_id        # made by the acceptor for a CONNECT without a client id
     cdef bint closed                       # close() was called: counted, logged, session informed
+    cdef bint suback_waits                 # a SUBSCRIBE is not committed yet
     cdef bint problem_information          # Request Problem Information, 1 unless the client said 0
     cdef bint parked                       # a PUBLISH waits for room in a ring: nothing is read meanwhile
     cdef uint16_t keepalive_s              # in force, 0: none
@@ -46,13 +50,14 @@ cdef class Channel(Link):
     cdef int reply(self, int counter, bytes packet) except -1
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
     cdef int fail(self, int reason_code, str message) except -1
-    cdef int on_connect(self, object packet) except -1
+    cdef int on_connect(self, Connect packet) except -1
     cdef int refuse(self, int version, int reason_code, str reason) except -1
-    cdef int accept(self, object packet, bytes client_id) except -1
+    cdef int accept(self, Connect packet, bytes client_id) except -1
     cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
-    cdef int on_subscribe(self, object packet) except -1
-    cdef int on_unsubscribe(self, object packet) except -1
-    cdef int on_disconnect(self, object packet) except -1
+    cdef int on_subscribe(self, Subscribe packet) except -1
+    cdef int on_unsubscribe(self, Unsubscribe packet) except -1
+    cdef int on_disconnect(self, Disconnect packet) except -1
+    cdef int answer_codes(self, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1
     cdef bytes incoming_topic(self, PublishView* view)
     cdef bint reject_publish(self, PublishView* view, uint8_t reason_code) except -1
     cdef int disconnect(self, int reason_code, str reason) except -1

@@ -3,8 +3,8 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 
-from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, write_ack
-from shardbroker.mqtt.packets cimport decode_body
+from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, write_ack, write_codes
+from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe, decode_body
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.pubsub.topic_cache cimport TopicEntry
@@ -22,12 +22,12 @@ from shm.counters cimport (
     PACKETS_SENT, PACKETS_SUBACK_SENT, PACKETS_SUBSCRIBE_ERROR, PACKETS_SUBSCRIBE_RECEIVED, PACKETS_UNSUBACK_SENT,
     PACKETS_UNSUBSCRIBE_RECEIVED,
 )
+from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
-from shardbroker.mqtt.packets import Connack, Disconnect, Suback, Unsuback, encode_properties
+from shardbroker.mqtt.packets import Connack, encode_properties
 from shardbroker.mqtt.spec import PropertyId, ReasonCode, connack_return_code
 from shardbroker.mqtt.topics import check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED
 
 __all__ = ["Channel"]
 
@@ -38,6 +38,8 @@ cdef enum:
     PUBREC_FIRST = 0x50
     PUBREL_FIRST = 0x62
     PUBCOMP_FIRST = 0x70
+    SUBACK_FIRST = 0x90
+    UNSUBACK_FIRST = 0xB0
     PUBACK = 4
     PUBREC = 5
     PUBREL = 6
@@ -152,7 +154,7 @@ cdef class Channel(Link):
 
     # --- CONNECT --------------------------------------------------------------------------------------------------------------
 
-    cdef int on_connect(self, object packet) except -1:
+    cdef int on_connect(self, Connect packet) except -1:
         cdef bytes client_id = packet.client_id
         cdef dict properties = packet.properties or {}
         if self.state == CONNECTED:
@@ -195,7 +197,7 @@ cdef class Channel(Link):
                 self.reply(PACKETS_CONNACK_SENT, bytes((0x20, 2, 0, return_code)))
         return self.close(reason_code, SIDE_SERVER, reason, True)
 
-    cdef int accept(self, object packet, bytes client_id) except -1:
+    cdef int accept(self, Connect packet, bytes client_id) except -1:
         cdef Core core = self.core
         cdef dict properties = packet.properties or {}
         cdef bint present = False
@@ -214,6 +216,7 @@ cdef class Channel(Link):
         self.alias_maximum = properties.get(PropertyId.TOPIC_ALIAS_MAXIMUM, 0)
         self.problem_information = properties.get(PropertyId.REQUEST_PROBLEM_INFORMATION, 1) != 0
         self.keepalive_s = keepalive_s
+        self.clean_start = packet.clean_start
         self.session = self.shard.open_session(self, client_id, packet.clean_start, expiry_ms, &present)
         self.state = CONNECTED
         if packet.will is not None:
@@ -230,7 +233,7 @@ cdef class Channel(Link):
             core.timers.arm(self, core.now_ms + self.keepalive_ms())
         else:
             core.timers.disarm(self)
-        self.shard.report(KIND_CONNECTED, self, SUCCESS, SIDE_CLIENT, "")
+        self.shard.report(EVENT_CONNECTED, self, SUCCESS, SIDE_CLIENT, "")
         return self.session.attach(self)
 
     def connack_properties(self, packet, dict properties, bytes client_id, uint64_t expiry_ms) -> dict:
@@ -280,6 +283,8 @@ cdef class Channel(Link):
             topic = self.incoming_topic(&view)
             view.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
             view.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+        if self.suback_waits:
+            self.shard.commit(True)        # it publishes right behind its SUBSCRIBE
         entry = self.shard.resolve(view.topic, view.topic_size)
         if not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
             return False
@@ -401,7 +406,7 @@ cdef class Channel(Link):
 
     # --- SUBSCRIBE and UNSUBSCRIBE ----------------------------------------------------------------------------------------------
 
-    cdef int on_subscribe(self, object packet) except -1:
+    cdef int on_subscribe(self, Subscribe packet) except -1:
         cdef bytearray codes = bytearray()
         cdef list subscribed = [], replays = []
         self.core.count(PACKETS_SUBSCRIBE_RECEIVED)
@@ -412,6 +417,7 @@ cdef class Channel(Link):
                 self.core.count(PACKETS_SUBSCRIBE_ERROR)
             codes.append(code)
         # Answered after the commit: who has its SUBACK gets everything that is published from then on.
+        self.suback_waits = True
         self.shard.subacks.append((self, packet.packet_id, bytes(codes), subscribed, replays))
         return 0
 
@@ -449,27 +455,36 @@ cdef class Channel(Link):
 
     def subscribed(self, int packet_id, bytes codes, list replays) -> None:
         """The routes of a SUBSCRIBE are committed: SUBACK, then what is retained."""
+        self.suback_waits = False
         if self.state != CONNECTED:
             return
         if self.version < 5:
             codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
-        self.reply(PACKETS_SUBACK_SENT, Suback(packet_id, codes, None).encode(self.version))
+        self.answer_codes(SUBACK_FIRST, <uint16_t>packet_id, codes, PACKETS_SUBACK_SENT)
         self.shard.start_replay(self.session, replays)
 
-    cdef int on_unsubscribe(self, object packet) except -1:
+    cdef int on_unsubscribe(self, Unsubscribe packet) except -1:
         cdef bytearray codes = bytearray()
         self.core.count(PACKETS_UNSUBSCRIBE_RECEIVED)
         for wire_filter in packet.filters:
             try:
                 check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
-                codes.append(0 if self.shard.unsubscribe(self.session, wire_filter) else 0x11)
+                codes.append(0 if self.shard.unsubscribe(self.session, wire_filter, 0) else 0x11)
             except MqttError as error:
                 codes.append(error.reason_code)
-        return self.reply(PACKETS_UNSUBACK_SENT, Unsuback(packet.packet_id, bytes(codes), None).encode(self.version))
+        return self.answer_codes(
+            UNSUBACK_FIRST, packet.packet_id, bytes(codes) if self.version == 5 else b"", PACKETS_UNSUBACK_SENT)
+
+    cdef int answer_codes(self, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1:
+        write_codes(self.out, first, packet_id, codes, self.version)
+        self.core.count(PACKETS_SENT)
+        self.core.count(counter)
+        self.touch()
+        return 0
 
     # --- the end ----------------------------------------------------------------------------------------------------------------
 
-    cdef int on_disconnect(self, object packet) except -1:
+    cdef int on_disconnect(self, Disconnect packet) except -1:
         cdef dict properties = packet.properties or {}
         self.core.count(PACKETS_DISCONNECT_RECEIVED)
         if PropertyId.SESSION_EXPIRY_INTERVAL in properties:
@@ -517,7 +532,7 @@ cdef class Channel(Link):
             self.core.count(CLIENT_DISCONNECTED)
             self.core.gauge(CONNECTIONS_COUNT, -1)
         self.state = CLOSING
-        self.shard.report(KIND_DISCONNECTED, self, reason_code, side, detail)
+        self.shard.report(EVENT_DISCONNECTED, self, reason_code, side, detail)
         self.touch()
         if session is not None:
             self.shard.client_gone(session, keep_will)

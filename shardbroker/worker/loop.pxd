@@ -2,14 +2,14 @@
 
 A pass: wait -> read sockets, hand-overs and rings -> timers -> commit (routes, retained, SUBACK) -> rings -> flush sockets.
 """
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.shard cimport Shard
-from shm.counters cimport CounterSlot, Histogram
+from shm.counters cimport Counters, Histogram
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
@@ -51,8 +51,11 @@ cdef class Loop(Shard):
     cdef list lanes                        # process number -> our Ring in its inbox, attached at first use
     cdef set touched_lanes                 # process numbers written to in this pass
     cdef tuple doorbells
-    cdef dict registry_puts
-    cdef set registry_deletes
+    cdef int manager                       # its process number
+    cdef uint32_t events                   # that the manager was not woken for yet
+    cdef uint64_t events_due_ms
+    cdef dict registry_changes             # client id -> Session that came, went or ended since the last flush
+    cdef Counters counters_segment
     cdef object registry
     cdef uint64_t registry_due_ms
     cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
@@ -81,3 +84,6 @@ cdef class Loop(Shard):
     cdef int hold_back(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     cdef int spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     cdef int end_session(self, Session session, bint redispatch) except -1
+    cdef int send_event(self, int kind, Connection connection, bytes client_id, int reason_code, int side, bytes detail) except -1
+    cdef dict registry_record(self, Session session)
+    cdef int note_session(self, Session session) except -1

@@ -27,12 +27,13 @@ from shardbroker.worker.posix cimport (
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD,
 )
+from shm.address cimport address_text
 from shm.epochs cimport Epochs
+from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EventHeader
 from shm.records cimport (
     FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_EVENT, RECORD_PUBLISH, RECORD_SHARED, record_size,
 )
 
-from shm.events import KIND_CONNECTED, pack_event
 from shm.routes import worker_destination
 
 __all__ = ["Connection", "Loop"]
@@ -42,6 +43,7 @@ cdef enum:
     REST_STEP = 4096                       # least growth of an incomplete packet's buffer, bytes
     EVENTS = 1024                          # epoll events a pass
     ACCEPTS = 256                          # hand-overs taken from one acceptor a pass
+    EVENT_BATCH = 256                      # events that wake the manager at once
     RECORDS = 4096                         # ring records taken from one lane a pass
     CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
     FLUSH_ROUNDS = 4                       # times a socket is written to in a pass, while its session has more for it
@@ -54,6 +56,9 @@ IDLE_MS = 1000
 
 LINGER_MS = 1000
 """How long a connection that we ended may take to take our last packet: closing at once could reset it away."""
+
+EVENT_DELAY_MS = 50
+"""How long an event may lie in the manager's ring before the manager is woken: waking it for each costs more than the event."""
 
 REGISTRY_MS = 200
 """Least time between two writes of the client registry."""
@@ -259,8 +264,9 @@ cdef class Loop(Shard):
         self.by_fd = []
         self.dirty = []
         self.parked = []
-        self.registry_puts = {}
-        self.registry_deletes = set()
+        self.registry_changes = {}
+        self.counters_segment = counters
+        self.manager = topology.manager
         self.handovers = {}
         self.buffer = <uint8_t*>malloc(READ_BYTES)
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
@@ -297,7 +303,11 @@ cdef class Loop(Shard):
         """Serves until `draining` is set, then sends everybody away and returns."""
         cdef int timeout_ms
         while not self.draining:
-            timeout_ms = TICK_MS if self.timers.armed or self.registry_puts or self.registry_deletes else IDLE_MS
+            timeout_ms = TICK_MS if self.timers.armed or self.registry_changes else IDLE_MS
+            if self.route_changes and self.routes_due_ms < self.now_ms + <uint64_t>timeout_ms:
+                timeout_ms = <int>(self.routes_due_ms - self.now_ms) if self.routes_due_ms > self.now_ms else 0
+            if self.events:
+                timeout_ms = min(timeout_ms, EVENT_DELAY_MS)
             if self.dirty or self.replaying or self.retry or self.parked:
                 timeout_ms = 1 if not self.dirty else 0
             self.one_pass(timeout_ms)
@@ -353,13 +363,13 @@ cdef class Loop(Shard):
             self.run_retries()
         if self.parked:
             self.resume_parked()
-        self.commit()
+        self.commit(False)
         if self.replaying:
             self.replay_some()
         self.flush_rings()
         self.flush_sockets()
         if self.route_changes or self.retained_changes:
-            self.commit()                  # what a lost connection left behind while flushing
+            self.commit(False)             # what a lost connection left behind while flushing
             self.flush_rings()
         if self.now_ms >= self.registry_due_ms:
             self.flush_registry()
@@ -416,7 +426,7 @@ cdef class Loop(Shard):
             connection.loop = self
             connection.out = Buffer.__new__(Buffer)
             connection.fd = handover.fd
-            connection.peer = handover.peer
+            connection.peer = handover.header.peer
             connection.listener = handover.listener
             connection.assigned_id = handover.assigned_id
             connection.interest = EPOLLIN
@@ -425,7 +435,7 @@ cdef class Loop(Shard):
             self.by_fd[handover.fd] = connection
             self.watch(handover.fd, EPOLLIN)
             # [mqtt.idle_timeout] runs from accept, whatever trickles in between.
-            self.timers.arm(connection, handover.accepted_ms + <uint64_t>self.clock_offset_ms + self.idle_timeout_ms)
+            self.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.clock_offset_ms + self.idle_timeout_ms)
             self.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
             if handover.data:
                 connection.take(<const uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
@@ -566,6 +576,10 @@ cdef class Loop(Shard):
                 if (<Inbox>self.outboxes[destination]).must_ring():
                     self.ring(<int>destination)
             self.touched_lanes.clear()
+        if self.events and (self.events >= EVENT_BATCH or self.now_ms >= self.events_due_ms):
+            self.events = 0
+            if (<Inbox>self.outboxes[self.manager]).must_ring():
+                self.ring(self.manager)
         return 0
 
     cdef int ring(self, int process) except -1:
@@ -672,47 +686,94 @@ cdef class Loop(Shard):
     # --- what the management plane sees -----------------------------------------------------------------------------------------------
 
     cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1:
-        """An event for the manager, which logs it, and the registry's record."""
+        """An event for the manager, which logs it, and a note for the registry."""
         cdef Connection connection = <Connection>channel
         cdef Session session = connection.session
-        cdef bytes client_id = session.client_id if session is not None else b""
-        cdef RecordHeader header
-        cdef bytes event = pack_event(
-            kind, reason_code, side, connection.version, connection.keepalive_s, self.now_ms, client_id, connection.peer, detail)
-        cdef Ring lane = self.lane_to(self.topology.manager)
+        if session is not None:
+            self.note_session(session)
+        if kind == EVENT_CONNECTED and not self.counters_segment.connected_wanted():
+            return 0
+        return self.send_event(kind, connection, session.client_id if session is not None else b"", reason_code, side,
+                               detail.encode(errors="replace")[:<int>DETAIL_MAX] if detail else b"")
+
+    cdef int send_event(self, int kind, Connection connection, bytes client_id, int reason_code, int side, bytes detail) except -1:
+        cdef Ring lane = self.lane_to(self.manager)
+        cdef uint64_t texts = PyBytes_GET_SIZE(client_id) + PyBytes_GET_SIZE(detail)
+        cdef uint64_t size = sizeof(RecordHeader) + sizeof(EventHeader) + texts
+        cdef RecordHeader* header
+        cdef EventHeader* event
         cdef uint8_t* target = NULL
-        if lane is not None and sizeof(header) + <uint64_t>len(event) <= lane.max_record():
-            target = lane.reserve(<uint32_t>(sizeof(header) + len(event)))
+        if lane is not None and size <= lane.max_record():
+            target = lane.reserve(<uint32_t>size)
         if target == NULL:
             self.count(EVENTS_DROPPED)
-        else:
-            memset(&header, 0, sizeof(header))
-            header.kind = RECORD_EVENT
-            header.payload_size = <uint32_t>len(event)
-            memcpy(target, &header, sizeof(header))
-            memcpy(target + sizeof(header), PyBytes_AS_STRING(event), len(event))
-            self.touched_lanes.add(self.topology.manager)
-        if session is not None and self.registry is not None:
-            self.registry_deletes.discard(client_id)
-            self.registry_puts[client_id] = {
-                "connected": kind == KIND_CONNECTED, "peer": connection.peer, "listener": connection.listener,
-                "version": connection.version, "keepalive_s": connection.keepalive_s, "at_ms": self.now_ms,
-                "session": session.key, "reason_code": reason_code,
-            }
+            return 0
+        header = <RecordHeader*>target
+        memset(header, 0, sizeof(header[0]))
+        header.kind = RECORD_EVENT
+        header.payload_size = <uint32_t>(sizeof(event[0]) + texts)
+        event = <EventHeader*>(target + sizeof(header[0]))
+        event.kind = <uint8_t>kind
+        event.reason_code = <uint8_t>reason_code
+        event.side = <uint8_t>side
+        event.version = connection.version
+        event.keepalive_s = connection.keepalive_s
+        event.at_ms = self.now_ms
+        event.peer = connection.peer
+        event.clean_start = connection.clean_start
+        event.client_size = <uint16_t>PyBytes_GET_SIZE(client_id)
+        event.detail_size = <uint16_t>PyBytes_GET_SIZE(detail)
+        target += sizeof(header[0]) + sizeof(event[0])
+        memcpy(target, PyBytes_AS_STRING(client_id), PyBytes_GET_SIZE(client_id))
+        memcpy(target + PyBytes_GET_SIZE(client_id), PyBytes_AS_STRING(detail), PyBytes_GET_SIZE(detail))
+        lane.commit()
+        if not self.events:
+            self.events_due_ms = self.now_ms + EVENT_DELAY_MS
+        self.events += 1
         return 0
 
     cdef int end_session(self, Session session, bint redispatch) except -1:
-        self.registry_puts.pop(session.client_id, None)
-        self.registry_deletes.add(session.client_id)
+        self.note_session(session)
         return Shard.end_session(self, session, redispatch)
 
+    cdef int note_session(self, Session session) except -1:
+        """Something of it has changed that the registry tells."""
+        cdef Session previous
+        if self.registry is None:
+            return 0
+        previous = self.registry_changes.get(session.client_id)
+        if previous is not None and previous.registered:
+            session.registered = True      # there is a record under this client id
+        self.registry_changes[session.client_id] = session
+        return 0
+
     def flush_registry(self) -> None:
-        """Writes the changes of the last REGISTRY_MS in one transaction."""
+        """Writes what has changed in the last REGISTRY_MS in one transaction. Who came and went in between leaves no trace."""
+        cdef Session session
+        cdef dict changes = self.registry_changes
         self.registry_due_ms = self.now_ms + REGISTRY_MS
-        if self.registry is not None and (self.registry_puts or self.registry_deletes):
-            self.registry.update(self.registry_puts, self.registry_deletes)
-            self.registry_puts = {}
-            self.registry_deletes = set()
+        if not changes:
+            return
+        self.registry_changes = {}
+        puts, deletes = {}, []
+        for session in changes.values():
+            if self.sessions.get(session.client_id) is session:
+                puts[session.client_id] = self.registry_record(session)
+                session.registered = True
+            elif session.registered and session.client_id not in self.sessions:
+                deletes.append(session.client_id)
+        if puts or deletes:
+            self.registry.update(puts, deletes)
+
+    cdef dict registry_record(self, Session session):
+        cdef Connection connection = <Connection>session.link if session.link is not None else None
+        record = {"connected": connection is not None, "session": session.key, "created_ms": session.created_ms}
+        if connection is not None:
+            record |= {
+                "peer": address_text(&connection.peer), "listener": connection.listener, "version": connection.version,
+                "keepalive_s": connection.keepalive_s, "clean_start": connection.clean_start,
+            }
+        return record
 
 
 cdef uint32_t room_asked(Ring lane, uint64_t size) noexcept:

@@ -16,6 +16,7 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CLOSING, Channel
 from shardbroker.worker.shard cimport Shard
+from shm.address cimport parse_address
 
 __all__ = ["SansIoChannel", "SansIoShard"]
 
@@ -62,7 +63,7 @@ cdef class SansIoShard(Shard):
         channel.core = self
         channel.shard = self
         channel.out = Buffer.__new__(Buffer)
-        channel.peer = peer
+        channel.peer = parse_address(peer)
         channel.assigned_id = assigned_id
         channel.rest = b""
         self.timers.arm(channel, self.now_ms + self.idle_timeout_ms)
@@ -80,7 +81,7 @@ cdef class SansIoShard(Shard):
         self.retry = []
         for attempt in waiting:
             attempt()
-        self.commit()
+        self.commit(True)
         self.replay_some()
 
     def forget_topics(self) -> None:

@@ -28,7 +28,10 @@ cdef class Shard(Core):
     cdef long own_destination
     cdef GroupPicker picker
     cdef Publication publication           # used for every publish of a client; never across two
-    cdef list route_changes
+    cdef dict route_changes                # (filter, group, member) -> added?: what differs from the route table
+    cdef uint64_t removals_since_ms
+    cdef uint32_t removals                 # since then
+    cdef uint64_t routes_due_ms            # when they are to be committed; 0: nothing waits
     cdef list retained_changes
     cdef list subacks                      # (channel, packet id, codes, subscriptions, replays) to be answered after the commit
     cdef list replaying                    # sessions with retained messages still to be sent
@@ -58,10 +61,13 @@ cdef class Shard(Core):
     cdef int client_gone(self, Session session, bint keep_will) except -1
     cdef int publish_will(self, Session session) except -1
     cdef int subscribe(self, Session session, bytes wire_filter, Subscription subscription) except -1
-    cdef bint unsubscribe(self, Session session, bytes wire_filter) except -1
-    cdef int route_changed(self, Subscription subscription, bint add) except -1
+    cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1
+    cdef int route_changed(self, Subscription subscription, bint add, uint64_t delay_ms) except -1
     cdef void invalidate(self, bytes filter) noexcept
+    cdef bint few_removals(self) noexcept
     cdef int retain(self, Publication publication) except -1
-    cdef int commit(self) except -1
+    # End of a pass: what is due becomes visible to every worker, then SUBACKs may go out. `now`: everything.
+    cdef int commit(self, bint now) except -1
+    cdef bint commit_routes(self) except -1
     cdef int replay_some(self) except -1
     cdef bint replay_session(self, Session session) except -1

@@ -18,7 +18,7 @@ from shm.epochs cimport WILDCARD_BUCKET, bucket_of
 
 from shardbroker.mqtt.errors import MqttError
 from shm.retained import RetainedMessage, RetainedStoreFull
-from shm.routes import RouteChange, RouteTableFull
+from shm.routes import RouteTableFull
 
 __all__ = ["Shard"]
 
@@ -33,6 +33,12 @@ REPLAY_BATCH = 64
 
 REPLAY_BATCH_BYTES = 1 << 18
 """Bytes of retained messages read at a time, for one session."""
+
+cdef enum:
+    REMOVAL_DELAY_MS = 20                  # see few_removals
+    PROMPT_REMOVALS = 4
+# Routes of sessions that end are removed at once if they are few. When many end, their routes stand for REMOVAL_DELAY_MS and go in
+# one transaction, for a tenth of the price; until then other workers send messages here that find nobody.
 
 NEVER = 0xFFFFFFFFFFFFFFFF
 QUOTA_EXCEEDED = 0x97
@@ -55,7 +61,7 @@ cdef class Shard(Core):
         self.own_destination = own_destination
         self.picker = GroupPicker(settings.mqtt.shared_subscription_strategy, self.turn, own_destination, seed)
         self.publication = Publication.__new__(Publication)
-        self.route_changes = []
+        self.route_changes = {}
         self.retained_changes = []
         self.subacks = []
         self.replaying = []
@@ -81,8 +87,6 @@ cdef class Shard(Core):
         cdef TopicEntry entry = self.cache.find(topic, size)
         cdef uint64_t now_stamp
         cdef uint32_t bucket
-        if self.route_changes:
-            self.commit()                  # a client may publish right behind its SUBSCRIBE
         if entry is not None:
             bucket = entry.bucket
         else:
@@ -290,7 +294,7 @@ cdef class Shard(Core):
         cdef list leftovers = session.shared_leftovers() if redispatch else []
         if session.subscriptions is not None:
             for wire_filter in list(session.subscriptions):
-                self.unsubscribe(session, wire_filter)
+                self.unsubscribe(session, wire_filter, REMOVAL_DELAY_MS)
         if session.will is not None:
             self.publish_will(session)                     # the session ends before the delay does [MQTT-3.1.2-8]
         if self.sessions.get(session.client_id) is session:
@@ -324,13 +328,13 @@ cdef class Shard(Core):
             session.subscriptions = {}
         session.subscriptions[wire_filter] = subscription
         if self.table.add(subscription):
-            self.route_changed(subscription, True)
+            self.route_changed(subscription, True, 0)
         self.invalidate(subscription.filter)
         if self.table.count > before:
             self.gauge(SUBSCRIPTIONS_SHARED_COUNT if subscription.group is not None else SUBSCRIPTIONS_COUNT, 1)
         return 0
 
-    cdef bint unsubscribe(self, Session session, bytes wire_filter) except -1:
+    cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1:
         cdef Subscription subscription
         if session.subscriptions is None or wire_filter not in session.subscriptions:
             return False
@@ -338,18 +342,36 @@ cdef class Shard(Core):
         if not session.subscriptions:
             session.subscriptions = None
         if self.table.remove(subscription):
-            self.route_changed(subscription, False)
+            self.route_changed(subscription, False, delay_ms)
         self.invalidate(subscription.filter)
         self.gauge(SUBSCRIPTIONS_SHARED_COUNT if subscription.group is not None else SUBSCRIPTIONS_COUNT, -1)
         return True
 
-    cdef int route_changed(self, Subscription subscription, bint add) except -1:
-        shared = subscription.group is not None
-        self.route_changes.append(RouteChange(
-            add, subscription.filter, self.own_destination,
-            subscription.group if shared else b"", subscription.subscriber.key if shared else 0,
-        ))
+    cdef int route_changed(self, Subscription subscription, bint add, uint64_t delay_ms) except -1:
+        """Takes note; the change is committed at the end of the pass, or after `delay_ms` if nothing is more urgent."""
+        cdef bint shared = subscription.group is not None
+        cdef tuple route = (
+            subscription.filter, subscription.group if shared else b"", subscription.subscriber.key if shared else 0)
+        before = self.route_changes.get(route)
+        if before is not None and before != add:
+            del self.route_changes[route]              # it stands in the table as it should
+            return 0
+        self.route_changes[route] = add
+        if shared:
+            delay_ms = 0                               # a member that is gone would be chosen
+        elif delay_ms and self.few_removals():
+            delay_ms = 0
+        if not self.routes_due_ms or self.routes_due_ms > self.now_ms + delay_ms:
+            self.routes_due_ms = self.now_ms + delay_ms
         return 0
+
+    cdef bint few_removals(self) noexcept:
+        """Whether this one is among the first PROMPT_REMOVALS of its REMOVAL_DELAY_MS: only a crowd has to wait."""
+        if self.now_ms >= self.removals_since_ms + <uint64_t>REMOVAL_DELAY_MS:
+            self.removals_since_ms = self.now_ms
+            self.removals = 0
+        self.removals += 1
+        return self.removals <= <uint32_t>PROMPT_REMOVALS
 
     cdef void invalidate(self, bytes filter) noexcept:
         self.local_epochs[bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter))] += 1
@@ -420,21 +442,11 @@ cdef class Shard(Core):
 
     # --- end of a pass -----------------------------------------------------------------------------------------------------------
 
-    cdef int commit(self) except -1:
-        """Routes and retained messages become visible to every worker, then SUBACKs may go out."""
-        cdef list changes = self.route_changes
-        cdef bytes filter
-        full = False
-        if changes:
-            self.route_changes = []
-            try:
-                self.routes.update(changes)
-            except RouteTableFull:
-                full = True
-            if self.epochs is not None:
-                for change in changes:
-                    filter = change.filter
-                    self.epochs.bump(bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter)))
+    cdef int commit(self, bint now) except -1:
+        """What is due becomes visible to every worker, then SUBACKs may go out. With `now` everything is due."""
+        cdef bint full = False
+        if self.route_changes and (now or self.now_ms >= self.routes_due_ms):
+            full = self.commit_routes()
         if self.retained_changes:
             operations = self.retained_changes
             self.retained_changes = []
@@ -452,12 +464,36 @@ cdef class Shard(Core):
                 channel.subscribed(packet_id, codes, replays)
         return 0
 
+    cdef bint commit_routes(self) except -1:
+        """All changes in one transaction, then the epochs. True if the table has no room for them; removals are tried again."""
+        cdef dict changes = self.route_changes
+        cdef long own = self.own_destination
+        cdef list adds = [], removals = []
+        cdef bytes filter
+        for (filter, group, member), add in changes.items():
+            (adds if add else removals).append((add, filter, own, group, member))
+        self.route_changes = {}
+        self.routes_due_ms = 0
+        try:
+            self.routes.update(removals + adds)
+        except RouteTableFull:
+            for _, filter, _, group, member in removals:
+                self.route_changes[(filter, group, member)] = False
+            self.routes_due_ms = self.now_ms + REMOVAL_DELAY_MS if removals else 0
+            return True
+        for filter, _, _ in changes:
+            if self.epochs is not None:
+                self.epochs.bump(bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter)))
+            else:
+                self.invalidate(filter)
+        return False
+
     def undo_subscribe(self, channel, bytes codes, list subscribed) -> bytes:
         """The route table has no room: none of these subscriptions holds, and the client is told so (0x97)."""
         session = channel.session
         if session is not None:
             for wire_filter, _ in subscribed:
-                self.unsubscribe(session, wire_filter)
+                self.unsubscribe(session, wire_filter, 0)
         return bytes(code if code >= 0x80 else QUOTA_EXCEEDED for code in codes)
 
     def start_replay(self, Session session, list replays) -> None:

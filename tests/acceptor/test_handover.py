@@ -46,7 +46,7 @@ def test_round_trip(channel: tuple[int, int], size: int) -> None:
 def test_long_client_id_fits_beside_the_inline_bytes(channel: tuple[int, int]) -> None:
     near, far = channel
     with socket.socket() as client:
-        assert send_one(near, client.fileno(), b"x" * INLINE_MAX, encode_header("p", "l", 0, b"i" * 65535))
+        assert send_one(near, client.fileno(), b"x" * INLINE_MAX, encode_header("", "l", 0, b"i" * 65535))
     got = receive_one(far)
     os.close(got.fd)
     assert len(got.data) == INLINE_MAX and len(got.assigned_id) == 65535
@@ -58,14 +58,14 @@ def test_full_channel_says_so_and_loses_nothing(channel: tuple[int, int], size: 
     before = descriptors()
     with socket.socket() as client:
         sent = 0
-        while send_one(near, client.fileno(), b"x" * size, encode_header("p", "l", sent, b"")):
+        while send_one(near, client.fileno(), b"x" * size, encode_header("", "l", sent, b"")):
             sent += 1
         assert sent > 1
         for number in range(sent):
             got = receive_one(far)
             os.close(got.fd)
             assert got.accepted_ms == number
-        assert send_one(near, client.fileno(), b"", encode_header("p", "l", 0, b""))
+        assert send_one(near, client.fileno(), b"", encode_header("", "l", 0, b""))
         os.close(receive_one(far).fd)
     assert descriptors() == before
 
@@ -74,12 +74,12 @@ def test_other_end_gone_is_not_an_error() -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, socket.socket() as client:
         far.close()
-        assert not send_one(near.fileno(), client.fileno(), b"", encode_header("p", "l", 0, b""))
+        assert not send_one(near.fileno(), client.fileno(), b"", encode_header("", "l", 0, b""))
 
 
 def test_bad_descriptor_is(channel: tuple[int, int]) -> None:
     with pytest.raises(OSError):
-        send_one(channel[0], 1 << 20, b"", encode_header("p", "l", 0, b""))
+        send_one(channel[0], 1 << 20, b"", encode_header("", "l", 0, b""))
 
 
 def test_message_without_a_socket_is_left_out(channel: tuple[int, int]) -> None:

@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from shardbroker.management.lines import client_come, client_gone, escaped
+from shardbroker.management.lines import client_line, escaped, stamp
 from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent, EventError, pack_event, unpack_event
 
 
@@ -23,13 +22,14 @@ def gone(**changes: object) -> ClientEvent:
         st.integers(0, 65535),
         st.integers(0, 2**63),
         st.binary(max_size=300),
-        st.text(max_size=60),
+        st.one_of(st.ip_addresses(v=4).map("{}:50312".format), st.just("[2001:db8::1]:1"), st.just("")),
         st.text(max_size=90),
+        st.booleans(),
     )
 )
 def test_events_travel(event: ClientEvent) -> None:
     data = pack_event(*event)
-    assert unpack_event(data) == unpack_event(memoryview(data + b"behind")) == event
+    assert unpack_event(data) == unpack_event(data + b"behind") == event
     for size in range(len(data)):
         with pytest.raises(EventError):
             unpack_event(data[:size])
@@ -41,19 +41,37 @@ def test_texts_are_cut_and_never_within_a_character() -> None:
     assert event.client_id == b"c" * 65535
 
 
+def line(event: ClientEvent) -> str:
+    """The line of an event, without time and level."""
+    whole = client_line(pack_event(*event)).decode()
+    assert whole.startswith("2023-11-14T22:13:20.123+00:00 ") and whole.endswith("\n")
+    return whole.split(" ", 2)[2][:-1]
+
+
 def test_line_of_a_client_that_goes() -> None:
-    assert client_gone(gone(detail='taken over by "x"')) == (
+    assert line(gone(detail='taken over by "x"')) == (
         "client gone client_id=sensor-1 peer=127.0.0.1:50312 reason=0x8e session_taken_over side=server "
         'detail="taken over by \\"x\\""'
     )
-    assert client_gone(gone(reason_code=0, side=0)).endswith("reason=0x00 normal_disconnection side=client")
-    assert client_gone(gone(reason_code=0x7F, side=2)).endswith("reason=0x7f unknown side=network")
-    assert client_gone(gone(side=9)).endswith("side=9")
+    assert line(gone(reason_code=0, side=0)).endswith("reason=0x00 normal_disconnection side=client")
+    assert line(gone(reason_code=0x7F, side=2)).endswith("reason=0x7f unknown side=network")
+    assert line(gone(side=9)).endswith("side=9")
+    assert "peer=[2001:db8::1]:5 " in line(gone(peer="[2001:db8::1]:5"))
+    assert 'peer="" ' in line(gone(peer=""))
 
 
 def test_line_of_a_client_that_comes() -> None:
-    line = client_come(gone(kind=KIND_CONNECTED))
-    assert line == "client connected client_id=sensor-1 peer=127.0.0.1:50312 version=5 keepalive=60s"
+    assert line(gone(kind=KIND_CONNECTED)) == "client connected client_id=sensor-1 peer=127.0.0.1:50312 version=5 keepalive=60s"
+
+
+def test_stamps_follow_the_seconds() -> None:
+    assert [stamp(at_ms) for at_ms in (0, 999, 1000, 1_700_000_000_007, 1_700_000_000_100)] == [
+        "1970-01-01T00:00:00.000+00:00",
+        "1970-01-01T00:00:00.999+00:00",
+        "1970-01-01T00:00:01.000+00:00",
+        "2023-11-14T22:13:20.007+00:00",
+        "2023-11-14T22:13:20.100+00:00",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,5 +88,5 @@ def test_line_of_a_client_that_comes() -> None:
     ],
 )
 def test_no_client_writes_lines_of_its_own(text: bytes, shown: str) -> None:
-    assert escaped(text) == shown
-    assert "\n" not in client_gone(gone(client_id=text, peer=text.decode(errors="replace"), detail=text.decode(errors="replace")))
+    assert escaped(text) == shown.encode()
+    assert "\n" not in line(gone(client_id=text, detail=text.decode(errors="replace")))

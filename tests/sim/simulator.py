@@ -36,8 +36,8 @@ class MemoryRoutes:
         self._members: dict[tuple[bytes, bytes], set[tuple[int, int]]] = {}
         self.shards: list[SansIoShard] = []
 
-    def update(self, changes: Iterable[RouteChange]) -> None:
-        for change in changes:
+    def update(self, changes: Iterable[tuple[bool, bytes, int, bytes, int]]) -> None:
+        for change in map(RouteChange._make, changes):
             if change.group:
                 members = self._members.setdefault((change.group, change.filter), set())
                 member = (change.destination, change.member)

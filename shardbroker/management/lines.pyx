@@ -1,0 +1,129 @@
+"""Log lines about clients: one for each that goes, and at level debug one for each that comes.
+
+Compiled, because thousands of clients may go in a second and each gets its line.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memcpy
+
+from shm.address cimport ADDRESS_TEXT_MAX, write_address
+from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED, EventHeader, check
+
+from datetime import UTC, datetime
+
+from shardbroker.mqtt.spec import REASON_CODES
+from shm.events import SIDES
+
+__all__ = ["client_line", "escaped", "is_connected", "stamp"]
+
+cdef enum:
+    CODES = 256
+    STAMP_SIZE = 29                        # 2026-11-21T06:46:15.547+00:00
+
+
+def _reason(int code) -> bytes:
+    if code == 0:
+        name = "normal_disconnection"      # 0x00 has a name for each packet that it stands in; MQTT 5.0 §3.14.2.1
+    else:
+        name = REASON_CODES[code][0] if code in REASON_CODES else "unknown"
+    return f" reason=0x{code:02x} {name} side=".encode()
+
+
+cdef list REASONS = [_reason(code) for code in range(CODES)]
+cdef list SIDE_NAMES = [(SIDES[side] if side < len(SIDES) else str(side)).encode() for side in range(CODES)]
+cdef uint64_t stamped_s = 0
+cdef bytes stamped = b""
+
+
+def stamp(uint64_t at_ms) -> str:
+    """A time in Unix milliseconds as ISO 8601, UTC."""
+    return stamp_of(at_ms).decode("ascii")
+
+
+cdef bytes stamp_of(uint64_t at_ms):
+    """Only the milliseconds are written anew, as long as the second stays the same."""
+    global stamped, stamped_s
+    cdef uint64_t seconds = at_ms // 1000, rest = at_ms % 1000
+    cdef bytes text
+    cdef char* digits
+    if seconds != stamped_s or not stamped:
+        stamped = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").encode()
+        stamped_s = seconds
+    text = PyBytes_FromStringAndSize(PyBytes_AS_STRING(stamped), STAMP_SIZE)
+    digits = PyBytes_AS_STRING(text) + 20
+    digits[0] = <char>(c"0" + rest // 100)
+    digits[1] = <char>(c"0" + rest // 10 % 10)
+    digits[2] = <char>(c"0" + rest % 10)
+    return text
+
+
+cdef bint plain(const uint8_t* text, size_t size) noexcept:
+    """Printable ASCII that needs neither quotes nor escapes."""
+    cdef size_t i
+    cdef uint8_t c
+    for i in range(size):
+        c = text[i]
+        if c <= c" " or c > c"~" or c == c'"' or c == c"\\" or c == c"=":
+            return False
+    return size > 0
+
+
+def escaped(bytes text not None, bint always_quoted=False) -> bytes:
+    """Quoted if need be; whatever is not printable is escaped, so that no client can write log lines of its own."""
+    if not always_quoted and plain(<const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)):
+        return text
+    shown = text.decode(errors="backslashreplace")
+    if shown and shown.isprintable() and not always_quoted and not any(c in shown for c in ' "\\='):
+        return shown.encode()
+    return b'"' + "".join([_escape(c) for c in shown]).encode() + b'"'
+
+
+def _escape(str c) -> str:
+    if c in '"\\':
+        return "\\" + c
+    return c if c.isprintable() else c.encode("unicode_escape").decode()
+
+
+def client_line(bytes event not None) -> bytes:
+    """The whole line of an event (shm.events), with time, level and line end. Raises EventError."""
+    cdef EventHeader header
+    cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(event)
+    cdef bytes client_id, detail
+    cdef char peer[ADDRESS_TEXT_MAX]
+    cdef size_t peer_size
+    check(start, PyBytes_GET_SIZE(event), &header)
+    client_id = escaped(event[sizeof(header):sizeof(header) + header.client_size])
+    peer_size = write_address(peer, &header.peer)
+    address = peer[:peer_size] if peer_size else b'""'
+    if header.kind == EVENT_CONNECTED:
+        return b"%b DEBUG client connected client_id=%b peer=%b version=%d keepalive=%ds\n" % (
+            stamp_of(header.at_ms), client_id, address, header.version, header.keepalive_s)
+    if header.detail_size:
+        detail = event[sizeof(header) + header.client_size:sizeof(header) + header.client_size + header.detail_size]
+        return join((stamp_of(header.at_ms), b" INFO client gone client_id=", client_id, b" peer=", address,
+                     REASONS[header.reason_code], SIDE_NAMES[header.side], b" detail=", escaped(detail, True), b"\n"))
+    return join((stamp_of(header.at_ms), b" INFO client gone client_id=", client_id, b" peer=", address,
+                 REASONS[header.reason_code], SIDE_NAMES[header.side], b"\n"))
+
+
+cdef bytes join(tuple parts):
+    """Cheaper than b"".join, which asks each part for its buffer."""
+    cdef Py_ssize_t size = 0
+    cdef bytes part, whole
+    cdef char* target
+    for part in parts:
+        size += PyBytes_GET_SIZE(part)
+    whole = PyBytes_FromStringAndSize(NULL, size)
+    target = PyBytes_AS_STRING(whole)
+    for part in parts:
+        memcpy(target, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
+        target += PyBytes_GET_SIZE(part)
+    return whole
+
+
+def is_connected(bytes event not None) -> bool:
+    """Whether an event is of a client that came. Raises EventError for what is no event."""
+    cdef EventHeader header
+    check(<const uint8_t*>PyBytes_AS_STRING(event), PyBytes_GET_SIZE(event), &header)
+    return header.kind == EVENT_CONNECTED

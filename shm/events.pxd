@@ -1,0 +1,27 @@
+"""Events that workers send to the manager through its inbox: clients that come and go.
+
+    EventHeader | client id | detail
+"""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from shm.address cimport PeerAddress
+
+cdef enum:
+    EVENT_CONNECTED = 1
+    EVENT_DISCONNECTED = 2
+    DETAIL_MAX = 400                       # bytes of free text
+
+cdef packed struct EventHeader:
+    uint8_t kind
+    uint8_t reason_code
+    uint8_t side                           # who ended the connection: index into SIDES
+    uint8_t version
+    uint32_t keepalive_s
+    uint64_t at_ms                         # Unix ms
+    PeerAddress peer
+    uint8_t clean_start
+    uint16_t client_size
+    uint16_t detail_size
+
+# Copies the header of an event. Raises EventError if it is cut short.
+cdef int check(const uint8_t* data, size_t size, EventHeader* header) except -1

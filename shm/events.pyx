@@ -1,0 +1,87 @@
+"""Events of clients; see events.pxd."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.string cimport memcpy, memset
+
+from shm.address cimport address_text, parse_address
+
+from typing import NamedTuple
+
+__all__ = ["KIND_CONNECTED", "KIND_DISCONNECTED", "SIDES", "ClientEvent", "EventError", "pack_event", "unpack_event"]
+
+KIND_CONNECTED = int(EVENT_CONNECTED)
+KIND_DISCONNECTED = int(EVENT_DISCONNECTED)
+SIDES = ("client", "server", "network")
+"""Who ended the connection."""
+
+_SIZE_MAX = 65535
+"""What the 16-bit size of a client id can say, bytes."""
+
+
+class EventError(ValueError):
+    """Bytes that are no event."""
+
+
+class ClientEvent(NamedTuple):
+    """One client that came or went."""
+
+    kind: int
+    reason_code: int
+    side: int
+    version: int
+    keepalive_s: int
+    at_ms: int
+    client_id: bytes
+    peer: str
+    detail: str
+    clean_start: bool = False
+
+
+def pack_event(int kind, int reason_code, int side, int version, int keepalive_s, uint64_t at_ms, bytes client_id not None,
+               str peer not None, str detail not None, bint clean_start=False) -> bytes:
+    """An event as it travels. Texts are cut: detail at DETAIL_MAX bytes, the client id at what its size can say."""
+    cdef EventHeader header
+    cdef bytes text = cut(detail.encode(errors="replace"))
+    client_id = client_id[:_SIZE_MAX]
+    memset(&header, 0, sizeof(header))
+    header.kind = <uint8_t>kind
+    header.reason_code = <uint8_t>reason_code
+    header.side = <uint8_t>side
+    header.version = <uint8_t>version
+    header.keepalive_s = <uint32_t>keepalive_s
+    header.at_ms = at_ms
+    header.peer = parse_address(peer)
+    header.clean_start = clean_start
+    header.client_size = <uint16_t>len(client_id)
+    header.detail_size = <uint16_t>len(text)
+    return (<char*>&header)[:sizeof(header)] + client_id + text
+
+
+cdef int check(const uint8_t* data, size_t size, EventHeader* header) except -1:
+    cdef size_t whole
+    if size < sizeof(EventHeader):
+        raise EventError(f"{size} bytes, an event has {sizeof(EventHeader)} or more")
+    memcpy(header, data, sizeof(EventHeader))
+    whole = sizeof(EventHeader) + header.client_size + header.detail_size
+    if size < whole:
+        raise EventError(f"{size} bytes, its sizes say {whole}")
+    return 0
+
+
+def unpack_event(bytes data not None) -> ClientEvent:
+    """The reverse of pack_event; bytes behind the event are no part of it. Raises EventError if it is cut short."""
+    cdef EventHeader header
+    cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef size_t detail_at
+    check(start, PyBytes_GET_SIZE(data), &header)
+    detail_at = sizeof(EventHeader) + header.client_size
+    return ClientEvent(
+        header.kind, header.reason_code, header.side, header.version, header.keepalive_s, header.at_ms,
+        data[sizeof(EventHeader):detail_at], address_text(&header.peer),
+        data[detail_at:detail_at + header.detail_size].decode(errors="replace"), bool(header.clean_start),
+    )
+
+
+cdef bytes cut(bytes text):
+    """At most DETAIL_MAX bytes of UTF-8, without half a character at the end."""
+    return text if len(text) <= <int>DETAIL_MAX else text[:<int>DETAIL_MAX].decode(errors="ignore").encode()
