@@ -13,6 +13,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 cdef class Buffer:
     cdef uint8_t* data
     cdef size_t start, end, capacity          # bytes
+    cdef uint32_t usual                       # capacity that the last round needed: the next one starts with it
 
     cdef inline size_t pending(self) noexcept:
         return self.end - self.start

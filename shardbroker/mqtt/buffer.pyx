@@ -9,6 +9,7 @@ import cython
 __all__ = ["Buffer"]
 
 cdef enum:
+    USUAL_MAX = 262144                     # bytes: what one pass reads from one connection
     FIRST_CAPACITY = 512                   # bytes: a few acknowledgements or one small message
 
 
@@ -29,7 +30,7 @@ cdef class Buffer:
             if self.start and self.end - self.start + size <= self.capacity:
                 memmove(self.data, self.data + self.start, self.end - self.start)
             else:
-                capacity = max(self.capacity * 2, max(<size_t>FIRST_CAPACITY, self.end - self.start + size))
+                capacity = max(self.capacity * 2, max(<size_t>FIRST_CAPACITY, self.end - self.start + size), <size_t>self.usual)
                 larger = <uint8_t*>realloc(NULL, capacity)
                 if larger == NULL:
                     raise MemoryError(f"no memory for {capacity} bytes of output")
@@ -55,4 +56,6 @@ cdef class Buffer:
     cdef void clear(self) noexcept:
         free(self.data)
         self.data = NULL
+        # Half of what it was before, unless it is used up: a burst does not last.
+        self.usual = <uint32_t>min(max(self.end, <size_t>self.usual // 2), <size_t>USUAL_MAX)
         self.start = self.end = self.capacity = 0

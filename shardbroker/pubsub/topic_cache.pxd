@@ -36,9 +36,20 @@ cdef class TopicEntry:
     cdef bint nobody(self) noexcept        # no subscriber anywhere
 
 
+cdef struct CacheSlot:
+    uint64_t hash
+    void* entry                            # TopicEntry that the slot owns, or NULL
+
+
 cdef class TopicCache:
-    cdef dict entries
-    cdef uint32_t limit
+    cdef CacheSlot* slots                  # linear probing, at most half full
+    cdef size_t mask                       # slots - 1
+    cdef size_t count
+    cdef size_t limit
+
+    cdef CacheSlot* slot_of(self, uint64_t hash, const uint8_t* topic, size_t size) noexcept
+    cdef int resize(self, size_t capacity) except -1
+    cdef void clear(self) noexcept
     cdef TopicEntry find(self, const uint8_t* topic, uint32_t size)
     cdef int store(self, TopicEntry entry) except -1
 

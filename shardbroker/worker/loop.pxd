@@ -62,6 +62,8 @@ cdef class Loop(Shard):
     cdef dict handovers                    # descriptor of the worker's end -> True
     cdef public bint draining
     cdef uint64_t spill_number
+    cdef bint trim_due                     # something was done since memory was given back
+    cdef uint64_t trim_at_ms
     cdef uint64_t pass_start_us            # CLOCK_MONOTONIC
     cdef Histogram pass_times
     cdef Histogram hop_times
