@@ -27,6 +27,7 @@ cdef class DeliveryRing:
     """A double-ended queue of deliveries that owns no memory while it is empty."""
     cdef Delivery* slots
     cdef uint32_t capacity                 # a power of two
+    cdef uint32_t usual                    # capacity that was given back when it was last empty
     cdef uint32_t first
     cdef readonly uint32_t count
 

@@ -7,6 +7,7 @@ from libc.string cimport memcpy, memset
 __all__ = ["DeliveryRing"]
 
 cdef enum:
+    USUAL_MAX = 128
     FIRST_CAPACITY = 8                     # slots of a ring that has just got its first delivery
 
 
@@ -36,16 +37,17 @@ cdef class DeliveryRing:
 
     cdef Delivery* push(self) except NULL:
         cdef Delivery* larger
-        cdef uint32_t i
+        cdef uint32_t i, capacity
         if self.count == self.capacity:
-            larger = <Delivery*>calloc(self.capacity * 2 or FIRST_CAPACITY, sizeof(Delivery))
+            capacity = self.capacity * 2 or max(self.usual, <uint32_t>FIRST_CAPACITY)
+            larger = <Delivery*>calloc(capacity, sizeof(Delivery))
             if larger == NULL:
-                raise MemoryError(f"no memory for {self.capacity * 2} deliveries of one session")
+                raise MemoryError(f"no memory for {capacity} deliveries of one session")
             for i in range(self.count):
                 larger[i] = self.at(i)[0]
             free(self.slots)
             self.slots = larger
-            self.capacity = self.capacity * 2 or FIRST_CAPACITY
+            self.capacity = capacity
             self.first = 0
         self.count += 1
         cdef Delivery* slot = self.at(self.count - 1)
@@ -66,6 +68,7 @@ cdef class DeliveryRing:
         if self.count == 0 and self.capacity > FIRST_CAPACITY:
             free(self.slots)
             self.slots = NULL
+            self.usual = min(self.capacity, <uint32_t>USUAL_MAX)   # the next one starts with as many
             self.capacity = 0
             self.first = 0
 
