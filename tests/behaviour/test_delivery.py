@@ -1,7 +1,7 @@
 """Delivery over workers: fan-out, order, versions, acknowledgements, subscriptions that change under traffic.
 
 What the standard leaves to the broker is pinned here as EMQX has it: one copy for overlapping subscriptions, 0x10
-without subscribers, 0x91 and 0x92 for packet ids.
+without subscribers, 0x91 and 0x92 for packet ids, 0x8F for an ill-formed filter, 0x99 for text that is none.
 """
 
 import threading
@@ -129,6 +129,23 @@ def test_packet_ids_that_are_unknown_or_in_use(connect: Connect, topic: str) -> 
     assert client.release(9).code == 0
 
 
+def test_ill_formed_filters_do_not_hinder_the_others(connect: Connect, topic: str) -> None:
+    wrong = ["a#", "a/#/b", "a+", "$share//t", "$share/g+/t", "$share/g"]
+    filters = [(name, 1) for good, bad in enumerate(wrong) for name in (f"{topic}/{good}", bad)]
+    assert connect().subscribe(filters, check=False).codes == (1, 0x8F) * len(wrong)
+
+
+def test_text_that_is_not_utf_8_is_refused(connect: Connect, topic: str, placement: str) -> None:
+    subscriber, publisher = connect(), connect(auto_ack=False)
+    subscriber.subscribe(topic, 2)
+    text = {"payload_format_indicator": 1}
+    publisher.publish(topic, b"\xc3\x28", 2, packet_id=9, wait=False, properties=text)
+    publisher.expect(Pubrec, packet_id=9, code=0x99)
+    publisher.publish(topic, b"good", 2, packet_id=9, properties=text)
+    subscriber.expect(Publish, payload=b"good")
+    subscriber.expect_nothing_from(publisher, 2)
+
+
 def test_connack_tells_the_limits(connect: Connect) -> None:
     found = connect().connack.properties
     assert (found["receive_maximum"], found["topic_alias_maximum"], found["maximum_packet_size"]) == (100, 65535, 1 << 20)
@@ -205,6 +222,7 @@ def test_aliases_from_one_client_to_another(connect: Connect, topic: str, placem
         if alias and message.topic:
             names[alias] = message.topic
         assert (message.topic or names[alias]) == f"{topic}/{i}"
+    assert set(names) == {1, 2, 3}
 
 
 def test_a_client_publishes_to_itself(connect: Connect, topic: str) -> None:

@@ -65,7 +65,7 @@ ONLINE: list[tuple[str, tuple[str, ...], set[int], bytes]] = [
     ("QoS 3", ("MQTT-3.3.1-4",), {MALFORMED}, wire.packet(3, string(b"t") + b"\0\x01\0x", flags=6)),
     ("topic with +", ("MQTT-3.3.2-2", "MQTT-4.7.0-1"), {0x90, PROTOCOL}, wire.packet(3, string(b"a/+") + b"\0x")),
     ("topic with #", ("MQTT-3.3.2-2", "MQTT-4.7.0-1"), {0x90, PROTOCOL}, wire.packet(3, string(b"a/#") + b"\0x")),
-    ("alias 0", ("MQTT-3.3.2-8",), {0x94}, wire.packet(3, string(b"t") + b"\x03\x23\0\0x")),
+    ("alias 0", ("MQTT-3.3.2-8",), {0x94, MALFORMED, PROTOCOL}, wire.packet(3, string(b"t") + b"\x03\x23\0\0x")),
     ("unknown alias", ("MQTT-3.3.2-7",), {PROTOCOL, 0x94}, wire.packet(3, b"\0\0\x03\x23\0\x01x")),
     ("response topic not UTF-8", ("MQTT-3.3.2-13",), {MALFORMED}, wire.packet(3, string(b"t") + b"\x05\x08\0\x02" + BAD + b"x")),
     ("response topic with wildcard", ("MQTT-3.3.2-14",), {PROTOCOL, 0x90}, wire.packet(3, string(b"t") + b"\x06\x08\0\x03a/#x")),
