@@ -28,15 +28,15 @@ from acceptor.sockets cimport (
     AF_INET, AF_INET6, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, ntohs, setsockopt,
     sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
 )
-from shardbroker.worker.posix cimport (
-    CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime,
-    close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, recv, send, shutdown, timespec,
-)
 from shm.address cimport PeerAddress
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_NOT_CONNECT, CLIENT_CLOSED_REFUSED,
     CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CONNECTIONS_COUNT, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_SENT,
     CounterSlot,
+)
+from shm.posix cimport (
+    CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime,
+    close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, recv, send, shutdown, timespec,
 )
 
 from acceptor.admission import TokenBucket, new_client_id

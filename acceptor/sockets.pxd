@@ -1,4 +1,4 @@
-"""The socket calls that only an acceptor needs; epoll, recv and send stand in shardbroker/worker/posix.pxd."""
+"""The socket calls that only an acceptor needs; epoll, recv and send stand in shm/posix.pxd."""
 from libc.stdint cimport uint16_t
 
 cdef extern from "<sys/socket.h>" nogil:

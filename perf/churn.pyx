@@ -16,7 +16,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memmove
 
 from perf.histogram cimport Histogram
-from shardbroker.worker.posix cimport (
+from shm.posix cimport (
     CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, clock_gettime,
     close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, recv, send, timespec,
 )

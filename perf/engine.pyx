@@ -22,7 +22,7 @@ from libc.string cimport memcpy, memset
 from perf.histogram cimport Histogram
 from perf.timer cimport TFD_CLOEXEC, TFD_NONBLOCK, TFD_TIMER_ABSTIME, itimerspec, timerfd_create, timerfd_settime
 from perf.tracker cimport Tracker, tracker_free, tracker_init, tracker_see
-from shardbroker.worker.posix cimport (
+from shm.posix cimport (
     CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_DONTWAIT,
     MSG_NOSIGNAL, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, read, recv, send, timespec,
 )

@@ -1,5 +1,5 @@
 """timerfd: a deadline finer than epoll_wait's milliseconds."""
-from shardbroker.worker.posix cimport timespec
+from shm.posix cimport timespec
 
 cdef extern from "<sys/timerfd.h>" nogil:
     cdef struct itimerspec:

@@ -19,17 +19,17 @@ from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
-from shardbroker.worker.posix cimport (
-    CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
-    EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
-    read, recv, send, shutdown, timespec, write,
-)
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD,
 )
 from shm.address cimport address_text
 from shm.epochs cimport Epochs
 from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EventHeader
+from shm.posix cimport (
+    CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
+    EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
+    read, recv, send, shutdown, timespec, write,
+)
 from shm.records cimport (
     FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_EVENT, RECORD_PUBLISH, RECORD_SHARED, record_size,
 )

@@ -1,0 +1,102 @@
+"""Imports and cimports point downwards: what each package may use of the others.
+
+.py files are read by `ast`, .pyx and .pxd by regular expressions; imports within functions count too.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_USE = {
+    "shm": (),
+    "shardbroker.mqtt": ("shm",),
+    "shardbroker.pubsub": ("shardbroker.mqtt", "shm"),
+    "shardbroker.session": ("shardbroker.pubsub", "shardbroker.mqtt", "shm"),
+    "acceptor": ("shm",),
+    "shardbroker.worker": ("shardbroker.session", "shardbroker.pubsub", "shardbroker.mqtt", "acceptor", "shm"),
+    "shardbroker.config": (),
+    "shardbroker.management": ("shardbroker.config", "shardbroker.mqtt", "shm"),
+    # It starts the processes, so it knows their entry points.
+    "shardbroker.supervisor": ("shardbroker.config", "shardbroker.management", "shardbroker.worker", "acceptor", "shm"),
+    "perf": ("shardbroker.mqtt", "shm"),
+    "shardbroker.cli": ("shardbroker.config", "shardbroker.supervisor", "perf", "shm"),
+}
+"""Package to the packages below it that it may use. `shardbroker` itself, which holds the version, is open to all."""
+
+_PARTS = sorted([*MAY_USE, "shardbroker"], key=len, reverse=True)
+_FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import\b[ \t]*(\([^)]*\)|.*)", re.MULTILINE)
+_PLAIN = re.compile(r"^[ \t]*c?import[ \t]+([^#\n]+)", re.MULTILINE)
+_INCLUDE = re.compile(r"^[ \t]*include[ \t]+[\"']", re.MULTILINE)
+
+
+def imports_of_python(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative import"
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+
+
+def imports_of_cython(source: str) -> Iterator[str]:
+    assert not _INCLUDE.search(source), "textual include"
+    for module, names in _FROM.findall(source):
+        assert not module.startswith("."), "relative import"
+        words = re.sub(r"#.*", "", names).strip("() \t").replace("\n", " ").split(",")
+        yield from (f"{module}.{word.split()[0]}" for word in words if word.strip())
+    for modules in _PLAIN.findall(source):
+        yield from (one.split()[0] for one in modules.split(","))
+
+
+def part_of(name: str) -> str | None:
+    """The package of ours that a dotted name belongs to; None if it is somebody else's."""
+    return next((part for part in _PARTS if name == part or name.startswith(part + ".")), None)
+
+
+def sources(package: str) -> list[Path]:
+    folder = ROOT / package.replace(".", "/")
+    return [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".pyx", ".pxd")]
+
+
+@pytest.mark.parametrize("package", MAY_USE)
+def test_imports_point_downwards(package: str) -> None:
+    allowed = {package, "shardbroker", None, *MAY_USE[package]}
+    wrong = []
+    for path in sources(package):
+        read = imports_of_python if path.suffix == ".py" else imports_of_cython
+        wrong += [f"{path.relative_to(ROOT)}: {name}" for name in read(path.read_text()) if part_of(name) not in allowed]
+    assert not wrong
+
+
+def test_every_package_has_its_place_and_the_order_has_no_circle() -> None:
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for top in ("shardbroker", "acceptor", "shm", "perf")
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    assert found == {*MAY_USE, "shardbroker"}
+    below: dict[str, set[str]] = {}
+    for package in [*MAY_USE] * len(MAY_USE):
+        if all(used in below for used in MAY_USE[package]):
+            below[package] = set(MAY_USE[package])
+    assert set(below) == set(MAY_USE)
+
+
+def test_both_readers_find_the_same_imports() -> None:
+    source = """
+import os as o, a.b
+from a.c import (
+    d,  # why
+    e as f,
+)
+def late():
+    from g import h, i as j
+"""
+    expected = {"os", "a.b", "a.c.d", "a.c.e", "g.h", "g.i"}
+    assert set(imports_of_python(source)) == expected
+    assert set(imports_of_cython(source)) == expected
+    assert set(imports_of_cython(source.replace("import", "cimport"))) == expected
