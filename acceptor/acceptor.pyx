@@ -18,7 +18,7 @@ from zlib import crc32
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, errno
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -30,9 +30,9 @@ from acceptor.sockets cimport (
 )
 from shm.address cimport PeerAddress
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_NOT_CONNECT, CLIENT_CLOSED_REFUSED,
-    CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CONNECTIONS_COUNT, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_SENT,
-    CounterSlot,
+    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_MAX_CONNECTIONS, CLIENT_CLOSED_NOT_CONNECT,
+    CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_SENT,
+    Counters, CounterSlot,
 )
 from shm.posix cimport (
     CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime,
@@ -83,10 +83,10 @@ cdef uint64_t HOLD_LIMIT_MS = HOLD_LIMIT_S * 1000
 
 cdef class Listener:
     """A listening socket of this acceptor."""
-    cdef int fd
+    cdef int fd, number                    # number: its place in the topology
     cdef bytes name
     cdef object bucket                     # TokenBucket of max_conn_rate, or None
-    cdef uint64_t max_connections          # 0: no limit
+    cdef int64_t max_connections           # 0: no limit
     cdef uint64_t paused_until_ms          # 0: in epoll
 
 
@@ -96,7 +96,7 @@ cdef class Pending:
     cdef uint8_t* data
     cdef size_t size, capacity
     cdef PeerAddress peer
-    cdef bytes listener
+    cdef Listener listener
     cdef uint64_t accepted_ms, held_ms
     cdef bytes header                      # of the hand-over, from the moment the worker is known
     cdef bint watched
@@ -127,9 +127,9 @@ cdef class Pending:
 cdef class Acceptor:
     """One acceptor process. `number` chooses its listening sockets and its ends of the hand-over channels."""
 
-    cdef object topology, counters
+    cdef object topology
+    cdef Counters counters
     cdef CounterSlot slot
-    cdef list worker_slots
     cdef int number, workers, epoll, next_worker
     cdef uint64_t now_ms, idle_timeout_ms, kept_bytes
     cdef uint32_t max_packet
@@ -140,14 +140,13 @@ cdef class Acceptor:
     cdef public bint draining
     cdef uint8_t buffer[READ_BYTES]
 
-    def __init__(self, topology, int number, counters):
+    def __init__(self, topology, int number, Counters counters):
         cdef uint64_t descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.topology = topology
         self.number = number
         self.workers = topology.workers
         self.counters = counters
         self.slot = counters.slot(topology.processes + number)
-        self.worker_slots = [counters.slot(worker) for worker in range(self.workers)]
         self.idle_timeout_ms = <uint64_t>(topology.settings.mqtt.idle_timeout * 1000)
         self.max_packet = topology.settings.mqtt.max_packet_size
         self.pending_max = min(<uint64_t>PENDING_MAX, descriptors // 2)
@@ -157,24 +156,24 @@ cdef class Acceptor:
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
             raise OSError(errno, "epoll_create1")
-        for sockets in topology.listeners:
-            self.add_listener(sockets)
+        for place, sockets in enumerate(topology.listeners):
+            self.add_listener(place, sockets)
 
     def __dealloc__(self):
         close(self.epoll)
 
-    cdef int add_listener(self, sockets) except -1:
+    cdef int add_listener(self, int place, sockets) except -1:
         cdef int on = 1
         cdef Listener listener = Listener.__new__(Listener)
-        settings = (getattr(self.topology.settings, "listeners", None) or {}).get(sockets.name)
-        limit = getattr(settings, "max_connections", None) or 0
-        rate = getattr(settings, "max_conn_rate", None) or inf
+        settings = self.topology.settings.listeners[sockets.name]
+        rate = settings.max_conn_rate
+        listener.number = place
         listener.fd = sockets.descriptors[self.number]
         listener.name = sockets.name.encode()
         # Acknowledgements are small and must not wait for each other. Linux hands the option down to what is accepted.
         if setsockopt(listener.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) < 0:
             raise OSError(errno, "TCP_NODELAY")
-        listener.max_connections = 0 if limit == inf else limit
+        listener.max_connections = settings.max_connections
         if rate != inf:
             # The kernel spreads connections evenly over the acceptors, so each gets its share of the rate.
             share = rate / self.topology.acceptors
@@ -296,14 +295,17 @@ cdef class Acceptor:
                 return 0                   # nobody there; any other error belongs to a connection that is gone already
             if listener.bucket is not None:
                 listener.bucket.take()
-            if listener.max_connections and self.connections() >= listener.max_connections:
-                self.count(CLIENT_CLOSED_REFUSED)
+            # Counted first, then looked at, so that acceptors together never let in one too many; they may both refuse the last.
+            self.opened(listener.number)
+            if listener.max_connections and self.counters.sockets(listener.number) > listener.max_connections:
+                self.count(CLIENT_CLOSED_MAX_CONNECTIONS)
+                self.closed(listener.number)
                 close(fd)
                 continue
-            self.admit(fd, &address, listener.name)
+            self.admit(fd, &address, listener)
         return 0
 
-    cdef int admit(self, int fd, const sockaddr_storage* address, bytes listener) except -1:
+    cdef int admit(self, int fd, const sockaddr_storage* address, Listener listener) except -1:
         cdef Pending pending = Pending.__new__(Pending)
         pending.fd = fd
         pending.listener = listener
@@ -322,13 +324,13 @@ cdef class Acceptor:
         listener.paused_until_ms = max(listener.paused_until_ms, self.now_ms + <uint64_t>pause_ms)
         return 0
 
-    cdef uint64_t connections(self) noexcept:
-        """Of the whole broker, as its workers say, and those on their way here."""
-        cdef uint64_t sum = len(self.pending) + self.held_count
-        cdef CounterSlot slot
-        for slot in self.worker_slots:
-            sum += slot.values[<int>CONNECTIONS_COUNT]
-        return sum
+    cdef void opened(self, int listener) noexcept:
+        self.slot.sockets[listener].here += 1
+        self.slot.sockets[listener].balance += 1
+
+    cdef void closed(self, int listener) noexcept:
+        self.slot.sockets[listener].balance -= 1
+        self.slot.sockets[listener].here -= 1
 
     # --- reading --------------------------------------------------------------------------------------------------------------
 
@@ -381,6 +383,7 @@ cdef class Acceptor:
         self.count(BYTES_RECEIVED, pending.size)
         del self.pending[pending.fd]
         self.kept_bytes -= pending.capacity
+        self.closed(pending.listener.number)
         close(pending.fd)
         return 0
 
@@ -401,7 +404,7 @@ cdef class Acceptor:
             pending.worker = crc32(PyBytes_FromStringAndSize(<const char*>client_id, size)) % PARTITIONS % self.workers
         header.accepted_ms = pending.accepted_ms
         header.peer = pending.peer
-        pending.header = pack_header(&header, pending.listener, assigned_id, b"")
+        pending.header = pack_header(&header, pending.listener.name, assigned_id, b"")
         return 0
 
     cdef int leave(self, Pending pending, const uint8_t* data, size_t size) except -1:
@@ -428,6 +431,7 @@ cdef class Acceptor:
             return False
         if not send_socket(self.topology.handover[self.number][pending.worker][0], pending.fd, data, size, pending.header):
             return False
+        self.slot.sockets[pending.listener.number].here -= 1
         close(pending.fd)
         return True
 
@@ -467,6 +471,7 @@ cdef class Acceptor:
         for i in range(LAST_READS):
             if recv(pending.fd, self.buffer, READ_BYTES, MSG_DONTWAIT) <= 0:
                 break
+        self.closed(pending.listener.number)
         close(pending.fd)
         self.count(CLIENT_CLOSED_REFUSED)
         self.count(BYTES_RECEIVED, pending.size)

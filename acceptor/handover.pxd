@@ -17,7 +17,7 @@ cdef packed struct HandoverHeader:
 
 cdef class Handover:
     """What a worker receives."""
-    cdef readonly int fd                   # the client's socket, non-blocking
+    cdef readonly int fd                   # the client's socket, non-blocking; -1: lost on the way, for want of descriptors
     cdef readonly bytes data               # what was read of it so far: the start of its CONNECT
     cdef HandoverHeader header
     cdef readonly str listener

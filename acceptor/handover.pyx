@@ -183,6 +183,7 @@ cdef Handover receive(int channel):
     cdef HandoverHeader header
     cdef size_t count = 0, i
     cdef ssize_t got
+    cdef bint whole
     cdef cmsghdr* rights
     memset(&message, 0, sizeof(message))
     part.iov_base = buffer
@@ -203,11 +204,15 @@ cdef Handover receive(int channel):
     memset(&header, 0, sizeof(header))
     if got >= <ssize_t>sizeof(header):
         memcpy(&header, buffer, sizeof(header))
-    if count == 0 or message.msg_flags & (MSG_CTRUNC | MSG_TRUNC) or <size_t>got < sizeof(header) + texts_size(&header):
+    whole = not message.msg_flags & MSG_TRUNC and <size_t>got >= sizeof(header) + texts_size(&header)
+    if not whole or count == 0 or message.msg_flags & MSG_CTRUNC:
         # Out of descriptors here, the kernel keeps part of them back: the client sees its connection close.
         for i in range(count):
             close(fds[i])
-        return None
+        if not whole or not header.listener_size:
+            return None
+        fds[0] = -1
+        count = 1
     return unpack(fds, <int>count, &header, <const char*>buffer + sizeof(header), got - sizeof(header) - texts_size(&header))
 
 

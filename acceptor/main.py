@@ -17,6 +17,7 @@ def run(topology: Topology, number: int) -> None:
     """
     counters = Counters.attach(topology.counters_name)
     slot = topology.processes + number
+    counters.reset_gauges(slot)
     acceptor = Acceptor(topology, number, counters)
 
     def drain(_signal: int, _frame: object) -> None:

@@ -64,6 +64,7 @@ cpdef enum Counter:
     CLIENT_CLOSED_KEEPALIVE
     CLIENT_CLOSED_NOT_CONNECT
     CLIENT_CLOSED_REFUSED
+    CLIENT_CLOSED_MAX_CONNECTIONS          # one too many for listeners.<name>.max_connections
     CLIENT_CLOSED_RESET                    # the peer went without DISCONNECT
     SESSION_CREATED
     SESSION_RESUMED
@@ -82,9 +83,18 @@ cpdef enum Counter:
     COUNTER_MAX
 
 
+# The sockets of one listener, as one process sees them. A hand-over changes no balance: the acceptor counted the socket, and the
+# worker that closes it takes it off its own, so the sum over all processes is exact even for sockets on their way. `here` says
+# what goes off the balance when the process dies.
+ctypedef struct ListenerSockets:
+    int64_t balance                        # accepted here - closed here
+    int64_t here                           # open in this process
+
+
 cdef class CounterSlot:
-    """The slot of one process. Its owner writes `values[NAME]`; everybody may read."""
+    """The slot of one process. Its owner writes `values[NAME]` and `sockets[listener]`; everybody may read."""
     cdef uint64_t* values                  # COUNTER_MAX of them
+    cdef ListenerSockets* sockets          # one for each listener, in the order of the topology
     cdef object owner
 
 
@@ -110,13 +120,18 @@ cdef class Counters:
     cdef uint8_t* base
     cdef object mapping
     cdef readonly str name
-    cdef readonly int slots
+    cdef readonly int slots, listeners
+    cdef uint64_t slot_bytes
 
     cdef int map(self, str name, object mapping) except -1
+    cdef void measure(self) noexcept
     cdef uint64_t* at(self, int slot) except NULL
     cdef uint64_t* histogram_words(self, int number, int which) except NULL
     cdef list bucket_sums(self, str name)
     cdef bint connected_wanted(self) noexcept
+    cdef ListenerSockets* sockets_of(self, int number) except NULL
+    # Open sockets of a listener in the whole broker, those between two processes included.
+    cpdef int64_t sockets(self, int listener) except? -1
     cpdef int state(self, int number) except -1
     cpdef void set_state(self, int number, int state) except *
     # The process says when it was last alive (Unix ms, or any clock that its reader shares).

@@ -1,6 +1,7 @@
 """Counters and gauges of all processes in one segment; see counters.pxd.
 
-    header page: magic, slots, wanted     then per slot:  | state, heartbeat (one line) | values | histograms |   padded to pages
+    header page: magic, slots, listeners, wanted
+    then per slot:  | state, heartbeat (one line) | values | histograms | sockets of each listener |   padded to pages
     histogram:   | buckets | sum of the values | padding |                         HISTOGRAM_WORDS words of 64 bits
 
 A slot has one writer, its process; only the state is also written by the supervisor, when the process has died. Readers add
@@ -11,7 +12,7 @@ again, gauges and the state do not.
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.string cimport memset
 
-from shm.atomic cimport sb_load, sb_store
+from shm.atomic cimport sb_fence, sb_load, sb_store
 
 from enum import IntEnum
 
@@ -28,10 +29,10 @@ cdef extern from * nogil:
 cdef enum:
     PAGE = 4096                            # bytes
     LINE = 64                              # a cache line, bytes
-    MAGIC = 0x32544E4F43425300             # "\0SBCONT2"
+    MAGIC = 0x33544E4F43425300             # "\0SBCONT3"
     STATE = 0                              # words of a slot's first line
     HEARTBEAT = 1
-    WANTED = 2                             # word of the header page: events of clients that come are wanted
+    WANTED = 3                             # word of the header page: events of clients that come are wanted
     HISTOGRAM_COUNT = 2
     HISTOGRAM_BUCKETS = 496                # 8 exact ones, then 8 for each of the 61 powers of two from 8 on
     HISTOGRAM_SUM = HISTOGRAM_BUCKETS      # word behind the buckets
@@ -62,7 +63,8 @@ NAMES = (
     "delivery.dropped.no_local", "delivery.dropped.too_large", "delivery.dropped.qos0_msg", "delivery.dropped.queue_full",
     "delivery.dropped.expired", "client.connected", "client.disconnected", "client.closed.malformed",
     "client.closed.protocol_error", "client.closed.too_large", "client.closed.idle_timeout", "client.closed.keepalive",
-    "client.closed.not_connect", "client.closed.refused", "client.closed.reset", "session.created", "session.resumed",
+    "client.closed.not_connect", "client.closed.refused", "client.closed.max_connections", "client.closed.reset",
+    "session.created", "session.resumed",
     "session.takenover", "session.discarded", "session.terminated", "events.dropped", "retained.dropped", "connections.count",
     "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
     "inflight.count", "mqueue.count",
@@ -76,7 +78,11 @@ HISTOGRAMS = ("ring.hop_us", "pass_us")
 """Measures with a histogram per process, in microseconds: a record's way through a ring, one pass of a worker's loop."""
 
 cdef uint64_t HISTOGRAMS_AT = (LINE + COUNTER_MAX * 8 + LINE - 1) // LINE * LINE
-cdef uint64_t SLOT_BYTES = (HISTOGRAMS_AT + HISTOGRAM_COUNT * HISTOGRAM_WORDS * 8 + PAGE - 1) // PAGE * PAGE
+cdef uint64_t SOCKETS_AT = HISTOGRAMS_AT + HISTOGRAM_COUNT * HISTOGRAM_WORDS * 8
+
+
+cdef uint64_t slot_size(int listeners) noexcept:
+    return (SOCKETS_AT + <uint64_t>listeners * sizeof(ListenerSockets) + PAGE - 1) // PAGE * PAGE
 
 
 cdef inline int bucket_index(uint64_t value) noexcept:
@@ -124,13 +130,14 @@ cdef class Counters:
     """All slots of a running broker."""
 
     @staticmethod
-    def create(str name not None, int slots) -> Counters:
+    def create(str name not None, int slots, int listeners=1) -> Counters:
         """A new segment with `slots` zeroed slots. Raises posix_ipc.ExistentialError if the name is taken."""
         cdef Counters counters = Counters.__new__(Counters)
-        counters.map(name, segment.create(name, PAGE + slots * SLOT_BYTES))
+        counters.map(name, segment.create(name, PAGE + slots * slot_size(listeners)))
         cdef uint64_t* header = <uint64_t*>counters.base
         header[1] = <uint64_t>slots
-        counters.slots = slots
+        header[2] = <uint64_t>listeners
+        counters.measure()
         sb_store(header, MAGIC)
         return counters
 
@@ -140,10 +147,16 @@ cdef class Counters:
         cdef Counters counters = Counters.__new__(Counters)
         counters.map(name, segment.attach(name))
         cdef uint64_t* header = <uint64_t*>counters.base
-        if sb_load(header) != MAGIC or <uint64_t>len(counters.mapping) != PAGE + header[1] * SLOT_BYTES:
+        if sb_load(header) != MAGIC or <uint64_t>len(counters.mapping) != PAGE + header[1] * slot_size(<int>header[2]):
             raise ValueError(f"segment {name} holds no counters of this version")
-        counters.slots = <int>header[1]
+        counters.measure()
         return counters
+
+    cdef void measure(self) noexcept:
+        cdef uint64_t* header = <uint64_t*>self.base
+        self.slots = <int>header[1]
+        self.listeners = <int>header[2]
+        self.slot_bytes = slot_size(self.listeners)
 
     cdef int map(self, str name, object mapping) except -1:
         cdef Py_buffer view
@@ -157,14 +170,30 @@ cdef class Counters:
     cdef uint64_t* at(self, int slot) except NULL:
         if not 0 <= slot < self.slots:
             raise IndexError(f"counter slot {slot}, there are {self.slots}")
-        return <uint64_t*>(self.base + PAGE + <uint64_t>slot * SLOT_BYTES)
+        return <uint64_t*>(self.base + PAGE + <uint64_t>slot * self.slot_bytes)
 
     def slot(self, int number) -> CounterSlot:
         """The slot of process `number`."""
         cdef CounterSlot slot = CounterSlot.__new__(CounterSlot)
         slot.values = <uint64_t*>(<uint8_t*>self.at(number) + LINE)
+        slot.sockets = self.sockets_of(number)
         slot.owner = self.mapping
         return slot
+
+    cdef ListenerSockets* sockets_of(self, int number) except NULL:
+        return <ListenerSockets*>(<uint8_t*>self.at(number) + SOCKETS_AT)
+
+    cpdef int64_t sockets(self, int listener) except? -1:
+        """Open sockets of a listener in the whole broker, those between two processes included. Raises IndexError."""
+        cdef int64_t sum = 0
+        cdef int number
+        if not 0 <= listener < self.listeners:
+            raise IndexError(f"listener {listener}, there are {self.listeners}")
+        # Of two acceptors that count a socket each and then look here, one at least sees both.
+        sb_fence()
+        for number in range(self.slots):
+            sum += self.sockets_of(number)[listener].balance
+        return sum
 
     def histogram(self, int number, str name not None) -> Histogram:
         """The histogram `name`, one of HISTOGRAMS, of process `number`. Raises ValueError for another name."""
@@ -177,8 +206,13 @@ cdef class Counters:
         return <uint64_t*>(<uint8_t*>self.at(number) + HISTOGRAMS_AT) + which * HISTOGRAM_WORDS
 
     def reset_gauges(self, int number) -> None:
-        """A process that starts again has no connections yet."""
+        """A process that died or starts again has no connections."""
+        cdef ListenerSockets* sockets = self.sockets_of(number)
+        cdef int listener
         memset(<uint8_t*>self.at(number) + LINE + CONNECTIONS_COUNT * 8, 0, (COUNTER_MAX - CONNECTIONS_COUNT) * 8)
+        for listener in range(self.listeners):
+            sockets[listener].balance -= sockets[listener].here
+            sockets[listener].here = 0
 
     cpdef int state(self, int number) except -1:
         """The ProcessState of a process."""

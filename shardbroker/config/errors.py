@@ -16,10 +16,7 @@ UNBUILT = (
     "durability",
     "auth",
     "acl",
-    *(
-        f"listeners.<name>.{key}"
-        for key in ("tls", "websocket", "proxy_protocol", "access_rules", "max_connections", "max_conn_rate")
-    ),
+    *(f"listeners.<name>.{key}" for key in ("tls", "websocket", "proxy_protocol", "access_rules")),
 )
 """Keys that the broker will have one day. They are refused like any unknown key, so nobody relies on what is not there."""
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from shardbroker.config.settings import Settings
-from shardbroker.config.units import Allowed, Unit, format_duration, format_size
+from shardbroker.config.units import Allowed, Unit, format_duration, format_rate, format_size
 
 __all__ = ["KeyPath", "allowed_at", "allowed_text", "dotted", "field_at", "is_map", "known_keys", "resolve", "takes_text", "toml"]
 
@@ -163,6 +163,8 @@ def toml(field: FieldInfo, value: Any) -> str:
         return f'"{format_duration(value)}"'
     if _unit(marks) is Unit.SIZE and isinstance(value, int):
         return f'"{format_size(value)}"' if value else "0"
+    if _unit(marks) is Unit.RATE and isinstance(value, float):
+        return f'"{format_rate(value)}"'
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_quoted(key)} = {item}" for key, item in value.items()) + " }" if value else "{}"
     if isinstance(value, bool):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from shardbroker.config.units import Allowed, Duration, Limit, Number, OptionalDuration, Size, Whole
+from shardbroker.config.units import Allowed, Duration, Limit, Number, OptionalDuration, Rate, Size, Whole
 
 __all__ = ["Listener", "Log", "Mqtt", "Node", "Process", "Retainer", "Settings", "Sys"]
 
@@ -84,6 +84,8 @@ class Listener(Section):
 
     bind: Annotated[str, Allowed(ADDRESS_HELP)] = Field("127.0.0.1:1883", description="HOST:PORT; IPv6 as [::1]:1883.")
     type: Literal["tcp"] = Field("tcp", description="Transport.")
+    max_connections: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Connections at a time, others are closed; 0: no limit.")
+    max_conn_rate: Rate = Field(inf, description="Connections accepted a second; further ones wait.")
 
     @field_validator("bind")
     @classmethod

@@ -25,7 +25,7 @@ that can be used as a file.
 - Durations are written `500ms`, `15s`, `2h`, `1d`, `infinity`; a bare number is seconds. Sizes are written `65536`, `256KB`, `1MB`
   (1 KB is 1024 bytes).
 - A file that names listeners has only those; `--listen` takes the place of all of them. The first `--listen` is called `default`,
-  further ones `listen-2`, `listen-3`.
+  further ones `listen-2`, `listen-3`; what else is set for a listener of that name, such as `max_connections`, stays.
 - Keys in the environment are read in lower case. Topics with capitals or dots go into a table:
   `SHARDBROKER__MQTT__MQUEUE_PRIORITIES='{ "Plant/v1.0" = 9 }'`.
 """

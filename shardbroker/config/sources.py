@@ -51,8 +51,11 @@ def load(
             raise ConfigError(f"--set {assignment}: allowed is key=value, such as mqtt.max_inflight=64")
         path = _split(key.strip())
         values.put(path, _literal(path, text.strip()), "--set")
-    if any(key.startswith("listeners.") for key in options or ()):
-        values.forget(("listeners",))  # --listen says where to listen, not where else
+    listening = {_split(key)[1] for key in options or () if key.startswith("listeners.")}
+    for known in list(values.values) if listening else ():
+        # --listen says where to listen, not where else; the limits of a listener are still its own.
+        if known[0] == "listeners" and (len(known) == 1 or known[1] not in listening):
+            values.forget(known)
     for key, value in (options or {}).items():
         values.put(_split(key), value, "command line")
     try:

@@ -8,11 +8,27 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-__all__ = ["Allowed", "Duration", "Limit", "Number", "OptionalDuration", "Size", "Unit", "Whole", "format_duration", "format_size"]
+__all__ = [
+    "Allowed",
+    "Duration",
+    "Limit",
+    "Number",
+    "OptionalDuration",
+    "Rate",
+    "Size",
+    "Unit",
+    "Whole",
+    "format_duration",
+    "format_rate",
+    "format_size",
+]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(?:\s*/\s*(\d+)?(ms|s|m|h|d))?", re.ASCII)
+_LEAST_RATE, _MOST_RATE = 1 / 86400, 1e9
+"""Rates that make sense, a second: from one a day to more than a machine can."""
 _LONGEST_S = 36500 * 86400.0
 """Longest duration short of infinity, seconds: a hundred years, which in milliseconds still fits every counter."""
 _BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
@@ -24,6 +40,7 @@ class Unit(Enum):
     DURATION = "duration"
     SIZE = "size"
     LIMIT = "limit"
+    RATE = "rate"
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,21 @@ def _size(value: object) -> int:
     return int(match[1]) * _BYTES[(match[2] or "").lower()]
 
 
+def _rate(value: object) -> float:
+    if isinstance(value, bool):
+        raise ValueError("not a rate")
+    match = _RATE.fullmatch(str(value).strip())
+    if match is None:
+        if value == "infinity" or value == inf:
+            return inf
+        raise ValueError("not a rate")
+    seconds = float(match[2] or 1) * _SECONDS[match[3] or "s"]
+    rate = float(match[1]) / seconds if seconds else 0.0
+    if not _LEAST_RATE <= rate <= _MOST_RATE:
+        raise ValueError("not a rate")
+    return rate
+
+
 def _number(value: object) -> object:
     # true would pass for 1
     if isinstance(value, bool) or (isinstance(value, float) and isnan(value)):
@@ -83,6 +115,8 @@ Size = Annotated[int, BeforeValidator(_size), Unit.SIZE]
 """Bytes."""
 Whole = Annotated[int, BeforeValidator(_number)]
 """A whole number."""
+Rate = Annotated[float, BeforeValidator(_rate), Unit.RATE, Allowed("a rate such as 1000, 1000/s, 50/10s, infinity")]
+"""Things a second; infinity means no limit."""
 Number = Annotated[float, BeforeValidator(_number)]
 """Any number."""
 Limit = Annotated[int, BeforeValidator(_limit), Unit.LIMIT]
@@ -100,6 +134,17 @@ def format_duration(seconds: float) -> str:
     if not seconds:
         return "0s"
     return f"{milliseconds}ms" if milliseconds * _SECONDS["ms"] == seconds else f"{seconds:.12f}".rstrip("0") + "s"
+
+
+def format_rate(rate: float) -> str:
+    """A rate that reads back as the same number, by the shortest time that has a whole number of things."""
+    if rate == inf:
+        return "infinity"
+    for unit in ("s", "m", "h", "d"):
+        count = round(rate * _SECONDS[unit])
+        if count / _SECONDS[unit] == rate:
+            return f"{count}/{unit}"
+    return f"{rate:.22f}".rstrip("0")
 
 
 def format_size(size: int) -> str:

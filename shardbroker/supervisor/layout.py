@@ -100,7 +100,7 @@ def lay_out(settings: Settings, usable_cores: list[int]) -> Topology:
 
 def _create_shared(topology: Topology) -> None:
     topology.spill_dir.mkdir(mode=0o700)
-    Counters.create(topology.counters_name, topology.processes + topology.acceptors)
+    Counters.create(topology.counters_name, topology.processes + topology.acceptors, len(topology.listeners))
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)

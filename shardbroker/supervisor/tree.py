@@ -126,6 +126,8 @@ class Supervisor:
         was_ready = self._counters.state(child.slot) == ProcessState.READY
         # Before anything else: acceptors hold new connections of a worker that is down.
         self._counters.set_state(child.slot, ProcessState.DOWN)
+        # Its connections went with it, and must not stand in the way of those that come back.
+        self._counters.reset_gauges(child.slot)
         _say(child.bury(was_ready))
         self._give_up_on(child)
 

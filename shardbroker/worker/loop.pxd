@@ -9,7 +9,7 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.shard cimport Shard
-from shm.counters cimport Counters, Histogram
+from shm.counters cimport Counters, Histogram, ListenerSockets
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
@@ -24,6 +24,7 @@ cdef class Connection(Channel):
     cdef int ended_by                      # Side
     cdef bint lingering                    # all is sent and the write side shut: waiting for the peer's end
     cdef readonly str listener
+    cdef int listener_number               # its place in the topology
 
     cdef int on_readable(self) except -1
     cdef int take(self, const uint8_t* data, size_t size) except -1
@@ -59,6 +60,8 @@ cdef class Loop(Shard):
     cdef object registry
     cdef uint64_t registry_due_ms
     cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
+    cdef ListenerSockets* sockets          # our counts, by listener
+    cdef dict listener_numbers             # name -> place in the topology
     cdef dict handovers                    # descriptor of the worker's end -> True
     cdef public bint draining
     cdef uint64_t spill_number

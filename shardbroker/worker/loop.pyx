@@ -20,7 +20,7 @@ from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD,
+    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD, CounterSlot,
 )
 from shm.address cimport address_text
 from shm.epochs cimport Epochs
@@ -233,6 +233,8 @@ cdef class Connection(Channel):
             return 0
         self.core.timers.disarm(self)
         self.loop.by_fd[self.fd] = None
+        self.loop.sockets[self.listener_number].balance -= 1
+        self.loop.sockets[self.listener_number].here -= 1
         close(self.fd)                     # the only reference to the open file, so epoll forgets it too
         self.fd = -1
         self.release()
@@ -275,6 +277,8 @@ cdef class Loop(Shard):
         self.registry_changes = {}
         self.counters_segment = counters
         self.manager = topology.manager
+        self.sockets = (<CounterSlot>self.counters_owner).sockets
+        self.listener_numbers = {sockets.name: number for number, sockets in enumerate(topology.listeners)}
         self.handovers = {}
         self.buffer = <uint8_t*>malloc(READ_BYTES)
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
@@ -437,6 +441,9 @@ cdef class Loop(Shard):
             handover = receive(channel)
             if handover is None:
                 return 0
+            if handover.fd < 0:
+                self.sockets[<int>self.listener_numbers[handover.listener]].balance -= 1
+                continue
             connection = Connection.__new__(Connection)
             connection.core = self
             connection.shard = self
@@ -445,6 +452,8 @@ cdef class Loop(Shard):
             connection.fd = handover.fd
             connection.peer = handover.header.peer
             connection.listener = handover.listener
+            connection.listener_number = self.listener_numbers[handover.listener]
+            self.sockets[connection.listener_number].here += 1
             connection.assigned_id = handover.assigned_id
             connection.interest = EPOLLIN
             while len(self.by_fd) <= handover.fd:

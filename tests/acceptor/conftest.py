@@ -1,5 +1,6 @@
 """An acceptor in a process of its own, with the test as all of its workers."""
 
+import math
 import multiprocessing
 import os
 import resource
@@ -35,7 +36,7 @@ class FakeBroker:
     ) -> None:
         settings = SimpleNamespace(
             mqtt=SimpleNamespace(**{"idle_timeout": 15.0, "max_packet_size": 1 << 20} | mqtt),
-            listeners={"default": SimpleNamespace(**(listener or {}))},
+            listeners={"default": SimpleNamespace(**{"max_connections": 0, "max_conn_rate": math.inf} | (listener or {}))},
         )
         self._stack = ExitStack()
         with ExitStack() as cleanup:

@@ -1,6 +1,7 @@
 """A socket arrives with all that was read from it, and no descriptor is left over."""
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -85,3 +86,20 @@ def test_bad_descriptor_is(channel: tuple[int, int]) -> None:
 def test_message_without_a_socket_is_left_out(channel: tuple[int, int]) -> None:
     os.write(channel[0], b"\xff\xff\xff\xff")
     assert receive_one(channel[1]) is None
+
+
+def test_a_socket_that_finds_no_descriptor_is_not_lost_without_a_word(channel: tuple[int, int]) -> None:
+    client, ours = socket.socketpair()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with client, ours:
+        assert send_one(channel[0], ours.fileno(), b"data", encode_header("p", "tls", 1, b""))
+        ours.close()
+        spare = os.dup(client.fileno())
+        os.close(spare)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare, limits[1]))
+        try:
+            got = receive_one(channel[1])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert (got.fd, got.listener) == (-1, "tls")
+        assert client.recv(1) == b""

@@ -52,6 +52,16 @@ def test_listen_takes_the_place_of_configured_listeners(tmp_path: Path, capsys: 
     assert {name: listener["bind"] for name, listener in listeners.items()} == {"default": "127.0.0.1:1", "listen-2": "[::1]:2"}
 
 
+def test_listen_leaves_a_listener_of_that_name_its_limits(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('[listeners.default]\nbind = "0.0.0.0:1"\nmax_connections = 5\n[listeners.other]\nmax_connections = 6\n')
+    options = {"listeners.default.bind": "127.0.0.1:2", "listeners.default.type": "tcp"}
+    settings = load(file, None, ["listeners.default.max_conn_rate=20/m"], options).settings
+    assert set(settings.listeners) == {"default"}
+    listener = settings.listeners["default"]
+    assert (listener.bind, listener.max_connections, listener.max_conn_rate) == ("127.0.0.1:2", 5, 20 / 60)
+
+
 def test_text_stays_text_where_text_is_wanted() -> None:
     settings = load(None, {"SHARDBROKER__NODE__NAME": "7"}, ["process.data_dir=2024", "mqtt.response_information=true"]).settings
     assert (settings.node.name, settings.process.data_dir, settings.mqtt.response_information) == ("7", Path("2024"), "true")
@@ -114,7 +124,7 @@ def test_words_of_refusals(assignment: str, line: str) -> None:
         "listeners.default.tls.cert",
         "listeners.default.websocket.path",
         "listeners.default.proxy_protocol",
-        "listeners.default.max_connections",
+        "listeners.default.access_rules",
     ],
 )
 def test_what_is_not_built_is_refused_and_says_so(key: str) -> None:

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from shardbroker.config.units import Duration, Limit, OptionalDuration, Size, format_duration, format_size
+from shardbroker.config.units import Duration, Limit, OptionalDuration, Rate, Size, format_duration, format_rate, format_size
 
 DURATION: TypeAdapter[float] = TypeAdapter(Duration)
+RATE: TypeAdapter[float] = TypeAdapter(Rate)
 SIZE: TypeAdapter[int] = TypeAdapter(Size)
 
 
@@ -54,3 +55,25 @@ def test_milliseconds_read_back(milliseconds: int) -> None:
 @given(st.integers(0, 1 << 40))
 def test_sizes_read_back(size: int) -> None:
     assert SIZE.validate_python(format_size(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [(10, 10), ("10", 10), ("1000/s", 1000), ("50/10s", 5), ("30/m", 0.5), ("1/500ms", 2), ("1.5/s", 1.5), ("infinity", inf)],
+)
+def test_rates(text: object, rate: float) -> None:
+    assert RATE.validate_python(text) == rate
+    assert RATE.validate_python(format_rate(rate)) == rate
+
+
+@pytest.mark.parametrize("text", ["", "/s", "0", "0/s", "5/0s", "-1", "10/w", "10/s/s", "1/2d", "1e9", True, None, 10**10])
+def test_no_rates(text: object) -> None:
+    with pytest.raises(ValidationError):
+        RATE.validate_python(text)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**4), st.sampled_from("smh"))
+def test_what_is_written_as_a_rate_reads_back(count: int, units: int, unit: str) -> None:
+    rate = count / (units * {"s": 1, "m": 60, "h": 3600}[unit])
+    if rate >= 1 / 86400:
+        assert RATE.validate_python(format_rate(rate)) == pytest.approx(rate, rel=1e-12)
