@@ -1,6 +1,7 @@
 """The client registry: one small LMDB environment per worker on tmpfs, written by that worker, read by the manager.
 
-A client id is the key of its record, a CBOR map; 0xFF and a digest stand for one longer than an LMDB key.
+A client id is the key of its record; 0xFF and a digest stand for one longer than an LMDB key. A record is a CBOR map whose keys
+are places in FIELDS, since there may be a million of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,10 @@ DIGEST = 16
 """Bytes of the digest that stands for a longer client id."""
 MAP_BYTES = 4 << 30
 """Virtual size of the environment; tmpfs holds only what is used."""
+FIELDS = (
+    "client_id", "connected", "session", "created_ms", "peer", "listener", "version", "keepalive_s", "clean_start",
+)  # fmt: skip
+"""Fields of a record; new ones go to the end. The client id is left out where it is the key."""
 PAGE = 1000
 """Records that items() reads in one transaction: whoever iterates slowly must not keep old pages from being used again."""
 
@@ -39,13 +44,13 @@ class Registry:
             for client_id in deletes:
                 txn.delete(_key(client_id))
             for client_id, record in puts.items():
-                txn.put(_key(client_id), cbor2.dumps({"client_id": client_id, **record}))
+                txn.put(_key(client_id), _encode(client_id, record))
 
     def get(self, client_id: bytes) -> dict[str, Any] | None:
         """The record of one client, or None."""
         with self._env.begin() as txn:
             value = txn.get(_key(client_id))
-            return None if value is None else cbor2.loads(value)
+            return None if value is None else _decode(_key(client_id), value)
 
     def items(self, after: bytes = b"", limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Up to `limit` records behind the client id `after`, in the order of the keys; it need not be there any more.
@@ -56,27 +61,43 @@ class Registry:
         left = limit
         while left is None or left > 0:
             key, page = self._page(key, PAGE if left is None else min(PAGE, left))
-            yield from (cbor2.loads(value) for value in page)
+            yield from (_decode(*item) for item in page)
             if not page:
                 return
             left = left if left is None else left - len(page)
 
-    def _page(self, after: bytes, size: int) -> tuple[bytes, list[bytes]]:
-        """Values behind the key `after`, and the key of the last one."""
-        page: list[bytes] = []
+    def _page(self, after: bytes, size: int) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """Keys and values behind the key `after`, and the key of the last one."""
+        page: list[tuple[bytes, bytes]] = []
         with self._env.begin() as txn, txn.cursor() as cursor:
             more = cursor.set_range(after) if after else cursor.first()
             if more and cursor.key() == after:
                 more = cursor.next()
             while more and len(page) < size:
                 after = bytes(cursor.key())
-                page.append(bytes(cursor.value()))
+                page.append((after, bytes(cursor.value())))
                 more = cursor.next()
         return after, page
 
     def close(self) -> None:
         """Ends the use of the registry; every other method is an error from then on."""
         self._env.close()
+
+
+_PLACES = {name: place for place, name in enumerate(FIELDS)}
+
+
+def _encode(client_id: bytes, record: Mapping[str, Any]) -> bytes:
+    """A record as it is stored. Raises KeyError for a field that is not in FIELDS."""
+    places = {_PLACES[name]: value for name, value in record.items()}
+    if len(client_id) > KEY_MAX:
+        places[0] = client_id
+    return cbor2.dumps(places)
+
+
+def _decode(key: bytes, value: bytes) -> dict[str, Any]:
+    found = {FIELDS[place]: value for place, value in cbor2.loads(value).items()}
+    return {"client_id": key, **found}
 
 
 def _key(client_id: bytes) -> bytes:

@@ -18,6 +18,7 @@ cdef class Subscription:
     cdef readonly Subscriber subscriber
     cdef readonly bytes filter             # without $share/<group>/
     cdef readonly bytes group              # None: not shared
+    cdef readonly bytes wire_filter        # as subscribed; mostly the same object as `filter`
     cdef readonly uint8_t qos
     cdef readonly bint no_local
     cdef readonly bint retain_as_published

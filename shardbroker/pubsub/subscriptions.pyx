@@ -19,11 +19,13 @@ cdef class SubscriptionTable:
 
     cdef bint add(self, Subscription subscription) except -1:
         cdef dict members
+        cdef bint is_new
         if subscription.group is not None:
             members = <dict>self.shared.setdefault((subscription.group, subscription.filter), {})
-            self.count += subscription.subscriber.key not in members
+            is_new = subscription.subscriber.key not in members
+            self.count += is_new
             members[subscription.subscriber.key] = subscription
-            return True
+            return is_new
         present = self.filters.get(subscription.filter)
         if present is None:
             self.filters[subscription.filter] = subscription

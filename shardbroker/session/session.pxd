@@ -11,7 +11,7 @@ acknowledged out of turn stays as a hole until it is at the front.
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Message, Publication
-from shardbroker.pubsub.subscriptions cimport Subscriber
+from shardbroker.pubsub.subscriptions cimport Subscriber, Subscription
 from shardbroker.session.core cimport Core
 from shardbroker.session.delivery cimport Delivery, DeliveryRing
 from shardbroker.session.link cimport Link
@@ -39,7 +39,7 @@ cdef class Will:
 cdef class Session(Subscriber):
     cdef Core core
     cdef Link link                         # None while the client is away
-    cdef dict subscriptions                # filter as subscribed -> Subscription; None when there are none
+    cdef object subscriptions              # None, one Subscription, or filter as subscribed -> Subscription from the second on
     cdef DeliveryRing window
     cdef uint16_t first_id                 # packet id of the window's first slot
     cdef uint32_t inflight                 # deliveries in the window that are not DONE
@@ -56,6 +56,11 @@ cdef class Session(Subscriber):
     cdef object replays                    # retained messages still to be sent, see pubsub.retained; None mostly
     cdef uint64_t created_ms
 
+    cdef Subscription find_subscription(self, bytes wire_filter)
+    cdef int put_subscription(self, Subscription subscription) except -1      # adds or replaces
+    cdef Subscription pop_subscription(self, bytes wire_filter)               # None if there is none
+    cdef list all_subscriptions(self)
+    cdef size_t subscription_count(self) except? 0
     cdef uint32_t window_size(self) noexcept
     cdef int attach(self, Link link) except -1            # after CONNACK: sends again what was not acknowledged [MQTT-4.4.0-1]
     cdef int detach(self) except -1

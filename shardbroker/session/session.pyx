@@ -44,6 +44,48 @@ cdef class Session(Subscriber):
         self.first_id = 1
         self.created_ms = core.now_ms
 
+    # --- subscriptions: most clients have one, and a dict for it would be a seventh of what they cost -------------------------
+
+    cdef Subscription find_subscription(self, bytes wire_filter):
+        if isinstance(self.subscriptions, Subscription):
+            return self.subscriptions if (<Subscription>self.subscriptions).wire_filter == wire_filter else None
+        return (<dict>self.subscriptions).get(wire_filter) if self.subscriptions is not None else None
+
+    cdef int put_subscription(self, Subscription subscription) except -1:
+        cdef Subscription only
+        if self.subscriptions is None:
+            self.subscriptions = subscription
+        elif isinstance(self.subscriptions, Subscription):
+            only = self.subscriptions
+            if only.wire_filter == subscription.wire_filter:
+                self.subscriptions = subscription
+            else:
+                self.subscriptions = {only.wire_filter: only, subscription.wire_filter: subscription}
+        else:
+            (<dict>self.subscriptions)[subscription.wire_filter] = subscription
+        return 0
+
+    cdef Subscription pop_subscription(self, bytes wire_filter):
+        cdef Subscription found = self.find_subscription(wire_filter)
+        if found is not None:
+            if isinstance(self.subscriptions, Subscription):
+                self.subscriptions = None
+            else:
+                del (<dict>self.subscriptions)[wire_filter]
+                if not self.subscriptions:
+                    self.subscriptions = None
+        return found
+
+    cdef list all_subscriptions(self):
+        if self.subscriptions is None:
+            return []
+        return [self.subscriptions] if isinstance(self.subscriptions, Subscription) else list((<dict>self.subscriptions).values())
+
+    cdef size_t subscription_count(self) except? 0:
+        if self.subscriptions is None:
+            return 0
+        return 1 if isinstance(self.subscriptions, Subscription) else len(<dict>self.subscriptions)
+
     # --- delivery -------------------------------------------------------------------------------------------------------
 
     cdef uint32_t window_size(self) noexcept:

@@ -434,19 +434,19 @@ cdef class Channel(Link):
             return SHARED_NOT_SUPPORTED
         if not core.wildcard_subscription and filter_has_wildcard(filter):
             return WILDCARD_NOT_SUPPORTED                  # [MQTT-3.8.3-2] of 3.1.1
-        present = self.session.subscriptions is not None and wire_filter in self.session.subscriptions
-        if core.max_subscriptions and not present and self.session.subscriptions is not None \
-                and <uint32_t>len(self.session.subscriptions) >= core.max_subscriptions:
+        present = self.session.find_subscription(wire_filter) is not None
+        if core.max_subscriptions and not present and self.session.subscription_count() >= core.max_subscriptions:
             return QUOTA_EXCEEDED
         subscription.subscriber = self.session
         subscription.filter = filter
         subscription.group = group
+        subscription.wire_filter = filter if group is None else wire_filter
         subscription.qos = options & 3
         subscription.no_local = (options >> 2) & 1
         subscription.retain_as_published = (options >> 3) & 1
         subscription.retain_handling = (options >> 4) & 3
         subscription.identifier = identifier
-        self.shard.subscribe(self.session, wire_filter, subscription)
+        self.shard.subscribe(self.session, subscription)
         subscribed.append((wire_filter, subscription))
         # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared subscriptions get no retained messages.
         if group is None and (subscription.retain_handling == 0 or (subscription.retain_handling == 1 and not present)):

@@ -60,7 +60,7 @@ cdef class Shard(Core):
     cdef int end_session(self, Session session, bint redispatch) except -1
     cdef int client_gone(self, Session session, bint keep_will) except -1
     cdef int publish_will(self, Session session) except -1
-    cdef int subscribe(self, Session session, bytes wire_filter, Subscription subscription) except -1
+    cdef int subscribe(self, Session session, Subscription subscription) except -1
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1
     cdef int route_changed(self, Subscription subscription, bint add, uint64_t delay_ms) except -1
     cdef void invalidate(self, bytes filter) noexcept

@@ -292,9 +292,9 @@ cdef class Shard(Core):
     cdef int end_session(self, Session session, bint redispatch) except -1:
         """Takes the session out of everything. `redispatch`: its part of shared groups goes to other members."""
         cdef list leftovers = session.shared_leftovers() if redispatch else []
-        if session.subscriptions is not None:
-            for wire_filter in list(session.subscriptions):
-                self.unsubscribe(session, wire_filter, REMOVAL_DELAY_MS)
+        cdef Subscription subscription
+        for subscription in session.all_subscriptions():
+            self.unsubscribe(session, subscription.wire_filter, REMOVAL_DELAY_MS)
         if session.will is not None:
             self.publish_will(session)                     # the session ends before the delay does [MQTT-3.1.2-8]
         if self.sessions.get(session.client_id) is session:
@@ -322,11 +322,9 @@ cdef class Shard(Core):
 
     # --- subscriptions ------------------------------------------------------------------------------------------------------
 
-    cdef int subscribe(self, Session session, bytes wire_filter, Subscription subscription) except -1:
+    cdef int subscribe(self, Session session, Subscription subscription) except -1:
         cdef size_t before = self.table.count
-        if session.subscriptions is None:
-            session.subscriptions = {}
-        session.subscriptions[wire_filter] = subscription
+        session.put_subscription(subscription)
         if self.table.add(subscription):
             self.route_changed(subscription, True, 0)
         self.invalidate(subscription.filter)
@@ -335,12 +333,9 @@ cdef class Shard(Core):
         return 0
 
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1:
-        cdef Subscription subscription
-        if session.subscriptions is None or wire_filter not in session.subscriptions:
+        cdef Subscription subscription = session.pop_subscription(wire_filter)
+        if subscription is None:
             return False
-        subscription = session.subscriptions.pop(wire_filter)
-        if not session.subscriptions:
-            session.subscriptions = None
         if self.table.remove(subscription):
             self.route_changed(subscription, False, delay_ms)
         self.invalidate(subscription.filter)

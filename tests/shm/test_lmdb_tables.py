@@ -381,6 +381,7 @@ def test_registry(tmp_path: Path) -> None:
     long = b"x" * 5000
     table.update({b"a": {"peer": "p"}, long: {"peer": "q"}}, [b"never"])
     assert table.get(long) == {"client_id": long, "peer": "q"}
+    assert table.get(b"a") == {"client_id": b"a", "peer": "p"}
     table.update({}, [b"a"])
     assert [record["client_id"] for record in table.items()] == [long]
     table.close()
