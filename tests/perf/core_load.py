@@ -1,0 +1,58 @@
+"""A fixed load on the protocol core, for counting instructions: `python -m tests.perf.core_load QOS BATCHES`.
+
+One publisher and one subscriber on one shard, no socket. Each batch is MESSAGES messages of 64 bytes, read in one piece, with their
+acknowledgements.
+"""
+
+import struct
+import sys
+
+from shardbroker.config import load
+from shardbroker.mqtt.packets import Connect, Publish, Subscribe
+from shardbroker.worker.sansio import SansIoShard
+from tests.sim.simulator import MemoryRoutes
+
+PACKET_IDS = 65_535
+MESSAGES = 255
+"""A divisor of PACKET_IDS, so that no batch lies on both sides of the turn."""
+ANSWERS = {0: (), 1: (0x40,), 2: (0x50, 0x70)}
+"""QoS -> first bytes of the subscriber's acknowledgements: PUBACK; PUBREC and PUBCOMP."""
+
+
+def acknowledgements(first_byte: int) -> bytes:
+    """One for every packet id, four bytes each."""
+    return b"".join(struct.pack(">BBH", first_byte, 2, i) for i in range(1, PACKET_IDS + 1))
+
+
+def main(qos: int, batches: int) -> None:
+    """Publishes and delivers MESSAGES messages a batch."""
+    routes = MemoryRoutes()
+    settings = load(None, {}, ["mqtt.max_inflight=1000", "mqtt.max_awaiting_rel=1000"]).settings
+    shard = SansIoShard(settings, routes, 0, 1_000)
+    routes.shards.append(shard)
+    publisher, subscriber = (shard.connect("127.0.0.1:1", b"") for _ in range(2))
+    for channel, client_id in ((publisher, b"publisher"), (subscriber, b"subscriber")):
+        channel.receive(Connect(4, client_id).encode(4))
+    subscriber.receive(Subscribe(1, [(b"bench/topic", qos)]).encode(4))
+    shard.advance(1_000)
+    subscriber.take_output()
+    published = b"".join(Publish(b"bench/topic", b"x" * 64, qos, packet_id=i + 1 if qos else 0).encode(4) for i in range(MESSAGES))
+    released = acknowledgements(0x62)[: 4 * MESSAGES] * (qos == 2)
+    prepared = {
+        first_byte: acknowledgements(first_byte) for first_byte in (0x40, 0x50, 0x70)
+    }  # all, so that every run starts alike
+    answers = [prepared[first_byte] for first_byte in ANSWERS[qos]]
+    for batch in range(batches):
+        publisher.receive(published)
+        publisher.receive(released)
+        assert len(subscriber.take_output()) >= MESSAGES * 64, "messages are missing"
+        start = batch * MESSAGES % PACKET_IDS * 4
+        for answer in answers:
+            subscriber.receive(answer[start : start + 4 * MESSAGES])
+        publisher.take_output()
+        subscriber.take_output()
+        shard.advance(1_000)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
