@@ -18,6 +18,7 @@ cdef struct Delivery:
     uint8_t qos
     uint8_t state
     bint retain
+    bint held                              # in flight from an earlier connection, not yet sent again on this one
 
 cdef void take_delivery(Delivery* target, object message, object ids, object share) noexcept
 cdef void drop_delivery(Delivery* target) noexcept

@@ -43,6 +43,7 @@ cdef class Session(Subscriber):
     cdef DeliveryRing window
     cdef uint16_t first_id                 # packet id of the window's first slot
     cdef uint32_t inflight                 # deliveries in the window that are not DONE
+    cdef uint32_t held                     # of these, those that wait for Receive Maximum to be sent again
     cdef MQueue queue
     cdef dict awaiting_rel                 # packet id -> ms it came at; None when there are none
     cdef Will will
@@ -84,7 +85,10 @@ cdef class Session(Subscriber):
     cdef void complete(self, Delivery* slot) noexcept
     cdef bint has_room(self) noexcept
     cdef int send_pubrel(self, uint16_t packet_id) except -1
-    cdef int resend(self, bint all_of_them) except -1
+    cdef int resend_on_resume(self) except -1
+    cdef int resend_held(self) except -1
+    cdef int resend_late(self) except -1
     cdef int resend_slot(self, Delivery* slot) except -1
+    cdef void free_front(self) noexcept
     cdef int expire_awaiting_rel(self) except -1
     cdef int on_timer(self) except -1

@@ -114,7 +114,8 @@ cdef class Session(Subscriber):
         return self.enqueue(publication, qos, retain, ids, share)
 
     cdef bint has_room(self) noexcept:
-        return self.inflight < self.window_size() and (self.window is None or self.window.count < WINDOW_SPAN)
+        # What is held goes first, for the sake of order.
+        return self.held == 0 and self.inflight < self.window_size() and (self.window is None or self.window.count < WINDOW_SPAN)
 
     cdef int start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
         """Into the window with the next packet id, and onto the link."""
@@ -168,6 +169,8 @@ cdef class Session(Subscriber):
         cdef Delivery taken
         cdef Message message
         cdef Publication publication = None
+        if self.held and self.link is not None:
+            self.resend_held()
         if self.queue is None or self.link is None:
             return 0
         while self.queue.count and not self.link.congested():
@@ -218,6 +221,12 @@ cdef class Session(Subscriber):
         slot.state = DONE
         self.inflight -= 1
         self.core.gauge(INFLIGHT_COUNT, -1)
+        if slot.held:
+            slot.held = False
+            self.held -= 1
+        self.free_front()
+
+    cdef void free_front(self) noexcept:
         while self.window.count and self.window.at(0).state == DONE:
             self.window.pop_front()
             self.first_id = self.first_id + 1 if self.first_id < LAST_PACKET_ID else 1
@@ -242,6 +251,9 @@ cdef class Session(Subscriber):
         if slot.state == AWAITING_PUBREC:
             drop_delivery(slot)            # from here on only PUBREL is sent [MQTT-4.3.3-6]
             slot.state = AWAITING_PUBCOMP
+            if slot.held:                  # acknowledged before it was sent again
+                slot.held = False
+                self.held -= 1
         slot.sent_ms = self.core.now_ms
         self.send_pubrel(packet_id)
         return True
@@ -299,7 +311,7 @@ cdef class Session(Subscriber):
         self.link = link
         self.expires_at_ms = 0
         self.will_at_ms = 0
-        self.resend(True)
+        self.resend_on_resume()
         self.pump()
         self.set_deadline()
         return 0
@@ -309,21 +321,57 @@ cdef class Session(Subscriber):
         self.replays = None
         return 0
 
-    cdef int resend(self, bint all_of_them) except -1:
-        """PUBLISH with DUP or PUBREL again, in the order of their packet ids."""
+    cdef int resend_on_resume(self) except -1:
+        """PUBLISH with DUP and PUBREL again, in the order of their packet ids [MQTT-4.4.0-1].
+
+        PUBREL at once; PUBLISH as far as the Receive Maximum of this connection goes, which may be less than that of the one
+        before [MQTT-3.3.4-9]. The rest is held until acknowledgements come.
+        """
         cdef Delivery* slot
-        cdef uint32_t i = 0
+        cdef uint32_t i
+        self.held = 0
         if self.window is None:
             return 0
-        while i < self.window.count:
+        for i in range(self.window.count):
             slot = self.window.at(i)
-            if slot.state != DONE and (all_of_them or slot.sent_ms + self.core.retry_interval_ms <= self.core.now_ms):
+            slot.held = slot.state == AWAITING_PUBACK or slot.state == AWAITING_PUBREC
+            self.held += slot.held
+        for i in range(self.window.count):
+            slot = self.window.at(i)
+            if slot.state == AWAITING_PUBCOMP:
+                self.resend_slot(slot)
+            elif slot.held and self.inflight - self.held < self.window_size():
+                self.held -= 1
+                slot.held = False
+                self.resend_slot(slot)
+        self.free_front()
+        return 0
+
+    cdef int resend_held(self) except -1:
+        cdef Delivery* slot
+        cdef uint32_t i = 0
+        while self.held and i < self.window.count and self.inflight - self.held < self.window_size() \
+                and not self.link.congested():
+            slot = self.window.at(i)
+            if slot.held:
+                self.held -= 1
+                slot.held = False
                 self.resend_slot(slot)
             i += 1
-        # What has become too large for this client was completed as DONE: free the front.
-        while self.window.count and self.window.at(0).state == DONE:
-            self.window.pop_front()
-            self.first_id = self.first_id + 1 if self.first_id < LAST_PACKET_ID else 1
+        self.free_front()
+        return 0
+
+    cdef int resend_late(self) except -1:
+        """What a 3.x client has not acknowledged within the retry interval."""
+        cdef Delivery* slot
+        cdef uint32_t i
+        if self.window is None:
+            return 0
+        for i in range(self.window.count):
+            slot = self.window.at(i)
+            if slot.state != DONE and not slot.held and slot.sent_ms + self.core.retry_interval_ms <= self.core.now_ms:
+                self.resend_slot(slot)
+        self.free_front()
         return 0
 
     cdef int resend_slot(self, Delivery* slot) except -1:
@@ -336,7 +384,7 @@ cdef class Session(Subscriber):
         ids = <object>slot.ids if slot.ids != NULL else None
         if not self.link.write_publish(publication, slot.qos, slot.retain, True, slot.packet_id, ids):  # [MQTT-3.3.1-1]
             drop_delivery(slot)
-            slot.state = DONE
+            slot.state = DONE              # its place is freed by the caller, which walks the window
             self.inflight -= 1
             self.core.gauge(INFLIGHT_COUNT, -1)
         return 0
@@ -371,7 +419,7 @@ cdef class Session(Subscriber):
         self.expire_awaiting_rel()
         if self.link is not None:
             if self.core.retry_interval_ms and self.link.version < 5 and not self.link.congested():
-                self.resend(False)
+                self.resend_late()
         else:
             if self.will_at_ms and self.will_at_ms <= self.core.now_ms:
                 self.will_at_ms = 0
@@ -407,6 +455,7 @@ cdef class Session(Subscriber):
         if self.queue is not None:
             self.core.gauge(MQUEUE_COUNT, -<int64_t>self.queue.count)
         self.inflight = 0
+        self.held = 0
         self.window = None
         self.queue = None
         self.awaiting_rel = None
