@@ -39,6 +39,7 @@ cdef enum:
     AUTH = 15
     UNSUPPORTED_VERSION = 0x84
     CLIENT_ID_NOT_VALID = 0x85
+    TOPIC_ALIAS_INVALID = 0x94
     BRIDGE_BIT = 0x80                      # mosquitto's bridges set it in the level byte
 
 
@@ -445,6 +446,8 @@ cdef int put_property(dict found, uint32_t packet, uint8_t identifier, const uin
             number = (number << 8) | data[split]
     if (spec.nonzero and number == 0) or (spec.flag and number > 1):
         raise ProtocolError(f"property {PropertyId(identifier).name} cannot be {number}")
+    if identifier == PropertyId.TOPIC_ALIAS and number == 0:
+        raise MqttError(TOPIC_ALIAS_INVALID, "topic alias 0", "MQTT-3.3.2-8")
     if identifier == PropertyId.SUBSCRIPTION_IDENTIFIER and packet == PUBLISH:
         found.setdefault(identifier, []).append(number)
     else:

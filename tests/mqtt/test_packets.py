@@ -33,7 +33,7 @@ packet_ids = st.integers(1, 65535)
 
 def value_of(identifier: int) -> st.SearchStrategy[object]:
     spec = PROPERTIES[identifier]
-    low = 1 if spec.nonzero else 0
+    low = 1 if spec.nonzero or identifier == PropertyId.TOPIC_ALIAS else 0
     if identifier == PropertyId.RESPONSE_TOPIC:
         return st.just(b"answer/to")
     return {
@@ -144,6 +144,7 @@ def test_versions_3(version: int) -> None:
         (b"\x40\x03\0\x01\x8e", 5, 0x82),  # a code that PUBACK does not have
         (b"\x82\x06\0\x01\0\x01t\x03", 4, 0x81),  # QoS 3
         (b"\x82\x02\0\x01", 4, 0x82),  # no filter
+        (b"\x30\x07\0\x01t\x03\x23\0\0", 5, 0x94),  # topic alias 0
         (b"\xf0\x00", 4, 0x81),  # AUTH in 3.1.1
         (b"\x10\x0c\0\x04MQTT\x06\x02\0\x00\0\0", 4, 0x84),  # level 6
     ],
