@@ -100,6 +100,11 @@ cdef class Session(Subscriber):
             qos = publication.qos
         if self.ended:
             return 0
+        if publication.expires_ms and publication.expires_ms < self.core.now_ms:
+            # While it was in a ring, or with another member of its group [MQTT-3.3.2-5].
+            self.core.count(DELIVERY_DROPPED)
+            self.core.count(DELIVERY_DROPPED_EXPIRED)
+            return 0
         return self.send_or_queue(publication, qos, retain, ids, share)
 
     cdef int send_or_queue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
