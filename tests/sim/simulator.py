@@ -4,6 +4,9 @@
 
 Each step is one random act. In the end the network heals, and then: every QoS 1 message that was acknowledged has arrived at
 every subscriber, every QoS 2 message exactly once, in order per publisher and QoS, and no packet id is left in use anywhere.
+
+Beside them: a shared group, which together gets every message as one subscriber would, though one of its members has a session
+that ends; clients with wills, see lives.py, whose wills come when they must and at no other time; messages that expire.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from shardbroker.worker.sansio import SansIoChannel, SansIoShard
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
 from shm.routes import Group, Match, RouteChange, matches
+from tests.sim.lives import GRAIN_MS, LONG_S, Mortal, Sleeper
 
 SHARDS = 2
 PUBLISHERS = 3
@@ -26,6 +30,11 @@ SUBSCRIBERS = 4
 WINDOW = 8
 """Messages that a publisher has unacknowledged at most."""
 FILTER = b"sim/+"
+MEMBERS = 3
+"""Of the shared group, with sessions that stay; beside one whose session ends."""
+SHARED = b"$share/group/sim/+"
+MORTALS = 3
+STRATEGIES = ("random", "round_robin", "round_robin_per_group", "sticky", "local", "hash_topic", "hash_clientid")
 
 
 class MemoryRoutes:
@@ -71,13 +80,13 @@ class Wire:
 class SimClient:
     """A client that keeps its session: QoS 1 and 2 in both directions, as the standard asks of it."""
 
-    def __init__(self, sim: "Simulation", name: str, version: int, subscribes: bool) -> None:
-        self.sim, self.name, self.version, self.subscribes = sim, name, version, subscribes
-        self.shard = sim.shards[zlib.crc32(name.encode()) % 1024 % SHARDS]
+    def __init__(self, sim: "Simulation", name: str, version: int, filter: bytes | None, expiry_s: int = LONG_S) -> None:
+        self.sim, self.name, self.version, self.filter, self.expiry_s = sim, name, version, filter, expiry_s
+        self.shard = sim.shard_of(name)
         self.wire: Wire | None = None
         self.received_bytes = b""
         self.connected = False
-        self.ready = not subscribes
+        self.ready = filter is None
         self.next_id = 1
         self.outbox: dict[int, tuple[str, mqtt.Publish]] = {}
         self.open_qos2: set[int] = set()
@@ -90,14 +99,21 @@ class SimClient:
     def connect(self) -> None:
         self.wire = Wire(self.shard.connect(self.name))
         self.received_bytes = b""
-        properties = {0x11: 1_000_000} if self.version == 5 else None
+        properties = {0x11: self.expiry_s} if self.version == 5 else None
         self.send(mqtt.Connect(self.version, self.name.encode(), False, 0, properties=properties))
 
     def cut(self) -> None:
         assert self.wire is not None
+        self.expect_losses()
         self.shard.cut(self.wire.channel)
         self.wire = None
         self.connected = False
+
+    def expect_losses(self) -> None:
+        """If its session ends before it is back, what is in flight to it at QoS 2 goes to nobody else [MQTT-4.8.2-5]."""
+        if self.expiry_s < LONG_S:
+            inflight, _, _ = self.shard.leftovers().get(self.name.encode(), (0, 0, 0))
+            self.sim.losses += inflight
 
     def send(self, packet: Any) -> None:
         if self.wire is not None:
@@ -137,10 +153,11 @@ class SimClient:
             assert packet.reason_code == 0, packet
             self.connected = True
             if not packet.session_present:
-                assert not self.acked and not self.seen, f"{self.name} has lost its session"
+                assert self.expiry_s < LONG_S or not (self.acked or self.seen), f"{self.name} has lost its session"
                 self.open_qos2.clear()
-            if self.subscribes and not self.ready:
-                self.send(mqtt.Subscribe(1, [(FILTER, 2)]))
+                self.ready = self.filter is None
+            if not self.ready:
+                self.send(mqtt.Subscribe(1, [(self.filter, 2)]))
             for packet_id, (state, message) in self.outbox.items():
                 if state == "rel":
                     self.send(mqtt.Pubrel(packet_id))
@@ -161,6 +178,8 @@ class SimClient:
 
     def _receive(self, packet: Any) -> None:
         publisher, number = packet.payload.split(b":")
+        if packet.topic.startswith(b"wills/"):
+            self.sim.mortals[publisher.decode()].will_came(int(number), self.sim.now_ms)
         if packet.qos == 2:
             if packet.packet_id not in self.open_qos2:
                 self.open_qos2.add(packet.packet_id)
@@ -211,22 +230,36 @@ class Simulation:
                 f"mqtt.max_inflight={self.rng.choice((1, 4, 32))}",
                 "mqtt.max_awaiting_rel=100",
                 f"mqtt.retry_interval={self.rng.choice(('infinity', '5s'))}",
+                f"mqtt.shared_subscription_strategy={self.rng.choice(STRATEGIES)}",
             ],
         ).settings
         self.routes = MemoryRoutes()
         self.shards = [SansIoShard(settings, self.routes, i, self.now_ms, seed=seed) for i in range(SHARDS)]
         self.routes.shards = self.shards
         self.rings: dict[tuple[int, int], deque[Any]] = {(a, b): deque() for a in range(SHARDS) for b in range(SHARDS) if a != b}
-        self.publishers = [SimClient(self, f"pub{i}", self.rng.choice((4, 5)), False) for i in range(PUBLISHERS)]
-        self.subscribers = [SimClient(self, f"sub{i}", self.rng.choice((4, 5)), True) for i in range(SUBSCRIBERS)]
-        self.clients = self.publishers + self.subscribers
+        self.publishers = self._clients("pub", PUBLISHERS, None)
+        self.subscribers = self._clients("sub", SUBSCRIBERS, FILTER)
+        self.members = self._clients("member", MEMBERS, SHARED)
+        self.passing = SimClient(self, "passing", 5, SHARED, self.rng.choice((0, 1, 5)))
+        self.watcher = SimClient(self, "watcher", self.rng.choice((4, 5)), b"wills/+")
+        self.clients = [*self.publishers, *self.subscribers, *self.members, self.passing, self.watcher]
+        self.losses = 0
+        """How many messages of the group may have ended with a session of its passing member."""
+        self.mortals = {name: Mortal(name, self.shard_of(name)) for name in (f"mortal{i}" for i in range(MORTALS))}
+        self.sleeper = Sleeper(*self.rng.sample(self.shards, 2))
+
+    def _clients(self, kind: str, count: int, filter: bytes | None) -> list[SimClient]:
+        return [SimClient(self, f"{kind}{i}", self.rng.choice((4, 5)), filter) for i in range(count)]
+
+    def shard_of(self, name: str) -> SansIoShard:
+        return self.shards[zlib.crc32(name.encode()) % 1024 % SHARDS]
 
     def all_subscribed(self) -> bool:
-        return all(client.ready for client in self.subscribers)
+        return all(client.ready for client in self.subscribers + self.members)
 
     def step(self) -> None:
         rng = self.rng
-        client = rng.choice(self.clients)
+        client = rng.choice(self.publishers if rng.random() < 0.2 else self.clients)
         act = rng.random()
         if client.wire is None:
             if act < 0.3:
@@ -236,17 +269,23 @@ class Simulation:
         elif act < 0.013:
             # A second connection with the same client id takes over while the first one is still there.
             client.connected = False
+            client.expect_losses()
             client.connect()
-        elif act < 0.25 and not client.subscribes:
+        elif act < 0.25 and client.filter is None:
             client.publish(rng)
         else:
             client.carry(rng)
+        if self.watcher.ready and rng.random() < 0.02:
+            rng.choice(list(self.mortals.values())).act(rng, self.now_ms)
+        if rng.random() < 0.1:
+            self.sleeper.act(rng, self.now_ms)
         if rng.random() < 0.5:
             self.end_pass(rng.choice((0, 0, 1, 20, 300)))
         if rng.random() < 0.5:
             self.carry_ring(rng.choice(list(self.rings)), rng.randint(1, 5))
 
     def end_pass(self, elapsed_ms: int) -> None:
+        self.sleeper.drain(self.now_ms)
         self.now_ms += elapsed_ms
         for number, shard in enumerate(self.shards):
             shard.advance(self.now_ms)
@@ -258,21 +297,30 @@ class Simulation:
         for _ in range(min(count, len(self.rings[pair]))):
             self.shards[pair[1]].deliver(self.rings[pair].popleft())
 
-    def heal(self) -> None:
-        """Everybody is connected and all bytes arrive, until nothing moves any more."""
+    def heal(self) -> int:
+        """Everybody is connected and all bytes arrive, until nothing moves any more and all that can expire has expired."""
+        for mortal in self.mortals.values():
+            if mortal.channel is not None:
+                mortal.go(self.now_ms, "cut")
+        if self.sleeper.channel is None:
+            self.sleeper.come()
+        last_ms = max((mortal.life.session_ends_ms for mortal in self.mortals.values() if mortal.life), default=0) + GRAIN_MS
         for _ in range(3000):
             for client in self.clients:
                 if client.wire is None:
                     client.connect()
                 client.carry(self.rng, everything=True)
+            self.sleeper.acknowledge(1000)
             self.end_pass(100)
             for pair in self.rings:
                 self.carry_ring(pair, 1000)
             busy = any(client.outbox or client.open_qos2 or not client.connected for client in self.clients) or any(
                 any(state) for shard in self.shards for state in shard.leftovers().values()
             )
-            if not busy and not any(self.rings.values()):
-                return
+            if not busy and not any(self.rings.values()) and self.now_ms >= last_ms:
+                for mortal in self.mortals.values():
+                    mortal.rest_in_peace(self.now_ms)
+                return self.sleeper.check(self.now_ms)
         raise AssertionError(f"not quiet: {[shard.leftovers() for shard in self.shards]}")
 
     def check(self) -> int:
@@ -290,9 +338,28 @@ class Simulation:
                     first_seen = list(dict.fromkeys(numbers))
                     assert first_seen == sorted(first_seen), f"{where}: out of order"
                     checked += len(numbers)
+        checked += self.check_group()
+        checked += sum(mortal.check(self.watcher.seen) for mortal in self.mortals.values())
+        left = {client_id for shard in self.shards for client_id in shard.leftovers()}
+        assert not left & {name.encode() for name in self.mortals}, "a session has outlived its expiry"
         for shard in self.shards:
             for client_id, state in shard.leftovers().items():
                 assert state == (0, 0, 0), f"{client_id!r} has packet ids or messages left: {state}"
+        return checked
+
+    def check_group(self) -> int:
+        """The members together are one subscriber, but for what the passing one took with it."""
+        checked = 0
+        for publisher in self.publishers:
+            name = publisher.name.encode()
+            for qos in (1, 2):
+                where = f"QoS {qos} from {publisher.name} to the group"
+                numbers = [n for member in (*self.members, self.passing) for one, q, n in member.seen if (one, q) == (name, qos)]
+                lost = {number for q, number in publisher.acked if q == qos} - set(numbers)
+                assert len(lost) <= (self.losses if qos == 2 else 0), f"{where}: lost {sorted(lost)[:5]}"
+                if qos == 2:
+                    assert len(numbers) == len(set(numbers)), f"{where}: twice {Counter(numbers).most_common(2)}"
+                checked += len(numbers)
         return checked
 
 
@@ -302,8 +369,7 @@ def run(seed: int, steps: int) -> int:
     try:
         for _ in range(steps):
             simulation.step()
-        simulation.heal()
-        return simulation.check()
+        return simulation.heal() + simulation.check()
     except AssertionError as error:
         raise AssertionError(f"seed {seed}, {steps} steps: {error}") from error
 
