@@ -7,9 +7,10 @@ acknowledgements.
 import struct
 import sys
 
-from shardbroker.config import load
 from shardbroker.mqtt.packets import Connect, Publish, Subscribe
 from shardbroker.worker.sansio import SansIoShard
+
+from shardbroker.config import load
 from tests.sim.simulator import MemoryRoutes
 
 PACKET_IDS = 65_535
