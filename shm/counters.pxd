@@ -128,7 +128,7 @@ cdef class Counters:
     cdef uint64_t* at(self, int slot) except NULL
     cdef uint64_t* histogram_words(self, int number, int which) except NULL
     cdef list bucket_sums(self, str name)
-    cdef bint connected_wanted(self) noexcept
+    cdef bint connected_wanted(self, uint64_t epoch) noexcept
     cdef ListenerSockets* sockets_of(self, int number) except NULL
     # Open sockets of a listener in the whole broker, those between two processes included.
     cpdef int64_t sockets(self, int listener) except? -1

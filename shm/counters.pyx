@@ -32,7 +32,8 @@ cdef enum:
     MAGIC = 0x33544E4F43425300             # "\0SBCONT3"
     STATE = 0                              # words of a slot's first line
     HEARTBEAT = 1
-    WANTED = 3                             # word of the header page: events of clients that come are wanted
+    WANTED = 3                             # words of the header page: events of clients that come are wanted,
+    WANTED_EPOCH = 4                       # as of this epoch
     HISTOGRAM_COUNT = 2
     HISTOGRAM_BUCKETS = 496                # 8 exact ones, then 8 for each of the 61 powers of two from 8 on
     HISTOGRAM_SUM = HISTOGRAM_BUCKETS      # word behind the buckets
@@ -285,12 +286,17 @@ cdef class Counters:
                     sums[i] += words[i]
         return sums
 
-    def want_connected(self, bint wanted) -> None:
-        """The manager says whether it needs the events of clients that come; those that go are always sent."""
-        sb_store(<uint64_t*>self.base + WANTED, wanted)
+    def want_connected(self, bint wanted, uint64_t epoch) -> None:
+        """The manager says whether it needs the events of clients that come, as of this epoch of `$SYS`.
 
-    cdef bint connected_wanted(self) noexcept:
-        return sb_load(<uint64_t*>self.base + WANTED) != 0
+        Those that go are always sent.
+        """
+        sb_store(<uint64_t*>self.base + WANTED, wanted)
+        sb_store(<uint64_t*>self.base + WANTED_EPOCH, epoch)
+
+    cdef bint connected_wanted(self, uint64_t epoch) noexcept:
+        """Also if the epoch has moved since: who has just subscribed to them misses none."""
+        return sb_load(<uint64_t*>self.base + WANTED_EPOCH) != epoch or sb_load(<uint64_t*>self.base + WANTED) != 0
 
     def unlink(self) -> None:
         """Removes the segment's name."""

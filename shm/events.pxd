@@ -1,6 +1,6 @@
 """Events that workers send to the manager through its inbox: clients that come and go.
 
-    EventHeader | client id | detail
+    EventHeader | client id | detail | user name
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -10,6 +10,7 @@ cdef enum:
     EVENT_CONNECTED = 1
     EVENT_DISCONNECTED = 2
     DETAIL_MAX = 400                       # bytes of free text
+    EVENT_EXPIRY_NEVER = 0xFFFFFFFF        # seconds, MQTT 5.0 §3.1.2.11.2
 
 cdef packed struct EventHeader:
     uint8_t kind
@@ -20,8 +21,11 @@ cdef packed struct EventHeader:
     uint64_t at_ms                         # Unix ms
     PeerAddress peer
     uint8_t clean_start
+    uint32_t expiry_s                      # Session Expiry Interval in force; EVENT_EXPIRY_NEVER: it does not end by itself
+    uint16_t listener                      # its place in the topology
     uint16_t client_size
     uint16_t detail_size
+    uint16_t username_size
 
 # Copies the header of an event. Raises EventError if it is cut short.
 cdef int check(const uint8_t* data, size_t size, EventHeader* header) except -1

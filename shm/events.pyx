@@ -7,10 +7,14 @@ from shm.address cimport address_text, parse_address
 
 from typing import NamedTuple
 
-__all__ = ["KIND_CONNECTED", "KIND_DISCONNECTED", "SIDES", "ClientEvent", "EventError", "pack_event", "unpack_event"]
+__all__ = [
+    "EXPIRY_NEVER", "KIND_CONNECTED", "KIND_DISCONNECTED", "SIDES", "ClientEvent", "EventError", "pack_event", "unpack_event",
+]
 
 KIND_CONNECTED = int(EVENT_CONNECTED)
 KIND_DISCONNECTED = int(EVENT_DISCONNECTED)
+EXPIRY_NEVER = int(EVENT_EXPIRY_NEVER)
+"""Seconds, MQTT 5.0 §3.1.2.11.2."""
 SIDES = ("client", "server", "network")
 """Who ended the connection."""
 
@@ -34,15 +38,21 @@ class ClientEvent(NamedTuple):
     client_id: bytes
     peer: str
     detail: str
+    username: bytes = b""
+    expiry_s: int = 0
+    """Session Expiry Interval in force; EXPIRY_NEVER: it does not end by itself."""
+    listener: int = 0
+    """Its place in the topology."""
     clean_start: bool = False
 
 
 def pack_event(int kind, int reason_code, int side, int version, int keepalive_s, uint64_t at_ms, bytes client_id not None,
-               str peer not None, str detail not None, bint clean_start=False) -> bytes:
-    """An event as it travels. Texts are cut: detail at DETAIL_MAX bytes, the client id at what its size can say."""
+               str peer not None, str detail not None, bytes username=b"", uint32_t expiry_s=0, uint16_t listener=0,
+               bint clean_start=False) -> bytes:
+    """An event as it travels. Texts are cut: detail at DETAIL_MAX bytes, the others at what their sizes can say."""
     cdef EventHeader header
     cdef bytes text = cut(detail.encode(errors="replace"))
-    client_id = client_id[:_SIZE_MAX]
+    client_id, username = client_id[:_SIZE_MAX], username[:_SIZE_MAX]
     memset(&header, 0, sizeof(header))
     header.kind = <uint8_t>kind
     header.reason_code = <uint8_t>reason_code
@@ -54,7 +64,10 @@ def pack_event(int kind, int reason_code, int side, int version, int keepalive_s
     header.clean_start = clean_start
     header.client_size = <uint16_t>len(client_id)
     header.detail_size = <uint16_t>len(text)
-    return (<char*>&header)[:sizeof(header)] + client_id + text
+    header.username_size = <uint16_t>len(username)
+    header.expiry_s = expiry_s
+    header.listener = listener
+    return (<char*>&header)[:sizeof(header)] + client_id + text + username
 
 
 cdef int check(const uint8_t* data, size_t size, EventHeader* header) except -1:
@@ -62,7 +75,7 @@ cdef int check(const uint8_t* data, size_t size, EventHeader* header) except -1:
     if size < sizeof(EventHeader):
         raise EventError(f"{size} bytes, an event has {sizeof(EventHeader)} or more")
     memcpy(header, data, sizeof(EventHeader))
-    whole = sizeof(EventHeader) + header.client_size + header.detail_size
+    whole = sizeof(EventHeader) + header.client_size + header.detail_size + header.username_size
     if size < whole:
         raise EventError(f"{size} bytes, its sizes say {whole}")
     return 0
@@ -72,13 +85,15 @@ def unpack_event(bytes data not None) -> ClientEvent:
     """The reverse of pack_event; bytes behind the event are no part of it. Raises EventError if it is cut short."""
     cdef EventHeader header
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
-    cdef size_t detail_at
+    cdef size_t detail_at, username_at
     check(start, PyBytes_GET_SIZE(data), &header)
     detail_at = sizeof(EventHeader) + header.client_size
+    username_at = detail_at + header.detail_size
     return ClientEvent(
         header.kind, header.reason_code, header.side, header.version, header.keepalive_s, header.at_ms,
         data[sizeof(EventHeader):detail_at], address_text(&header.peer),
-        data[detail_at:detail_at + header.detail_size].decode(errors="replace"), bool(header.clean_start),
+        data[detail_at:username_at].decode(errors="replace"), data[username_at:username_at + header.username_size],
+        header.expiry_s, header.listener, bool(header.clean_start),
     )
 
 

@@ -321,14 +321,21 @@ class RouteTable:
 
     # --- looking around -----------------------------------------------------------------------------------------
 
-    def filters(self) -> Iterator[bytes]:
-        """Every filter with a route, exact ones first, as of one snapshot; ends soon, for it holds a read transaction."""
+    def filters(self, below: bytes = b"") -> Iterator[bytes]:
+        """Every filter with a route, exact ones first, as of one snapshot; ends soon, for it holds a read transaction.
+
+        `below`: only those that start with these bytes, a few whole levels and a slash. Others are not looked at, but for exact
+        filters longer than a key.
+        """
         with self._env.begin() as txn:
-            for db in self._routes:
+            for db, starts in ((self._exact, (below, LONG_MARK)), (self._wild, (below,)), (self._wild_long, (below,))):
                 with txn.cursor(db) as cursor:
-                    for key in cursor.iternext_nodup(keys=True, values=False):
-                        _, mark, digest = bytes(key).partition(LONG_MARK)
-                        yield self._text(txn, digest) if mark else bytes(key).replace(b"\0", b"/")
+                    for start in starts if below else (b"",):
+                        for key in _keys_from(cursor, start if db == self._exact else start.replace(b"/", b"\0")):
+                            _, mark, digest = key.partition(LONG_MARK)
+                            filter = self._text(txn, digest) if mark else key.replace(b"\0", b"/")
+                            if filter.startswith(below):
+                                yield filter
 
     def count(self) -> int:
         """Routes in the table: one per filter and destination, or group member."""
@@ -364,6 +371,14 @@ def _resume(cursor: lmdb.Cursor, after: _Place | None) -> bool:
     if cursor.set_range_dup(*after):
         return True
     return bool(cursor.next_nodup() if cursor.set_key(after[0]) else cursor.set_range(after[0]))
+
+
+def _keys_from(cursor: lmdb.Cursor, start: bytes) -> Iterator[bytes]:
+    """Every key that starts with these bytes, once."""
+    more = cursor.set_range(start) if start else cursor.first()
+    while more and (key := bytes(cursor.key())).startswith(start):
+        yield key
+        more = cursor.next_nodup()
 
 
 class _Walk:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shardbroker.config.units import Allowed, Duration, Limit, Number, OptionalDuration, Rate, Size, Whole
 
-__all__ = ["Listener", "Log", "Mqtt", "Node", "Process", "Retainer", "Settings", "Sys"]
+__all__ = ["Listener", "Log", "Mqtt", "Node", "Process", "Retainer", "Settings", "Sys", "SysEvents"]
 
 MAX_PACKET_SIZE = 256 << 20
 """Largest packet that the protocol can express, and the largest allowed limit, bytes."""
@@ -103,11 +103,19 @@ class Retainer(Section):
     )
 
 
+class SysEvents(Section):
+    """Messages about single clients, below $SYS/brokers/<node>/clients/<client id>/."""
+
+    client_connected: bool = Field(True, description="Whether there is one for each client that comes (`connected`).")
+    client_disconnected: bool = Field(True, description="Whether there is one for each client that goes (`disconnected`).")
+
+
 class Sys(Section):
     """$SYS topics."""
 
     msg_interval: Duration = Field(60.0, ge=0.1, le=LONGEST_WAIT_S, description="Between two rounds of statistics.")
     heartbeat_interval: Duration = Field(30.0, ge=0.1, le=LONGEST_WAIT_S, description="Between two uptime messages.")
+    event_messages: SysEvents = SysEvents()
 
 
 class Log(Section):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from shardbroker.config.errors import UNBUILT
 from shardbroker.config.keys import allowed_text, toml
@@ -36,7 +37,7 @@ def show(loaded: Loaded) -> str:
     rows: list[tuple[str, str] | str] = []
     for section, model in _sections(loaded.settings):
         rows.append(f"\n[{section}]")
-        for name, field in type(model).model_fields.items():
+        for name, field in _leaves(model):
             rows.append((f"{name} = {toml(field, getattr(model, name))}", loaded.source(f"{section}.{name}")))
     width = max(len(row[0]) for row in rows if isinstance(row, tuple))
     return "\n".join(row if isinstance(row, str) else f"{row[0]:<{width}}  # {_comment(row[1])}" for row in rows).lstrip("\n")
@@ -50,7 +51,7 @@ def reference() -> str:
         shown = section.replace("listeners.default", "listeners.<name>")
         summary = (type(model).__doc__ or "").splitlines()[0]
         lines += ["", f"## {shown}", "", summary, "", "| key | default | allowed | meaning |", "|---|---|---|---|"]
-        for name, field in type(model).model_fields.items():
+        for name, field in _leaves(model):
             default = toml(field, getattr(model, name))
             lines.append(f"| `{shown}.{name}` | `{default}` | {allowed_text(field)} | {field.description} |")
     return "\n".join(lines) + "\n"
@@ -66,6 +67,12 @@ def _sections(settings: Settings) -> Iterable[tuple[str, BaseModel]]:
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
             yield name, value
+            yield from ((f"{name}.{key}", inner) for key, inner in value if isinstance(inner, BaseModel))
         else:
             for key, listener in value.items():
                 yield f"{name}.{key}", listener
+
+
+def _leaves(model: BaseModel) -> Iterable[tuple[str, FieldInfo]]:
+    """The keys of a section that are no sections themselves."""
+    return ((name, field) for name, field in type(model).model_fields.items() if not isinstance(getattr(model, name), BaseModel))

@@ -3,15 +3,18 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 
 import uvloop
 from shm.counters import RETAINED, Counters, ProcessState
-from shm.events import EventError
+from shm.epochs import Epochs
+from shm.events import EventError, unpack_event
 from shm.records import encode_publish, event_payload
 from shm.ring import Inbox
 
+from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
 from shardbroker.management.sys_topics import SysTopics
@@ -50,8 +53,17 @@ class _Manager:
         self._retained = RetainedStore(topology.retained_dir)
         self._routes = RouteTable(topology.routes_dir)
         self._log = Log(topology.settings.log.level)
-        self._counters.want_connected(self._log.enabled("debug"))
         self._topics = SysTopics(topology.node_name, time.monotonic())
+        settings = topology.settings
+        self._client_topics = ClientTopics(
+            topology.node_name,
+            settings.sys.event_messages,
+            settings.mqtt.max_topic_levels,
+            _ports(topology),
+            self._routes,
+            Epochs.attach(topology.epochs_name),
+        )
+        self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
 
@@ -107,10 +119,12 @@ class _Manager:
                 if lane.give_back():
                     os.eventfd_write(self._topology.doorbells[producer], 1)
             self._log.flush()
+            self._ring_bell()
             more = not self._inbox.go_to_sleep()
 
     def _log_events(self, records: list[bytes]) -> None:
-        if not self._log.enabled("info"):
+        listened_to = self._look_who_listens()
+        if not listened_to and not self._log.enabled("info"):
             return
         lines = []
         for record in records:
@@ -118,10 +132,32 @@ class _Manager:
             if event is None:
                 continue
             try:
-                lines.append(client_line(event))
+                line = client_line(event)
+                if self._log.enabled("debug" if b" DEBUG " in line[:64] else "info"):
+                    lines.append(line)
+                if listened_to:
+                    self._publish_event(event)
             except EventError as error:
                 self._log.add("error", f"event that cannot be read: {error}")
         self._log.add_lines(lines)
+
+    def _look_who_listens(self) -> bool:
+        """Whether anybody subscribes to messages about clients; lets the workers know what events they need not send."""
+        topics = self._client_topics
+        if topics.refresh():
+            self._counters.want_connected(topics.listened_to or self._log.enabled("debug"), topics.epoch)
+        return topics.listened_to
+
+    def _publish_event(self, event: bytes) -> None:
+        """Nothing waits here: while a worker takes no more, messages about clients are dropped and counted."""
+        message = self._client_topics.message(unpack_event(event))
+        if message is None:
+            return
+        try:
+            sent = self._outbox.lanes[self._topology.manager].put(encode_publish(*message))
+        except ValueError:
+            sent = False  # client ids and user names of 64 KiB do not fit into a small ring
+        self._unpublished += not sent
 
     async def _every(self, seconds: float, make: Callable[[], Iterable[tuple[str, str]]]) -> None:
         while True:
@@ -142,6 +178,10 @@ class _Manager:
             self._log.add("warning", f"{lost} clients came or went without a line: too many at a time")
             self._log.flush()
         self._events_lost = events_dropped
+        if self._unpublished:
+            self._log.add("warning", f"{self._unpublished} $SYS messages about clients dropped: too many at a time")
+            self._log.flush()
+            self._unpublished = 0
 
     async def _publish(self, messages: Iterable[tuple[str, str]]) -> None:
         lane = self._outbox.lanes[self._topology.manager]
@@ -155,3 +195,12 @@ class _Manager:
     def _ring_bell(self) -> None:
         if self._outbox.take_bell():
             os.eventfd_write(self._topology.doorbells[SYS_WORKER], 1)
+
+
+def _ports(topology: Topology) -> list[int]:
+    """The port of each listener."""
+    ports = []
+    for listener in topology.listeners:
+        with socket.socket(fileno=os.dup(listener.descriptors[0])) as one:
+            ports.append(int(one.getsockname()[1]))
+    return ports

@@ -30,7 +30,8 @@ cdef class Channel(Link):
     cdef readonly Session session
     cdef readonly uint8_t state
     cdef PeerAddress peer
-    cdef bint clean_start
+    cdef readonly bytes username           # of the CONNECT; None without
+    cdef readonly bint clean_start
     cdef readonly bytes assigned_id        # made by the acceptor for a CONNECT without a client id
     cdef bint closed                       # close() was called: counted, logged, session informed
     cdef bint suback_waits                 # a SUBSCRIBE is not committed yet

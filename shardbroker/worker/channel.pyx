@@ -216,6 +216,7 @@ cdef class Channel(Link):
         self.alias_maximum = properties.get(PropertyId.TOPIC_ALIAS_MAXIMUM, 0)
         self.problem_information = properties.get(PropertyId.REQUEST_PROBLEM_INFORMATION, 1) != 0
         self.keepalive_s = keepalive_s
+        self.username = packet.username
         self.clean_start = packet.clean_start
         self.session = self.shard.open_session(self, client_id, packet.clean_start, expiry_ms, &present)
         self.state = CONNECTED

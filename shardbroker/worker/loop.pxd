@@ -55,6 +55,7 @@ cdef class Loop(Shard):
     cdef int manager                       # its process number
     cdef uint32_t events                   # that the manager was not woken for yet
     cdef uint64_t events_due_ms
+    cdef uint32_t sys_bucket               # epoch bucket of $SYS
     cdef dict registry_changes             # client id -> Session that came, went or ended since the last flush
     cdef Counters counters_segment
     cdef object registry

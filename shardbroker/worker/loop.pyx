@@ -23,8 +23,8 @@ from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD, CounterSlot,
 )
 from shm.address cimport address_text
-from shm.epochs cimport Epochs
-from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EventHeader
+from shm.epochs cimport Epochs, bucket_of
+from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EVENT_EXPIRY_NEVER, EventHeader
 from shm.posix cimport (
     CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
     EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
@@ -277,6 +277,7 @@ cdef class Loop(Shard):
         self.registry_changes = {}
         self.counters_segment = counters
         self.manager = topology.manager
+        self.sys_bucket = bucket_of(<const uint8_t*>b"$SYS/", 5)
         self.sockets = (<CounterSlot>self.counters_owner).sockets
         self.listener_numbers = {sockets.name: number for number, sockets in enumerate(topology.listeners)}
         self.handovers = {}
@@ -717,14 +718,15 @@ cdef class Loop(Shard):
         cdef Session session = connection.session
         if session is not None:
             self.note_session(session)
-        if kind == EVENT_CONNECTED and not self.counters_segment.connected_wanted():
+        if kind == EVENT_CONNECTED and not self.counters_segment.connected_wanted(self.epochs.current(self.sys_bucket)):
             return 0
         return self.send_event(kind, connection, session.client_id if session is not None else b"", reason_code, side,
                                detail.encode(errors="replace")[:<int>DETAIL_MAX] if detail else b"")
 
     cdef int send_event(self, int kind, Connection connection, bytes client_id, int reason_code, int side, bytes detail) except -1:
         cdef Ring lane = self.lane_to(self.manager)
-        cdef uint64_t texts = PyBytes_GET_SIZE(client_id) + PyBytes_GET_SIZE(detail)
+        cdef bytes username = connection.username or b""
+        cdef uint64_t texts = PyBytes_GET_SIZE(client_id) + PyBytes_GET_SIZE(detail) + PyBytes_GET_SIZE(username)
         cdef uint64_t size = sizeof(RecordHeader) + sizeof(EventHeader) + texts
         cdef RecordHeader* header
         cdef EventHeader* event
@@ -739,6 +741,7 @@ cdef class Loop(Shard):
         header.kind = RECORD_EVENT
         header.payload_size = <uint32_t>(sizeof(event[0]) + texts)
         event = <EventHeader*>(target + sizeof(header[0]))
+        memset(event, 0, sizeof(event[0]))
         event.kind = <uint8_t>kind
         event.reason_code = <uint8_t>reason_code
         event.side = <uint8_t>side
@@ -749,9 +752,15 @@ cdef class Loop(Shard):
         event.clean_start = connection.clean_start
         event.client_size = <uint16_t>PyBytes_GET_SIZE(client_id)
         event.detail_size = <uint16_t>PyBytes_GET_SIZE(detail)
+        event.username_size = <uint16_t>PyBytes_GET_SIZE(username)
+        event.listener = <uint16_t>connection.listener_number
+        if connection.session is not None:
+            event.expiry_s = <uint32_t>min(connection.session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER)
         target += sizeof(header[0]) + sizeof(event[0])
         memcpy(target, PyBytes_AS_STRING(client_id), PyBytes_GET_SIZE(client_id))
-        memcpy(target + PyBytes_GET_SIZE(client_id), PyBytes_AS_STRING(detail), PyBytes_GET_SIZE(detail))
+        target += PyBytes_GET_SIZE(client_id)
+        memcpy(target, PyBytes_AS_STRING(detail), PyBytes_GET_SIZE(detail))
+        memcpy(target + PyBytes_GET_SIZE(detail), PyBytes_AS_STRING(username), PyBytes_GET_SIZE(username))
         lane.commit()
         if not self.events:
             self.events_due_ms = self.now_ms + EVENT_DELAY_MS

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shardbroker.management.lines import client_line, escaped, stamp
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent, EventError, pack_event, unpack_event
+from shm.events import EXPIRY_NEVER, KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent, EventError, pack_event, unpack_event
 
 
 def gone(**changes: object) -> ClientEvent:
@@ -24,6 +25,9 @@ def gone(**changes: object) -> ClientEvent:
         st.binary(max_size=300),
         st.one_of(st.ip_addresses(v=4).map("{}:50312".format), st.just("[2001:db8::1]:1"), st.just("")),
         st.text(max_size=90),
+        st.binary(max_size=60),
+        st.integers(0, EXPIRY_NEVER),
+        st.integers(0, 65535),
         st.booleans(),
     )
 )

@@ -62,6 +62,8 @@ def test_routes_match_as_brute_force_does(tmp_path_factory: object, stored: list
         assert found.destinations == tuple(sorted({stored.index(filter) % 3 for filter in expected}))
         assert [filter for filter in stored if matches(filter, topic)] == expected
     assert sorted(table.filters()) == sorted(stored)
+    for below in (b"a/", b"ab/", b"$x/", b"/", b"a/b/"):
+        assert sorted(table.filters(below)) == sorted(filter for filter in stored if filter.startswith(below))
     assert sum(table.purge(i) for i in range(3)) == len(stored)
     assert table.count() == 0
     table.close()

@@ -1,0 +1,143 @@
+"""$SYS messages about single clients that come and go, with EMQX's topics and fields; made only while somebody would get them.
+
+Whether anybody subscribes is known from the epoch of `$SYS`: the route table is searched again when it has moved, and the workers send
+no events of clients that come while it has not and nobody listened. A subscriber has its SUBACK after the epoch moved, so it misses
+nothing that happens from then on.
+"""
+
+import json
+import time
+from contextlib import closing
+from itertools import islice
+
+from shm.epochs import Epochs
+
+from shardbroker.config.settings import SysEvents
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.spec import REASON_CODES
+from shardbroker.mqtt.topics import check_topic_name
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent
+from shm.routes import RouteTable, matches
+
+__all__ = ["ClientTopics"]
+
+SYS = b"$SYS/"
+WORDS = {KIND_CONNECTED: "connected", KIND_DISCONNECTED: "disconnected"}
+"""Last levels of the topics."""
+FEW = 8
+"""Filters up to which comparing each is cheaper than a search in the route table, which costs some 14 µs."""
+TOPIC_MAX = 65535
+"""Bytes of a topic, MQTT 5.0 §1.5.4."""
+PEER_WENT = "tcp_closed"
+REASONS = {0x00: "normal", 0x8D: "keepalive_timeout", 0x8E: "takenover"}
+"""Where EMQX has a word of its own; else it is the name of the reason code."""
+
+
+class ClientTopics:
+    """Makes (topic, payload) of events. `ports` are those of the listeners, in the order of the topology."""
+
+    def __init__(
+        self, node: str, wanted: SysEvents, max_levels: int, ports: list[int], routes: RouteTable, epochs: Epochs
+    ) -> None:
+        self._prefix = f"$SYS/brokers/{node}/clients/".encode()
+        self._max_levels = max_levels
+        self._ports = ports
+        self._routes = routes
+        self._epochs = epochs
+        self.epoch = -1
+        """Epoch of `$SYS` as of which it is known who listens."""
+        self._wanted = {KIND_CONNECTED: wanted.client_connected, KIND_DISCONNECTED: wanted.client_disconnected}
+        self._filters: dict[int, list[bytes]] = {kind: [] for kind in WORDS}
+        self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+    def message(self, event: ClientEvent) -> tuple[bytes, bytes] | None:
+        """The message about an event, or None if nobody would get it."""
+        if not self._wanted.get(event.kind) or not event.client_id:
+            return None
+        filters = self._filters[event.kind]
+        if not filters:
+            return None
+        topic = self._prefix + event.client_id + b"/" + WORDS[event.kind].encode()
+        if not self._fits(topic) or not self._is_heard(topic, filters):
+            return None
+        fields = self._connected(event) if event.kind == KIND_CONNECTED else self._disconnected(event)
+        return topic, self._encode(fields).encode()
+
+    def _fits(self, topic: bytes) -> bool:
+        """Whether it is a topic at all: client ids may hold + and #, many slashes, and be as long as a topic may be."""
+        try:
+            check_topic_name(topic, self._max_levels)
+        except MqttError:
+            return False
+        return len(topic) <= TOPIC_MAX
+
+    def _is_heard(self, topic: bytes, filters: list[bytes]) -> bool:
+        if len(filters) <= FEW:
+            return any(matches(filter, topic) for filter in filters)
+        match = self._routes.match(topic)
+        return bool(match.destinations or match.groups)
+
+    @property
+    def listened_to(self) -> bool:
+        """Whether anybody subscribes to messages about clients, as of the last refresh()."""
+        return any(filters and self._wanted[kind] for kind, filters in self._filters.items())
+
+    def refresh(self) -> bool:
+        """Finds out again who listens, if subscriptions to `$SYS` have changed; whether they have."""
+        epoch = self._epochs.of(SYS)
+        if epoch == self.epoch:
+            return False
+        self.epoch = epoch  # taken before the search: what changes meanwhile moves it again
+        for kind, word in WORDS.items():
+            sample = (self._prefix + b"id/" + word.encode()).split(b"/")
+            with closing(self._routes.filters(SYS)) as all_of_them:
+                found = (filter for filter in all_of_them if _may_match(filter.split(b"/"), sample))
+                self._filters[kind] = list(islice(found, FEW + 1))  # more than FEW: there are others
+        return True
+
+    def _connected(self, event: ClientEvent) -> dict[str, object]:
+        return {
+            **_identity(event),
+            "sockport": self._ports[event.listener],
+            "keepalive": event.keepalive_s,
+            "connack": 0,
+            "clean_start": event.clean_start,
+            "expiry_interval": event.expiry_s,
+            "connected_at": event.at_ms,
+            "ts": time.time_ns() // 1_000_000,
+        }
+
+    def _disconnected(self, event: ClientEvent) -> dict[str, object]:
+        return {
+            **_identity(event),
+            "reason": _reason(event),
+            "disconnected_at": event.at_ms,
+            "ts": time.time_ns() // 1_000_000,
+        }
+
+
+def _identity(event: ClientEvent) -> dict[str, object]:
+    return {
+        "clientid": event.client_id.decode(errors="replace"),
+        "username": event.username.decode(errors="replace") or None,
+        "ipaddress": event.peer.rpartition(":")[0].strip("[]"),
+        "proto_name": "MQIsdp" if event.version == 3 else "MQTT",
+        "proto_ver": event.version,
+    }
+
+
+def _reason(event: ClientEvent) -> str:
+    if event.side < len(SIDES) and SIDES[event.side] == "network":
+        return PEER_WENT
+    code = event.reason_code
+    return REASONS.get(code) or (REASON_CODES[code][0] if code in REASON_CODES else f"0x{code:02x}")
+
+
+def _may_match(levels: list[bytes], sample: list[bytes]) -> bool:
+    """Whether a filter may match a topic like `sample`, whose client id may be anything and have several levels."""
+    for level, word in zip(levels[:4], sample[:4], strict=False):
+        if level == b"#":
+            return True
+        if level not in (b"+", word):
+            return False
+    return len(levels) > 4 and levels[-1] in (b"#", b"+", sample[-1])
