@@ -25,8 +25,8 @@ from shm.counters cimport (
 from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
-from shardbroker.mqtt.packets import Connack, encode_properties
-from shardbroker.mqtt.spec import PropertyId, ReasonCode, connack_return_code
+from shardbroker.mqtt.packets import Connack, Puback, Pubcomp, Pubrec, Pubrel, Suback, Unsuback, encode_properties
+from shardbroker.mqtt.spec import REASON_CODES, PropertyId, ReasonCode, connack_return_code
 from shardbroker.mqtt.topics import check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
 
 __all__ = ["Channel"]
@@ -293,17 +293,21 @@ cdef class Channel(Link):
         core.count(MESSAGES_RECEIVED)
         core.count(MESSAGES_QOS0_RECEIVED + view.qos)
         if view.payload_format and not is_text(view.payload, view.payload_size):
-            return self.reject_publish(&view, PAYLOAD_FORMAT_INVALID)
+            return self.reject_publish(
+                &view, PAYLOAD_FORMAT_INVALID, "the payload is not UTF-8, as its Payload Format Indicator says")
         if view.topic_size > 4 and entry.topic.startswith(SYS):
-            return self.reject_publish(&view, NOT_AUTHORIZED)      # the broker's own topics
+            return self.reject_publish(&view, NOT_AUTHORIZED, "topics below $SYS/ are the broker's own")
         if view.qos == 2:
             arrival = self.session.receive_qos2(view.packet_id, view.dup)
             if arrival == QOS2_FULL:
                 core.count(MESSAGES_DROPPED_RECEIVE_MAXIMUM)
                 raise MqttError(RECEIVE_MAXIMUM_EXCEEDED, f"more than {core.max_awaiting_rel} QoS 2 messages await PUBREL")
+            if arrival == QOS2_IN_USE:
+                self.report_failure(Pubrec, view.packet_id, PACKET_ID_IN_USE, PACKETS_PUBREC_SENT,
+                                    f"packet id {view.packet_id} is in use")
+                return True
             if arrival != QOS2_NEW:
-                self.ack(PUBREC_FIRST, view.packet_id, PACKET_ID_IN_USE if arrival == QOS2_IN_USE else SUCCESS,
-                         PACKETS_PUBREC_SENT)
+                self.ack(PUBREC_FIRST, view.packet_id, SUCCESS, PACKETS_PUBREC_SENT)
                 return True
         publication.topic = view.topic
         publication.topic_size = view.topic_size
@@ -331,15 +335,15 @@ cdef class Channel(Link):
             self.ack(PUBREC_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBREC_SENT)
         return True
 
-    cdef bint reject_publish(self, PublishView* view, uint8_t reason_code) except -1:
+    cdef bint reject_publish(self, PublishView* view, uint8_t reason_code, str reason) except -1:
         """Acknowledged as failed in 5.0, as done in 3.x [MQTT-3.3.5-2]; delivered to nobody."""
         self.core.count(PACKETS_PUBLISH_ERROR)
         if view.qos == 1:
-            self.ack(PUBACK_FIRST, view.packet_id, reason_code, PACKETS_PUBACK_SENT)
+            self.report_failure(Puback, view.packet_id, reason_code, PACKETS_PUBACK_SENT, reason)
         elif view.qos == 2:
             if self.version < 5:
                 self.session.receive_qos2(view.packet_id, view.dup)
-            self.ack(PUBREC_FIRST, view.packet_id, reason_code, PACKETS_PUBREC_SENT)
+            self.report_failure(Pubrec, view.packet_id, reason_code, PACKETS_PUBREC_SENT, reason)
         return True
 
     cdef bytes incoming_topic(self, PublishView* view):
@@ -377,14 +381,16 @@ cdef class Channel(Link):
             if not self.session.pubrec(view.packet_id, view.reason_code):
                 self.core.count(PACKETS_PUBREC_MISSED)
                 if view.reason_code < UNSPECIFIED_ERROR:
-                    self.ack(PUBREL_FIRST, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBREL_SENT)
+                    self.report_failure(Pubrel, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBREL_SENT,
+                                        f"no message with packet id {view.packet_id} is in flight")
         elif kind == PUBREL:
             self.core.count(PACKETS_PUBREL_RECEIVED)
             if self.session.pubrel(view.packet_id):
                 self.ack(PUBCOMP_FIRST, view.packet_id, SUCCESS, PACKETS_PUBCOMP_SENT)
             else:
                 self.core.count(PACKETS_PUBREL_MISSED)
-                self.ack(PUBCOMP_FIRST, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBCOMP_SENT)
+                self.report_failure(Pubcomp, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBCOMP_SENT,
+                                    f"no message with packet id {view.packet_id} is in flight")
         else:
             self.core.count(PACKETS_PUBCOMP_RECEIVED)
             if not self.session.pubcomp(view.packet_id):
@@ -397,6 +403,17 @@ cdef class Channel(Link):
         self.core.count(counter)
         self.touch()
         return 0
+
+    cdef int report_failure(self, object kind, int packet_id, object outcome, int counter, str reason) except -1:
+        """kind(packet_id, outcome): an acknowledgement that says what failed; to a 5.0 client also in words, if it wants them
+        [MQTT-3.1.2-29] and takes a packet of that size [MQTT-3.4.2-2] [MQTT-3.5.2-2] [MQTT-3.6.2-2] [MQTT-3.7.2-2]
+        [MQTT-3.9.2-1] [MQTT-3.11.2-1]."""
+        cdef bytes encoded
+        if self.version == 5 and self.problem_information:
+            encoded = kind(packet_id, outcome, {PropertyId.REASON_STRING: reason_text(reason)}).encode(5)
+            if not self.max_packet or <uint32_t>len(encoded) <= self.max_packet:
+                return self.reply(counter, encoded)
+        return self.reply(counter, kind(packet_id, outcome, None).encode(self.version))
 
     cdef int reply(self, int counter, bytes packet) except -1:
         self.out.append(PyBytes_AS_STRING(packet), PyBytes_GET_SIZE(packet))
@@ -459,9 +476,12 @@ cdef class Channel(Link):
         self.suback_waits = False
         if self.state != CONNECTED:
             return
-        if self.version < 5:
-            codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
-        self.answer_codes(SUBACK_FIRST, <uint16_t>packet_id, codes, PACKETS_SUBACK_SENT)
+        if max(codes) < UNSPECIFIED_ERROR:
+            self.answer_codes(SUBACK_FIRST, <uint16_t>packet_id, codes, PACKETS_SUBACK_SENT)
+        else:
+            if self.version < 5:
+                codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
+            self.report_failure(Suback, packet_id, codes, PACKETS_SUBACK_SENT, failed_filters(codes))
         self.shard.start_replay(self.session, replays)
 
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1:
@@ -473,8 +493,10 @@ cdef class Channel(Link):
                 codes.append(0 if self.shard.unsubscribe(self.session, wire_filter, 0) else 0x11)
             except MqttError as error:
                 codes.append(error.reason_code)
-        return self.answer_codes(
-            UNSUBACK_FIRST, packet.packet_id, bytes(codes) if self.version == 5 else b"", PACKETS_UNSUBACK_SENT)
+        if max(codes) < UNSPECIFIED_ERROR:
+            return self.answer_codes(
+                UNSUBACK_FIRST, packet.packet_id, bytes(codes) if self.version == 5 else b"", PACKETS_UNSUBACK_SENT)
+        return self.report_failure(Unsuback, packet.packet_id, bytes(codes), PACKETS_UNSUBACK_SENT, failed_filters(codes))
 
     cdef int answer_codes(self, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1:
         write_codes(self.out, first, packet_id, codes, self.version)
@@ -515,7 +537,7 @@ cdef class Channel(Link):
         """DISCONNECT to a 5.0 client that has its CONNACK [MQTT-3.14.0-1]."""
         if self.version < 5 or self.state != CONNECTED:
             return 0
-        properties = {PropertyId.REASON_STRING: reason.encode()[:REASON_BYTES]} if reason else None
+        properties = {PropertyId.REASON_STRING: reason_text(reason)} if reason else None
         encoded = Disconnect(reason_code, properties).encode(5)
         if self.max_packet and <uint32_t>len(encoded) > self.max_packet:
             encoded = Disconnect(reason_code, None).encode(5)                  # [MQTT-3.14.2-3]
@@ -576,6 +598,19 @@ cdef class Channel(Link):
 
 REASON_BYTES = 200
 """Longest Reason String sent, bytes."""
+
+
+cdef bytes reason_text(str reason):
+    """A Reason String, cut between two characters."""
+    return reason.encode()[:REASON_BYTES].decode(errors="ignore").encode()
+
+
+cdef str failed_filters(codes):
+    """Which filters of a SUBSCRIBE or UNSUBSCRIBE failed, and how."""
+    return "; ".join([
+        f"filter {number}: {REASON_CODES[code][0].replace('_', ' ')}"
+        for number, code in enumerate(codes, 1) if code >= UNSPECIFIED_ERROR
+    ])
 
 
 cdef bint is_text(const uint8_t* payload, uint32_t size):

@@ -28,6 +28,7 @@ class Subscriptions:
         self.epochs.bump_of(filter)
 
     def heard(self, client_id: bytes = b"c", kind: int = KIND_CONNECTED) -> bool:
+        self.topics.refresh()
         return self.topics.message(ClientEvent(kind, 0, 0, 5, 60, 1, client_id, "127.0.0.1:5", "")) is not None
 
 
