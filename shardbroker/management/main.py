@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import uvloop
-from shm.counters import RETAINED, Counters, ProcessState
+from shm.counters import HISTOGRAMS, RETAINED, Counters, ProcessState
 from shm.epochs import Epochs
 from shm.events import EventError, unpack_event
 from shm.records import encode_publish, event_payload
@@ -171,6 +171,8 @@ class _Manager:
         self._report_lost(totals["events.dropped"])
         yield from self._topics.identity()
         yield from self._topics.statistics(totals, self._routes.count())
+        for name in HISTOGRAMS:
+            yield from self._topics.latencies(name, self._counters.buckets(name))
 
     def _report_lost(self, events_dropped: int) -> None:
         lost = events_dropped - self._events_lost

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardbroker import __version__
 
@@ -22,6 +22,13 @@ STATS = {
 """Gauge -> topic below `stats/`; each has a `max` beside its `count`."""
 
 
+PERCENTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+"""Last level -> part of the values that are not above it."""
+
+Buckets = Sequence[tuple[int, int]]
+"""Greatest value and count of each bucket of a histogram, ascending, as Counters.buckets()."""
+
+
 class SysTopics:
     """Makes (topic, payload) pairs; remembers the start time and the highest values seen."""
 
@@ -30,6 +37,7 @@ class SysTopics:
         self._node = node
         self._started_at = started_at
         self._max: dict[str, int] = {}
+        self._counted: dict[str, dict[int, int]] = {}
 
     def heartbeat(self) -> Iterator[tuple[str, str]]:
         """Uptime in seconds, and the time."""
@@ -54,3 +62,21 @@ class SysTopics:
                 yield f"{self._prefix}/stats/{topic.removesuffix('count')}max", str(self._max[name])
             elif not name.endswith(".count"):
                 yield f"{self._prefix}/metrics/{name.replace('.', '/')}", str(value)
+
+    def latencies(self, name: str, buckets: Buckets) -> Iterator[tuple[str, str]]:
+        """Percentiles of a histogram below metrics/, of the values since the round before: those of a whole life hardly move."""
+        before = self._counted.get(name, {})
+        self._counted[name] = dict(buckets)
+        new = [(greatest, count - before.get(greatest, 0)) for greatest, count in buckets]
+        for word, part in PERCENTILES.items():
+            yield f"{self._prefix}/metrics/{name.replace('.', '/')}/{word}", str(_percentile(new, part))
+
+
+def _percentile(buckets: Buckets, part: float) -> int:
+    """The greatest value of the bucket that this part of all values is reached in; 0 without values."""
+    left = part * sum(count for _, count in buckets)
+    for greatest, count in buckets:
+        left -= count
+        if count and left <= 0:
+            return greatest
+    return 0

@@ -45,3 +45,17 @@ def test_max_remembers_the_highest() -> None:
 def test_every_subscription_is_a_subscriber() -> None:
     given = totals(subscriptions__count=3, subscriptions__shared__count=4)
     assert dict(SysTopics("n@1", 0.0).statistics(given, 0))[f"{PREFIX}/stats/subscribers/count"] == "7"
+
+
+def test_latencies_are_those_since_the_round_before() -> None:
+    topics = SysTopics("n@1", 0.0)
+
+    def latencies(*buckets: tuple[int, int]) -> dict[str, str]:
+        found = topics.latencies("ring.hop_us", buckets)
+        return {topic.removeprefix(f"{PREFIX}/metrics/ring/hop_us/"): value for topic, value in found}
+
+    assert latencies() == {"p50": "0", "p99": "0", "max": "0"}
+    assert latencies((5, 99), (1000, 1)) == {"p50": "5", "p99": "5", "max": "1000"}
+    assert latencies((5, 99), (7, 1), (1000, 1)) == {"p50": "7", "p99": "7", "max": "7"}
+    assert latencies((5, 99), (7, 1), (9, 50), (1000, 51)) == {"p50": "9", "p99": "1000", "max": "1000"}
+    assert latencies((5, 99), (7, 1), (9, 50), (1000, 51)) == {"p50": "0", "p99": "0", "max": "0"}

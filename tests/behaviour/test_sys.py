@@ -1,4 +1,4 @@
-"""$SYS messages about clients that come and go."""
+"""$SYS: messages about clients that come and go, and statistics that workers write into shared memory."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import AnyBroker, Broker, Client, Disconnect, Publish
+from tests.harness import AnyBroker, Broker, Client, Disconnect, Publish, client_id_on
 
 Connect = Callable[..., Client]
 
@@ -123,3 +123,19 @@ def test_they_can_be_switched_off(broker_with: Callable[..., Broker], connect: C
     with connect(on=own) as client:
         client.disconnect()
     assert next_event(watcher, client.client_id)[0].endswith("/disconnected")
+
+
+def test_latencies(broker_with: Callable[..., Broker], connect: Connect, topic: str) -> None:
+    own = broker_with(sys__msg_interval="300ms", workers=2)
+    watcher, publisher = connect(on=own, client_id=client_id_on(0, 2)), connect(on=own, client_id=client_id_on(1, 2))
+    watcher.subscribe([("$SYS/brokers/+/metrics/ring/hop_us/+", 0), ("$SYS/brokers/+/metrics/pass_us/+", 0), (topic, 0)])
+    found: dict[str, int] = {}
+    deadline = time.monotonic() + 10
+    while len([name for name, value in found.items() if value]) < 6:
+        assert time.monotonic() < deadline, found
+        publisher.publish(topic, b"x", 1)  # through the ring between the two workers
+        while isinstance(message := watcher.recv(0.05), Publish):
+            if message.topic != topic:
+                found[message.topic.partition("/metrics/")[2]] = int(message.payload)
+    assert set(found) == {f"{name}/{word}" for name in ("ring/hop_us", "pass_us") for word in ("p50", "p99", "max")}
+    assert all(value < 10_000_000 for value in found.values())
