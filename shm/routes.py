@@ -19,7 +19,7 @@ Invariants: a text in "long" has as many references as there are values whose ke
 the last of them; every change is one transaction, so readers see all of it or nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -321,7 +321,7 @@ class RouteTable:
 
     # --- looking around -----------------------------------------------------------------------------------------
 
-    def filters(self, below: bytes = b"") -> Iterator[bytes]:
+    def filters(self, below: bytes = b"") -> Generator[bytes, None, None]:
         """Every filter with a route, exact ones first, as of one snapshot; ends soon, for it holds a read transaction.
 
         `below`: only those that start with these bytes, a few whole levels and a slash. Others are not looked at, but for exact
