@@ -35,7 +35,7 @@ debug: install
 	find build/debug -name '*.so' -delete -o -name '*.c' -delete
 	cd build/debug && SHARDBROKER_DEBUG=1 $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace >/dev/null 2>&1
 	cd build/debug && $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)
-	cd build/debug && $(CURDIR)/$(BIN)/python -m tests.sim.simulator --steps 5000 --seconds 10
+	cd build/debug && $(CURDIR)/$(BIN)/python -m tests.sim.simulator --seed 1 --steps 5000 --seconds 10
 
 sim: install
 	$(BIN)/python -m tests.sim.simulator --steps 5000 --seconds $(or $(SECONDS),60)

@@ -13,7 +13,7 @@ __all__ = [
 
 KIND_CONNECTED = int(EVENT_CONNECTED)
 KIND_DISCONNECTED = int(EVENT_DISCONNECTED)
-EXPIRY_NEVER = int(EVENT_EXPIRY_NEVER)
+EXPIRY_NEVER = int(<uint32_t>EVENT_EXPIRY_NEVER)
 """Seconds, MQTT 5.0 §3.1.2.11.2."""
 SIDES = ("client", "server", "network")
 """Who ended the connection."""

@@ -1,8 +1,8 @@
 """$SYS messages about single clients that come and go, with EMQX's topics and fields; made only while somebody would get them.
 
-Whether anybody subscribes is known from the epoch of `$SYS`: the route table is searched again when it has moved, and the workers send
-no events of clients that come while it has not and nobody listened. A subscriber has its SUBACK after the epoch moved, so it misses
-nothing that happens from then on.
+Whether anybody subscribes is known from the epoch of `$SYS`: the route table is searched again when it has moved, and the workers
+send no events of clients that come while it has not and nobody listened. A subscriber has its SUBACK after the epoch moved, so it
+misses nothing that happens from then on.
 """
 
 import json
@@ -11,12 +11,12 @@ from contextlib import closing
 from itertools import islice
 
 from shm.epochs import Epochs
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent
 
 from shardbroker.config.settings import SysEvents
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import REASON_CODES
 from shardbroker.mqtt.topics import check_topic_name
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent
 from shm.routes import RouteTable, matches
 
 __all__ = ["ClientTopics"]

@@ -31,9 +31,7 @@ class FakeBroker:
     `descriptors` is the acceptor's limit of open files; below 0, how many it may open beyond those it has.
     """
 
-    def __init__(
-        self, workers: int = 2, listener: dict[str, Any] | None = None, descriptors: int = 0, **mqtt: Any
-    ) -> None:
+    def __init__(self, workers: int = 2, listener: dict[str, Any] | None = None, descriptors: int = 0, **mqtt: Any) -> None:
         settings = SimpleNamespace(
             mqtt=SimpleNamespace(**{"idle_timeout": 15.0, "max_packet_size": 1 << 20} | mqtt),
             listeners={"default": SimpleNamespace(**{"max_connections": 0, "max_conn_rate": math.inf} | (listener or {}))},

@@ -6,10 +6,10 @@ from uuid import uuid4
 
 import pytest
 from shm.epochs import Epochs
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent
 
 from shardbroker.config.settings import SysEvents
 from shardbroker.management.client_topics import ClientTopics
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent
 from shm.routes import RouteChange, RouteTable, worker_destination
 
 CLIENTS = b"$SYS/brokers/n@1/clients/"

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from shardbroker.management.lines import client_line, escaped, stamp
 from shm.events import EXPIRY_NEVER, KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent, EventError, pack_event, unpack_event
 

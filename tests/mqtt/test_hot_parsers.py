@@ -232,11 +232,12 @@ def test_a_changed_acknowledgement(packet: Any, flags: int, edits: list[tuple[st
         assert version < 5 or [(type(one), one.reason_code) for one in answers] == [(mqtt.Disconnect, error.reason_code)]
         return
     assert not ended
-    code = NOT_FOUND if version == 5 else 0
+    reason = f"no message with packet id {packet.packet_id} is in flight".encode()
+    outcome = (NOT_FOUND, {PropertyId.REASON_STRING: reason}) if version == 5 else (0, None)
     if isinstance(packet, mqtt.Pubrel):
-        assert answers == [mqtt.Pubcomp(packet.packet_id, code)]
+        assert answers == [mqtt.Pubcomp(packet.packet_id, *outcome)]
     elif isinstance(packet, mqtt.Pubrec) and packet.reason_code < 0x80:
-        assert answers == [mqtt.Pubrel(packet.packet_id, code)]
+        assert answers == [mqtt.Pubrel(packet.packet_id, *outcome)]
     else:
         assert answers == []
 

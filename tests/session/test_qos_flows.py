@@ -14,6 +14,7 @@ from shardbroker.worker.sansio import SansIoShard
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
+from shardbroker.mqtt.spec import PropertyId
 from tests.sim.simulator import MemoryRoutes
 
 TOPICS = (b"flow/a", b"flow/b")
@@ -24,6 +25,14 @@ IDS = st.integers(1, 6)
 VERSIONS = st.sampled_from([3, 4, 5])
 RECEIVE_MAXIMA = st.sampled_from([1, 2, 5, 65535])
 WIDE = 65535
+
+
+def failure(kind: Any, packet_id: int, code: int, reason: str) -> Any:
+    return kind(packet_id, code, {PropertyId.REASON_STRING: reason.encode()})
+
+
+def unknown(kind: Any, packet_id: int) -> Any:
+    return failure(kind, packet_id, NOT_FOUND, f"no message with packet id {packet_id} is in flight")
 
 
 class Connection:
@@ -117,8 +126,9 @@ class QosFlows(RuleBasedStateMachine):
         if packet_id in self.awaiting:
             again = self.awaiting[packet_id]
             self.publisher.send(mqtt.Publish(again.topic, again.payload, 2, False, dup, packet_id))
-            code = 0 if dup or self.publisher.version < 5 else IN_USE
-            assert self.publisher.received() == [mqtt.Pubrec(packet_id, code)]
+            done = dup or self.publisher.version < 5
+            answer = mqtt.Pubrec(packet_id) if done else failure(mqtt.Pubrec, packet_id, IN_USE, f"packet id {packet_id} is in use")
+            assert self.publisher.received() == [answer]
         elif len(self.awaiting) == MAX_AWAITING_REL:
             self.publisher.send(mqtt.Publish(topic, b"too many", 2, False, dup, packet_id))
             answers = self.publisher.received()
@@ -135,7 +145,7 @@ class QosFlows(RuleBasedStateMachine):
     def release(self, packet_id: int) -> None:
         self.publisher.send(mqtt.Pubrel(packet_id))
         known = self.awaiting.pop(packet_id, None) is not None or self.publisher.version < 5
-        assert self.publisher.received() == [mqtt.Pubcomp(packet_id, 0 if known else NOT_FOUND)]
+        assert self.publisher.received() == [mqtt.Pubcomp(packet_id) if known else unknown(mqtt.Pubcomp, packet_id)]
 
     def _message(self, topic: bytes, qos: int, packet_id: int, dup: bool) -> mqtt.Publish:
         self.number += 1
@@ -217,7 +227,8 @@ class QosFlows(RuleBasedStateMachine):
         packets = self.subscriber.received()
         if found is None or found[1] == 1:
             if code < 0x80:
-                assert packets.pop(0) == mqtt.Pubrel(packet_id, NOT_FOUND if self.subscriber.version == 5 else 0)
+                knows_reasons = self.subscriber.version == 5
+                assert packets.pop(0) == (unknown(mqtt.Pubrel, packet_id) if knows_reasons else mqtt.Pubrel(packet_id))
         elif code < 0x80:
             found[2] = True
             assert packets.pop(0) == mqtt.Pubrel(packet_id)
