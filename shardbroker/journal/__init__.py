@@ -1,0 +1,1 @@
+"""Journals: what happened on a worker, in order, on disk."""
