@@ -16,6 +16,7 @@ __all__ = [
     "CODEC_LOST",
     "CODEC_PLAIN",
     "FORMAT_VERSION",
+    "INCARNATION_STEP",
     "MAX_BODY_BYTES",
     "SEGMENT_HEADER_BYTES",
     "SEGMENT_MAGIC",
@@ -41,7 +42,8 @@ CODEC_LOST = 1
 _SEGMENT = struct.Struct("<8sHHHHHHIQQQQII")
 _BLOCK = struct.Struct("<4sIIIQQQBBHI")
 _NAME = re.compile(r"([0-9]{20})\.sbj", re.ASCII)
-_INCARNATION_BITS = 32
+INCARNATION_STEP = 1 << 32
+"""The first sequence of an incarnation is a multiple of it."""
 assert _SEGMENT.size == SEGMENT_HEADER_BYTES and _BLOCK.size == BLOCK_HEADER_BYTES
 
 
@@ -155,4 +157,4 @@ def next_incarnation_start(end_sequence: int) -> int:
     More than 2^32 further on, at a multiple of it: whatever a power cut took back, and an export may have seen already, never
     shares its numbers with other records. Only a journal without any segment begins at 0.
     """
-    return ((end_sequence >> _INCARNATION_BITS) + 2) << _INCARNATION_BITS
+    return (end_sequence // INCARNATION_STEP + 2) * INCARNATION_STEP

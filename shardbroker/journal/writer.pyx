@@ -92,6 +92,7 @@ cdef void* sync_loop(void* argument) noexcept nogil:
 cdef class Writer:
     """Appends records to the journal in `directory`; made by `shardbroker.journal.open_journal`.
 
+    directory_fd: the directory, locked; closed, and so unlocked, by `close`.
     sync: group commit; `durable` then follows fdatasync, else the kernel having taken the block. bell: an eventfd to write when a
     sync is done, so that the loop wakes and seals again; -1: none. first_sequence and previous_end: see the format.
     """
@@ -100,7 +101,7 @@ cdef class Writer:
         self.fd = self.directory_fd = self.unsynced_fd = -1
 
     def __init__(
-        self, directory, uint64_t incarnation, uint64_t first_sequence, uint64_t previous_end, *, uint16_t worker=0,
+        self, directory, int directory_fd, uint64_t incarnation, uint64_t first_sequence, uint64_t previous_end, *, uint16_t worker=0,
         uint16_t workers=1, uint16_t node_id=0, size_t segment_bytes=SEGMENT_BYTES, size_t block_bytes=BLOCK_BYTES,
         size_t pending_max=PENDING_MAX, bint sync=False, int bell=-1,
     ):
@@ -114,7 +115,7 @@ cdef class Writer:
         self.segment_bytes = segment_bytes
         self.block_bytes = block_bytes
         self.pending_max = pending_max
-        self.directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.directory_fd = directory_fd
         self.data = <uint8_t*>malloc(FIRST_CAPACITY)
         if self.data == NULL:
             raise MemoryError(f"no memory for a journal's buffer of {FIRST_CAPACITY} bytes")

@@ -1,0 +1,63 @@
+"""Opening a journal for writing."""
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+from shardbroker.journal.errors import JournalBusy
+from shardbroker.journal.layout import next_incarnation_start, segment_paths, segment_start
+from shardbroker.journal.reader import find_end
+from shardbroker.journal.writer import BLOCK_BYTES, PENDING_MAX, SEGMENT_BYTES, Writer
+
+__all__ = ["lock", "open_journal"]
+
+
+def lock(directory: Path) -> int:
+    """A descriptor of the directory with its lock; closing it unlocks. Raises JournalBusy, OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise JournalBusy(f"{directory} is in use: a broker runs, or another repair") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_journal(
+    directory: Path,
+    *,
+    worker: int = 0,
+    workers: int = 1,
+    node_id: int = 0,
+    segment_bytes: int = SEGMENT_BYTES,
+    block_bytes: int = BLOCK_BYTES,
+    pending_max: int = PENDING_MAX,
+    sync: bool = False,
+    bell: int = -1,
+) -> Writer:
+    """A writer behind whatever is in `directory`, which is made if it is not there.
+
+    What is there is left as it is: a new incarnation has segments of its own. Opens no segment yet, so a full or read-only disk
+    is found by the first `seal`. Raises JournalBusy if somebody writes to it, OSError if the directory cannot be made or read.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = lock(directory)
+    try:
+        paths = segment_paths(directory)
+        try:
+            end = find_end(directory)
+        except OSError:
+            # It cannot be read now, but its name says where it begins, and incarnations begin far behind each other.
+            end = segment_start(paths[-1]) if paths else None
+        return Writer(
+            directory, fd, secrets.randbits(64), 0 if end is None else next_incarnation_start(end), end or 0,
+            worker=worker, workers=workers, node_id=node_id, segment_bytes=segment_bytes, block_bytes=block_bytes,
+            pending_max=pending_max, sync=sync, bell=bell,
+        )  # fmt: skip
+    except BaseException:
+        os.close(fd)
+        raise
