@@ -21,9 +21,11 @@ Modules: `schema` (records), `layout` (headers), `cbor`, `encode`, `writer` (com
 The format is docs/journal-format.md.
 """
 
-from shardbroker.journal.errors import JournalBusy, JournalError, JournalMissing
+from shardbroker.journal.errors import JournalBusy, JournalError, JournalMissing, JournalTooNew
 from shardbroker.journal.opening import lock, open_journal
 from shardbroker.journal.reader import Block, Damage, find_end, journal_directories, read, read_segment
+from shardbroker.journal.repair import Report, repair, verify
+from shardbroker.journal.retention import Removed, apply_retention
 from shardbroker.journal.writer import Writer
 
 __all__ = [
@@ -32,11 +34,17 @@ __all__ = [
     "JournalBusy",
     "JournalError",
     "JournalMissing",
+    "JournalTooNew",
+    "Removed",
+    "Report",
     "Writer",
+    "apply_retention",
     "find_end",
     "journal_directories",
     "lock",
     "open_journal",
     "read",
     "read_segment",
+    "repair",
+    "verify",
 ]

@@ -2,10 +2,11 @@
 
     JournalError
     ├── JournalBusy     somebody else writes to it, or repairs it
-    └── JournalMissing  there is no journal where one should be
+    ├── JournalMissing  there is no journal where one should be
+    └── JournalTooNew   a later version wrote it
 """
 
-__all__ = ["JournalBusy", "JournalError", "JournalMissing"]
+__all__ = ["JournalBusy", "JournalError", "JournalMissing", "JournalTooNew"]
 
 
 class JournalError(Exception):
@@ -18,3 +19,7 @@ class JournalBusy(JournalError):
 
 class JournalMissing(JournalError):
     """There is no journal here."""
+
+
+class JournalTooNew(JournalError):
+    """A segment of a format or with records of a schema that are not known here; nothing is wrong with it."""

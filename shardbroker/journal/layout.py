@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardbroker.journal.checksum import crc32
+from shardbroker.journal.errors import JournalTooNew
+from shardbroker.journal.schema import SCHEMA_VERSION
 
 __all__ = [
     "BLOCK_HEADER_BYTES",
@@ -60,7 +62,7 @@ class SegmentHeader:
     worker: int = 0
     workers: int = 1
     node_id: int = 0
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
 
     def pack(self) -> bytes:
         """The header with its checksum."""
@@ -72,7 +74,7 @@ class SegmentHeader:
 
     @classmethod
     def unpack(cls, data: bytes) -> "SegmentHeader":
-        """Raises ValueError with what is wrong."""
+        """Raises ValueError with what is wrong, JournalTooNew if nothing is."""
         if len(data) < SEGMENT_HEADER_BYTES:
             raise ValueError(f"the segment header is cut off after {len(data)} bytes")
         (
@@ -83,7 +85,9 @@ class SegmentHeader:
         if crc32(data[: SEGMENT_HEADER_BYTES - 4]) != checksum:
             raise ValueError("the segment header fails its checksum")
         if version != FORMAT_VERSION or size != SEGMENT_HEADER_BYTES:
-            raise ValueError(f"format version {version} is not known here, which is {FORMAT_VERSION}")
+            raise JournalTooNew(f"format version {version} is not known here, which is {FORMAT_VERSION}")
+        if schema > SCHEMA_VERSION:
+            raise JournalTooNew(f"records of schema {schema} are not known here, which is {SCHEMA_VERSION}")
         return cls(incarnation, first, previous, created, worker, workers, node, schema)
 
 

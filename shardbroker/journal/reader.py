@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from shardbroker.journal.errors import JournalTooNew
 from shardbroker.journal.layout import (
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
@@ -27,7 +28,7 @@ from shardbroker.journal.layout import (
     segment_paths,
     segment_start,
 )
-from shardbroker.journal.schema import SCHEMA_VERSION, Record, SchemaError, Value, decode_items
+from shardbroker.journal.schema import Record, SchemaError, Value, decode_items
 
 __all__ = ["Block", "Damage", "find_end", "journal_directories", "read", "read_segment"]
 
@@ -114,10 +115,10 @@ class _Segment:
             self.header = SegmentHeader.unpack(self.bytes_at(0, SEGMENT_HEADER_BYTES))
             if self.header.first_sequence != self.first:
                 self.problem = f"the header begins with {self.header.first_sequence}, the name with {self.first}"
-            elif self.header.schema_version > SCHEMA_VERSION:
-                self.problem = f"records of schema {self.header.schema_version} are not known here, which is {SCHEMA_VERSION}"
         except ValueError as error:
             self.problem = str(error)
+        except JournalTooNew as error:
+            raise JournalTooNew(f"{path}: {error}") from None
         self.incarnation = self.header.incarnation if self.header else None
 
     def bytes_at(self, offset: int, size: int) -> bytes:
@@ -197,7 +198,7 @@ class _Segment:
 
 
 def read_segment(path: Path, known: Iterable[int] = ()) -> Iterator[Block | Damage]:
-    """The valid blocks of one segment, with damage between them. Raises OSError if the file cannot be read.
+    """The valid blocks of one segment, with damage between them. Raises OSError if the file cannot be read, JournalTooNew.
 
     `known`: incarnations of other segments, for the case that the header is damaged. What a damage lost is only known if blocks
     follow it; `read` fills in the rest.
@@ -217,7 +218,7 @@ def read_segment(path: Path, known: Iterable[int] = ()) -> Iterator[Block | Dama
 
 def _after_bad_header(segment: _Segment) -> Iterator[Block | Damage]:
     first = next(segment.next_block(0, segment.incarnation), None) if segment.incarnation is not None else None
-    if first is None or (segment.header is not None and segment.header.schema_version > SCHEMA_VERSION):
+    if first is None:
         yield Damage(segment.path, 0, segment.size, segment.problem, lost_from=segment.first)
         return
     if first.offset <= SEGMENT_HEADER_BYTES:
@@ -257,7 +258,8 @@ def _blocks(segment: _Segment, offset: int, position: int) -> Iterator[Block | D
 def read(directory: Path, start: int = 0) -> Iterator[Block | Damage]:
     """The journal of one worker from the block on that has `start`, without repeats.
 
-    Raises OSError if the directory or a segment cannot be read. A segment that retention removes meanwhile is left out.
+    Raises OSError if the directory or a segment cannot be read, JournalTooNew if a later version wrote it. A segment that retention
+    removes meanwhile is left out.
     """
     paths = segment_paths(directory)
     while len(paths) > 1 and segment_start(paths[1]) <= start:
@@ -302,8 +304,8 @@ def _incarnations(paths: list[Path]) -> dict[Path, SegmentHeader]:
         try:
             with path.open("rb") as file:
                 found[path] = SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES))
-        except (ValueError, FileNotFoundError):
-            continue
+        except (ValueError, FileNotFoundError, JournalTooNew):
+            continue  # `read_segment` says so
     return found
 
 

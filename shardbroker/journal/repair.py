@@ -1,0 +1,192 @@
+"""Checking a journal, and mending it for those who cannot live with damage (the broker can: every reader skips it).
+
+A torn tail is cut off. A segment with damage gets a clean successor of the same name, with the valid blocks and, for what is lost,
+blocks that say so; the segment as it was is set aside as `<name>.damaged`. After that nothing in the journal fails a check.
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardbroker.journal.layout import (
+    CODEC_LOST,
+    INCARNATION_STEP,
+    SEGMENT_HEADER_BYTES,
+    BlockHeader,
+    SegmentHeader,
+    segment_paths,
+    segment_start,
+)
+from shardbroker.journal.opening import lock
+from shardbroker.journal.reader import Block, Damage, read, read_segment
+from shardbroker.journal.schema import SchemaError
+
+__all__ = ["Report", "repair", "verify"]
+
+_MOST_RECORDS = 0xFFFF_FFFF
+"""Records that one block can say are lost."""
+
+
+@dataclass
+class Report:
+    """What a check found."""
+
+    segments: int = 0
+    blocks: int = 0
+    records: int = 0
+    lost: int = 0
+    """Records that an earlier repair has written off."""
+    first_sequence: int | None = None
+    end_sequence: int | None = None
+    damages: list[Damage] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    """Valid blocks whose records are not what the schema allows, which only a faulty writer can make."""
+
+    @property
+    def good(self) -> bool:
+        """Whether there is no damage but a torn tail."""
+        return not self.unreadable and not any(damage.error for damage in self.damages)
+
+
+def verify(directory: Path) -> Report:
+    """Reads everything. Raises OSError."""
+    report = Report(segments=len(segment_paths(directory)))
+    for item in read(directory):
+        if isinstance(item, Damage):
+            report.damages.append(item)
+            continue
+        report.blocks += 1
+        report.first_sequence = item.header.first_sequence if report.first_sequence is None else report.first_sequence
+        report.end_sequence = item.header.end_sequence
+        if item.lost:
+            report.lost += item.header.count
+            continue
+        try:
+            report.records += len(item.items())
+        except SchemaError as error:
+            report.unreadable.append(f"{item.path}: block at {item.offset}: {error}")
+    return report
+
+
+def repair(directory: Path) -> Iterator[str]:
+    """Mends the journal, saying each thing that is done after it was done.
+
+    A crash in between leaves each segment as it was or mended. Raises JournalBusy if somebody writes to it, OSError.
+    """
+    fd = lock(directory)
+    try:
+        damaged: dict[Path, list[Damage]] = {}
+        paths = segment_paths(directory)
+        for item in read(directory):
+            if isinstance(item, Damage):
+                damaged.setdefault(_owner(item, paths), []).append(item)
+        for path, damages in damaged.items():
+            (tail,) = damages if len(damages) == 1 else (None,)
+            if tail is not None and not tail.error and tail.start >= SEGMENT_HEADER_BYTES:
+                os.truncate(path, tail.start)
+                yield f"{path}: cut off {tail.end - tail.start} bytes of a block that was not finished, at {tail.start}"
+            else:
+                yield from _replace(path, damages, paths)
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _owner(damage: Damage, paths: list[Path]) -> Path:
+    """The segment to say it in: records missing before a segment were those of the one before."""
+    at = paths.index(damage.path)
+    return paths[at - 1] if damage.start == damage.end == 0 and not damage.torn and at else damage.path
+
+
+def _replace(path: Path, damages: list[Damage], paths: list[Path]) -> Iterator[str]:
+    aside = _free_name(path)
+    clean = path.with_name(f"{path.name}.repair")
+    lost = 0
+    with open(clean, "wb", opener=_private) as file:
+        for part, count in _clean_parts(path, damages, paths):
+            file.write(part)
+            lost += count
+        file.flush()
+        os.fsync(file.fileno())
+    empty = clean.stat().st_size == 0
+    os.link(path, aside)
+    if empty:
+        clean.unlink()
+        path.unlink()
+    else:
+        os.replace(clean, path)
+    for damage in damages:
+        yield str(damage)
+    yield f"{path}: set aside as {aside.name}" + ("" if empty else f"; in its place is what is valid, and {lost} records are lost")
+
+
+def _clean_parts(path: Path, damages: list[Damage], paths: list[Path]) -> Iterator[tuple[bytes, int]]:
+    """Bytes of the clean segment, and how many records each part says are lost. Nothing if nothing is known of it."""
+    gaps = sorted(
+        (damage.lost_from, damage.lost_to)
+        for damage in damages
+        if damage.lost_from is not None and damage.lost_to is not None and damage.lost_to > damage.lost_from
+    )
+    known = [header.incarnation for header in map(_header, paths) if header is not None]
+    blocks = (item for item in read_segment(path, known) if isinstance(item, Block))
+    first = next(blocks, None)
+    if first is None and not gaps:
+        return
+    header = _header(path)
+    if header is None or header.first_sequence != segment_start(path):
+        header = _made_up_header(path, first, paths)
+    yield header.pack(), 0
+    time_us = first.header.time_us if first is not None else header.created_us
+    while first is not None or gaps:
+        if gaps and (first is None or gaps[0][0] < first.header.first_sequence):
+            start, end = gaps.pop(0)
+            for at in range(start, end, _MOST_RECORDS):
+                count = min(end - at, _MOST_RECORDS)
+                yield BlockHeader(0, count, at, time_us, header.incarnation, CODEC_LOST).pack(b""), count
+        elif first is not None:
+            time_us = first.header.time_us
+            yield first.header.pack(first.body), 0
+            first = next(blocks, None)
+
+
+def _header(path: Path) -> SegmentHeader | None:
+    try:
+        with path.open("rb") as file:
+            return SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES))
+    except (ValueError, FileNotFoundError):
+        return None  # the latter if this repair has found nothing in it
+
+
+def _made_up_header(path: Path, block: Block | None, paths: list[Path]) -> SegmentHeader:
+    """For a damaged one, from the name, the blocks, and the segment before."""
+    first = segment_start(path)
+    at = paths.index(path)
+    before = _header(paths[at - 1]) if at else None
+    same = before is not None and first % INCARNATION_STEP != 0
+    if block is not None:
+        incarnation = block.header.incarnation
+    else:
+        incarnation = before.incarnation if before is not None and same else secrets.randbits(64)
+    end = 0
+    if at:
+        with contextlib.suppress(OSError):
+            found = [item.header.end_sequence for item in read_segment(paths[at - 1]) if isinstance(item, Block)]
+            end = max(found, default=segment_start(paths[at - 1]))
+    created_us = block.header.time_us if block is not None else before.created_us if before is not None else 0
+    worker, workers, node = (before.worker, before.workers, before.node_id) if before is not None else (0, 1, 0)
+    return SegmentHeader(incarnation, first, first if same else end, created_us, worker, workers, node)
+
+
+def _free_name(path: Path) -> Path:
+    for number in range(1000):
+        name = path.with_name(f"{path.name}.damaged" + (f"-{number}" if number else ""))
+        if not name.exists():
+            return name
+    raise FileExistsError(f"{path}.damaged: a thousand of them are there")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
