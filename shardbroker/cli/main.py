@@ -1,4 +1,4 @@
-"""The command `shardbroker`: serve, config, perf. Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
+"""The command `shardbroker`: serve, config, journal, perf. Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardbroker import __version__
+from shardbroker.cli.journal import add_journal
 from shardbroker.config import ConfigError, Loaded, load, reference, show
 
 __all__ = ["main"]
@@ -43,12 +44,14 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text)
         _add_sources(verb)
         verb.set_defaults(run=run)
+    add_journal(commands, _add_sources)
     commands.add_parser("perf", help="load a broker and measure it: perf --help")
     verbs.add_parser("reference", help="print docs/configuration.md").set_defaults(run=_reference)
     return parser
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(load=_load)
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
     parser.add_argument(
         "--listen",
