@@ -16,14 +16,22 @@ MAY_USE = {
     "shardbroker.mqtt": ("shm",),
     "shardbroker.pubsub": ("shardbroker.mqtt", "shm"),
     "shardbroker.session": ("shardbroker.pubsub", "shardbroker.mqtt", "shm"),
+    "shardbroker.journal": ("shm",),
     "acceptor": ("shm",),
-    "shardbroker.worker": ("shardbroker.session", "shardbroker.pubsub", "shardbroker.mqtt", "acceptor", "shm"),
+    "shardbroker.worker": (
+        "shardbroker.session",
+        "shardbroker.pubsub",
+        "shardbroker.mqtt",
+        "shardbroker.journal",
+        "acceptor",
+        "shm",
+    ),
     "shardbroker.config": (),
     "shardbroker.management": ("shardbroker.config", "shardbroker.mqtt", "shm"),
     # It starts the processes, so it knows their entry points.
     "shardbroker.supervisor": ("shardbroker.config", "shardbroker.management", "shardbroker.worker", "acceptor", "shm"),
     "perf": ("shardbroker.mqtt", "shm"),
-    "shardbroker.cli": ("shardbroker.config", "shardbroker.supervisor", "perf", "shm"),
+    "shardbroker.cli": ("shardbroker.config", "shardbroker.supervisor", "shardbroker.journal", "shardbroker.mqtt", "perf", "shm"),
 }
 """Package to the packages below it that it may use. `shardbroker` itself, which holds the version, is open to all."""
 

@@ -155,9 +155,7 @@ def test_repair_while_the_broker_runs(data: Path, capsys: pytest.CaptureFixture[
         (["ls", "--data-dir", "/nowhere"], 1, "/nowhere/journal: there is no such directory"),
     ],
 )
-def test_what_is_wrong_is_said(
-    data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
-) -> None:
+def test_what_is_wrong_is_said(data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str) -> None:
     given = [argument.format(data=data) for argument in arguments]
     found, _, err = run(capsys, *given)
     assert found == code
