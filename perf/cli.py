@@ -2,133 +2,186 @@
 
 import argparse
 import dataclasses
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from perf.compare import DEFAULTS, STANDARD, compare, plan_of
 from perf.engine import LoadError
 from perf.launch import LaunchError, on_core
-from perf.measure import run_plan, sound
-from perf.plan import SCENARIOS, Plan
+from perf.live import Live
+from perf.measure import Result, run_plan, sound
+from perf.options import LOADS, Parser, add_load, add_scenario, number, plan_from
+from perf.page import PageError, write_page
+from perf.plan import Plan, PlanError
 from perf.report import comparison, json_line, table
 
 __all__ = ["main"]
 
 TEXTS = {
+    "conn": "clients that connect and stay, with -t each with a subscription",
+    "sub": "clients that subscribe, and count what comes",
+    "pub": "clients that publish at an interval",
     "p2p": "pairs: publisher n to subscriber n, each pair on its own topic",
     "fanout": "one publisher, all subscribers on its topic",
-    "wildcard": "each publisher goes through many topics, subscribers take them by + and #",
-    "conn": "clients connect, subscribe and disconnect, one after the other in each place",
+    "fanin": "many publishers, few subscribers in one shared subscription",
+    "wildcard": "each publisher goes through many topics, subscribers take them by +",
+    "churn": "pairs, while other clients subscribe and unsubscribe without end",
+    "retained": "subscribers come and get many retained messages",
+    "reconnect": "clients connect, subscribe and disconnect, one after the other in each place",
+    "takeover": "clients connect while another with the same client id is connected",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; `argv` without the program's name."""
-    parser = _parser()
+    parser, verbs = _parser()
     arguments = parser.parse_args(argv)
+    verb = verbs[arguments.verb]
     try:
-        return int(arguments.run(arguments))
-    except (ValueError, TypeError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except (LaunchError, LoadError, OSError, psutil.NoSuchProcess) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return int(arguments.act(arguments))
+    except PlanError as error:
+        verb.error(_as_option(verb, str(error)))
+    except PageError as error:
+        verb.error(str(error))
+    except (LaunchError, LoadError, OSError, psutil.Error) as error:
+        print(f"{verb.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shardbroker perf", description="Load tests of MQTT brokers.")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for scenario in SCENARIOS:
-        _add_scenario(verbs.add_parser(scenario, help=TEXTS[scenario], description=TEXTS[scenario]), scenario)
-    _add_compare(verbs.add_parser("compare", help="two brokers in turn under the same scenarios"))
-    return parser
+def _parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    parser = Parser(prog="shardbroker perf", description="Load tests of MQTT brokers.")
+    subparsers = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
+    verbs: dict[str, argparse.ArgumentParser] = {}
+    for name, text in TEXTS.items():
+        verb = verbs[name] = subparsers.add_parser(name, help=text, description=text)
+        (add_load if name in LOADS else add_scenario)(verb, name, _default(name))
+        verb.set_defaults(act=_run_plan, scenario=name)
+    text = "two brokers in turn under the same scenarios"
+    verbs["compare"] = subparsers.add_parser("compare", help=text, description=text)
+    _add_compare(verbs["compare"])
+    text = "one page of plots and tables, of one or several runs"
+    report = verbs["report"] = subparsers.add_parser("report", help=text, description=text)
+    report.add_argument("files", nargs="+", type=Path, metavar="FILE", help="lines of JSON, as --out and --json give")
+    report.add_argument("--out", type=Path, default=Path("perf.html"), metavar="PAGE", help="the page to write; perf.html")
+    report.add_argument("--title", default="Load test")
+    report.set_defaults(act=_run_report)
+    return parser, verbs
 
 
-def _add_scenario(verb: argparse.ArgumentParser, scenario: str) -> None:
-    default = plan_of(scenario)
-    verb.add_argument("--host", default="127.0.0.1")
-    verb.add_argument("--port", type=int, default=1883)
-    verb.add_argument("--qos", type=int, default=default.qos, help="of messages and subscriptions")
-    verb.add_argument("--version", type=int, default=default.version, help="protocol level, 4 or 5")
-    verb.add_argument("--seconds", type=float, default=default.seconds, help="nothing is published after this long")
-    if scenario == "conn":
-        verb.add_argument("--clients", dest="subscribers", type=int, default=default.subscribers, help="at a time")
-        verb.add_argument("--connections", dest="messages", type=int, default=default.messages, help="in all")
-    else:
-        _add_load(verb, scenario, default)
-    verb.add_argument("--broker-pid", type=int, help="root of the broker's processes: its CPU and memory are measured")
-    verb.add_argument("--core", type=int, help="run on this core")
-    verb.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
-    verb.set_defaults(run=_run_scenario, scenario=scenario)
+def _default(name: str) -> Plan:
+    return Plan(**DEFAULTS[name] | ({"scenario": name} | ({"topic": ("t",)} if name in ("sub", "pub") else {})))
 
 
-def _add_load(verb: argparse.ArgumentParser, scenario: str, default: Plan) -> None:
-    if scenario == "p2p":
-        verb.add_argument("--pairs", dest="subscribers", type=int, default=default.subscribers)
-    else:
-        verb.add_argument("--subscribers", type=int, default=default.subscribers)
-    if scenario == "wildcard":
-        verb.add_argument("--publishers", type=int, default=default.publishers)
-        verb.add_argument("--topics", type=int, default=default.topics, help="of each publisher")
-    verb.add_argument("--messages", type=int, default=default.messages, help="published in all")
-    verb.add_argument("--payload", type=int, default=default.payload, help="bytes")
-    verb.add_argument("--window", type=int, default=default.window, help="undelivered messages per publisher")
-    verb.add_argument("--inflight", type=int, default=default.inflight, help="unacknowledged messages per publisher")
-    verb.add_argument("--rate", type=float, default=default.rate, help="messages a second in all; 0: as fast as it goes")
+def _as_option(verb: argparse.ArgumentParser, text: str) -> str:
+    """An error of the plan in the words of the command line: "others = 0: ..." becomes "argument --clients: 0: ..."."""
+    name, separator, rest = text.partition(" = ")
+    if not separator:
+        name, separator, rest = text.partition(": ")
+    for action in verb._actions:
+        if action.dest == name and action.option_strings:
+            return f"argument {'/'.join(action.option_strings)}: {rest}"
+    return text
 
 
 def _add_compare(verb: argparse.ArgumentParser) -> None:
     own = Path(sys.executable).with_name("shardbroker")
     options = "--listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --acceptors 1"
-    verb.add_argument("--broker", default=f"{own} serve {options}", help="with {port} and {dir} to be filled in")
+    limits = "--set mqtt.max_inflight=1000 --set mqtt.max_mqueue_len=0"
+    verb.add_argument("--broker", default=f"{own} serve {options} {limits}", help="with {port} and {dir} to be filled in")
     verb.add_argument("--against", default="mosquitto -c {conf}", help="the other one; {conf} is a mosquitto.conf")
     verb.add_argument("--scenario", action="append", metavar="NAME[:KEY=VALUE,...]", help=f"default: {' '.join(STANDARD)}")
-    verb.add_argument("--rounds", type=int, default=3)
-    verb.add_argument("--broker-core", type=int, default=0, help="-1: any")
-    verb.add_argument("--load-core", type=int, default=1, help="-1: any")
+    verb.add_argument("--rounds", type=number("", low=1, high=1000), default=3)
+    verb.add_argument("--seconds", type=number("seconds", whole=False, low=0.1), help="of each run, in place of the scenario's")
+    verb.add_argument("--broker-core", type=number("", low=-1, high=4095), default=0, help="-1: any")
+    verb.add_argument("--load-core", type=number("", low=-1, high=4095), default=1, help="-1: any")
     verb.add_argument("--json", action="store_true", help="a line of JSON per run instead of the table")
-    verb.set_defaults(run=_run_compare)
+    verb.add_argument("--out", type=Path, metavar="FILE", help="append the lines of JSON to this file, for `report`")
+    verb.add_argument("--quiet", action="store_true", help="do not show how it goes")
+    verb.set_defaults(act=_run_compare)
 
 
-def _run_scenario(arguments: argparse.Namespace) -> int:
+def _run_plan(arguments: argparse.Namespace) -> int:
     names = [field.name for field in dataclasses.fields(Plan)]
-    given = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
-    values = DEFAULTS[arguments.scenario] | given
-    if arguments.scenario == "p2p":
-        values["publishers"] = values["subscribers"]
-    plan = Plan(**values)
-    with on_core(arguments.core):
-        result = run_plan(plan, arguments.host, arguments.port, arguments.broker_pid)
+    plan = plan_from(arguments, DEFAULTS[arguments.scenario], names)
+    _check_out(arguments.out)
+    # An end from outside is as good as Ctrl-C: what was measured until then is shown.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _core(arguments.core, "--core"), Live(plan.clients) as live:
+        result = run_plan(plan, arguments.host, arguments.port, arguments.broker_pid, None if arguments.quiet else live)
+    _keep(arguments.out, result)
     print(json_line(result) if arguments.json else table(result))
     return 0 if sound(result) else 1
 
 
 def _run_compare(arguments: argparse.Namespace) -> int:
     scenarios = arguments.scenario or list(STANDARD)
-    for scenario in scenarios:
-        plan_of(scenario)  # wrong ones are refused before anything starts
-    if arguments.rounds < 1:
-        raise ValueError(f"--rounds {arguments.rounds}: allowed is 1 or more")
-    cores = [None if core < 0 else core for core in (arguments.broker_core, arguments.load_core)]
+    overrides: dict[str, Any] = {} if arguments.seconds is None else {"seconds": arguments.seconds}
+    try:
+        plans = [plan_of(scenario, overrides) for scenario in scenarios]  # wrong ones are refused before anything starts
+    except PlanError as error:
+        raise PlanError(f"scenario = {error}") from None
+    _check_out(arguments.out)
+    cores = []
+    for option, core in (("--broker-core", arguments.broker_core), ("--load-core", arguments.load_core)):
+        cores.append(None if core < 0 else core)
+        with _core(cores[-1], option):
+            pass
 
-    def started(name: str, scenario: str, number: int) -> None:
-        print(f"round {number + 1} of {arguments.rounds}: {name}, {scenario}", file=sys.stderr, flush=True)
+    def started(name: str, plan: Plan, number: int) -> Live | None:
+        prefix = f"round {number + 1} of {arguments.rounds}, {name}, {plan.scenario}: "
+        if arguments.quiet:
+            return None
+        live = Live(plan.clients, prefix)
+        if not sys.stderr.isatty():
+            print(prefix.rstrip(" :"), file=sys.stderr, flush=True)
+            return None
+        return live
 
-    results = []
+    results: list[tuple[str, Result]] = []
     brokers = (("broker", arguments.broker), ("against", arguments.against))
-    for name, result in compare(brokers, scenarios, arguments.rounds, cores[0], cores[1], started):
+    for name, result in compare(brokers, plans, arguments.rounds, cores[0], cores[1], started):
         results.append((name, result))
+        _keep(arguments.out, result)
         if arguments.json:
             print(json_line(result), flush=True)
     if not arguments.json:
         print(comparison(("broker", "against"), results))
     return 0 if all(sound(result) for name, result in results if name == "broker") else 1
+
+
+def _run_report(arguments: argparse.Namespace) -> int:
+    write_page(arguments.files, arguments.out, arguments.title)
+    print(arguments.out)
+    return 0
+
+
+def _core(core: int | None, option: str) -> Any:
+    usable = psutil.Process().cpu_affinity()
+    if core is not None and core not in usable:
+        raise PlanError(f"{option} {core}: allowed is {', '.join(map(str, usable))}, the cores that this process may use")
+    return on_core(core)
+
+
+def _check_out(path: Path | None) -> None:
+    """What cannot be written is said before the run, not after it."""
+    if path is not None:
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise PlanError(f"out = {path}: {error.strerror}; allowed is a file that can be written") from None
+
+
+def _keep(path: Path | None, result: Result) -> None:
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json_line(result) + "\n")
 
 
 if __name__ == "__main__":

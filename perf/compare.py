@@ -4,59 +4,93 @@ Each round starts either broker, runs every scenario and ends it; the rounds alt
 drifts on a machine meets both alike. The figures compared are medians over the rounds.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from perf.launch import launched, on_core
+from perf.live import Live
 from perf.measure import Result, run_plan
-from perf.plan import Plan
+from perf.plan import LIMITS, Plan, PlanError
 
-__all__ = ["STANDARD", "compare", "plan_of"]
+__all__ = ["DEFAULTS", "STANDARD", "compare", "plan_of"]
 
 STANDARD = (
-    "p2p:qos=0", "p2p:qos=1", "p2p:qos=2", "fanout", "wildcard:subscribers=10",
-    "p2p:publishers=500,subscribers=500,rate=20000,messages=60000", "conn",
+    "p2p:qos=0,window=2000",
+    "p2p:qos=1,window=2000,inflight=100",
+    "p2p:qos=2,window=2000,inflight=100",
+    "fanout:subscribers=500,window=50",
+    "wildcard:subscribers=20,others=1000,window=500",
+    "p2p:publishers=1000,subscribers=1000,rate=40000,messages=160000",
+    "p2p:publishers=1000,subscribers=1000,rate=20000,messages=80000,qos=1",
+    "reconnect",
+    "conn:others=4000,topic=perf/idle/%i,seconds=1",
 )
 """Scenarios of a comparison, unless others are named."""
 
-DEFAULTS: dict[str, dict[str, int | float]] = {
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "conn": {"publishers": 0, "subscribers": 0, "others": 200, "messages": 0, "seconds": 0, "keepalive": 300},
+    "sub": {"publishers": 0, "subscribers": 200, "messages": 0, "seconds": 0, "keepalive": 300},
+    "pub": {"publishers": 200, "subscribers": 0, "messages": 0, "seconds": 0, "keepalive": 300},
     "p2p": {"messages": 2_000_000, "seconds": 4},
     "fanout": {"publishers": 1, "subscribers": 500, "messages": 4_000, "window": 50, "seconds": 4},
-    "wildcard": {"messages": 1_000_000, "seconds": 4},
-    "conn": {"subscribers": 50, "messages": 20_000, "seconds": 4},
-}
+    "fanin": {"publishers": 500, "subscribers": 5, "messages": 1_000_000, "window": 20, "seconds": 4},
+    "wildcard": {"subscribers": 10, "messages": 1_000_000, "seconds": 4},
+    "churn": {"others": 20, "messages": 2_000_000, "seconds": 4},
+    "retained": {"publishers": 1, "subscribers": 200, "topics": 1_000, "window": 10, "qos": 1, "seconds": 10},
+    "reconnect": {"publishers": 0, "subscribers": 0, "others": 50, "messages": 20_000, "seconds": 4},
+    "takeover": {
+        "publishers": 0, "subscribers": 0, "others": 50, "messages": 10_000, "seconds": 4, "version": 5, "session_expiry": 60,
+    },
+}  # fmt: skip
 """Where a scenario's numbers differ from those of Plan: much enough to be measured with a fast broker, and for a slow one an end
 in time. What is compared does not depend on how many messages were passed on."""
+REALS = ("seconds", "rate", "connect_rate", "change_rate")
+SETTABLE = sorted([*(set(LIMITS) - {"processes"}), "qos", "version", "topic", "client_id"])
+"""What may stand behind a scenario's name."""
 
 
-def plan_of(text: str) -> Plan:
-    """SCENARIO[:NAME=VALUE,...] with the names of Plan. Raises PlanError, ValueError, TypeError."""
+def plan_of(text: str, overrides: Mapping[str, Any] | None = None) -> Plan:
+    """SCENARIO[:NAME=VALUE,...] with the names of Plan. Raises PlanError."""
     scenario, _, rest = text.partition(":")
-    values = dict(DEFAULTS.get(scenario, {}))
-    known = {field.name for field in dataclasses.fields(Plan)} - {"scenario", "run"}
+    values: dict[str, Any] = DEFAULTS.get(scenario, {}) | dict(overrides or {})
     for setting in filter(None, rest.split(",")):
         name, _, value = setting.partition("=")
-        if name not in known:
-            raise ValueError(f"{setting}: allowed are {', '.join(sorted(known))}")
-        values[name] = float(value) if name in ("seconds", "rate") else int(value)
-    return Plan(scenario=scenario, **values)  # type: ignore[arg-type]
+        if name not in SETTABLE:
+            raise PlanError(f"{text}: {setting}: allowed are {', '.join(SETTABLE)}")
+        try:
+            read: Any = _topic if name == "topic" else str if name == "client_id" else float if name in REALS else int
+            values[name] = read(value)
+        except ValueError:
+            raise PlanError(f"{text}: {setting}: allowed is a {'' if name in REALS else 'whole '}number") from None
+    try:
+        return Plan(scenario=scenario, **values)
+    except PlanError as error:
+        raise PlanError(f"{text}: {error}") from None
+
+
+def _topic(text: str) -> tuple[str, ...]:
+    return (text,)
 
 
 def compare(
     brokers: Sequence[tuple[str, str]],
-    scenarios: Sequence[str],
+    plans: Sequence[Plan],
     rounds: int,
     broker_core: int | None,
     load_core: int | None,
-    started: Callable[[str, str, int], None] = lambda name, scenario, number: None,
+    started: Callable[[str, Plan, int], Live | None] = lambda name, plan, number: None,
 ) -> Iterator[tuple[str, Result]]:
-    """Yields (name, result) run by run. `brokers` are (name, command); `started` is told of each run before it begins.
+    """Yields (name, result) run by run. `brokers` are (name, command); `started` is told of each run before it begins, and may
+    return what is to show how it goes.
 
-    Raises LaunchError, LoadError, OSError.
+    Raises PlanError, LaunchError, LoadError, OSError.
     """
     for number in range(rounds):
         for name, command in brokers if number % 2 == 0 else reversed(brokers):
             with launched(command, broker_core) as broker, on_core(load_core):
-                for scenario in scenarios:
-                    started(name, scenario, number)
-                    yield name, run_plan(plan_of(scenario), "127.0.0.1", broker.port, broker.pid) | {"broker": name}
+                for plan in plans:
+                    live = started(name, plan, number)
+                    with live or contextlib.nullcontext():
+                        result = run_plan(plan, "127.0.0.1", broker.port, broker.pid, live)
+                    yield name, result | {"broker": name, "round": number + 1}

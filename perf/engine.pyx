@@ -1,53 +1,53 @@
-"""The load engine: every client of a run in one thread on one epoll.
+"""The load engine: every client of a load process in one thread on one epoll.
 
-One pass: publish what the window, the acknowledgements and the rate allow -> one send per touched client -> epoll_wait -> for
-each readable client one recv into the common buffer, parsed in place.
+One pass: publish what the window, the acknowledgements and the rate allow -> Clients.turn_once.
 
-    payload = | due time, ns of CLOCK_MONOTONIC (8) | publisher (4) | sequence number (4) | filling |     machine byte order
+    payload = | due time, ns (8) | MARK (4) | run (4) | publisher (4) | sequence number (4) | filling |     machine byte order
 
-Clients 0..publishers-1 publish, the others subscribe. A client's bytes in: a packet that is cut off is kept in `rest` until the
-next recv. Its bytes out: `out[sent:size]`; a publisher with more than OUT_MAX unsent bytes waits, so memory is bounded by the plan.
+The due time is CLOCK_MONOTONIC's, for `pub` and `sub`, which may run on two machines, CLOCK_REALTIME's.
+
+Clients 0..publishers-1 publish, then come the subscribers, then the others. `ids` are their numbers in the whole plan, of which
+other processes may have a part. A publisher with more than OUT_MAX unsent bytes waits, so memory is bounded by the plan.
 """
 
-import socket
 import time
+import zlib
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.errno cimport errno
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from perf.clients cimport CLOSED, READY, SUBSCRIBED, SUBSCRIBING, Client, Clients, monotonic_ns
 from perf.histogram cimport Histogram
+from perf.share cimport Share, Totals
 from perf.timer cimport TFD_CLOEXEC, TFD_NONBLOCK, TFD_TIMER_ABSTIME, itimerspec, timerfd_create, timerfd_settime
 from perf.tracker cimport Tracker, tracker_free, tracker_init, tracker_see
-from shm.posix cimport (
-    CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_DONTWAIT,
-    MSG_NOSIGNAL, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, read, recv, send, timespec,
-)
+from shm.posix cimport CLOCK_MONOTONIC, EPOLL_CTL_ADD, EPOLLIN, close, epoll_ctl, epoll_event, read
 
 from perf import wire
+from perf.clients import LoadError
+from perf.plan import HELD
 
 __all__ = ["Engine", "LoadError"]
 
 cdef enum:
-    READ_BYTES = 262144                    # one recv
-    PACKET_MAX = 1179648                   # largest packet taken: a payload of 1 MiB and its topic, bytes
     OUT_MAX = 262144                       # unsent bytes of a publisher, after which it waits
     BURST = 64                             # messages of one publisher in a row
-    EVENTS = 1024                          # epoll events a pass
     TIMER = -1                             # in place of a client's number
-    STAMP = 16                             # bytes at the head of a payload
+    MARK = 0x50425331                      # tells a stamped payload from any other
+    STAMP = 24                             # bytes at the head of a payload: plan.PAYLOAD_MIN
     SLEEP_MAX_MS = 100
     TICK_MIN_NS = 20000                    # shorter ticks cost more than the messages; those due in one go together
-    OPENING_MAX = 200                      # clients on their way to CONNACK and SUBACK at a time
+    TELL_NS = 200000000                    # between two looks of the caller at a run
+    FOREIGN_WINDOW = 1024                  # sub: as far back as late and double are told apart, messages of one publisher
+    FOREIGN_MAX = 1000000                  # sub: pairs of subscriber and publisher that are tracked
 
-cdef enum State:
-    CLOSED = 0
-    CONNECTING = 1                         # CONNECT is sent
-    SUBSCRIBING = 2
-    READY = 3
+cdef enum Check:
+    OWN = 0                                # a subscriber gets all messages of one publisher
+    GROUP = 1                              # all subscribers together get each message once
+    FOREIGN = 2                            # messages of whoever publishes
 
 STALL_S = 3.0
 """Without any message or acknowledgement for this long, what is under way is given up as lost."""
@@ -55,269 +55,376 @@ STALLS_MAX = 3
 """Give-ups after which the run ends."""
 SETTLE_S = 0.05
 """How long copies are still waited for when every message is there."""
-CONNECT_TIMEOUT_S = 30.0
-"""For all clients together."""
+STORE_S = 30.0
+"""How long the broker may take to store the messages of `retained`."""
+FLUSH_S = 5.0
+"""How long `pub` waits for acknowledgements after its last message."""
 
-
-class LoadError(Exception):
-    """The broker did not let the clients in, or closed on them; the text says what it did."""
-
-
-cdef struct Client:
-    int fd
-    int state
-    bint dirty                             # stands in the list of those to flush
-    bint writable_wanted                   # EPOLLOUT is asked for
-    uint8_t* out
-    size_t size, sent, capacity
-    uint8_t* rest
-    size_t rest_size, rest_capacity
 
 cdef struct Publisher:
     uint32_t seq                           # next sequence number = messages published
     uint32_t inflight                      # unacknowledged
     uint32_t inflight_max
-    uint64_t delivered                     # first copies at all subscribers
+    int64_t forgiven                       # deliveries that are no longer waited for
     uint16_t packet_id
     bint queued                            # stands in the queue of those that may publish
     bint gone
 
 
-cdef inline uint64_t monotonic_ns() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
+cdef class Stream:
+    """What one subscriber of `sub` got of one publisher."""
+    cdef Tracker tracker
+    cdef uint32_t first                    # sequence number that it saw first
+
+    def __dealloc__(self):
+        tracker_free(&self.tracker)
 
 
-cdef class Engine:
-    """The clients of one plan. connect(), then run() once, then close(); a context manager that closes."""
+cdef class Engine(Clients):
+    """The clients of one plan, or of its share for one process. connect(), prepare(), run() once, clear(), close()."""
 
-    cdef object plan, address
-    cdef int epoll, timer
-    cdef int publishers, subscribers, clients_count, qos, version
-    cdef uint32_t quota, window, payload, receivers, topics
-    cdef Client* clients
+    cdef int process, timer
+    cdef int publishers, subscribers, others, qos, check
+    cdef uint32_t quota, window, payload, receivers, run_number, source_count
+    cdef bint stamped, crosses, publishing, interrupted
+    cdef uint32_t* ids                     # of each client: its number in the whole plan
     cdef Publisher* sources
-    cdef Tracker* trackers                 # of each subscriber
+    cdef Tracker* trackers                 # OWN: of each subscriber. GROUP: of each publisher of the plan
+    cdef int tracker_count
+    cdef uint32_t* orders                  # GROUP: subscriber after subscriber, of each publisher: the number that may come next
+    cdef uint64_t group_disordered
+    cdef dict streams                      # FOREIGN: (subscriber, run, publisher) -> Stream
+    cdef uint64_t* last_keys               # FOREIGN: of each subscriber, the stream of the message before
+    cdef void** last_streams
     cdef list heads                        # of each publisher: PUBLISH up to the payload, one per topic
     cdef int32_t* queue                    # ring of publishers that may publish; each at most once
     cdef int queue_head, queue_size
-    cdef int32_t* dirty
-    cdef int dirty_count
-    cdef uint8_t* buffer
-    cdef int opened
-    cdef bint publishing
-    cdef uint64_t now_ns, progress_ns, started_ns, last_ns, interval_ns, turn
-    cdef uint64_t published, delivered, unique, misrouted, refused, gone, acked
-    cdef int stalls
-    cdef readonly Histogram latency
+    cdef int32_t* idle                     # churn: clients that wait for their turn to change
+    cdef int idle_count
+    cdef bint changing
+    cdef uint64_t changes, change_interval_ns
+    cdef Share share
+    cdef Totals* totals
+    cdef uint64_t* delivered_of            # of each publisher of the plan: first copies here
+    cdef object told
+    cdef uint64_t tell_ns, wall_ns
+    cdef uint64_t progress_ns, progress_sum, started_ns, last_ns, interval_ns, turn
+    cdef uint64_t published, delivered, unique, bytes_in, misrouted, refused, acked
+    cdef int stalls, served
+    cdef readonly Histogram latency, changing_time
 
     def __cinit__(self):
-        self.epoll = self.timer = -1
+        self.timer = -1
 
-    def __init__(self, plan, str host, int port):
+    def __init__(self, plan, str host, int port, Share share=None, int process=0, told=None):
+        """`told` is called a few times a second, if it is given."""
         cdef int i
-        self.plan = plan
-        self.address = (host, port)
-        self.publishers = plan.publishers
-        self.subscribers = plan.subscribers
-        self.clients_count = self.publishers + self.subscribers
+        Clients.__init__(self, plan, host, port)
+        self.share = share if share is not None else Share(1, plan.publishers)
+        self.process = process
+        self.totals = &self.share.totals[process]
+        self.delivered_of = self.share.delivered + <size_t>process * <size_t>self.share.publishers
+        self.told = told
+        ids = [[n for n in range(count) if plan.owner_of(kind, n) == process]
+               for kind, count in (("p", plan.publishers), ("s", plan.subscribers), ("o", plan.others))]
+        self.publishers, self.subscribers, self.others = map(len, ids)
+        self.allocate_clients(self.publishers + self.subscribers + self.others)
         self.qos = plan.qos
-        self.version = plan.version
         self.quota = plan.quota
         self.window = plan.window
-        self.payload = plan.payload
+        self.payload = plan.payload if plan.message is None else 0
         self.receivers = plan.receivers
-        self.interval_ns = <uint64_t>(1e9 / plan.rate) if plan.rate else 0
+        self.stamped = plan.stamped
+        self.crosses = plan.crosses
+        self.run_number = zlib.crc32(plan.run.encode())
+        self.source_count = plan.publishers
+        self.check = FOREIGN if plan.scenario == "sub" else GROUP if plan.scenario == "fanin" else OWN
+        if plan.scenario in ("pub", "sub"):
+            self.wall_ns = time.time_ns() - time.monotonic_ns()
+        if plan.rate and self.publishers:
+            self.interval_ns = max(1, <uint64_t>(1e9 / plan.rate * plan.publishers / self.publishers))
+        self.change_interval_ns = <uint64_t>(1e9 / plan.change_rate * plan.processes) if plan.change_rate else 0
+        self.changing = plan.scenario == "churn"
         self.latency = Histogram()
-        self.heads = [
-            [wire.publish_head(topic, self.qos, plan.payload, self.version) for topic in plan.topics_of(publisher)]
-            for publisher in range(self.publishers)
-        ]
-        self.topics = len(self.heads[0])
+        self.changing_time = Histogram()
+        self.streams = {}
         self.allocate()
-        for i in range(self.subscribers):
-            tracker_init(&self.trackers[i], self.window)
+        for i, number in enumerate(ids[0] + ids[1] + ids[2]):
+            self.ids[i] = number
+        for i in range(self.tracker_count):
+            tracker_init(&self.trackers[i], plan.topics if plan.scenario == "retained" else self.window)
         for i in range(self.publishers):
             self.sources[i].inflight_max = plan.inflight
-        self.epoll = epoll_create1(EPOLL_CLOEXEC)
-        if self.epoll < 0:
-            raise OSError(errno, "epoll_create1")
+        self.heads = [self.heads_of(number) for number in ids[0]]
+
+    def heads_of(self, number) -> list:
+        plan = self.plan
+        if plan.message is None:
+            return [wire.publish_head(topic, plan.qos, plan.payload, plan.version, plan.keeps) for topic in plan.topics_of(number)]
+        message = plan.message_of(number)
+        return [wire.publish_head(topic, plan.qos, len(message), plan.version, plan.keeps) + message
+                for topic in plan.topics_of(number)]
 
     cdef int allocate(self) except -1:
-        cdef int i
-        self.clients = <Client*>calloc(self.clients_count, sizeof(Client))
-        self.sources = <Publisher*>calloc(self.publishers, sizeof(Publisher))
-        self.trackers = <Tracker*>calloc(self.subscribers, sizeof(Tracker))
-        self.queue = <int32_t*>calloc(self.publishers, sizeof(int32_t))
-        self.dirty = <int32_t*>calloc(self.clients_count, sizeof(int32_t))
-        self.buffer = <uint8_t*>malloc(READ_BYTES + PACKET_MAX)
-        if not (self.clients and self.sources and self.trackers and self.queue and self.dirty and self.buffer):
+        self.tracker_count = 0 if self.check == FOREIGN else self.source_count if self.check == GROUP else self.subscribers
+        # One more than needed, so that nothing is of size 0.
+        self.ids = <uint32_t*>calloc(self.count + 1, sizeof(uint32_t))
+        self.sources = <Publisher*>calloc(self.publishers + 1, sizeof(Publisher))
+        self.trackers = <Tracker*>calloc(self.tracker_count + 1, sizeof(Tracker))
+        self.queue = <int32_t*>calloc(self.publishers + 1, sizeof(int32_t))
+        self.idle = <int32_t*>calloc(self.others + 1, sizeof(int32_t))
+        self.last_keys = <uint64_t*>calloc(self.subscribers + 1, sizeof(uint64_t))
+        self.last_streams = <void**>calloc(self.subscribers + 1, sizeof(void*))
+        self.orders = <uint32_t*>calloc(<size_t>self.subscribers * self.source_count + 1 if self.check == GROUP else 1, sizeof(uint32_t))
+        if not (self.ids and self.sources and self.trackers and self.queue and self.idle and self.last_keys
+                and self.last_streams and self.orders):
             raise MemoryError
-        for i in range(self.clients_count):
-            self.clients[i].fd = -1
         return 0
 
     def __dealloc__(self):
         cdef int i
-        if self.clients != NULL:
-            for i in range(self.clients_count):
-                if self.clients[i].fd >= 0:
-                    close(self.clients[i].fd)
-                free(self.clients[i].out)
-                free(self.clients[i].rest)
         if self.trackers != NULL:
-            for i in range(self.subscribers):
+            for i in range(self.tracker_count):
                 tracker_free(&self.trackers[i])
-        for pointer in (<size_t>self.clients, <size_t>self.sources, <size_t>self.trackers, <size_t>self.queue,
-                        <size_t>self.dirty, <size_t>self.buffer):
+        for pointer in (<size_t>self.ids, <size_t>self.sources, <size_t>self.trackers, <size_t>self.queue, <size_t>self.idle,
+                        <size_t>self.last_keys, <size_t>self.last_streams, <size_t>self.orders):
             free(<void*><size_t>pointer)
-        if self.epoll >= 0:
-            close(self.epoll)
         if self.timer >= 0:
             close(self.timer)
 
-    def __enter__(self):
-        return self
+    # --- opening --------------------------------------------------------------------------------------------------------------
 
-    def __exit__(self, *exc):
-        self.close()
+    cdef str kind_of(self, int number):
+        return "p" if number < self.publishers else "s" if number < self.publishers + self.subscribers else "o"
 
-    # --- opening and closing --------------------------------------------------------------------------------------------------
+    def greeting(self, int number) -> bytes:
+        plan = self.plan
+        kind, place = self.kind_of(number), self.ids[number]
+        return wire.connect(plan.id_of(kind, place), plan.version, plan.clean, plan.keepalive, plan.user_of(kind, place),
+                            plan.password, plan.session_expiry)
 
-    def connect(self) -> None:
-        """Connects and subscribes every client; subscribers first. Raises LoadError, OSError."""
-        cdef int number
-        cdef int started = 0
-        self.opened = 0
-        deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        # Subscribers have the higher numbers.
-        for number in range(self.clients_count - 1, -1, -1):
-            self.open_client(number)
-            started += 1
-            while started - self.opened >= OPENING_MAX:
-                self.connect_pass(deadline)
-        while self.opened < self.clients_count:
-            self.connect_pass(deadline)
-
-    cdef int connect_pass(self, deadline) except -1:
-        if time.monotonic() > deadline:
-            raise LoadError(f"{self.clients_count - self.opened} of {self.clients_count} clients are not connected in time")
-        self.turn_once(SLEEP_MAX_MS)
-        if self.gone:
-            raise LoadError("the broker closed a connection before the run")
-        return 0
-
-    cdef int open_client(self, int number) except -1:
-        cdef epoll_event event
+    cdef int let_in(self, int number, const uint8_t* body, size_t size) except -1:
         cdef Client* client = &self.clients[number]
-        connection = socket.create_connection(self.address, CONNECT_TIMEOUT_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setblocking(False)
-        client.fd = connection.detach()
-        client.state = CONNECTING
-        event.events = EPOLLIN
-        event.data.u64 = <uint64_t>number
-        if epoll_ctl(self.epoll, EPOLL_CTL_ADD, client.fd, &event) < 0:
-            raise OSError(errno, "epoll_ctl")
-        return self.put_bytes(number, wire.connect(f"perf-{self.plan.run}-{number}", self.version))
+        if number >= self.publishers:
+            kind = self.kind_of(number)
+            if kind == "s":
+                filters = self.plan.filters_of(self.ids[number]) if self.plan.scenario != "retained" else ()
+            else:
+                filters = self.plan.filters_of_other(self.ids[number]) if not self.changing else ()
+            if not filters:
+                return self.ready(number)
+            client.state = SUBSCRIBING
+            return self.put_bytes(number, wire.subscribe(filters, self.qos, self.version))
+        if self.version == 5:
+            # [MQTT-3.3.4-7]. The length before the properties has one byte, or two if they are long.
+            properties = PyBytes_FromStringAndSize(<const char*>body, size)[4 if size > 2 and body[2] & 0x80 else 3:]
+            self.sources[number].inflight_max = min(self.sources[number].inflight_max, <uint32_t>wire.receive_maximum(properties))
+        return self.ready(number)
 
-    def close(self) -> None:
-        """DISCONNECT and close for all."""
-        cdef int number
-        for number in range(self.clients_count):
-            if self.clients[number].fd >= 0:
-                if self.clients[number].state != CLOSED:
-                    send(self.clients[number].fd, PyBytes_AS_STRING(wire.DISCONNECT), 2, MSG_NOSIGNAL | MSG_DONTWAIT)
-                close(self.clients[number].fd)
-                self.clients[number].fd = -1
-                self.clients[number].state = CLOSED
-
-    cdef int lose(self, int number) except -1:
-        """The broker closed this one."""
-        cdef Client* client = &self.clients[number]
-        if client.state == CLOSED:
-            return 0
-        self.gone += 1
-        client.state = CLOSED
-        close(client.fd)
-        client.fd = -1
-        client.size = client.sent = 0
+    cdef int has_gone(self, int number) except -1:
         if number < self.publishers:
             self.sources[number].gone = True
+        return 0
+
+    def prepare(self) -> None:
+        """retained: has the messages stored. Raises LoadError, OSError."""
+        if self.plan.scenario == "retained" and self.publishers:
+            self.store(self.heads[0], True)
+
+    def clear(self) -> None:
+        """retained: has the messages removed again."""
+        if self.plan.scenario == "retained" and self.publishers and not self.sources[0].gone:
+            self.store([wire.publish_head(topic, 0, 0, self.version, True) for topic in self.plan.topics_of(0)], False)
+
+    def store(self, list packets, bint stamped) -> None:
+        """Publishes these through the first client and waits until the broker has taken them all."""
+        cdef uint64_t pongs = self.pongs + 1
+        cdef uint64_t until = monotonic_ns() + <uint64_t>(STORE_S * 1e9)
+        for head in packets:
+            while stamped and not self.has_room(0):
+                self.store_pass(until)
+            self.publish(0, monotonic_ns()) if stamped else self.put_bytes(0, head)
+        # What comes after them is answered after them.
+        self.put_bytes(0, wire.PINGREQ)
+        while self.pongs < pongs or (stamped and self.qos and self.acked < self.published):
+            self.store_pass(until)
+
+    cdef int store_pass(self, uint64_t until) except -1:
+        self.turn_once(SLEEP_MAX_MS)
+        if self.now_ns > until or self.sources[0].gone:
+            raise LoadError("the broker did not take all messages that it is to retain")
         return 0
 
     # --- the run --------------------------------------------------------------------------------------------------------------
 
     def run(self) -> dict:
         """Publishes all, waits for all, and says what came of it; see `results`. Raises OSError, LoadError."""
-        cdef uint64_t until, settle = 0, stall = <uint64_t>(STALL_S * 1e9)
-        cdef int number
         cpu = time.process_time()
         self.started_ns = self.now_ns = self.progress_ns = self.last_ns = monotonic_ns()
-        if self.interval_ns:
-            self.start_timer()
-        until = self.started_ns + <uint64_t>(self.plan.seconds * 1e9)
-        self.publishing = True
-        for number in range(self.publishers):
-            self.may_publish(number)
-        while True:
-            if self.publishing:
-                self.publish_paced() if self.interval_ns else self.publish_ready()
-                if self.now_ns >= until or self.published >= <uint64_t>self.quota * self.publishers:
-                    self.publishing = False
-            self.turn_once(0 if self.publishing and self.queue_size and not self.interval_ns else SLEEP_MAX_MS if not settle else 5)
-            if not self.publishing and self.complete():
-                settle = settle or self.now_ns + <uint64_t>(SETTLE_S * 1e9)
-                if self.now_ns >= settle:
-                    break
-            elif self.complete():
-                self.progress_ns = self.now_ns   # nothing is under way: that nothing comes is no stall
-            elif self.now_ns - self.progress_ns > stall and not self.give_up():
-                break
+        try:
+            if self.plan.scenario == "retained":
+                self.serve_retained()
+            else:
+                self.publish_all()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.now_ns = monotonic_ns()
+        self.totals.finished = 1
+        self.tell_now()
         return self.results(time.process_time() - cpu)
 
+    cdef int publish_all(self) except -1:
+        cdef uint64_t until, settle = 0, flush_until = 0
+        cdef int number
+        cdef bint held = self.plan.scenario in HELD
+        cdef bint is_pub = self.plan.scenario == "pub"
+        if self.interval_ns:
+            self.start_timer()
+        until = self.started_ns + <uint64_t>(self.plan.seconds * 1e9) if self.plan.seconds else <uint64_t>-1
+        self.publishing = self.publishers > 0
+        self.totals.finished = not self.publishing
+        for number in range(self.publishers):
+            self.may_publish(number)
+        if self.changing:
+            for number in range(self.others):
+                self.idle[number] = self.publishers + self.subscribers + number
+            self.idle_count = self.others
+        while True:
+            if self.publishing:
+                if self.crosses:
+                    for number in range(self.publishers):
+                        self.may_publish(number)
+                self.publish_paced() if self.interval_ns else self.publish_ready()
+                if self.now_ns >= until or self.published >= <uint64_t>self.quota * self.publishers or self.gone >= <uint64_t>self.count:
+                    self.publishing = False
+                    self.totals.finished = 1
+            if self.changing:
+                self.change_due()
+            self.ping_due()
+            self.turn_once(self.patience(settle != 0, until))
+            if held:
+                if self.now_ns >= until or self.gone + self.failed >= <uint64_t>self.count:
+                    return 0
+            elif is_pub and not self.publishing:
+                # Nobody counts deliveries here: it ends when all is sent and acknowledged.
+                flush_until = flush_until or self.now_ns + <uint64_t>(FLUSH_S * 1e9)
+                if self.now_ns >= flush_until or not self.unsent and not self.dirty_count and (self.qos == 0 or self.acked >= self.published):
+                    return 0
+            elif not is_pub and self.over(&settle):
+                return 0
+
+    cdef int patience(self, bint settling, uint64_t until) noexcept:
+        """How long the next pass may wait, ms."""
+        if self.publishing and self.queue_size and not self.interval_ns:
+            return 0
+        if self.crosses or self.idle_count or settling:
+            return 1
+        if until < self.now_ns + <uint64_t>SLEEP_MAX_MS * 1000000:
+            return 1 + <int>((until - self.now_ns) // 1000000) if until > self.now_ns else 5
+        return SLEEP_MAX_MS
+
+    cdef bint over(self, uint64_t* settle) except -1:
+        """Whether all messages of all processes are there, and copies were waited for; or nothing moves any more."""
+        cdef bint complete = self.complete()
+        if complete and not self.others_publish():
+            settle[0] = settle[0] or self.now_ns + <uint64_t>(SETTLE_S * 1e9)
+            return self.now_ns >= settle[0]
+        if complete:
+            self.progress_ns = self.now_ns   # nothing is under way: that nothing comes is no stall
+        elif self.now_ns - self.progress_ns > <uint64_t>(STALL_S * 1e9):
+            return not self.give_up()
+        return False
+
+    cdef bint others_publish(self) noexcept:
+        cdef int i
+        for i in range(self.share.processes):
+            if not self.share.totals[i].finished:
+                return True
+        return False
+
     cdef bint complete(self) noexcept:
-        return self.unique >= self.published * self.receivers and (self.qos == 0 or self.acked >= self.published)
+        cdef uint64_t published = 0, unique = 0, acked = 0
+        cdef int i
+        self.totals.published, self.totals.unique, self.totals.acked = self.published, self.unique, self.acked
+        for i in range(self.share.processes):
+            published += self.share.totals[i].published
+            unique += self.share.totals[i].unique
+            acked += self.share.totals[i].acked
+        if unique + acked != self.progress_sum:
+            self.progress_sum = unique + acked
+            self.progress_ns = self.now_ns
+        return unique >= published * self.receivers and (self.qos == 0 or acked >= published)
 
     cdef bint give_up(self) except -1:
         """Nothing moves any more: False if the run is over."""
         cdef Publisher* source
         cdef int number
         self.stalls += 1
-        if not self.publishing or self.stalls >= STALLS_MAX:
+        if not self.others_publish() or self.stalls >= STALLS_MAX:
             return False
         for number in range(self.publishers):
             source = &self.sources[number]
-            source.delivered = <uint64_t>source.seq * self.receivers
+            source.forgiven = <int64_t>source.seq * self.receivers - <int64_t>self.delivered_to(number)
             source.inflight = 0
             self.may_publish(number)
         self.progress_ns = self.now_ns
         return True
 
+    cdef int tell(self) except -1:
+        if self.now_ns >= self.tell_ns:
+            self.tell_ns = self.now_ns + TELL_NS
+            self.tell_now()
+        return 0
+
+    cdef int tell_now(self) except -1:
+        cdef Totals* totals = self.totals
+        totals.opened, totals.failed, totals.gone = self.opened, self.failed, self.gone
+        totals.published, totals.acked = self.published, self.acked
+        totals.delivered, totals.unique, totals.changes = self.delivered, self.unique, self.changes
+        totals.p99_ns = self.latency.percentile(99)
+        if self.told is not None:
+            self.told()
+        return 0
+
     def results(self, double own_cpu_s) -> dict:
-        """Counts of messages, seconds from the first PUBLISH to the last delivery, latency."""
-        cdef uint64_t duplicates = 0, disordered = 0
+        """Counts of messages, seconds from the first PUBLISH to the last delivery, latency; to be summed over processes."""
+        cdef uint64_t duplicates = 0, disordered = 0, lost = 0
         cdef int number
-        for number in range(self.subscribers):
+        cdef Stream stream
+        for number in range(self.tracker_count):
             duplicates += self.trackers[number].duplicates
-            disordered += self.trackers[number].disordered
-        expected = self.published * self.receivers
-        seconds = (self.last_ns - self.started_ns) / 1e9
+            if self.check == OWN and self.plan.scenario != "retained":
+                disordered += self.trackers[number].disordered
+        for stream in self.streams.values():
+            duplicates += stream.tracker.duplicates
+            disordered += stream.tracker.disordered
+            if stream.tracker.next - stream.first > stream.tracker.unique:
+                lost += stream.tracker.next - stream.first - stream.tracker.unique
+        last = self.now_ns if not self.receivers and self.plan.scenario != "retained" else self.last_ns
         return {
-            "published": self.published,
-            "expected": expected,
+            "opened": self.opened,
+            "failed": self.failed,
+            "reason": self.reason,
+            "published": self.published if self.plan.scenario != "retained" else 0,
+            "acknowledged": self.acked,
             "delivered": self.delivered,
-            "lost": expected - self.unique,
+            "unique": self.unique,
+            "gaps": lost,
+            "expected": <uint64_t>self.served * self.plan.topics if self.plan.scenario == "retained" else None,
             "duplicates": duplicates,
-            "disordered": disordered,
+            "disordered": disordered + self.group_disordered,
             "misrouted": self.misrouted,
             "refused": self.refused,
             "disconnected": self.gone,
             "stalls": self.stalls,
-            "seconds": seconds,
-            "delivered_per_s": self.delivered / seconds if seconds else 0.0,
-            "latency": self.latency.summary(),
+            "changes": self.changes,
+            "interrupted": self.interrupted,
+            "bytes": self.bytes_in,
+            "started_ns": self.started_ns,
+            "last_ns": last,
+            "latency": self.latency,
+            "opening": self.opening,
+            "changing": self.changing_time,
             "own_cpu_s": own_cpu_s,
         }
 
@@ -339,14 +446,31 @@ cdef class Engine:
             raise OSError(errno, "timerfd")
         return 0
 
+    cdef int ticked(self) except -1:
+        cdef uint64_t ticks
+        read(self.timer, &ticks, sizeof(ticks))   # a timer that is not read does not tick on
+        return 0
+
     # --- publishing -----------------------------------------------------------------------------------------------------------
+
+    cdef uint64_t delivered_to(self, int number) noexcept:
+        """First copies of this publisher's messages at all its subscribers."""
+        cdef uint32_t place = self.ids[number]
+        cdef uint64_t delivered = 0
+        cdef int i
+        if not self.crosses:
+            return self.delivered_of[place]
+        for i in range(self.share.processes):
+            delivered += self.share.delivered[<size_t>i * self.source_count + place]
+        return delivered
 
     cdef bint has_room(self, int number) noexcept:
         cdef Publisher* source = &self.sources[number]
-        return (source.seq < self.quota and not source.gone
-                and <uint64_t>source.seq * self.receivers - source.delivered < <uint64_t>self.window * self.receivers
-                and (self.qos == 0 or source.inflight < source.inflight_max)
-                and self.clients[number].size - self.clients[number].sent < OUT_MAX)
+        if (source.seq >= self.quota or source.gone or (self.qos and source.inflight >= source.inflight_max)
+                or self.clients[number].size - self.clients[number].sent >= OUT_MAX or self.clients[number].state != READY):
+            return False
+        return not self.receivers or (<int64_t>source.seq * self.receivers - source.forgiven - <int64_t>self.delivered_to(number)
+                                      < <int64_t>self.window * self.receivers)
 
     cdef void may_publish(self, int number) noexcept:
         """Something changed for this publisher."""
@@ -362,6 +486,7 @@ cdef class Engine:
         """Each publisher in the queue gets one turn."""
         cdef int turns = self.queue_size, number, i
         cdef uint64_t stamp = monotonic_ns()
+        self.now_ns = stamp
         while turns:
             turns -= 1
             number = self.queue[self.queue_head]
@@ -386,177 +511,119 @@ cdef class Engine:
             if due > self.now_ns:
                 return 0
             if not self.has_room(number):
-                if self.sources[number].gone or self.sources[number].seq >= self.quota:
-                    self.publishing = False
-                return 0                   # an acknowledgement or a delivery will wake us
-            self.publish(number, due)
+                if not self.sources[number].gone and self.sources[number].seq < self.quota and self.clients[number].state != CLOSED:
+                    return 0               # an acknowledgement or a delivery will wake us
+            else:
+                self.publish(number, due)
             self.turn += 1
+            if self.published >= <uint64_t>self.quota * self.publishers:
+                return 0
 
     cdef int publish(self, int number, uint64_t stamp) except -1:
         cdef Publisher* source = &self.sources[number]
         cdef list heads = <list>self.heads[number]
-        cdef bytes head = <bytes>heads[source.seq % self.topics]
+        cdef bytes head = <bytes>heads[source.seq % <uint32_t>len(heads)]
         cdef size_t head_size = PyBytes_GET_SIZE(head)
-        cdef uint32_t words[2]
-        cdef size_t id_at
+        cdef uint32_t words[4]
+        cdef size_t id_at = 2
         cdef uint8_t* target = self.room(number, head_size + self.payload)
         memcpy(target, PyBytes_AS_STRING(head), head_size)
         if self.qos:
             source.packet_id = source.packet_id + 1 if source.packet_id < 65535 else 1
-            id_at = head_size - (3 if self.version == 5 else 2)
+            while target[id_at - 1] & 0x80:
+                id_at += 1
+            id_at += 2 + ((<size_t>target[id_at] << 8) | target[id_at + 1])
             target[id_at] = source.packet_id >> 8
             target[id_at + 1] = source.packet_id & 0xFF
             source.inflight += 1
-        words[0] = number
-        words[1] = source.seq
         target += head_size
-        memcpy(target, &stamp, 8)
-        memcpy(target + 8, words, 8)
-        memset(target + STAMP, 0x78, self.payload - STAMP)
+        if self.stamped:
+            stamp += self.wall_ns
+            words[0] = MARK
+            words[1] = self.run_number
+            words[2] = self.ids[number]
+            words[3] = source.seq
+            memcpy(target, &stamp, 8)
+            memcpy(target + 8, words, 16)
+            memset(target + STAMP, 0x78, self.payload - STAMP)
+        else:
+            memset(target, 0x78, self.payload)
         source.seq += 1
+        self.share.seqs[self.ids[number]] = source.seq
         self.published += 1
         return 0
 
-    # --- out ------------------------------------------------------------------------------------------------------------------
-
-    cdef uint8_t* room(self, int number, size_t size) except NULL:
-        """Where to write the next `size` bytes for this client; they are sent at the end of the pass."""
-        cdef Client* client = &self.clients[number]
-        cdef uint8_t* grown
-        cdef size_t at
-        if client.size + size > client.capacity:
-            grown = <uint8_t*>realloc(client.out, (client.size + size) * 2)
-            if grown == NULL:
-                raise MemoryError
-            client.out = grown
-            client.capacity = (client.size + size) * 2
-        if not client.dirty:
-            client.dirty = True
-            self.dirty[self.dirty_count] = number
-            self.dirty_count += 1
-        at = client.size
-        client.size += size
-        return client.out + at
-
-    cdef int put_bytes(self, int number, bytes data) except -1:
-        memcpy(self.room(number, PyBytes_GET_SIZE(data)), PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    cdef int emptied(self, int number) except -1:
+        if number < self.publishers and self.publishing:
+            self.may_publish(number)
         return 0
 
-    cdef int put_ack(self, int number, uint8_t first, const uint8_t* packet_id) except -1:
-        cdef uint8_t* target = self.room(number, 4)
-        target[0] = first
-        target[1] = 2
-        target[2] = packet_id[0]
-        target[3] = packet_id[1]
-        return 0
+    # --- subscriptions that come and go ----------------------------------------------------------------------------------------
 
-    cdef int flush(self, int number) except -1:
-        cdef Client* client = &self.clients[number]
-        cdef epoll_event event
-        cdef ssize_t done
-        client.dirty = False
-        if client.state == CLOSED or client.size == client.sent:
+    cdef int change_due(self) except -1:
+        """Lets clients change as many subscriptions as are due."""
+        cdef int number
+        cdef uint64_t due = <uint64_t>-1
+        if not self.publishing:
             return 0
-        done = send(client.fd, client.out + client.sent, client.size - client.sent, MSG_NOSIGNAL | MSG_DONTWAIT)
-        if done < 0:
-            if errno != EAGAIN and errno != EINTR:
-                return self.lose(number)
-            done = 0
-        client.sent += done
-        if client.sent == client.size:
-            client.sent = client.size = 0
-        if (client.size != 0) != client.writable_wanted:
-            client.writable_wanted = client.size != 0
-            event.events = EPOLLIN | EPOLLOUT if client.writable_wanted else EPOLLIN
-            event.data.u64 = <uint64_t>number
-            epoll_ctl(self.epoll, EPOLL_CTL_MOD, client.fd, &event)
-            if number < self.publishers and not client.writable_wanted and self.publishing:
-                self.may_publish(number)
+        if self.change_interval_ns:
+            due = (self.now_ns - self.started_ns) // self.change_interval_ns + 1
+        while self.idle_count and self.changes + (self.others - self.idle_count) < due:
+            self.idle_count -= 1
+            number = self.idle[self.idle_count]
+            filters = self.plan.filters_of_other(self.ids[number])
+            if self.clients[number].state == SUBSCRIBED:
+                self.put_bytes(number, wire.unsubscribe(filters, self.version))
+            elif self.clients[number].state == READY:
+                self.put_bytes(number, wire.subscribe(filters, self.qos, self.version))
+            self.clients[number].since_ns = monotonic_ns()
         return 0
+
+    cdef int changed(self, int number) except -1:
+        """SUBACK or UNSUBACK of a client of churn."""
+        cdef Client* client = &self.clients[number]
+        self.changing_time.add(self.now_ns - client.since_ns)
+        self.changes += 1
+        client.state = READY if client.state == SUBSCRIBED else SUBSCRIBED
+        self.idle[self.idle_count] = number
+        self.idle_count += 1
+        return 0
+
+    # --- retained messages -----------------------------------------------------------------------------------------------------
+
+    cdef int serve_retained(self) except -1:
+        """Subscribers come, at most a window of them at a time, and wait for all retained messages."""
+        cdef int upcoming = self.publishers, end = self.publishers + self.subscribers, first = self.publishers
+        cdef uint64_t until = self.started_ns + <uint64_t>(self.plan.seconds * 1e9), settle = 0
+        self.served = 0
+        while True:
+            while upcoming < end and upcoming - first - <int>self.completed() < <int>self.window and self.now_ns < until:
+                self.clients[upcoming].since_ns = monotonic_ns()
+                self.put_bytes(upcoming, wire.subscribe(self.plan.filters_of(self.ids[upcoming]), self.qos, self.version))
+                upcoming += 1
+                self.served += 1
+            self.turn_once(5 if settle else SLEEP_MAX_MS)
+            if <int>self.completed() >= self.served and (upcoming == end or self.now_ns >= until):
+                settle = settle or self.now_ns + <uint64_t>(SETTLE_S * 1e9)
+                if self.now_ns >= settle:
+                    return 0
+            elif self.now_ns - self.progress_ns > <uint64_t>(STALL_S * 1e9):
+                self.stalls += 1
+                return 0
+
+    cdef uint64_t completed(self) noexcept:
+        """Subscribers that have everything."""
+        return self.latency.count
 
     # --- in -------------------------------------------------------------------------------------------------------------------
-
-    cdef int turn_once(self, int timeout_ms) except -1:
-        """Flush, wait, read: one pass without its publishing."""
-        cdef epoll_event events[EVENTS]
-        cdef uint64_t ticks
-        cdef int count, i, number
-        for i in range(self.dirty_count):
-            self.flush(self.dirty[i])
-        self.dirty_count = 0
-        with nogil:
-            count = epoll_wait(self.epoll, events, EVENTS, timeout_ms)
-        if count < 0 and errno != EINTR:
-            raise OSError(errno, "epoll_wait")
-        PyErr_CheckSignals()
-        self.now_ns = monotonic_ns()
-        for i in range(count):
-            number = <int>events[i].data.u64
-            if number == TIMER:
-                read(self.timer, &ticks, sizeof(ticks))   # a timer that is not read does not tick on
-                continue
-            if events[i].events & EPOLLOUT:
-                self.room(number, 0)       # only marks it for the flush
-            if events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR) and self.clients[number].state != CLOSED:
-                self.read_some(number)
-        return 0
-
-    cdef int read_some(self, int number) except -1:
-        cdef Client* client = &self.clients[number]
-        cdef uint8_t* grown
-        cdef size_t have = client.rest_size, left
-        cdef ssize_t got
-        memcpy(self.buffer, client.rest, have)
-        got = recv(client.fd, self.buffer + have, READ_BYTES, MSG_DONTWAIT)
-        if got < 0 and (errno == EAGAIN or errno == EINTR):
-            return 0
-        if got <= 0:
-            return self.lose(number)
-        self.now_ns = monotonic_ns()
-        have += got
-        left = have - self.take_packets(number, self.buffer, have)
-        if left > PACKET_MAX:
-            raise LoadError(f"the broker sent a packet of more than {PACKET_MAX} bytes")
-        if left > client.rest_capacity:
-            grown = <uint8_t*>realloc(client.rest, left)
-            if grown == NULL:
-                raise MemoryError
-            client.rest = grown
-            client.rest_capacity = left
-        memcpy(client.rest, self.buffer + have - left, left)
-        client.rest_size = left
-        return 0
-
-    cdef size_t take_packets(self, int number, uint8_t* data, size_t size) except? 0:
-        """Bytes of whole packets that were taken."""
-        cdef size_t at = 0, header, length
-        cdef int shift
-        while at + 2 <= size:
-            header = 1
-            length = 0
-            shift = 0
-            while at + header < size and shift < 28:
-                length |= <size_t>(data[at + header] & 0x7F) << shift
-                shift += 7
-                header += 1
-                if not data[at + header - 1] & 0x80:
-                    break
-            if data[at + header - 1] & 0x80 or at + header + length > size:
-                break
-            if data[at] & 0xF0 == 0x30:
-                self.take_message(number, data[at], data + at + header, length)
-            else:
-                self.take_answer(number, data[at], data + at + header, length)
-            at += header + length
-        return at
 
     cdef int take_message(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1:
         cdef int subscriber = number - self.publishers
         cdef uint8_t qos = (first >> 1) & 3
         cdef size_t at = 2, properties = 0
         cdef int shift = 0
-        cdef uint64_t stamp
-        cdef uint32_t words[2]
+        cdef uint64_t stamp, now
+        cdef uint32_t words[4]
         if size >= 2:
             at += (<size_t>body[0] << 8) | body[1]
         if qos and at + 2 <= size:
@@ -571,29 +638,83 @@ cdef class Engine:
                     break
             at += properties
         self.delivered += 1
-        if at + STAMP > size or subscriber < 0:
-            self.misrouted += 1
-            return 0
-        memcpy(&stamp, body + at, 8)
-        memcpy(words, body + at + 8, 8)
-        if words[0] != <uint32_t>(subscriber % self.publishers) or words[1] >= self.sources[words[0]].seq:
-            self.misrouted += 1
-            return 0
-        self.latency.add(self.now_ns - stamp if self.now_ns > stamp else 0)
+        self.bytes_in += size
         self.last_ns = self.progress_ns = self.now_ns
-        if tracker_see(&self.trackers[subscriber], words[1]):
+        words[0] = 0
+        if at + STAMP <= size:
+            memcpy(&stamp, body + at, 8)
+            memcpy(words, body + at + 8, 16)
+        if self.check == FOREIGN:
+            if words[0] == MARK:
+                now = self.now_ns + self.wall_ns
+                self.latency.add(now - stamp if now > stamp else 0)
+                self.follow(subscriber, words[1], words[2], words[3])
+            return 0
+        if (words[0] != MARK or words[1] != self.run_number or words[2] >= self.source_count or subscriber < 0
+                or subscriber >= self.subscribers or words[3] >= self.share.seqs[words[2]]):
+            self.misrouted += 1
+            return 0
+        if self.check == GROUP:
+            return self.take_shared(subscriber, words[2], words[3], stamp)
+        if words[2] != self.ids[number] % self.source_count:
+            self.misrouted += 1
+            return 0
+        if not self.receivers:
+            return self.take_retained(number, words[3])
+        self.latency.add(self.now_ns - stamp if self.now_ns > stamp else 0)
+        if tracker_see(&self.trackers[subscriber], words[3]):
+            self.first_copy(words[2])
+        return 0
+
+    cdef void first_copy(self, uint32_t place) noexcept:
+        self.unique += 1
+        self.delivered_of[place] += 1
+        if self.publishing and not self.crosses:
+            # The publisher is one of ours: owner_of.
+            self.may_publish(<int>(place // <uint32_t>self.share.processes))
+
+    cdef int take_shared(self, int subscriber, uint32_t place, uint32_t seq, uint64_t stamp) except -1:
+        """A member's messages of one publisher keep their order; those of all members together are the publisher's, each once."""
+        cdef uint32_t* order = &self.orders[<size_t>subscriber * self.source_count + place]
+        self.latency.add(self.now_ns - stamp if self.now_ns > stamp else 0)
+        if tracker_see(&self.trackers[place], seq):
+            self.group_disordered += seq < order[0]
+            self.first_copy(place)
+        order[0] = max(order[0], seq + 1)
+        return 0
+
+    cdef int take_retained(self, int number, uint32_t seq) except -1:
+        """Latency is that from SUBSCRIBE to the last message. The order of topics is the broker's affair."""
+        cdef Tracker* tracker = &self.trackers[number - self.publishers]
+        if tracker_see(tracker, seq):
             self.unique += 1
-            self.sources[words[0]].delivered += 1
-            if self.publishing:
-                self.may_publish(<int>words[0])
+            if tracker.unique == <uint64_t>self.plan.topics:
+                self.latency.add(self.now_ns - self.clients[number].since_ns)
+        return 0
+
+    cdef int follow(self, int subscriber, uint32_t run, uint32_t place, uint32_t seq) except -1:
+        """A stamped message of some publisher: gaps in its numbers are losses, as far as this subscriber can know."""
+        cdef uint64_t key = (<uint64_t>run << 32) | place
+        cdef Stream stream
+        if self.last_streams[subscriber] != NULL and self.last_keys[subscriber] == key:
+            stream = <Stream>self.last_streams[subscriber]
+        else:
+            stream = self.streams.get((subscriber, key))
+            if stream is None:
+                if len(self.streams) >= FOREIGN_MAX:
+                    return 0
+                stream = self.streams[subscriber, key] = Stream()
+                tracker_init(&stream.tracker, FOREIGN_WINDOW)
+                stream.tracker.next = stream.first = seq
+            self.last_keys[subscriber] = key
+            self.last_streams[subscriber] = <void*>stream
+        self.unique += tracker_see(&stream.tracker, seq)
         return 0
 
     cdef int take_answer(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1:
         cdef uint8_t kind = first >> 4
         cdef bint failed = self.version == 5 and size >= 3 and body[2] >= 0x80
         if size < 2:
-            if kind == 14:
-                raise LoadError("the broker sent DISCONNECT")
             return 0
         if kind == 4 or kind == 7 or kind == 5 and failed:
             self.acknowledged(number, failed)
@@ -601,15 +722,21 @@ cdef class Engine:
             self.put_ack(number, 0x62, body)
         elif kind == 6:
             self.put_ack(number, 0x70, body)
-        elif kind == 2:
-            self.connected(number, PyBytes_FromStringAndSize(<const char*>body, size))
-        elif kind == 9:
-            if body[size - 1] >= 0x80:
-                raise LoadError(f"SUBACK with reason code {body[size - 1]:#04x}")
-            self.clients[number].state = READY
-            self.opened += 1
-        elif kind == 14:
-            raise LoadError(f"the broker sent DISCONNECT with reason code {body[0]:#04x}")
+        elif kind == 9 or kind == 11:
+            self.subscribed(number, kind, body, size)
+        return 0
+
+    cdef int subscribed(self, int number, uint8_t kind, const uint8_t* body, size_t size) except -1:
+        cdef int codes = len(self.plan.topic) if self.plan.topic else 1
+        cdef size_t at
+        if kind == 9:
+            for at in range(size - codes if size > <size_t>codes + 1 else 2, size):
+                if body[at] >= 0x80:
+                    return self.lose(number, f"SUBACK with reason code {body[at]:#04x}")
+        if self.changing and number >= self.publishers + self.subscribers:
+            return self.changed(number)
+        if self.clients[number].state == SUBSCRIBING:
+            return self.ready(number)
         return 0
 
     cdef int acknowledged(self, int number, bint failed) except -1:
@@ -623,19 +750,4 @@ cdef class Engine:
             source.inflight -= 1
         if self.publishing:
             self.may_publish(number)
-        return 0
-
-    cdef int connected(self, int number, bytes body) except -1:
-        cdef Client* client = &self.clients[number]
-        if body[1]:
-            raise LoadError(f"CONNACK with return code {body[1]:#04x}")
-        if number >= self.publishers:
-            client.state = SUBSCRIBING
-            return self.put_bytes(number, wire.subscribe(self.plan.filter_of(number - self.publishers), self.qos, self.version))
-        if self.version == 5:
-            # [MQTT-3.3.4-7]. The length before the properties has one byte, or two if they are long.
-            properties = body[4:] if body[2] & 0x80 else body[3:]
-            self.sources[number].inflight_max = min(self.sources[number].inflight_max, <uint32_t>wire.receive_maximum(properties))
-        client.state = READY
-        self.opened += 1
         return 0

@@ -44,6 +44,29 @@ cdef class Histogram:
         """Slow-path form of add."""
         self.add(value_ns)
 
+    def merge(self, Histogram other) -> None:
+        """Adds all that the other one holds."""
+        cdef uint32_t bucket
+        for bucket in range(<uint32_t>BUCKETS):
+            self.counts[bucket] += other.counts[bucket]
+        self.count += other.count
+        self.sum_ns += other.sum_ns
+        self.largest = max(self.largest, other.largest)
+
+    def __reduce__(self):
+        return _restored, ({n: self.counts[n] for n in range(<int>BUCKETS) if self.counts[n]}, self.largest, self.sum_ns)
+
+    def curve(self) -> list:
+        """[[percent, microseconds]]: for each step the share of the values up to it."""
+        cdef uint32_t bucket
+        cdef uint64_t seen = 0
+        points = []
+        for bucket in range(<uint32_t>BUCKETS):
+            if self.counts[bucket]:
+                seen += self.counts[bucket]
+                points.append([round(100 * seen / self.count, 5), round(min(middle_of(bucket), self.largest) / 1000, 2)])
+        return points
+
     def percentile(self, double percent) -> int:
         """Nanoseconds that `percent` of the values do not exceed, to 1 %; 0 if there are none."""
         cdef double wanted = self.count * percent / 100
@@ -67,3 +90,13 @@ cdef class Histogram:
             "max_us": self.largest / 1000,
             "mean_us": self.sum_ns / self.count / 1000 if self.count else 0.0,
         }
+
+
+def _restored(dict counts, uint64_t largest, double sum_ns):
+    cdef Histogram histogram = Histogram()
+    for bucket, count in counts.items():
+        histogram.counts[bucket] = count
+        histogram.count += count
+    histogram.largest = largest
+    histogram.sum_ns = sum_ns
+    return histogram

@@ -1,49 +1,150 @@
-"""One run: the engine of its scenario, and what the broker used meanwhile."""
+"""One run: the load processes, what the broker used meanwhile, and all of it in one flat result."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-from perf.churn import Churn
-from perf.engine import Engine
-from perf.plan import Plan
-from perf.usage import measure
+from perf.fleet import Part, check_room, run_parts
+from perf.plan import ARRIVALS, HELD, Plan
+from perf.share import Share
+from perf.usage import Usage, measure
 
 __all__ = ["CPU_MIN_S", "Result", "run_plan", "sound"]
 
 Result = dict[str, Any]
+Look = Callable[[dict[str, float]], None]
 CPU_MIN_S = 0.2
 """Less CPU time than this is within the clock's grain of 10 ms a process to a few per cent: such a run was too short."""
+SERIES_MAX = 600
+"""Points of a run's course; when there are more, every other one is dropped."""
+SUMMED = (
+    "opened", "failed", "published", "acknowledged", "delivered", "unique", "gaps", "expected", "duplicates", "disordered",
+    "misrouted", "refused", "disconnected", "changes", "connections", "bytes", "own_cpu_s",
+)  # fmt: skip
+TOLD = ("publishers", "subscribers", "others", "qos", "payload", "rate", "window", "inflight", "version", "processes", "topics")
+FAULTS = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnected", "failed", "stalls")
 
 
-def run_plan(plan: Plan, host: str, port: int, broker_pid: int | None = None) -> Result:
-    """A JSON-ready result: the plan's numbers, the engine's, and with `broker_pid` the broker's. Raises LoadError, OSError."""
-    result: Result = {"scenario": plan.scenario, "qos": plan.qos, "payload": plan.payload, "rate": plan.rate}
-    result |= {"publishers": plan.publishers, "subscribers": plan.subscribers, "window": plan.window}
-    result |= {"version": plan.version, "time": time.time()}
-    if plan.scenario == "conn":
-        churn = Churn(plan, host, port)
-        before = measure(broker_pid) if broker_pid else None
-        result |= churn.run()
-        done = result["connections"]
-    else:
-        with Engine(plan, host, port) as engine:
-            engine.connect()
-            before = measure(broker_pid) if broker_pid else None
-            result |= engine.run()
-        done = result["delivered"]
-    if broker_pid and before:
-        after = measure(broker_pid)
-        used = after.cpu_s - before.cpu_s
-        result["broker_cpu_s"] = used
-        result["broker_cpu_s_per_million"] = used * 1e6 / done if done else None
-        result["broker_pss_before"] = before.pss
-        result["broker_pss_after"] = after.pss
-        result["broker_processes"] = after.processes
+class Course:
+    """Takes down how a run goes on, and passes it on to whoever looks."""
+
+    def __init__(self, share: Share, look: Look | None) -> None:
+        self.share = share
+        self.look = look
+        self.points: list[list[float]] = []
+        self.began = self.last = time.monotonic()
+        self.step = 0.2
+        self.running = False
+
+    def start(self) -> None:
+        self.began, self.running = time.monotonic(), True
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        snapshot = self.share.snapshot() | {"elapsed": now - self.began, "running": self.running}
+        if self.running and now - self.last >= self.step * 0.9:
+            self.last = now
+            self.points.append([round(now - self.began, 2), snapshot["published"], snapshot["delivered"], snapshot["changes"]])
+            if len(self.points) > SERIES_MAX:
+                self.points = self.points[1::2]
+                self.step *= 2
+        if self.look:
+            self.look(snapshot)
+
+
+def run_plan(plan: Plan, host: str, port: int, broker_pid: int | None = None, look: Look | None = None) -> Result:
+    """A JSON-ready result: the plan's numbers, the load's, and with `broker_pid` the broker's. `look` is shown how it goes.
+
+    Raises PlanError, LoadError, OSError, psutil.NoSuchProcess.
+    """
+    check_room(plan)
+    share = Share(plan.processes, plan.publishers)
+    course = Course(share, look)
+    usages: list[Usage] = []
+
+    def take() -> None:
+        if broker_pid:
+            usages.append(measure(broker_pid))
+
+    def start() -> None:
+        take()
+        course.start()
+
+    take()
+    began = time.time()
+    parts = run_parts(plan, host, port, share, start, take, course)
+    result: Result = {"scenario": plan.scenario, "time": began} | {name: getattr(plan, name) for name in TOLD}
+    result |= _merged(plan, parts)
+    done = result["connections"] if plan.scenario in ARRIVALS else result["delivered"] or result["published"]
+    if usages:
+        result |= _of_broker(plan, usages, done, result)
     result["own_cpu_s_per_million"] = result["own_cpu_s"] * 1e6 / done if done else None
+    result["course"] = course.points
     return result
+
+
+def _merged(plan: Plan, parts: list[Part]) -> Result:
+    merged: Result = {name: sum(part[name] or 0 for part in parts) for name in SUMMED if name in parts[0]}
+    merged["stalls"] = max((part.get("stalls", 0) for part in parts), default=0)
+    merged["interrupted"] = any(part["interrupted"] for part in parts)
+    began = min(part["started_ns"] for part in parts)
+    seconds = max(0, max(part["last_ns"] for part in parts) - began) / 1e9
+    merged["seconds"] = seconds
+    reason = next((part["reason"] for part in parts if part.get("reason")), "")
+    if reason:
+        merged["reason"] = reason
+    if plan.scenario in ARRIVALS:
+        merged["connections_per_s"] = merged["connections"] / seconds if seconds else 0.0
+    else:
+        _count(plan, merged, seconds)
+    for name in ("latency", "opening", "changing"):
+        if name in parts[0]:
+            histogram = parts[0][name]
+            for part in parts[1:]:
+                histogram.merge(part[name])
+            if histogram.count or name == "latency":
+                merged[name] = histogram.summary()
+                merged[f"{name}_curve"] = histogram.curve()
+    return merged
+
+
+def _count(plan: Plan, merged: Result, seconds: float) -> None:
+    """What was expected, what is lost, and rates."""
+    gaps, unique = merged.pop("gaps"), merged.pop("unique")
+    if plan.scenario == "sub":
+        merged["expected"], merged["lost"] = merged["delivered"] + gaps, gaps
+    else:
+        if plan.scenario != "retained":
+            merged["expected"] = merged["published"] * plan.receivers
+        merged["lost"] = max(0, merged["expected"] - unique)
+        # fanin with several processes: a second copy in another process than the first one's.
+        merged["duplicates"] += max(0, unique - merged["expected"]) if plan.receivers else 0
+    merged["delivered_per_s"] = merged["delivered"] / seconds if seconds else 0.0
+    merged["published_per_s"] = merged["published"] / seconds if seconds else 0.0
+    merged["changes_per_s"] = merged["changes"] / seconds if seconds else 0.0
+
+
+def _of_broker(plan: Plan, usages: list[Usage], done: int, result: Result) -> Result:
+    """`usages`: before the clients came, before the run, after it."""
+    idle, before, after = usages
+    used = after.cpu_s - before.cpu_s
+    figures: Result = {
+        "broker_cpu_s": used,
+        "broker_cpu_s_per_million": used * 1e6 / done if done else None,
+        "broker_pss_idle": idle.pss,
+        "broker_pss_before": before.pss,
+        "broker_pss_after": after.pss,
+        "broker_processes": after.processes,
+    }
+    opened = result.get("opened")
+    if opened:
+        figures["broker_connect_cpu_s_per_million"] = (before.cpu_s - idle.cpu_s) * 1e6 / opened
+        figures["broker_pss_per_connection"] = max(0, before.pss - idle.pss) / opened
+    if plan.scenario in HELD and not result["delivered"]:
+        figures["broker_cpu_s_per_million"] = None  # nothing was passed on
+    return figures
 
 
 def sound(result: Result) -> bool:
     """Whether every message came once, in order, to where it belonged; and every client was served."""
-    faults = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnected", "failed", "stalls")
-    return not any(result.get(name) for name in faults)
+    return not any(result.get(name) for name in FAULTS)

@@ -2,18 +2,48 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["PAYLOAD_MIN", "SCENARIOS", "Plan", "PlanError"]
+__all__ = ["LIMITS", "PAYLOAD_MIN", "SCENARIOS", "Plan", "PlanError"]
 
-PAYLOAD_MIN = 16
-"""Bytes: due time (8), publisher (4), sequence number (4)."""
+PAYLOAD_MIN = 24
+"""Bytes of the stamp: due time (8), mark (4), run (4), publisher (4), sequence number (4)."""
 PAYLOAD_MAX = 1 << 20
 """Bytes; the engine's receive buffer has room for one such packet."""
-SCENARIOS = ("p2p", "fanout", "wildcard", "conn")
+SCENARIOS = ("p2p", "fanout", "fanin", "wildcard", "churn", "retained", "conn", "reconnect", "takeover", "sub", "pub")
+HELD = ("conn", "sub")
+"""Scenarios that publish nothing and last until their time is over."""
+ENDLESS = ("conn", "sub", "pub")
+"""Scenarios that may run without a limit, and that go on when single clients are refused."""
+ARRIVALS = ("reconnect", "takeover")
+"""Scenarios of clients that come and go."""
 WINDOW_MAX = 1 << 14
 """Messages under way per publisher: as far back as the engine can tell a late message from a second copy."""
+ORDERS_MAX = 1 << 26
+"""fanin: pairs of publisher and subscriber, 4 bytes each."""
+TEMPLATE_NAMES = "%i number of the client, %c client id, %u user name, %h host name"
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "publishers": (0, 1_000_000),
+    "subscribers": (0, 1_000_000),
+    "others": (0, 1_000_000),
+    "messages": (0, 1 << 31),
+    "seconds": (0, 86_400),
+    "payload": (0, PAYLOAD_MAX),
+    "window": (1, WINDOW_MAX),
+    "inflight": (1, 65_535),
+    "rate": (0, 10_000_000),
+    "change_rate": (0, 1_000_000),
+    "connect_rate": (0, 1_000_000),
+    "topics": (1, 100_000),
+    "keepalive": (0, 65_535),
+    "session_expiry": (0, 0xFFFFFFFF),
+    "start_number": (0, 1_000_000_000),
+    "processes": (1, 64),
+}
+"""Least and largest value of each number."""
+CHOICES = {"scenario": SCENARIOS, "qos": (0, 1, 2), "version": (3, 4, 5)}
 
 
 class PlanError(ValueError):
@@ -22,76 +52,219 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. Client ids and topics hold `run`, so that runs do not meet each other's sessions or messages."""
+    """One run. Topics and client ids hold `run` unless they are given, so that runs do not meet each other's sessions or messages.
+
+    Clients are numbered within their kind: publishers, subscribers, others. Where load processes share the work, publisher n
+    belongs to process n % processes, and so do the subscribers that only it serves.
+    """
 
     scenario: str = "p2p"
     publishers: int = 5
     subscribers: int = 5
+    others: int = 0
+    """conn, reconnect, takeover: all clients there are. churn: those that subscribe and unsubscribe. Else: idle ones,
+    subscribed to topics on which nothing comes."""
     messages: int = 100_000
-    """Published in all; spread evenly, rounded up to a multiple of the publishers. conn: connections in all."""
+    """Published in all; spread evenly, rounded up to a multiple of the publishers. reconnect, takeover: connections in all.
+    0: no limit, for pub."""
     seconds: float = 30.0
-    """After this long nothing more is published."""
+    """After this long nothing more is published. 0: no limit, for conn, sub, pub."""
     qos: int = 0
     payload: int = 64
     """Bytes."""
     window: int = 500
-    """Messages of one publisher that are not delivered to all its subscribers yet, at most."""
+    """Messages of one publisher that are not delivered to all its subscribers yet, at most. retained: subscribers that are being
+    served at a time."""
     inflight: int = 64
     """Unacknowledged messages of one publisher at QoS 1 and 2, at most; a 5.0 broker's Receive Maximum lowers it."""
     rate: float = 0.0
     """Messages a second of all publishers together; 0: as fast as the window allows."""
+    change_rate: float = 0.0
+    """churn: subscriptions and their ends a second, all together; 0: as fast as they are acknowledged."""
     topics: int = 100
-    """wildcard: topics that each publisher goes through."""
+    """wildcard: topics that each publisher goes through; retained: messages that are kept."""
     version: int = 4
-    """Protocol level: 4 or 5."""
+    """Protocol level: 3 (MQTT 3.1), 4 (3.1.1) or 5."""
+    connect_rate: float = 0.0
+    """Connections a second; 0: as fast as the broker lets them in."""
+    keepalive: int = 0
+    """Seconds; 0: none."""
+    clean: bool = True
+    session_expiry: int | None = None
+    """Seconds, MQTT 5.0."""
+    retain: bool = False
+    username: str | None = None
+    password: str | None = None
+    topic: tuple[str, ...] = ()
+    """conn, sub: filters of each client; pub: its one topic. With %i, %c, %u, %h."""
+    client_id: str = ""
+    """Template of the client ids; empty: made of the run, so that no two are the same."""
+    start_number: int = 0
+    """%i of the first client."""
+    message: bytes | None = None
+    """pub: payload in place of a stamped one; %i, %c, %u, %h are filled in."""
+    processes: int = 1
+    ifaddr: tuple[str, ...] = ()
+    """Own addresses to connect from, in turn."""
     run: str = field(default_factory=lambda: f"{os.getpid() & 0xFFFF:x}{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
-        limits = (
-            ("scenario", self.scenario in SCENARIOS, ", ".join(SCENARIOS)),
-            ("publishers", 1 <= self.publishers <= 100_000, "1 to 100000"),
-            ("subscribers", 1 <= self.subscribers <= 100_000, "1 to 100000"),
-            ("messages", 1 <= self.messages <= 1 << 31, "1 to 2^31"),
-            ("seconds", 0 < self.seconds <= 86_400, "more than 0, at most 86400"),
-            ("qos", self.qos in (0, 1, 2), "0, 1, 2"),
-            ("payload", PAYLOAD_MIN <= self.payload <= PAYLOAD_MAX, f"{PAYLOAD_MIN} to {PAYLOAD_MAX} bytes"),
-            ("window", 1 <= self.window <= WINDOW_MAX, f"1 to {WINDOW_MAX}"),
-            ("inflight", 1 <= self.inflight <= 65_535, "1 to 65535"),
-            ("rate", self.rate >= 0, "0 or more"),
-            ("topics", 1 <= self.topics <= 10_000, "1 to 10000"),
-            ("version", self.version in (4, 5), "4, 5"),
-        )
-        for name, good, allowed in limits:
-            if not good:
-                raise PlanError(f"{name} = {getattr(self, name)}: allowed is {allowed}")
-        if self.scenario == "fanout" and self.publishers != 1:
-            raise PlanError(f"publishers = {self.publishers}: fanout has 1")
-        if self.scenario == "p2p" and self.publishers != self.subscribers:
-            raise PlanError(f"publishers = {self.publishers}, subscribers = {self.subscribers}: p2p has pairs")
-        if self.scenario == "wildcard" and self.subscribers % self.publishers:
-            raise PlanError(f"subscribers = {self.subscribers}: wildcard takes a multiple of {self.publishers} publishers")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise PlanError(f"{name} = {getattr(self, name)}: allowed is {', '.join(map(str, choices))}")
+        for name, (low, high) in LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise PlanError(f"{name} = {value}: allowed is {low:,} to {high:,}")
+        self._check_clients()
+        self._check_load()
+        self._check_texts()
+
+    def _check_clients(self) -> None:
+        scenario, publishers, subscribers = self.scenario, self.publishers, self.subscribers
+        needed = {"sub": ("subscribers",), "pub": ("publishers",)} | dict.fromkeys(("conn", *ARRIVALS), ("others",))
+        for name in needed.get(scenario, ("publishers", "subscribers", "others")[: 3 if scenario == "churn" else 2]):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} = {getattr(self, name)}: {scenario} needs 1 or more")
+        if scenario in needed:
+            for name in {"publishers", "subscribers", "others"} - set(needed[scenario]):
+                if getattr(self, name):
+                    raise PlanError(f"{name} = {getattr(self, name)}: {scenario} has none")
+        if scenario in ("fanout", "retained") and publishers != 1:
+            raise PlanError(f"publishers = {publishers}: {scenario} has 1")
+        if scenario in ("p2p", "churn") and publishers != subscribers:
+            raise PlanError(f"publishers = {publishers}, subscribers = {subscribers}: {scenario} has pairs")
+        if scenario == "wildcard" and subscribers % publishers:
+            raise PlanError(f"subscribers = {subscribers}: wildcard takes a multiple of {publishers} publishers")
+        if scenario == "fanin" and publishers * subscribers > ORDERS_MAX:
+            raise PlanError(f"publishers = {publishers}, subscribers = {subscribers}: fanin takes at most {ORDERS_MAX:,} pairs")
+        if self.processes > self.clients:
+            raise PlanError(f"processes = {self.processes}: there are only {self.clients} clients")
+
+    def _check_load(self) -> None:
+        if self.scenario not in ENDLESS:
+            if not self.seconds:
+                raise PlanError(f"seconds = 0: {self.scenario} needs a limit, more than 0")
+            if not self.messages:
+                raise PlanError(f"messages = 0: {self.scenario} needs 1 or more")
+        if self.payload < PAYLOAD_MIN and self.scenario not in ENDLESS:
+            allowed = f"allowed is {PAYLOAD_MIN} to {PAYLOAD_MAX} bytes"
+            raise PlanError(f"payload = {self.payload}: {allowed}, {self.scenario} stamps each message")
+        if self.session_expiry is not None and self.version != 5:
+            raise PlanError(f"session_expiry = {self.session_expiry}: it needs version 5")
+        if self.message is not None and len(self.message) > PAYLOAD_MAX:
+            raise PlanError(f"message of {len(self.message):,} bytes: allowed are {PAYLOAD_MAX:,}")
+        if self.scenario == "retained" and self.topics > WINDOW_MAX:
+            raise PlanError(f"topics = {self.topics}: retained takes 1 to {WINDOW_MAX}")
+
+    def _check_texts(self) -> None:
+        if self.scenario in ("sub", "pub") and not self.topic:
+            raise PlanError(f"topic: {self.scenario} needs one")
+        if self.scenario == "pub" and (len(self.topic) != 1 or any(sign in self.topic[0] for sign in "+#")):
+            raise PlanError(f"topic = {' '.join(self.topic)}: pub takes one, without + and #")
+        for text in self.topic:
+            if not 0 < len(text.encode()) < 60_000 or "\0" in text:
+                raise PlanError(f"topic = {text[:60]!r}: allowed are 1 to 60,000 bytes without NUL")
+        if self.client_id and "%i" not in self.client_id and self.clients > 1:
+            raise PlanError(f"client_id = {self.client_id}: %i has to stand in it, so that {self.clients} clients differ")
+        if self.client_id and self.publishers and self.subscribers:
+            raise PlanError("client_id: only for clients of one kind")
+        if self.password is not None and self.username is None and self.version != 5:
+            raise PlanError("password: without a user name it needs version 5")  # [MQTT-3.1.2-22] of 3.1.1
+
+    @property
+    def clients(self) -> int:
+        return self.publishers + self.subscribers + self.others
 
     @property
     def receivers(self) -> int:
-        """Subscribers that each message reaches."""
-        return self.subscribers // self.publishers
+        """Subscribers that each message reaches; 0: not known, or none."""
+        if self.scenario in ENDLESS or self.scenario == "retained":
+            return 0
+        return 1 if self.scenario == "fanin" else self.subscribers // max(1, self.publishers)
 
     @property
     def quota(self) -> int:
         """Messages of each publisher."""
-        return -(-self.messages // self.publishers)
+        if self.scenario == "retained":
+            return self.topics
+        return -(-self.messages // max(1, self.publishers)) if self.messages else 0xFFFFFFFF
+
+    @property
+    def stamped(self) -> bool:
+        return self.message is None and self.payload >= PAYLOAD_MIN
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the broker is to retain the messages."""
+        return self.retain or self.scenario == "retained"
 
     def source_of(self, subscriber: int) -> int:
-        """The publisher whose messages this subscriber gets; no other's are for it."""
-        return subscriber % self.publishers
+        """The publisher whose messages this subscriber gets; no other's are for it. Not for fanin and sub."""
+        return subscriber % max(1, self.publishers)
 
-    def filter_of(self, subscriber: int) -> str:
-        source = self.source_of(subscriber)
-        if self.scenario == "wildcard":
-            return f"perf/{self.run}/+/{source}/#"
-        return f"perf/{self.run}/{source}"
+    def owner_of(self, kind: str, number: int) -> int:
+        """The load process that has this client. `kind`: p, s or o."""
+        if kind == "s" and self.crosses == 0 and self.publishers:
+            return self.source_of(number) % self.processes
+        return number % self.processes
 
-    def topics_of(self, publisher: int) -> Iterator[str]:
+    @property
+    def crosses(self) -> bool:
+        """Whether messages go from one load process to others."""
+        return self.processes > 1 and self.scenario in ("fanout", "fanin", "retained")
+
+    def id_of(self, kind: str, number: int) -> str:
+        if not self.client_id:
+            return f"perf-{self.run}-{kind}{number}"
+        return self._fill(self.client_id, number, "")
+
+    def user_of(self, kind: str, number: int) -> str | None:
+        return None if self.username is None else self._fill(self.username, number, self.id_of(kind, number))
+
+    def filters_of(self, subscriber: int) -> Sequence[str]:
+        if self.topic:
+            return [self.filled(text, "s", subscriber) for text in self.topic]
         if self.scenario == "wildcard":
-            return (f"perf/{self.run}/group{n}/{publisher}/value" for n in range(self.topics))
-        return iter((f"perf/{self.run}/{publisher}",))
+            return (f"perf/{self.run}/{self.source_of(subscriber)}/+",)
+        if self.scenario == "fanin":
+            return (f"$share/perf-{self.run}/perf/{self.run}/+",)
+        if self.scenario == "retained":
+            return (f"perf/{self.run}/+",)
+        return (f"perf/{self.run}/{self.source_of(subscriber)}",)
+
+    def filters_of_other(self, number: int) -> Sequence[str]:
+        """At once, or for churn again and again."""
+        if self.topic:
+            return [self.filled(text, "o", number) for text in self.topic]
+        if self.scenario == "conn":
+            return ()
+        wildcard = "/+" if number % 2 and self.scenario == "churn" else ""
+        return (f"perf/{self.run}/other/{number}{wildcard}",)
+
+    def topics_of(self, publisher: int) -> Sequence[str]:
+        if self.topic:
+            return [self.filled(text, "p", publisher) for text in self.topic]
+        if self.scenario == "wildcard":
+            return [f"perf/{self.run}/{publisher}/{n}" for n in range(self.topics)]
+        if self.scenario == "retained":
+            return [f"perf/{self.run}/{n}" for n in range(self.topics)]
+        return (f"perf/{self.run}/{publisher}",)
+
+    def message_of(self, publisher: int) -> bytes:
+        """Of a plan with `message`."""
+        assert self.message is not None
+        if b"%" not in self.message:
+            return self.message
+        return self.filled(self.message.decode("latin-1"), "p", publisher).encode("latin-1")
+
+    def filled(self, template: str, kind: str, number: int) -> str:
+        return self._fill(template, number, self.id_of(kind, number), self.user_of(kind, number) or "")
+
+    def _fill(self, template: str, number: int, client_id: str, user: str = "") -> str:
+        if "%" not in template:
+            return template
+        host = os.uname().nodename
+        for name, value in (("%i", str(number + self.start_number)), ("%c", client_id), ("%u", user), ("%h", host)):
+            template = template.replace(name, value)
+        return template

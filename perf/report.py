@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from perf.measure import CPU_MIN_S, Result, sound
+from perf.plan import ARRIVALS, HELD
 
-__all__ = ["COMPARED", "comparison", "json_line", "table"]
+__all__ = ["COMPARED", "COMPARED_HELD", "FIGURES", "comparison", "figure", "json_line", "table", "title"]
 
 COMPARED = (
     ("CPU s per million", "broker_cpu_s_per_million"),
@@ -16,6 +17,11 @@ COMPARED = (
     ("PSS MB", "pss_mb"),
 )
 """Column title and figure of each comparison."""
+COMPARED_HELD = (("PSS KB per connection", "pss_kb_per_connection"), ("connect CPU s per M", "broker_connect_cpu_s_per_million"))
+"""The same for clients that are only there."""
+PER_CLIENT_MIN = 100
+"""Fewer clients say nothing about what one of them takes."""
+FIGURES = (("p50", "p50_us"), ("p99", "p99_us"), ("p99.9", "p999_us"), ("max", "max_us"))
 
 
 def json_line(result: Result) -> str:
@@ -24,36 +30,67 @@ def json_line(result: Result) -> str:
 
 def title(result: Result) -> str:
     """Such as "p2p 5-5 qos 1"."""
-    rate = f" at {result['rate']:g}/s" if result["rate"] else ""
-    clients = result["subscribers"] if result["scenario"] == "conn" else f"{result['publishers']}-{result['subscribers']}"
-    return f"{result['scenario']} {clients} qos {result['qos']}{rate}"
+    rate = f" at {result['rate']:,g}/s" if result["rate"] else ""
+    counts = [result[kind] for kind in ("publishers", "subscribers") if result[kind]] or [result["others"]]
+    others = f" +{result['others']}" if result["others"] and result["subscribers"] else ""
+    return f"{result['scenario']} {'-'.join(map(str, counts))}{others} qos {result['qos']}{rate}"
 
 
 def table(result: Result) -> str:
     """One run, one figure a line."""
-    latency = result["latency"]
     rows: list[tuple[str, str]] = []
-    if result["scenario"] == "conn":
+    if result["scenario"] in ARRIVALS:
         rows.append(("connections", f"{result['connections']:,} in {result['seconds']:.2f} s"))
         rows.append(("rate", f"{result['connections_per_s']:,.0f} per second"))
         rows.append(("failed", f"{result['failed']:,}"))
     else:
-        rows.append(("published", f"{result['published']:,} in {result['seconds']:.2f} s"))
-        rows.append(("delivered", f"{result['delivered']:,} of {result['expected']:,}"))
-        rows.append(("rate", f"{result['delivered_per_s']:,.0f} deliveries per second"))
-        faults = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnected", "stalls")
-        rows.append(("faults", ", ".join(f"{result[name]:,} {name}" for name in faults if result[name]) or "none"))
-    figures = (("p50", "p50_us"), ("p99", "p99_us"), ("p99.9", "p999_us"), ("max", "max_us"))
-    rows.append(("latency", ", ".join(f"{name} {latency[key] / 1000:.3f} ms" for name, key in figures)))
+        rows += _traffic(result)
+    if result["latency"]["count"]:
+        rows.append(("latency", _latency(result["latency"])))
+    if result.get("opening"):
+        refused = f", {result['failed']:,} failed: {result['reason']}" if result["failed"] else ""
+        rows.append(("connected", f"{result['opened']:,}{refused}"))
+        rows.append(("connecting", _latency(result["opening"])))
+    if result.get("changing"):
+        rows.append(("changes", f"{result['changes']:,}, {result['changes_per_s']:,.0f} per second"))
+        rows.append(("changing", _latency(result["changing"])))
     if "broker_cpu_s" in result:
-        per_million = result["broker_cpu_s_per_million"]
-        text = f"{result['broker_cpu_s']:.2f} s" + (f", {per_million:.3f} s per million" if per_million is not None else "")
-        rows.append(("broker CPU", text + (" (too short a run to be exact)" if result["broker_cpu_s"] < CPU_MIN_S else "")))
-        pss = f"{result['broker_pss_before'] / 1e6:.1f} MB before, {result['broker_pss_after'] / 1e6:.1f} MB after"
-        rows.append(("broker PSS", f"{pss}, {result['broker_processes']} processes"))
+        rows += _broker(result)
     if result["own_cpu_s_per_million"] is not None:
         rows.append(("own CPU", f"{result['own_cpu_s']:.2f} s, {result['own_cpu_s_per_million']:.3f} s per million"))
+    if result["interrupted"]:
+        rows.append(("ended", "before its time, from outside"))
     return "\n".join([title(result), *(f"  {name:<11} {text}" for name, text in rows)])
+
+
+def _traffic(result: Result) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if result["published"]:
+        acknowledged = f", {result['acknowledged']:,} acknowledged" if result["qos"] else ""
+        rate = f", {result['published_per_s']:,.0f} per second" if not result["expected"] else ""
+        rows.append(("published", f"{result['published']:,} in {result['seconds']:.2f} s{rate}{acknowledged}"))
+    if result["expected"] or result["delivered"]:
+        rows.append(("delivered", f"{result['delivered']:,} of {result['expected']:,}"))
+        rows.append(("rate", f"{result['delivered_per_s']:,.0f} deliveries per second"))
+    faults = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnected", "stalls")
+    rows.append(("faults", ", ".join(f"{result[name]:,} {name}" for name in faults if result[name]) or "none"))
+    return rows
+
+
+def _broker(result: Result) -> list[tuple[str, str]]:
+    per_million = result["broker_cpu_s_per_million"]
+    text = f"{result['broker_cpu_s']:.2f} s" + (f", {per_million:.3f} s per million" if per_million is not None else "")
+    rows = [("broker CPU", text + (" (too short a run to be exact)" if result["broker_cpu_s"] < CPU_MIN_S else ""))]
+    pss = " MB, ".join(f"{result[f'broker_pss_{when}'] / 1e6:.1f}" for when in ("idle", "before", "after"))
+    rows.append(("broker PSS", f"{pss} MB before the clients, with them, after the run; {result['broker_processes']} processes"))
+    if result.get("opened", 0) >= PER_CLIENT_MIN and "broker_pss_per_connection" in result:
+        cpu = result["broker_connect_cpu_s_per_million"]
+        rows.append(("a client", f"{result['broker_pss_per_connection'] / 1e3:.2f} KB, connecting {cpu:.1f} s CPU per million"))
+    return rows
+
+
+def _latency(summary: dict[str, float]) -> str:
+    return ", ".join(f"{name} {summary[key] / 1000:.3f} ms" for name, key in FIGURES)
 
 
 def comparison(names: Sequence[str], results: Iterable[tuple[str, Result]]) -> str:
@@ -62,37 +99,54 @@ def comparison(names: Sequence[str], results: Iterable[tuple[str, Result]]) -> s
     runs: dict[str, dict[str, list[Result]]] = {}
     for name, result in results:
         runs.setdefault(title(result), {}).setdefault(name, []).append(result)
-    lines = [f"{'':<28} {'':<18} {first:>14} {second:>14} {'ratio':>8}"]
+    width = max([28, *map(len, runs)])
+    lines = [f"{'':<{width}} {'':<22} {first:>14} {second:>14} {'ratio':>8}"]
     for scenario, by_name in runs.items():
-        for column, figure in COMPARED:
-            ours, theirs = (_median(by_name.get(name, []), figure) for name in names)
+        shown = scenario
+        held = any(result["scenario"] in HELD for results_of in by_name.values() for result in results_of)
+        for column, name_of in COMPARED_HELD if held else COMPARED:
+            ours, theirs = (_median(by_name.get(name, []), name_of) for name in names)
             ratio = f"{ours / theirs:.3f}" if ours is not None and theirs else "-"
             cells = (f"{value:,.3f}" if value is not None else "-" for value in (ours, theirs))
-            lines.append(f"{scenario:<28} {column:<18} " + " ".join(f"{cell:>14}" for cell in cells) + f" {ratio:>8}")
-            scenario = ""
+            lines.append(f"{shown:<{width}} {column:<22} " + " ".join(f"{cell:>14}" for cell in cells) + f" {ratio:>8}")
+            shown = ""
         for name in names:
-            short = [result for result in by_name.get(name, []) if result.get("broker_cpu_s", CPU_MIN_S) < CPU_MIN_S]
-            if short:
-                lines.append(f"{'':<28} {name}: CPU time too short to be exact in {len(short)} of {len(by_name[name])} runs")
-            unsound = [result for result in by_name.get(name, []) if not sound(result)]
-            if unsound:
-                lines.append(f"{'':<28} {name}: faults in {len(unsound)} of {len(by_name[name])} runs, see --json")
+            lines += [f"{'':<{width}} {name}: {remark}" for remark in _remarks(by_name.get(name, []), held)]
     return "\n".join(lines)
 
 
-def _median(results: list[Result], figure: str) -> float | None:
-    values = [value for result in results if (value := _figure(result, figure)) is not None]
+def _remarks(results: list[Result], held: bool) -> list[str]:
+    """What makes these runs less than exact, or wrong."""
+    remarks = []
+    short = [result for result in results if result.get("broker_cpu_s", CPU_MIN_S) < CPU_MIN_S and not held]
+    if short:
+        remarks.append(f"CPU time too short to be exact in {len(short)} of {len(results)} runs")
+    unsound = [result for result in results if not sound(result)]
+    if unsound:
+        remarks.append(f"faults in {len(unsound)} of {len(results)} runs, see --json")
+    busy = [result for result in results if result.get("broker_cpu_s", 0) and result["own_cpu_s"] > result["broker_cpu_s"]]
+    if busy and not held:
+        share = median(result["own_cpu_s"] / result["broker_cpu_s"] for result in busy)
+        remarks.append(f"the load took {share:.1f} times the broker's CPU in {len(busy)} of {len(results)} runs")
+    return remarks
+
+
+def _median(results: list[Result], name: str) -> float | None:
+    values = [value for result in results if (value := figure(result, name)) is not None]
     return median(values) if values else None
 
 
-def _figure(result: Result, figure: str) -> float | None:
+def figure(result: Result, name: str) -> float | None:
+    """A figure of COMPARED of one run; None if it was not measured."""
     value: float | None
-    if figure == "per_s":
-        value = result["connections_per_s" if result["scenario"] == "conn" else "delivered_per_s"]
-    elif figure in ("p50_ms", "p99_ms"):
-        value = result["latency"][figure.replace("_ms", "_us")] / 1000
-    elif figure == "pss_mb":
+    if name == "per_s":
+        value = result["connections_per_s" if result["scenario"] in ARRIVALS else "delivered_per_s"]
+    elif name in ("p50_ms", "p99_ms"):
+        value = result["latency"][name.replace("_ms", "_us")] / 1000
+    elif name == "pss_mb":
         value = result["broker_pss_after"] / 1e6 if "broker_pss_after" in result else None
+    elif name == "pss_kb_per_connection":
+        value = result["broker_pss_per_connection"] / 1e3 if "broker_pss_per_connection" in result else None
     else:
-        value = result.get(figure)
+        value = result.get(name)
     return value

@@ -1,10 +1,12 @@
-"""The packets that a load test needs before and after its messages, MQTT 3.1.1 and 5.0. Nothing here is hot."""
+"""The packets that a load test needs before and after its messages, MQTT 3.1, 3.1.1 and 5.0. Nothing here is hot."""
 
+from collections.abc import Iterable
 from struct import pack
 
-__all__ = ["DISCONNECT", "connect", "publish_head", "receive_maximum", "subscribe"]
+__all__ = ["DISCONNECT", "PINGREQ", "connect", "publish_head", "receive_maximum", "subscribe", "unsubscribe"]
 
 DISCONNECT = b"\xe0\x00"
+PINGREQ = b"\xc0\x00"
 RECEIVE_MAXIMUM = 0x21
 RECEIVE_MAXIMUM_DEFAULT = 65_535
 """MQTT 5.0 §3.2.2.3.3"""
@@ -31,21 +33,40 @@ def packet(first: int, body: bytes) -> bytes:
     return bytes([first]) + varint(len(body)) + body
 
 
-def connect(client_id: str, version: int) -> bytes:
-    """Clean session, no keepalive: a silent subscriber is left alone."""
+def connect(
+    client_id: str,
+    version: int,
+    clean: bool = True,
+    keepalive: int = 0,
+    username: str | None = None,
+    password: str | None = None,
+    session_expiry: int | None = None,
+) -> bytes:
+    """Without a keepalive by default: a silent subscriber is left alone."""
+    flags = 0x02 * clean | 0x80 * (username is not None) | 0x40 * (password is not None)
+    head = text("MQIsdp" if version == 3 else "MQTT") + pack(">BBH", version, flags, keepalive)
+    if version == 5:
+        expiry = b"" if session_expiry is None else b"\x11" + pack(">I", session_expiry)
+        head += varint(len(expiry)) + expiry
+    texts = (client_id, username, password)
+    return packet(0x10, head + b"".join(text(value) for value in texts if value is not None))
+
+
+def subscribe(filters: Iterable[str], qos: int, version: int, packet_id: int = 1) -> bytes:
     properties = b"\x00" if version == 5 else b""
-    return packet(0x10, text("MQTT") + bytes([version, 0x02, 0, 0]) + properties + text(client_id))
+    entries = b"".join(text(topic_filter) + bytes([qos]) for topic_filter in filters)
+    return packet(0x82, pack(">H", packet_id) + properties + entries)
 
 
-def subscribe(topic_filter: str, qos: int, version: int, packet_id: int = 1) -> bytes:
+def unsubscribe(filters: Iterable[str], version: int, packet_id: int = 1) -> bytes:
     properties = b"\x00" if version == 5 else b""
-    return packet(0x82, pack(">H", packet_id) + properties + text(topic_filter) + bytes([qos]))
+    return packet(0xA2, pack(">H", packet_id) + properties + b"".join(map(text, filters)))
 
 
-def publish_head(topic: str, qos: int, payload: int, version: int) -> bytes:
+def publish_head(topic: str, qos: int, payload: int, version: int, retain: bool = False) -> bytes:
     """A PUBLISH up to its payload of `payload` bytes; at QoS 1 and 2 with a packet id of 0 to be patched."""
     head = text(topic) + (b"\x00\x00" if qos else b"") + (b"\x00" if version == 5 else b"")
-    return bytes([0x30 | qos << 1]) + varint(len(head) + payload) + head
+    return bytes([0x30 | qos << 1 | retain]) + varint(len(head) + payload) + head
 
 
 def receive_maximum(properties: bytes) -> int:

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from perf.engine import Engine, LoadError
+from perf.engine import LoadError
 
 from perf import engine as engine_module
 from perf.launch import SYSTEM_PATH, LaunchError, Running, launched
@@ -27,10 +27,8 @@ def faults(result: Result) -> dict[str, int]:
 
 
 def run(plan: Plan, fault: Fault | None = None) -> Result:
-    with Stub(fault) if fault else Stub() as stub, Engine(plan, "127.0.0.1", stub.port) as engine:
-        engine.connect()
-        result: Result = engine.run()
-        return result
+    with Stub(fault) if fault else Stub() as stub:
+        return run_plan(plan, "127.0.0.1", stub.port)
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -71,7 +69,7 @@ def test_disorder() -> None:
 def test_misrouting() -> None:
     def forge(number: int, packet: bytes) -> list[bytes]:
         head = len(packet) - 64
-        other = packet[: head + 8] + (1 - packet[head + 8]).to_bytes(1) + packet[head + 9 :]
+        other = packet[: head + 16] + (1 - packet[head + 16]).to_bytes(1) + packet[head + 17 :]
         return [packet, other] if number == 3 else [packet]
 
     assert faults(run(Plan(publishers=2, subscribers=2, messages=20), forge)) == {"misrouted": 1}
@@ -106,8 +104,8 @@ def test_time_limit() -> None:
 
 @pytest.mark.parametrize("connack", [b"\x20\x02\x00\x05", b"\x20\x02\x00\x03"])
 def test_refused_connection(connack: bytes) -> None:
-    with Stub(connack=connack) as stub, Engine(Plan(), "127.0.0.1", stub.port) as engine, pytest.raises(LoadError, match="CONNACK"):
-        engine.connect()
+    with Stub(connack=connack) as stub, pytest.raises(LoadError, match="CONNACK"):
+        run_plan(Plan(), "127.0.0.1", stub.port)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +127,7 @@ def mosquitto() -> Iterator[Running]:
         {"messages": 200, "rate": 1000.0},
         {"scenario": "fanout", "publishers": 1, "subscribers": 20, "messages": 100, "window": 20},
         {"scenario": "wildcard", "publishers": 2, "subscribers": 6, "messages": 500},
-        {"scenario": "conn", "subscribers": 10, "messages": 100},
+        {"scenario": "reconnect", "publishers": 0, "subscribers": 0, "others": 10, "messages": 100},
     ],
     ids=lambda plan: "-".join(map(str, plan.values())),
 )

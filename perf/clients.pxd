@@ -1,0 +1,59 @@
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+from perf.histogram cimport Histogram
+
+cdef enum State:
+    CLOSED = 0
+    CONNECTING = 1                         # CONNECT is written
+    SUBSCRIBING = 2
+    READY = 3
+    SUBSCRIBED = 4                         # churn: READY, and with its subscription
+
+# A client's bytes in: a packet that is cut off is kept in `rest` until the next recv. Its bytes out: `out[sent:size]`.
+cdef struct Client:
+    int fd
+    int state
+    bint dirty                             # stands in the list of those to flush
+    bint writable_wanted                   # EPOLLOUT is asked for
+    uint64_t since_ns                      # of what is being waited for
+    uint8_t* out
+    size_t size, sent, capacity
+    uint8_t* rest
+    size_t rest_size, rest_capacity
+
+
+cdef class Clients:
+    cdef object plan, route, reason
+    cdef int epoll, count, version, unsent
+    cdef Client* clients
+    cdef int32_t* dirty
+    cdef int dirty_count
+    cdef uint8_t* buffer
+    cdef int opened, failed, tolerant
+    cdef uint64_t now_ns, gone, pongs
+    cdef uint64_t pinged, pings_from_ns
+    cdef readonly Histogram opening        # from connect to CONNACK, or SUBACK if the client subscribes
+
+    cdef int allocate_clients(self, int count) except -1
+    cdef int open_client(self, int number) except -1
+    cdef int lose(self, int number, str why) except -1
+    cdef int ready(self, int number) except -1
+    cdef uint8_t* room(self, int number, size_t size) except NULL
+    cdef int put_bytes(self, int number, bytes data) except -1
+    cdef int put_ack(self, int number, uint8_t first, const uint8_t* packet_id) except -1
+    cdef int ping_due(self) except -1
+    cdef int flush(self, int number) except -1
+    cdef int turn_once(self, int timeout_ms) except -1
+    cdef int read_some(self, int number) except -1
+    cdef size_t take_packets(self, int number, uint8_t* data, size_t size) except? 0
+
+    # For the engine above.
+    cdef int take_message(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1
+    cdef int take_answer(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1
+    cdef int let_in(self, int number, const uint8_t* body, size_t size) except -1
+    cdef int has_gone(self, int number) except -1
+    cdef int emptied(self, int number) except -1
+    cdef int tell(self) except -1
+    cdef int ticked(self) except -1
+
+cdef uint64_t monotonic_ns() noexcept nogil

@@ -1,0 +1,145 @@
+"""The load processes of one run: one, which is this one, or several that are forked.
+
+    parent                                child, each
+      share ---------------- fork ------> connect, prepare
+      <------------------------ "ready" -
+      before() ------------------- "go" > run
+      <------------------ result or text -
+      after() -------------------- "end" > clear, close
+"""
+
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from perf.arrivals import Arrivals
+from perf.engine import Engine, LoadError
+from perf.plan import ARRIVALS, Plan, PlanError
+from perf.share import Share
+
+__all__ = ["check_room", "run_parts"]
+
+TELL_S = 0.2
+"""Between two looks at the children."""
+SPARE_DESCRIPTORS = 40
+"""Of a process, for other things than connections."""
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+Part = dict[str, Any]
+
+
+def check_room(plan: Plan) -> None:
+    """Refuses a plan for which descriptors or ports do not suffice. Raises PlanError."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    places = 2 if plan.scenario == "takeover" else 1
+    room = hard - SPARE_DESCRIPTORS
+    each = -(-plan.clients // plan.processes) * places
+    if each > room:
+        raise PlanError(
+            f"processes = {plan.processes}: {plan.clients:,} clients are {each:,} connections in a process, allowed are {room:,}; "
+            f"take at least --processes {-(-plan.clients * places // room)}, or raise the limit of open files (ulimit -n)"
+        )
+    low, high = map(int, PORT_RANGE.read_text().split())
+    ports = (high - low + 1) * max(1, len(plan.ifaddr))
+    if plan.clients * places > ports:
+        raise PlanError(
+            f"ifaddr = {','.join(plan.ifaddr) or 'one address'}: {plan.clients * places:,} connections need "
+            f"{-(-plan.clients * places // (high - low + 1))} own addresses, each has {high - low + 1:,} ports; "
+            f"give more, such as --ifaddr 127.0.0.1,127.0.0.2, or widen {PORT_RANGE}"
+        )
+
+
+def run_parts(
+    plan: Plan, host: str, port: int, share: Share, before: Callable[[], None], after: Callable[[], None], told: Callable[[], None]
+) -> list[Part]:
+    """Results of all processes. `before` and `after` are called around the run proper, `told` a few times a second.
+
+    Raises LoadError, OSError.
+    """
+    if plan.processes == 1:
+        with _engine(plan, host, port, share, 0, told) as engine:
+            engine.connect()
+            engine.prepare()
+            before()
+            parts = [engine.run()]
+            after()
+            engine.clear()
+            return parts
+    fork = multiprocessing.get_context("fork")
+    pipes: list[Connection] = []
+    children = []
+    for number in range(plan.processes):
+        ours, theirs = fork.Pipe()
+        child = fork.Process(target=_child, args=(plan, host, port, share, number, theirs, [*pipes, ours]), daemon=True)
+        child.start()
+        theirs.close()
+        pipes.append(ours)
+        children.append(child)
+    try:
+        _collect(pipes, told)
+        before()
+        for pipe in pipes:
+            pipe.send("go")
+        parts = _collect(pipes, told)
+        after()
+        for pipe in pipes:
+            pipe.send("end")
+        _collect(pipes, lambda: None)
+        return parts
+    finally:
+        for child in children:
+            child.join(2)
+            child.kill()
+            child.join()
+
+
+def _engine(plan: Plan, host: str, port: int, share: Share, number: int, told: Callable[[], None] | None) -> Any:
+    return (Arrivals if plan.scenario in ARRIVALS else Engine)(plan, host, port, share, number, told)
+
+
+def _collect(pipes: list[Connection], told: Callable[[], None]) -> list[Any]:
+    """One answer of each child; meanwhile `told` is called. Ctrl-C is the children's affair, who end their run and answer."""
+    answers: dict[int, Any] = {}
+    while len(answers) < len(pipes):
+        waiting = [pipe for number, pipe in enumerate(pipes) if number not in answers]
+        try:
+            ready = wait(waiting, TELL_S)
+            for number, pipe in enumerate(pipes):
+                if pipe not in ready:
+                    continue
+                try:
+                    kind, answers[number] = pipe.recv()
+                except EOFError:
+                    raise LoadError(f"load process {number} ended without a result") from None
+                if kind == "error":
+                    raise LoadError(answers[number])
+            told()
+        except KeyboardInterrupt:
+            continue
+    return [answers[number] for number in range(len(pipes))]
+
+
+def _child(plan: Plan, host: str, port: int, share: Share, number: int, pipe: Connection, others: list[Connection]) -> None:
+    for other in others:
+        other.close()  # so that the parent's end is known here
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with _engine(plan, host, port, share, number, None) as engine:
+            engine.connect()
+            engine.prepare()
+            pipe.send(("ready", None))
+            pipe.recv()
+            pipe.send(("result", engine.run()))
+            pipe.recv()
+            engine.clear()
+        pipe.send(("end", None))
+    except (LoadError, OSError) as error:
+        pipe.send(("error", str(error)))
+    except (KeyboardInterrupt, EOFError):
+        pass
+    os._exit(0)  # nothing of the parent's is to be flushed twice
