@@ -17,10 +17,11 @@ Read in this order:
 - `compare`   two brokers in turn under the same scenarios.
 - `options`, `cli`  `shardbroker perf`.
 
-Every message carries the time it was due, its run, publisher and sequence number, so a run says not only how fast a broker was but
-also whether it lost, doubled, reordered or misrouted anything. The load is closed-loop: a publisher has at most a window of messages
-under way to its subscribers, so a slow broker is measured, not flooded. With a rate it is open-loop within that window, and latency
-counts from the time a message was due, so that waiting is not left out. Every run of a scenario is bounded in messages and in time.
+Every message carries the time it was due, its run, publisher and sequence number, so a run says not only how fast a broker was
+but also whether it lost, doubled, reordered or misrouted anything. The load is closed-loop: a publisher has at most a window of
+messages under way to its subscribers, so a slow broker is measured, not flooded. With a rate it is open-loop within that window,
+and latency counts from the time a message was due, so that waiting is not left out. Every run of a scenario is bounded in messages
+and in time.
 """
 
 from perf.plan import Plan

@@ -23,7 +23,7 @@ cdef struct Client:
 
 
 cdef class Clients:
-    cdef object plan, route, reason
+    cdef object plan, route, reason, where
     cdef int epoll, count, version, unsent
     cdef Client* clients
     cdef int32_t* dirty
@@ -36,6 +36,8 @@ cdef class Clients:
 
     cdef int allocate_clients(self, int count) except -1
     cdef int open_client(self, int number) except -1
+    cdef int drop(self, int number) noexcept
+    cdef int wait_for_ends(self, int left, uint64_t until) except -1
     cdef int lose(self, int number, str why) except -1
     cdef int ready(self, int number) except -1
     cdef uint8_t* room(self, int number, size_t size) except NULL

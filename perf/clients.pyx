@@ -8,7 +8,7 @@ import time
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EADDRNOTAVAIL, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
@@ -33,6 +33,8 @@ cdef enum:
     SLEEP_MAX_MS = 100
     OPENING_MAX = 200                      # clients on their way to CONNACK and SUBACK at a time
 
+CLOSE_TIMEOUT_S = 2.0
+"""For the broker to close after DISCONNECT."""
 CONNECT_TIMEOUT_S = 30.0
 """Without any client being let in or refused."""
 
@@ -59,6 +61,7 @@ cdef class Clients:
         self.tolerant = plan.scenario in ENDLESS
         self.route = Route(host, port, plan.ifaddr)
         self.reason = ""
+        self.where = f"{host}:{port}"
         self.opening = Histogram()
 
     cdef int allocate_clients(self, int count) except -1:
@@ -93,8 +96,8 @@ cdef class Clients:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exc):
-        self.close()
+    def __exit__(self, kind, *exc):
+        self.close(0 if kind else CLOSE_TIMEOUT_S)
 
     # --- opening and closing --------------------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ cdef class Clients:
             elif time.monotonic() > deadline:
                 raise LoadError(f"{self.count - moved} of {self.count} clients are not connected in time")
         if self.failed == self.count:
-            raise LoadError(f"the broker let no client in: {self.reason}")
+            raise LoadError(f"{self.where}: the broker let no client in: {self.reason}")
 
     cdef int open_client(self, int number) except -1:
         cdef epoll_event event
@@ -128,12 +131,17 @@ cdef class Clients:
         client.state = CONNECTING
         client.since_ns = monotonic_ns()
         if client.fd < 0:
-            return self.lose(number, os.strerror(errno))
+            return self.lose(number, self.why_not(errno))
         event.events = EPOLLIN
         event.data.u64 = <uint64_t>number
         if epoll_ctl(self.epoll, EPOLL_CTL_ADD, client.fd, &event) < 0:
             raise OSError(errno, "epoll_ctl")
         return self.put_bytes(number, self.greeting(number))
+
+    def why_not(self, int code) -> str:
+        """Why there is no socket."""
+        own = f" ({', '.join(self.plan.ifaddr) or 'the own address'}: not of this machine, or its ports are all in use)"
+        return os.strerror(code) + (own if code == EADDRNOTAVAIL else "")
 
     def greeting(self, int number) -> bytes:
         """The CONNECT packet of a client."""
@@ -145,16 +153,44 @@ cdef class Clients:
         self.opening.add(self.now_ns - self.clients[number].since_ns)
         return 0
 
-    def close(self) -> None:
-        """DISCONNECT and close for all."""
-        cdef int number
+    def close(self, double timeout_s=0) -> None:
+        """DISCONNECT and close for all. The broker's close is waited for: so TIME_WAIT takes none of our ports from the next run."""
+        cdef int number, left = 0
         for number in range(self.count):
             if self.clients[number].fd >= 0:
-                if self.clients[number].state != CLOSED:
-                    send(self.clients[number].fd, PyBytes_AS_STRING(wire.DISCONNECT), 2, MSG_NOSIGNAL | MSG_DONTWAIT)
-                close(self.clients[number].fd)
-                self.clients[number].fd = -1
-                self.clients[number].state = CLOSED
+                send(self.clients[number].fd, PyBytes_AS_STRING(wire.DISCONNECT), 2, MSG_NOSIGNAL | MSG_DONTWAIT)
+                left += 1
+        try:
+            if left and timeout_s:
+                self.wait_for_ends(left, monotonic_ns() + <uint64_t>(timeout_s * 1e9))
+        except KeyboardInterrupt:
+            pass
+        for number in range(self.count):
+            self.drop(number)
+
+    cdef int drop(self, int number) noexcept:
+        if self.clients[number].fd >= 0:
+            close(self.clients[number].fd)
+        self.clients[number].fd = -1
+        self.clients[number].state = CLOSED
+        return 0
+
+    cdef int wait_for_ends(self, int left, uint64_t until) except -1:
+        cdef epoll_event events[EVENTS]
+        cdef int count, i, number
+        while left and monotonic_ns() < until:
+            with nogil:
+                count = epoll_wait(self.epoll, events, EVENTS, SLEEP_MAX_MS)
+            PyErr_CheckSignals()
+            for i in range(count):
+                number = <int>events[i].data.u64
+                if number < 0:
+                    self.ticked()
+                elif self.clients[number].fd >= 0 and recv(self.clients[number].fd, self.buffer, READ_BYTES, MSG_DONTWAIT) == 0 \
+                        or events[i].events & (EPOLLHUP | EPOLLERR):
+                    self.drop(number)
+                    left -= 1
+        return 0
 
     cdef int lose(self, int number, str why) except -1:
         """The broker closed this one, or did not let it in."""
@@ -165,7 +201,7 @@ cdef class Clients:
             self.failed += 1
             self.reason = self.reason or why
             if not self.tolerant:
-                raise LoadError(f"the broker let a client not in: {why}")
+                raise LoadError(f"{self.where}: the broker did not let a client in: {why}")
         else:
             self.gone += 1
         client.state = CLOSED

@@ -52,7 +52,10 @@ class Route:
     """Where connections go, and from which own addresses, one after the other. Raises OSError."""
 
     def __init__(self, str host, int port, ifaddr: tuple = ()) -> None:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except OSError as error:
+            raise OSError(f"{host}: {error.strerror}") from None
         self.family: int = int(family)
         self.target: bytes = _pack(family, address)
         self.sources: list = [_pack(family, (own, 0, 0, 0)) for own in ifaddr] or [b""]
