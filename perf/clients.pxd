@@ -32,6 +32,7 @@ cdef class Clients:
     cdef int opened, failed, tolerant
     cdef uint64_t now_ns, gone, pongs
     cdef uint64_t pinged, pings_from_ns
+    cdef double connect_s, connect_cpu_s
     cdef readonly Histogram opening        # from connect to CONNACK, or SUBACK if the client subscribes
 
     cdef int allocate_clients(self, int count) except -1

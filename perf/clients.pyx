@@ -106,6 +106,7 @@ cdef class Clients:
         cdef int started = 0, moved = 0, due
         cdef uint64_t begin = monotonic_ns()
         cdef double rate = self.plan.connect_rate / self.plan.processes
+        cpu = time.process_time()
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         self.pings_from_ns = begin
         while self.opened + self.failed < self.count:
@@ -120,6 +121,8 @@ cdef class Clients:
                 deadline = time.monotonic() + CONNECT_TIMEOUT_S
             elif time.monotonic() > deadline:
                 raise LoadError(f"{self.count - moved} of {self.count} clients are not connected in time")
+        self.connect_s = (monotonic_ns() - begin) / 1e9
+        self.connect_cpu_s = time.process_time() - cpu
         if self.failed == self.count:
             raise LoadError(f"{self.where}: the broker let no client in: {self.reason}")
 

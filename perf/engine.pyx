@@ -426,6 +426,8 @@ cdef class Engine(Clients):
             "opening": self.opening,
             "changing": self.changing_time,
             "own_cpu_s": own_cpu_s,
+            "own_connect_cpu_s": self.connect_cpu_s,
+            "connect_s": self.connect_s,
         }
 
     cdef int start_timer(self) except -1:

@@ -9,7 +9,7 @@ from perf.plan import ARRIVALS, HELD, Plan
 from perf.share import Share
 from perf.usage import Usage, measure
 
-__all__ = ["CPU_MIN_S", "Result", "run_plan", "sound"]
+__all__ = ["CPU_MIN_S", "FAULTS", "Result", "run_plan", "sound"]
 
 Result = dict[str, Any]
 Look = Callable[[dict[str, float]], None]
@@ -19,7 +19,7 @@ SERIES_MAX = 600
 """Points of a run's course; when there are more, every other one is dropped."""
 SUMMED = (
     "opened", "failed", "published", "acknowledged", "delivered", "unique", "gaps", "expected", "duplicates", "disordered",
-    "misrouted", "refused", "disconnected", "changes", "connections", "bytes", "own_cpu_s",
+    "misrouted", "refused", "disconnected", "changes", "connections", "bytes", "own_cpu_s", "own_connect_cpu_s",
 )  # fmt: skip
 TOLD = ("publishers", "subscribers", "others", "qos", "payload", "rate", "window", "inflight", "version", "processes", "topics")
 FAULTS = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnected", "failed", "stalls")
@@ -97,6 +97,8 @@ def _merged(plan: Plan, parts: list[Part]) -> Result:
         merged["connections_per_s"] = merged["connections"] / seconds if seconds else 0.0
     else:
         _count(plan, merged, seconds)
+    if "connect_s" in parts[0]:
+        merged["connect_s"] = max(part["connect_s"] for part in parts)
     for name in ("latency", "opening", "changing"):
         if name in parts[0]:
             histogram = parts[0][name]

@@ -1,14 +1,214 @@
-"""The page of `perf report`."""
+"""The page of `perf report`: one self-contained HTML file of one or several runs side by side.
 
+Runs with the same title (scenario and numbers) share a section. Within it, runs with the same label share a column and a colour:
+the broker's name in a comparison, else the file's. A column of several rounds shows medians, its plots show each round.
+"""
+
+import json
+import time
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
+from statistics import median
+from typing import Any
+
+from perf.measure import FAULTS, Result, sound
+from perf.plan import ARRIVALS, HELD
+from perf.report import COMPARED, COMPARED_HELD, figure, title
+from perf.svg import COLOURS, Line, bars, lines, short
 
 __all__ = ["PageError", "write_page"]
 
+Columns = dict[str, list[Result]]
+
+MORE = (("p99.9 ms", "p999_ms"), ("max ms", "max_ms"), ("connecting p99 ms", "opening_ms"), ("load's CPU s per million", "own"))
+CHARTS = (("Broker CPU per million", "broker_cpu_s_per_million", "s"), ("PSS per connection", "pss_kb_per_connection", "KB"))
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2733; --soft: #5d6b7a; --rule: #dde3e9; --paper: #fff; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e3e8ee; --soft: #9aa7b5; --rule: #333d48; --paper: #14191f; --bad: #ff8a80; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1120px; margin: 2rem auto;
+  padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top: 1px solid var(--rule);
+  padding-top: 1rem; } h3 { font-size: .9rem; margin: .6rem 0 .2rem; color: var(--soft); font-weight: 600; }
+p { color: var(--soft); margin: .2rem 0; } .bad { color: var(--bad); font-weight: 600; }
+table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
+th, td { padding: .2rem .9rem .2rem 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: .5rem 1.5rem; }
+svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
+.grid { stroke: var(--rule); stroke-width: 1; fill: none; } .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; }
+.c0 { --c: #2563b8; } .c1 { --c: #d9822b; } .c2 { --c: #2e8b57; } .c3 { --c: #b8336a; } .c4 { --c: #7a5bc2; } .c5 { --c: #6b7c2a; }
+.line { stroke: var(--c); } .bar { fill: var(--c); } .key { background: var(--c); }
+"""
+
 
 class PageError(Exception):
-    """A file holds no runs; the text says which and why."""
+    """A file holds no runs; the text says where, what, and what is wanted."""
 
 
-def write_page(files: Sequence[Path], page: Path, title: str) -> None:
-    raise PageError("not yet")
+def write_page(files: Sequence[Path], page: Path, heading: str) -> None:
+    """Reads all runs and writes the page. Raises PageError, OSError."""
+    runs = [(path, result) for path in files for result in _read(path)]
+    text = _page(runs, heading, len(files) > 1)
+    try:
+        page.write_text(text)
+    except OSError as error:
+        raise PageError(f"argument --out: {page}: {error.strerror}; allowed is a file that can be written") from None
+
+
+def _read(path: Path) -> list[Result]:
+    wanted = "wanted are lines that --json or --out gave"
+    try:
+        rows = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PageError(f"{path}: {getattr(error, 'strerror', 'is not text')}; {wanted}") from None
+    results: list[Result] = []
+    for number, row in enumerate(rows, 1):
+        if not row.strip():
+            continue
+        try:
+            result: Any = json.loads(row)
+            title(result)
+            if not isinstance(result["latency"], dict):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            raise PageError(f"{path}, line {number}: {row[:40]!r} is not a run; {wanted}") from None
+        results.append(result)
+    if not results:
+        raise PageError(f"{path}: holds no run; {wanted}")
+    return results
+
+
+def _page(runs: list[tuple[Path, Result]], heading: str, several_files: bool) -> str:
+    sections: dict[str, Columns] = {}
+    for path, result in runs:
+        label = " ".join(filter(None, [path.stem if several_files or "broker" not in result else "", result.get("broker", "")]))
+        sections.setdefault(title(result), {}).setdefault(label, []).append(result)
+    labels = list(dict.fromkeys(label for columns in sections.values() for label in columns))
+    colours = {label: number % COLOURS for number, label in enumerate(labels)}
+    first = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(result["time"] for _, result in runs)))
+    keys = " ".join(f'<span class="key c{colours[label]}"></span>{escape(label)}&ensp;' for label in labels)
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{escape(heading)}</title><style>{STYLE}</style><h1>{escape(heading)}</h1>",
+        f"<p>{len(runs)} {'run' if len(runs) == 1 else 'runs'}, the first at {first}</p><p>{keys}</p>",
+        _overview(sections, colours),
+        *(_section(name, columns, colours) for name, columns in sections.items()),
+        "</html>\n",
+    ]
+    return "".join(parts)
+
+
+def _overview(sections: dict[str, Columns], colours: dict[str, int]) -> str:
+    """The figures that matter most, of all scenarios; nothing for a single run."""
+    if sum(len(columns) for columns in sections.values()) < 2:
+        return ""
+    plots = []
+    for heading, name, unit in CHARTS:
+        data = [
+            (section, colours[label], value)
+            for section, columns in sections.items()
+            for label, results in columns.items()
+            if (value := _middle(results, name)) is not None and (name != "pss_kb_per_connection" or results[0]["scenario"] in HELD)
+        ]
+        plots.append(_plot(heading, bars(heading, data, unit)))
+    return f'<div class="plots">{"".join(plots)}</div>'
+
+
+def _section(name: str, columns: Columns, colours: dict[str, int]) -> str:
+    every = [(label, result) for label, results in columns.items() for result in results]
+    held = every[0][1]["scenario"] in HELD
+    latency = [Line(label, colours[label], _curve(result, "latency")) for label, result in every]
+    opening = [Line(label, colours[label], _curve(result, "opening")) for label, result in every]
+    rate = [Line(label, colours[label], _rates(result)) for label, result in every]
+    what = "connections" if every[0][1]["scenario"] in ARRIVALS else "messages"
+    plots = [
+        _plot("Latency", lines("latency", latency, "percent of the messages" if what == "messages" else "percent", "ms", True)),
+        _plot("Course", lines("course", rate, "seconds", f"{what} per second")),
+        _plot("Connecting", lines("connecting", opening, "percent of the clients", "ms", True) if held else ""),
+    ]
+    return (
+        f"<h2>{escape(name)}</h2>{_numbers(columns, colours, held)}{''.join(_faults(label, result) for label, result in every)}"
+        f'<div class="plots">{"".join(plots)}</div>'
+    )
+
+
+def _plot(heading: str, svg: str) -> str:
+    return f"<div><h3>{escape(heading)}</h3>{svg}</div>" if svg else ""
+
+
+def _numbers(columns: Columns, colours: dict[str, int], held: bool) -> str:
+    head = "".join(
+        f'<th><span class="key c{colours[label]}"></span>{escape(label)}{f", {len(results)} runs" if len(results) > 1 else ""}</th>'
+        for label, results in columns.items()
+    )
+    rows = []
+    compared = len(columns) == 2
+    for column, name in (*(COMPARED_HELD if held else COMPARED), *MORE):
+        values = [_middle(results, name) for results in columns.values()]
+        if any(value is not None for value in values):
+            cells = "".join(f"<td>{_number(value)}</td>" for value in values)
+            rows.append(f"<tr><td>{escape(column)}</td>{cells}{_ratio(values) if compared else ''}</tr>")
+    return (
+        f'<div class="wide"><table><thead><tr><th></th>{head}{"<th>ratio</th>" if compared else ""}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _ratio(values: list[float | None]) -> str:
+    first, second = values
+    return f"<td>{first / second:.3f}</td>" if first is not None and second else "<td></td>"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _faults(label: str, result: Result) -> str:
+    if sound(result):
+        return ""
+    faults = ", ".join(f"{short(result[name])} {name}" for name in FAULTS if result.get(name))
+    return f'<p class="bad">{escape(label)}: {escape(faults)}</p>'
+
+
+def _middle(results: list[Result], name: str) -> float | None:
+    values = [value for result in results if (value := _figure(result, name)) is not None]
+    return median(values) if values else None
+
+
+def _figure(result: Result, name: str) -> float | None:
+    value: float | None
+    if name in ("p999_ms", "max_ms", "p50_ms", "p99_ms"):
+        value = result["latency"][name.replace("_ms", "_us")] / 1000 if result["latency"].get("count") else None
+    elif name == "opening_ms":
+        value = result["opening"]["p99_us"] / 1000 if "opening" in result else None
+    elif name == "own":
+        value = result.get("own_cpu_s_per_million")
+    else:
+        value = figure(result, name)
+    return value
+
+
+def _curve(result: Result, name: str) -> list[tuple[float, float]]:
+    """(percent, ms), without the points that a plot cannot show apart."""
+    points: list[tuple[float, float]] = []
+    for percent, microseconds in result.get(f"{name}_curve", ()):
+        if microseconds > 0:
+            points.append((percent, microseconds / 1000))
+    return points
+
+
+def _rates(result: Result) -> list[tuple[float, float]]:
+    """(seconds, per second) from the running counts."""
+    points: list[tuple[float, float]] = []
+    place = 3 if result["scenario"] in ARRIVALS else 2 if result.get("delivered") else 1
+    before_s, before = 0.0, 0.0
+    for row in result.get("course", ()):
+        if row[0] > before_s:
+            points.append(((row[0] + before_s) / 2, (row[place] - before) / (row[0] - before_s)))
+            before_s, before = row[0], row[place]
+    return points

@@ -49,7 +49,8 @@ def table(result: Result) -> str:
         rows.append(("latency", _latency(result["latency"])))
     if result.get("opening"):
         refused = f", {result['failed']:,} failed: {result['reason']}" if result["failed"] else ""
-        rows.append(("connected", f"{result['opened']:,}{refused}"))
+        rate = f"in {result['connect_s']:.2f} s, {result['opened'] / max(1e-6, result['connect_s']):,.0f} per second"
+        rows.append(("connected", f"{result['opened']:,} {rate}{refused}"))
         rows.append(("connecting", _latency(result["opening"])))
     if result.get("changing"):
         rows.append(("changes", f"{result['changes']:,}, {result['changes_per_s']:,.0f} per second"))
@@ -58,6 +59,9 @@ def table(result: Result) -> str:
         rows += _broker(result)
     if result["own_cpu_s_per_million"] is not None:
         rows.append(("own CPU", f"{result['own_cpu_s']:.2f} s, {result['own_cpu_s_per_million']:.3f} s per million"))
+    if result.get("opened", 0) >= PER_CLIENT_MIN:
+        connecting = result["own_connect_cpu_s"]
+        rows.append(("", f"connecting {connecting:.2f} s, {connecting * 1e6 / result['opened']:.1f} s per million"))
     if result["interrupted"]:
         rows.append(("ended", "before its time, from outside"))
     return "\n".join([title(result), *(f"  {name:<11} {text}" for name, text in rows)])

@@ -91,5 +91,7 @@ class Stub:
                 for out in self._fault(self._passed_on, b"\x30" + bytes([len(passed)]) + passed):
                     target.sendall(out)
                 self._passed_on += 1
+        elif kind == 14:
+            sock.shutdown(socket.SHUT_WR)
         elif kind == 6:
             sock.sendall(b"\x70\x02" + body[:2])
