@@ -35,6 +35,7 @@ cdef enum:
     EVENTS = 512                           # epoll events a pass
     ANSWER_MAX = 1024                      # a CONNACK or SUBACK, bytes; a longer one counts as a failure
     SLEEP_MAX_MS = 100
+    TURN_DIGITS = 8                        # hexadecimal ones, of the number of a connection
     TELL_NS = 200000000                    # between two looks of the caller at a run
     OLD = 1 << 31                          # in an epoll event: the connection that is to be taken over
 
@@ -45,6 +46,8 @@ cdef enum State:
     SUBACK = 3
     SUBSCRIBED = 4                         # takeover: waits for the old connection's end
     LEAVING = 5
+
+cdef const char* DIGITS = b"0123456789abcdef"
 
 CLIENT_TIMEOUT_S = 10.0
 """From connect to the broker's close; one that takes longer has failed."""
@@ -63,6 +66,8 @@ cdef class Arrivals:
     """The clients of one plan of scenario `reconnect` or `takeover`, or the share of one process."""
 
     cdef object plan, route, told
+    cdef list packets                      # of each place: its CONNECT and SUBSCRIBE
+    cdef list turn_places                  # of each place: where the number stands in its CONNECT
     cdef int epoll, slots_count, free_count, process
     cdef bint takes_over, interrupted
     cdef Slot* slots
@@ -95,6 +100,8 @@ cdef class Arrivals:
         for i in range(self.slots_count):
             self.unused[i] = i
             self.slots[i].old = -1
+        self.turn_places = []
+        self.packets = [self.greetings(i) for i in range(self.slots_count)]
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
             raise OSError(errno, "epoll_create1")
@@ -188,8 +195,9 @@ cdef class Arrivals:
         cdef Slot* slot
         cdef epoll_event event
         cdef int fd
+        cdef bint ready = False
         sources = self.route.sources
-        fd = open_socket(self.route.family, self.route.target, sources[self.started % <uint64_t>len(sources)])
+        fd = open_socket(self.route.family, self.route.target, sources[self.started % <uint64_t>len(sources)], &ready)
         self.started += 1
         self.now_ns = monotonic_ns()
         if fd < 0:
@@ -203,10 +211,13 @@ cdef class Arrivals:
         slot.size = 0
         slot.turn = self.started
         slot.started_ns = self.now_ns
-        event.events = EPOLLOUT
+        event.events = EPOLLIN if ready else EPOLLOUT
         event.data.u64 = <uint64_t>number
         if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &event) < 0:
             raise OSError(errno, "epoll_ctl")
+        if ready:                          # as it is on one machine
+            slot.state = CONNACK
+            return self.greet(number)
         return 0
 
     cdef int turn_once(self, int timeout_ms) except -1:
@@ -230,13 +241,32 @@ cdef class Arrivals:
                     self.end(i, False)
         return 0
 
-    cdef bytes greeting(self, int number):
+    def greetings(self, int number) -> tuple:
+        """CONNECT and SUBSCRIBE of a place. At reconnect the client id ends in TURN_DIGITS of zeros, which greet() replaces."""
         cdef int place = number * self.plan.processes + self.process
         plan = self.plan
-        turn = "" if self.takes_over else f"-{self.slots[number].turn}"
-        client_id = plan.id_of("o", place) + turn
+        client_id = plan.id_of("o", place) + ("" if self.takes_over else "-" + "0" * TURN_DIGITS)
         clean = plan.clean and not (self.takes_over and plan.version == 5)
-        return wire.connect(client_id, plan.version, clean, plan.keepalive, plan.user_of("o", place), plan.password, plan.session_expiry)
+        greeting = wire.connect(
+            client_id, plan.version, clean, plan.keepalive, plan.user_of("o", place), plan.password, plan.session_expiry
+        )
+        if not self.takes_over:
+            self.turn_places.append(greeting.index(client_id.encode()) + len(client_id.encode()) - TURN_DIGITS)
+        return greeting, wire.subscribe(plan.filters_of_other(place), plan.qos, plan.version)
+
+    cdef int greet(self, int number) except -1:
+        """CONNECT, with the number of the connection in its client id."""
+        cdef bytes greeting = <bytes>(<tuple>self.packets[number])[0]
+        cdef uint8_t* at
+        cdef uint64_t turn = self.slots[number].turn
+        cdef int digit
+        if not self.takes_over:
+            # Nobody else holds these bytes.
+            at = <uint8_t*>PyBytes_AS_STRING(greeting) + <int>self.turn_places[number]
+            for digit in range(TURN_DIGITS - 1, -1, -1):
+                at[digit] = DIGITS[turn & 15]
+                turn >>= 4
+        return self.say(number, greeting)
 
     cdef int step(self, int number) except -1:
         cdef Slot* slot = &self.slots[number]
@@ -249,7 +279,7 @@ cdef class Arrivals:
             event.events = EPOLLIN
             event.data.u64 = <uint64_t>number
             epoll_ctl(self.epoll, EPOLL_CTL_MOD, slot.fd, &event)
-            return self.say(number, self.greeting(number))
+            return self.greet(number)
         got = recv(slot.fd, slot.answer + slot.size, ANSWER_MAX - slot.size, MSG_DONTWAIT)
         if got < 0 and (errno == EAGAIN or errno == EINTR):
             return 0
@@ -271,8 +301,7 @@ cdef class Arrivals:
             return self.end(number, False)
         if slot.state == CONNACK:
             slot.state = SUBACK
-            place = number * self.plan.processes + self.process
-            return self.say(number, wire.subscribe(self.plan.filters_of_other(place), self.plan.qos, self.plan.version))
+            return self.say(number, <bytes>(<tuple>self.packets[number])[1])
         if self.takes_over:
             slot.state = SUBSCRIBED
             return self.taken_over(number) if slot.old < 0 else 0

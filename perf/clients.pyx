@@ -130,7 +130,7 @@ cdef class Clients:
         cdef epoll_event event
         cdef Client* client = &self.clients[number]
         sources = self.route.sources
-        client.fd = open_socket(self.route.family, self.route.target, sources[number % len(sources)])
+        client.fd = open_socket(self.route.family, self.route.target, sources[number % len(sources)], NULL)
         client.state = CONNECTING
         client.since_ns = monotonic_ns()
         if client.fd < 0:
@@ -188,8 +188,8 @@ cdef class Clients:
             for i in range(count):
                 number = <int>events[i].data.u64
                 if number < 0:
-                    self.ticked()
-                elif self.clients[number].fd >= 0 and recv(self.clients[number].fd, self.buffer, READ_BYTES, MSG_DONTWAIT) == 0 \
+                    continue
+                if self.clients[number].fd >= 0 and recv(self.clients[number].fd, self.buffer, READ_BYTES, MSG_DONTWAIT) == 0 \
                         or events[i].events & (EPOLLHUP | EPOLLERR):
                     self.drop(number)
                     left -= 1
@@ -318,10 +318,6 @@ cdef class Clients:
                 self.read_some(number)
         return self.tell()
 
-    cdef int ticked(self) except -1:
-        """A timer of the engine is due."""
-        return 0
-
     cdef int read_some(self, int number) except -1:
         cdef Client* client = &self.clients[number]
         cdef uint8_t* grown
@@ -422,4 +418,8 @@ cdef class Clients:
 
     cdef int tell(self) except -1:
         """The end of a pass."""
+        return 0
+
+    cdef int ticked(self) except -1:
+        """A timer of the engine is due."""
         return 0

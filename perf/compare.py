@@ -11,7 +11,7 @@ from typing import Any
 from perf.launch import launched, on_core
 from perf.live import Live
 from perf.measure import Result, run_plan
-from perf.plan import LIMITS, Plan, PlanError
+from perf.plan import HELD, LIMITS, Plan, PlanError
 
 __all__ = ["DEFAULTS", "STANDARD", "compare", "plan_of"]
 
@@ -69,6 +69,13 @@ def plan_of(text: str, overrides: Mapping[str, Any] | None = None) -> Plan:
         raise PlanError(f"{text}: {error}") from None
 
 
+def _batches(plans: Sequence[Plan]) -> list[list[Plan]]:
+    """Plans that share a broker. Memory that earlier clients left would hide what new ones take: those that are only there get a
+    broker of their own."""
+    busy = [plan for plan in plans if plan.scenario not in HELD]
+    return [[plan] for plan in plans if plan.scenario in HELD] + ([busy] if busy else [])
+
+
 def _topic(text: str) -> tuple[str, ...]:
     return (text,)
 
@@ -88,9 +95,10 @@ def compare(
     """
     for number in range(rounds):
         for name, command in brokers if number % 2 == 0 else reversed(brokers):
-            with launched(command, broker_core) as broker, on_core(load_core):
-                for plan in plans:
-                    live = started(name, plan, number)
-                    with live or contextlib.nullcontext():
-                        result = run_plan(plan, "127.0.0.1", broker.port, broker.pid, live)
-                    yield name, result | {"broker": name, "round": number + 1}
+            for together in _batches(plans):
+                with launched(command, broker_core) as broker, on_core(load_core):
+                    for plan in together:
+                        live = started(name, plan, number)
+                        with live or contextlib.nullcontext():
+                            result = run_plan(plan, "127.0.0.1", broker.port, broker.pid, live)
+                        yield name, result | {"broker": name, "round": number + 1}

@@ -216,7 +216,7 @@ class Plan:
 
     def id_of(self, kind: str, number: int) -> str:
         if not self.client_id:
-            return f"perf-{self.run}-{kind}{number}"
+            return f"{self.run}-{kind}{number}"
         return self._fill(self.client_id, number, "")
 
     def user_of(self, kind: str, number: int) -> str | None:

@@ -27,7 +27,7 @@ cdef extern from "<netinet/tcp.h>" nogil:
     int TCP_NODELAY
 
 
-cdef int open_socket(int family, bytes target, bytes source) noexcept:
+cdef int open_socket(int family, bytes target, bytes source, bint* ready) noexcept:
     cdef int on = 1, kept
     cdef int fd = c_socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
     if fd < 0:
@@ -40,7 +40,10 @@ cdef int open_socket(int family, bytes target, bytes source) noexcept:
             close(fd)
             (&errno)[0] = kept
             return -1
-    if c_connect(fd, <const sockaddr*>PyBytes_AS_STRING(target), <unsigned int>PyBytes_GET_SIZE(target)) < 0 and errno != EINPROGRESS:
+    on = c_connect(fd, <const sockaddr*>PyBytes_AS_STRING(target), <unsigned int>PyBytes_GET_SIZE(target)) == 0
+    if ready != NULL:
+        ready[0] = on
+    if not on and errno != EINPROGRESS:
         kept = errno
         close(fd)
         (&errno)[0] = kept
