@@ -64,7 +64,7 @@ cdef class Histogram:
         for bucket in range(<uint32_t>BUCKETS):
             if self.counts[bucket]:
                 seen += self.counts[bucket]
-                points.append([round(100 * seen / self.count, 5), round(min(middle_of(bucket), self.largest) / 1000, 2)])
+                points.append([round(100.0 * seen / self.count, 5), round(min(middle_of(bucket), self.largest) / 1000.0, 2)])
         return points
 
     def percentile(self, double percent) -> int:
@@ -84,10 +84,10 @@ cdef class Histogram:
         """Microseconds: p50, p99, p99.9, max, mean; and their number."""
         return {
             "count": self.count,
-            "p50_us": self.percentile(50) / 1000,
-            "p99_us": self.percentile(99) / 1000,
-            "p999_us": self.percentile(99.9) / 1000,
-            "max_us": self.largest / 1000,
+            "p50_us": self.percentile(50) / 1000.0,
+            "p99_us": self.percentile(99) / 1000.0,
+            "p999_us": self.percentile(99.9) / 1000.0,
+            "max_us": self.largest / 1000.0,
             "mean_us": self.sum_ns / self.count / 1000 if self.count else 0.0,
         }
 

@@ -211,4 +211,4 @@ def _rates(result: Result) -> list[tuple[float, float]]:
         if row[0] > before_s:
             points.append(((row[0] + before_s) / 2, (row[place] - before) / (row[0] - before_s)))
             before_s, before = row[0], row[place]
-    return points
+    return points if before else []

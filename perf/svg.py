@@ -11,7 +11,7 @@ COLOURS = 6
 """Classes c0 to c5; more lines begin again."""
 WIDTH, HEIGHT = 520, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 12, 40
-BAR, GAP, NAMES = 18, 10, 190
+BAR, GAP, NAMES = 18, 10, 215
 NINES = ((0.0, "0"), (50.0, "50"), (90.0, "90"), (99.0, "99"), (99.9, "99.9"), (99.99, "99.99"), (99.999, "99.999"))
 
 Scale = Callable[[float], float]
@@ -85,7 +85,7 @@ def bars(title: str, data: Sequence[tuple[str, int, float]], unit: str) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _cut(text: str, most: int = 30) -> str:
+def _cut(text: str, most: int = 36) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
