@@ -30,6 +30,7 @@ SPARE_DESCRIPTORS = 40
 """Of a process, for other things than connections."""
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 Part = dict[str, Any]
+Child = multiprocessing.context.ForkProcess
 
 
 def check_room(plan: Plan) -> None:
@@ -72,7 +73,7 @@ def run_parts(
             return parts
     fork = multiprocessing.get_context("fork")
     pipes: list[Connection] = []
-    children = []
+    children: list[Child] = []
     for number in range(plan.processes):
         ours, theirs = fork.Pipe()
         child = fork.Process(target=_child, args=(plan, host, port, share, number, theirs, [*pipes, ours]), daemon=True)
@@ -81,15 +82,15 @@ def run_parts(
         pipes.append(ours)
         children.append(child)
     try:
-        _collect(pipes, told)
+        _collect(children, pipes, told)
         before()
         for pipe in pipes:
             pipe.send("go")
-        parts = _collect(pipes, told)
+        parts = _collect(children, pipes, told)
         after()
         for pipe in pipes:
             pipe.send("end")
-        _collect(pipes, lambda: None)
+        _collect(children, pipes, lambda: None)
         return parts
     finally:
         for child in children:
@@ -102,9 +103,13 @@ def _engine(plan: Plan, host: str, port: int, share: Share, number: int, told: C
     return (Arrivals if plan.scenario in ARRIVALS else Engine)(plan, host, port, share, number, told)
 
 
-def _collect(pipes: list[Connection], told: Callable[[], None]) -> list[Any]:
-    """One answer of each child; meanwhile `told` is called. Ctrl-C is the children's affair, who end their run and answer."""
+def _collect(children: list[Child], pipes: list[Connection], told: Callable[[], None]) -> list[Any]:
+    """One answer of each child; meanwhile `told` is called. SIGINT is passed on as SIGTERM: a child ends its run and answers.
+
+    Raises LoadError; KeyboardInterrupt if a child had no run to end yet.
+    """
     answers: dict[int, Any] = {}
+    interrupted = False
     while len(answers) < len(pipes):
         waiting = [pipe for number, pipe in enumerate(pipes) if number not in answers]
         try:
@@ -115,12 +120,19 @@ def _collect(pipes: list[Connection], told: Callable[[], None]) -> list[Any]:
                 try:
                     kind, answers[number] = pipe.recv()
                 except EOFError:
+                    if interrupted:
+                        answers[number] = None  # it had no run to end yet
+                        continue
                     raise LoadError(f"load process {number} ended without a result") from None
                 if kind == "error":
                     raise LoadError(answers[number])
             told()
         except KeyboardInterrupt:
-            continue
+            interrupted = True
+            for child in children:
+                child.terminate()
+    if None in answers.values() and interrupted:
+        raise KeyboardInterrupt
     return [answers[number] for number in range(len(pipes))]
 
 
@@ -128,6 +140,7 @@ def _child(plan: Plan, host: str, port: int, share: Share, number: int, pipe: Co
     for other in others:
         other.close()  # so that the parent's end is known here
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of them; the parent passes it on
     try:
         with _engine(plan, host, port, share, number, None) as engine:
             engine.connect()

@@ -23,6 +23,8 @@ class Stub:
         self._rest: dict[socket.socket, bytes] = {}
         self._subscribers: dict[bytes, list[socket.socket]] = {}
         self._passed_on = 0
+        self.peers: list[str] = []
+        self.greetings: list[bytes] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> "Stub":
@@ -45,7 +47,8 @@ class Stub:
                 if sock is self._wake:
                     return
                 if sock is self._listener:
-                    client, _ = self._listener.accept()
+                    client, peer = self._listener.accept()
+                    self.peers.append(peer[0])
                     self._rest[client] = b""
                     self._selector.register(client, selectors.EVENT_READ)
                 elif isinstance(sock, socket.socket):
@@ -75,6 +78,7 @@ class Stub:
     def _take(self, sock: socket.socket, packet: bytes, body: bytes) -> None:
         kind, qos = packet[0] >> 4, packet[0] >> 1 & 3
         if kind == 1:
+            self.greetings.append(packet)
             sock.sendall(self._connack)
         elif kind == 8:
             size = int.from_bytes(body[2:4])

@@ -1,0 +1,159 @@
+"""Every scenario and verb against a real broker: all messages come, and what is counted is what was done."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perf.engine import LoadError
+
+from perf.fleet import check_room
+from perf.measure import Result, run_plan, sound
+from perf.plan import Plan, PlanError
+from tests.harness.broker import AnyBroker, Broker
+from tests.harness.client import Client
+from tests.harness.wire import Publish
+from tests.perf.stub import Stub
+
+pytestmark = pytest.mark.own_broker
+PROGRAM = str(Path(sys.executable).with_name("shardbroker"))
+
+
+def run(broker: AnyBroker, **values: Any) -> Result:
+    pid = broker.process.pid if isinstance(broker, Broker) and broker.process else None
+    return run_plan(Plan(**values), *broker.address, pid)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize(
+    ("values", "delivered"),
+    [
+        ({"messages": 500}, 500),
+        ({"messages": 500, "qos": 1}, 500),
+        ({"messages": 300, "qos": 2, "window": 20}, 300),
+        ({"scenario": "fanout", "publishers": 1, "subscribers": 20, "messages": 100, "window": 20}, 2000),
+        ({"scenario": "fanin", "publishers": 20, "subscribers": 3, "messages": 600, "window": 10, "qos": 1}, 600),
+        ({"scenario": "wildcard", "publishers": 2, "subscribers": 6, "others": 30, "messages": 500}, 1500),
+        ({"scenario": "churn", "others": 8, "messages": 2000, "rate": 4000.0}, 2000),
+        ({"scenario": "retained", "publishers": 1, "subscribers": 8, "topics": 50, "window": 3}, 400),
+    ],
+    ids=lambda value: value.get("scenario", "p2p") + str(value.get("qos", 0)) if isinstance(value, dict) else "",
+)
+def test_messages(broker: AnyBroker, values: dict[str, Any], delivered: int, version: int, processes: int) -> None:
+    result = run(broker, **values, version=version, processes=processes)
+    assert sound(result), {name: value for name, value in result.items() if "curve" not in name}
+    assert result["delivered"] == result["expected"] == delivered
+    assert result["opened"] == Plan(**values).clients
+    assert result["latency"]["count"] == (values["subscribers"] if values.get("scenario") == "retained" else delivered)
+    assert result["broker_pss_after"] > 0 and result["own_cpu_s"] > 0
+    if values.get("scenario") == "churn":
+        assert result["changes"] > 0 and result["changing"]["count"] == result["changes"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"scenario": "reconnect"},
+        {"scenario": "reconnect", "version": 3},
+        {"scenario": "takeover"},
+        {"scenario": "takeover", "version": 5, "session_expiry": 60},
+    ],
+)
+def test_clients_that_come_and_go(broker: AnyBroker, values: dict[str, Any], processes: int) -> None:
+    result = run(broker, publishers=0, subscribers=0, others=6, messages=100, processes=processes, **values)
+    assert sound(result) and result["connections"] == result["latency"]["count"] == 100
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_clients_that_stay(broker: AnyBroker, processes: int) -> None:
+    result = run(
+        broker, scenario="conn", publishers=0, subscribers=0, others=300, topic=("idle/%i",), seconds=0.1, processes=processes
+    )
+    assert sound(result) and result["opened"] == result["opening"]["count"] == 300
+    assert result["broker_pss_per_connection"] >= 0 and result["broker_connect_cpu_s_per_million"] >= 0
+
+
+def test_retained_messages_are_removed_again(broker: AnyBroker, new_id: Any) -> None:
+    run(broker, scenario="retained", publishers=1, subscribers=2, topics=20, qos=1, run="cleared")
+    with Client(broker.address, 4, new_id()) as client:
+        client.subscribe("perf/cleared/#")
+        assert client.recv(0.3) is None
+
+
+def test_names_are_filled_in(broker: AnyBroker, new_id: Any) -> None:
+    with Client(broker.address, 4, new_id()) as client:
+        client.subscribe("names/#")
+        run(
+            broker, scenario="pub", publishers=2, subscribers=0, messages=2, topic=("names/%i/%c",), client_id="device-%i",
+            start_number=7, message=b"%c says %i",
+        )  # fmt: skip
+        got = {(packet.topic, bytes(packet.payload)) for packet in (client.recv(), client.recv()) if isinstance(packet, Publish)}
+    assert got == {("names/7/device-7", b"device-7 says 7"), ("names/8/device-8", b"device-8 says 8")}
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_pub_and_sub(broker: AnyBroker, processes: str) -> None:
+    """Two programs that know nothing of each other but the topic; sub ends at Ctrl-C."""
+    host, port = broker.address
+    where = ["-h", host, "-p", str(port), "--json", "--processes", processes]
+    command = [PROGRAM, "perf", "sub", *where, "-c", "3", "-t", f"both/{processes}/#", "-q", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sub:
+        assert sub.stderr and sub.stdout
+        while "3 clients" not in sub.stderr.readline():
+            pass
+        pub = [PROGRAM, "perf", "pub", *where, "-c", "4", "-t", f"both/{processes}/%i", "-q", "1", "-I", "0", "-L", "400"]
+        published = json.loads(subprocess.run(pub, stdout=subprocess.PIPE, check=True).stdout)
+        while "1,200" not in sub.stderr.readline():
+            pass
+        sub.send_signal(signal.SIGINT)
+        received = json.loads(sub.stdout.read())
+        sub.stderr.read()
+    assert sub.returncode == 0 and received["interrupted"]
+    assert published["published"] == published["acknowledged"] == 400
+    assert received["delivered"] == received["latency"]["count"] == 1200
+    assert received["lost"] == received["duplicates"] == received["disordered"] == 0
+
+
+def test_connect_rate(broker: AnyBroker) -> None:
+    result = run(broker, scenario="conn", publishers=0, subscribers=0, others=11, connect_rate=50.0, seconds=0.01)
+    assert result["connect_s"] >= 0.2
+
+
+def test_own_addresses_take_turns() -> None:
+    with Stub() as stub:
+        run_plan(Plan(ifaddr=("127.0.0.2", "127.0.0.3"), messages=10), "127.0.0.1", stub.port)
+        assert sorted(stub.peers) == ["127.0.0.2"] * 5 + ["127.0.0.3"] * 5
+        with pytest.raises(LoadError, match=r"192\.0\.2\.77: not of this machine"):
+            run_plan(Plan(ifaddr=("192.0.2.77",)), "127.0.0.1", stub.port)
+
+
+def test_connect_packet() -> None:
+    with Stub() as stub:
+        plan = Plan(
+            scenario="conn", publishers=0, subscribers=0, others=1, seconds=0.01, client_id="c%i", username="u%i", password="p"
+        )
+        run_plan(plan, "127.0.0.1", stub.port)
+        assert stub.greetings == [b"\x10\x15\0\x04MQTT\x04\xc2\0\0\0\x02c0\0\x02u0\0\x01p"]
+
+
+def test_keepalive_is_kept(broker: AnyBroker) -> None:
+    result = run(broker, scenario="conn", publishers=0, subscribers=0, others=3, keepalive=1, seconds=2.5)
+    assert sound(result) and result["opened"] == 3
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nobody_there(processes: int) -> None:
+    with pytest.raises(LoadError, match=r"127\.0\.0\.1:1: .*refused"):
+        run_plan(Plan(processes=processes), "127.0.0.1", 1)
+
+
+def test_too_many_clients() -> None:
+    with pytest.raises(PlanError, match=r"processes = 1: 400,000 clients .* at least --processes"):
+        check_room(Plan(publishers=200_000, subscribers=200_000))
+    with pytest.raises(PlanError, match=r"ifaddr = one address: .* own addresses"):
+        check_room(Plan(publishers=200_000, subscribers=200_000, processes=64))
