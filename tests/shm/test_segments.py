@@ -15,11 +15,11 @@ import multiprocess
 import pytest
 from shm.counters import HISTOGRAMS, NAMES, Counter, Counters, ProcessState, bucket_range
 from shm.epochs import Epochs
+from shm.events import ClientEvent, pack_event, unpack_event
 from shm.ring import Inbox
 
 from shm import segment
 from shm.cleanup import cleanup
-from shm.events import ClientEvent, pack_event, unpack_event
 
 LANE = 1 << 16
 
