@@ -1,5 +1,6 @@
 """Opening a journal for writing."""
 
+import errno
 import fcntl
 import os
 import secrets
@@ -11,6 +12,9 @@ from shardbroker.journal.reader import find_end
 from shardbroker.journal.writer import BLOCK_BYTES, PENDING_MAX, SEGMENT_BYTES, Writer
 
 __all__ = ["lock", "open_journal"]
+
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)
+"""What the sync of a directory far above may answer: then its names are not for us to make safe."""
 
 
 def lock(directory: Path) -> int:
@@ -43,11 +47,16 @@ def open_journal(
 
     What is there is left as it is: a new incarnation has segments of its own. Opens no segment yet, so a full or read-only disk
     is found by the first `seal`. Raises JournalBusy if somebody writes to it, OSError if the directory cannot be made or read.
+
+    With `sync` all that is there is on the disk before this returns (else OSError): a worker goes on from what its predecessor
+    wrote, and what it answers must not rest on something that a power cut takes back.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = lock(directory)
     try:
         paths = segment_paths(directory)
+        if sync:
+            _sync_all(directory, fd, paths)
         try:
             end = find_end(directory)
         except OSError:
@@ -61,3 +70,24 @@ def open_journal(
     except BaseException:
         os.close(fd)
         raise
+
+
+def _sync_all(directory: Path, directory_fd: int, paths: list[Path]) -> None:
+    """Segments, their names, and the names of the directories down to them. Cheap where there is nothing to do."""
+    for path in paths:
+        _sync(path)
+    os.fsync(directory_fd)
+    for parent in directory.parents:
+        try:
+            _sync(parent)
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

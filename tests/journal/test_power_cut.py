@@ -1,0 +1,72 @@
+"""Level `machine`: whenever the power goes, and whatever of the unsynced the disk keeps, what was called durable is there."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardbroker.journal import open_journal
+from shardbroker.journal.schema import Kind, encode
+from tests.journal.power_cut import Disk, Mark, Promises, What, read_steps
+from tests.journal.samples import found
+
+RECORDER = Path(__file__).with_name("recorder.c")
+SEEDS = range(6)
+CUTS = [(names, bytes_) for names in ("nothing", "all", "some") for bytes_ in ("nothing", "all", "length", "some")]
+"""What is kept of names and bytes that were not synced."""
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    library = tmp_path_factory.mktemp("recorder") / "recorder.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-o", library, RECORDER, "-ldl", "-lpthread"], check=True)
+    return str(library)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_was_durable_is_there_after_a_power_cut(seed: int, recorder: str, tmp_path: Path) -> None:
+    root, steps_file, promises_file = tmp_path / "run", tmp_path / "steps", tmp_path / "promises"
+    root.mkdir()
+    environment = {**os.environ, "LD_PRELOAD": recorder, "RECORD_DIRECTORY": str(root), "RECORD_LOG": str(steps_file)}
+    command = [sys.executable, "-m", "tests.journal.power_cut", str(root), str(promises_file), str(seed)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    promises = Promises.read(promises_file)
+    rng = random.Random(seed)
+    disk = Disk(str(root))
+    promised: set[int] = set()
+    durable = 0
+    for number, step in enumerate(read_steps(steps_file)):
+        disk.do(step)
+        if step.what == What.MARK and step.file == Mark.FOUND:
+            durable, read = promises.openings[step.number]
+            promised.update(read)
+        elif step.what == What.MARK:
+            promised.update(sequence for sequence in promises.appended if durable <= sequence < step.number)
+            durable = step.number
+        # A few of the cuts at each step: over a run all of them fall on each kind of step.
+        for names, bytes_ in rng.sample(CUTS, 3):
+            place = tmp_path / "cut"
+            place.mkdir()
+            disk.cut(rng, names, bytes_, place)
+            _check(place / "journal" / "0", promises, promised, f"seed {seed}, step {number}, names {names}, bytes {bytes_}")
+            shutil.rmtree(place)
+    assert promised
+
+
+def _check(directory: Path, promises: Promises, promised: set[int], where: str) -> None:
+    """What was promised is there, nothing is there that never was, and a writer goes on behind it."""
+    records = found(directory)[0] if directory.is_dir() else {}
+    missing = sorted(promised - records.keys())
+    assert not missing, f"{where}: {len(missing)} of {len(promised)} durable records missing: {missing[:5]}..."
+    for sequence, record in records.items():
+        assert record["session"] == promises.appended[sequence], where
+    writer = open_journal(directory)
+    assert not promised or writer.next_sequence > max(promised)
+    number = writer.append(encode(Kind.RELEASED, session=1, packet_id=2, reason=0))
+    assert writer.seal(1) == number + 1 and writer.close(), where
+    assert found(directory)[0].keys() == records.keys() | {number}, where
