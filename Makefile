@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: install serve test conformance lint types fuzz sim debug docs clean
+.PHONY: install serve test conformance lint types fuzz sim torture debug docs clean
 
 install: $(VENV)/.installed
 
@@ -39,6 +39,10 @@ debug: install
 
 sim: install
 	$(BIN)/python -m tests.sim.simulator --steps 5000 --seconds $(or $(SECONDS),60)
+
+# Kills processes of a broker under traffic: make torture KILLS=5000, or SECONDS=3600, and TORTURE="--seed 7 --kind worker".
+torture: install
+	$(BIN)/python -m tests.torture.torture --kills $(or $(KILLS),$(if $(SECONDS),0,2000)) --seconds $(or $(SECONDS),0) $(TORTURE)
 
 lint: install
 	$(BIN)/ruff check .

@@ -34,6 +34,7 @@ cdef enum:
     HEARTBEAT = 1
     WANTED = 3                             # words of the header page: events of clients that come are wanted,
     WANTED_EPOCH = 4                       # as of this epoch
+    SERVING = 5                            # every process was ready once
     HISTOGRAM_COUNT = 2
     HISTOGRAM_BUCKETS = 496                # 8 exact ones, then 8 for each of the 61 powers of two from 8 on
     HISTOGRAM_SUM = HISTOGRAM_BUCKETS      # word behind the buckets
@@ -297,6 +298,14 @@ cdef class Counters:
     cdef bint connected_wanted(self, uint64_t epoch) noexcept:
         """Also if the epoch has moved since: who has just subscribed to them misses none."""
         return sb_load(<uint64_t*>self.base + WANTED_EPOCH) != epoch or sb_load(<uint64_t*>self.base + WANTED) != 0
+
+    @property
+    def serving(self) -> bool:
+        """Whether every process of the broker was ready once; the supervisor says so, by `serve`."""
+        return sb_load(<uint64_t*>self.base + SERVING) != 0
+
+    def serve(self) -> None:
+        sb_store(<uint64_t*>self.base + SERVING, 1)
 
     def unlink(self) -> None:
         """Removes the segment's name."""

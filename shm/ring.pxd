@@ -32,6 +32,10 @@ cdef class Ring:
     cdef const uint8_t* next(self, uint32_t* size) noexcept
     # Consumer. Is there anything committed that `next` has not returned yet?
     cdef bint waiting(self) noexcept
+    cdef uint64_t committed(self) noexcept     # position behind what the consumer can see
+    cdef uint64_t taken(self) noexcept         # position behind what `next` returned last
+    # Consumer. Goes on at a position that it has reached before it died; never back.
+    cdef void skip_to(self, uint64_t position) noexcept
     # Consumer. Gives back all that `next` returned since the last call; True if the producer waits for room and is to be rung.
     cdef bint release(self) noexcept
     cdef uint64_t span(self, uint32_t size) noexcept
@@ -42,6 +46,7 @@ cdef class Inbox:
     """All lanes into one process, and the flag by which that process says that it sleeps."""
     cdef readonly str name
     cdef readonly list lanes           # Ring per producer, by process number
+    cdef readonly uint64_t identity    # random, of this segment: positions mean something together with it
     cdef uint8_t* base
     cdef object mapping
 

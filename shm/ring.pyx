@@ -1,7 +1,7 @@
 """Rings between processes; see ring.pxd.
 
     inbox segment:  | header page | lane 0 | lane 1 | ...
-    header page:    magic, lanes, lane bytes; at SLEEPING_AT the consumer's sleep flag
+    header page:    magic, lanes, lane bytes, identity; at SLEEPING_AT the consumer's sleep flag
     lane:           | head | consumed | durable | wanted |  (a cache line each, in one page)  | data area |
 
 Attaching reads the header page and one page of each lane; a page of a data area takes memory when a record first reaches it.
@@ -13,6 +13,8 @@ The same holds for `wanted`: the producer that found no room sets it, fences and
 A process killed between taking a flag and ringing takes that one bell with it: whoever waits for a bell bounds the wait. `wanted`
 outlives its consumer, so the successor's first `release` rings even if it gives nothing back.
 """
+
+import secrets
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -118,6 +120,16 @@ cdef class Ring:
             sb_fence()
         return sb_load(word(self.base, WANTED)) != 0 and sb_exchange(word(self.base, WANTED), 0) != 0
 
+    cdef uint64_t committed(self) noexcept:
+        return sb_load(word(self.base, HEAD))
+
+    cdef uint64_t taken(self) noexcept:
+        return self.local_tail
+
+    cdef void skip_to(self, uint64_t position) noexcept:
+        if position > self.local_tail and position <= self.committed():
+            self.local_tail = position
+
     def put(self, bytes payload not None, *, bint commit=True) -> bool:
         """Slow-path producer: one record. False if there is no room; ValueError for one that never fits.
 
@@ -173,6 +185,7 @@ cdef class Inbox:
         cdef uint64_t* header = <uint64_t*>inbox.base
         header[1] = <uint64_t>producers
         header[2] = lane_bytes
+        header[3] = <uint64_t>secrets.randbits(63)
         sb_store(header, MAGIC)
         inbox.open_lanes()
         return inbox
@@ -210,6 +223,7 @@ cdef class Inbox:
         cdef uint64_t* header = <uint64_t*>self.base
         cdef uint64_t lane_bytes = header[2]
         cdef Ring ring
+        self.identity = header[3]
         self.lanes = []
         for i in range(header[1]):
             ring = Ring.__new__(Ring)

@@ -213,17 +213,35 @@ class RouteTable:
                 if text:
                     self._hold(txn, text)
 
+    def replace(self, destination: int, routes: Iterable[tuple[bool, bytes, int, bytes, int]]) -> int:
+        """Makes `routes` (additions, all to `destination`) the only ones to it; returns how many others there were.
+
+        Those that were there before are there all the time. Raises RouteTableFull.
+        """
+        wanted = list(routes)
+        self.update(wanted)
+        kept = set()
+        for _, filter, to, group, member in wanted:
+            db, key, _ = self._key(filter)
+            kept.add((id(db), key, _value(to, group, member)[0]))
+        return self._purge(destination, kept)
+
     def purge(self, destination: int) -> int:
         """Removes every route to a destination and returns how many there were.
 
         In batches, found by reading: other writers wait for the removal of one batch, never for the search. Raises
         RouteTableFull; what was removed before stays removed.
         """
+        return self._purge(destination, set())
+
+    def _purge(self, destination: int, kept: set[tuple[int, bytes, bytes]]) -> int:
         removed = 0
         for db in self._routes:
             after: _Place | None = None
             while True:
                 doomed, after = self._routes_to(db, destination.to_bytes(4, "big"), after)
+                if kept:
+                    doomed = [(key, value) for key, value in doomed if (id(db), key, value) not in kept]
                 if doomed:
                     removed += self._remove_all(db, doomed)
                 if after is None:

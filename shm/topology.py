@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PARTITIONS", "ListenerSockets", "Topology"]
+__all__ = ["PARTITIONS", "LeftOver", "ListenerSockets", "Topology"]
 
 PARTITIONS = 1024
 """Virtual session partitions: partition = crc32(client_id) % PARTITIONS, worker = partition % workers."""
@@ -21,6 +21,15 @@ class ListenerSockets:
     name: str
     type: str
     descriptors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """Rings in shared memory that nobody writes to any more, and the messages that were too large for them."""
+
+    inboxes: tuple[str, ...]
+    """Name of each process's inbox."""
+    spill_dir: Path
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,10 @@ class Topology:
     listeners: tuple[ListenerSockets, ...]
     settings: Any = field(repr=False)
     """The whole configuration, `shardbroker.config.Settings`."""
+    journal_workers: int = 0
+    """Number of workers that the journals were written by last; 0: there are none."""
+    left_over: tuple["LeftOver", ...] = ()
+    """Rings of a broker that was killed, oldest first."""
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"
@@ -85,6 +98,10 @@ class Topology:
 
     def registry_dir(self, worker: int) -> Path:
         return self.runtime_dir / f"registry-{worker}"
+
+    def journal_dir(self, worker: int) -> Path:
+        """The worker's journal: its sessions, and what analytics asked for."""
+        return self.data_dir / "journal" / str(worker)
 
     @property
     def retained_dir(self) -> Path:

@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "statement(version, *ids): statements of MQTT that the test covers")
+    config.addinivalue_line("markers", "torture: minutes of killing (tests/torture)")
     config.addinivalue_line("markers", "own_broker: needs a shardbroker of its own; skipped with --broker")
 
 

@@ -15,7 +15,7 @@ MAY_USE = {
     "shm": (),
     "shardbroker.mqtt": ("shm",),
     "shardbroker.pubsub": ("shardbroker.mqtt", "shm"),
-    "shardbroker.session": ("shardbroker.pubsub", "shardbroker.mqtt", "shm"),
+    "shardbroker.session": ("shardbroker.journal", "shardbroker.pubsub", "shardbroker.mqtt", "shm"),
     "shardbroker.journal": ("shm",),
     "acceptor": ("shm",),
     "shardbroker.worker": (
@@ -26,7 +26,7 @@ MAY_USE = {
         "acceptor",
         "shm",
     ),
-    "shardbroker.config": (),
+    "shardbroker.config": ("shardbroker.mqtt",),
     "shardbroker.management": ("shardbroker.config", "shardbroker.mqtt", "shm"),
     # It starts the processes, so it knows their entry points.
     "shardbroker.supervisor": ("shardbroker.config", "shardbroker.management", "shardbroker.worker", "acceptor", "shm"),

@@ -12,8 +12,6 @@ from shardbroker.config.keys import KeyPath, allowed_at, dotted, known_keys, res
 __all__ = ["ConfigError", "explain", "refusal"]
 
 UNBUILT = (
-    "journal",
-    "durability",
     "auth",
     "acl",
     *(f"listeners.<name>.{key}" for key in ("tls", "websocket", "proxy_protocol", "access_rules")),

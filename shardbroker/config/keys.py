@@ -167,6 +167,8 @@ def toml(field: FieldInfo, value: Any) -> str:
         return f'"{format_rate(value)}"'
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_quoted(key)} = {item}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_quoted(str(item)) for item in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

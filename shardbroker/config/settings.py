@@ -5,11 +5,26 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from shardbroker.config.units import Allowed, Duration, Limit, Number, OptionalDuration, Rate, Size, Whole
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import check_topic_filter
 
-__all__ = ["Listener", "Log", "Mqtt", "Node", "Process", "Retainer", "Settings", "Sys", "SysEvents"]
+__all__ = [
+    "Durability",
+    "Journal",
+    "Listener",
+    "Log",
+    "Mqtt",
+    "Node",
+    "Process",
+    "Retainer",
+    "Retention",
+    "Settings",
+    "Sys",
+    "SysEvents",
+]
 
 MAX_PACKET_SIZE = 256 << 20
 """Largest packet that the protocol can express, and the largest allowed limit, bytes."""
@@ -23,6 +38,9 @@ LONGEST_WAIT_S = 86400.0
 LIMIT_MAX = 2**31 - 1
 """Largest limit on a count, short of none: what a signed 32-bit counter holds."""
 
+LEVELS_MAX = 65535
+"""Levels of the longest topic."""
+
 PROCESSES_MAX = 1024
 """Most workers and most acceptors: as many as there are session partitions."""
 
@@ -31,6 +49,11 @@ Count = Annotated[
 ]
 Priority = Annotated[Whole, Field(ge=1, le=255)]
 RingSize = Annotated[Size, Field(ge=65536, le=1 << 30)]
+Filters = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Allowed('a topic filter or a list of them, such as ["a/+", "b/#"]'),
+]
 Strategy = Literal["random", "round_robin", "round_robin_per_group", "sticky", "local", "hash_topic", "hash_clientid"]
 
 
@@ -94,6 +117,39 @@ class Listener(Section):
         return value
 
 
+class Durability(Section):
+    """What outlives the broker's processes."""
+
+    level: Literal["none", "process"] = Field(
+        "process",
+        description="none: sessions end with their worker; process: nothing acknowledged is lost when processes are killed.",
+    )
+
+
+class Retention(Section):
+    """How long journals are kept beyond what a recovery needs."""
+
+    age: Duration = Field(inf, ge=1, description="Older segments go.")
+    bytes: Size = Field(1 << 30, ge=1 << 20, description="Of one worker's journal; the oldest segments beyond it go.")
+
+
+class Journal(Section):
+    """Journals: one per worker, below `data_dir`/journal."""
+
+    capture: Filters = Field([], description="Messages that are kept for analytics: those that match one of these.")
+    retention: Retention = Retention()
+
+    @field_validator("capture")
+    @classmethod
+    def _filters(cls, value: list[str]) -> list[str]:
+        for text in value:
+            try:
+                check_topic_filter(text.encode(), LEVELS_MAX)
+            except MqttError as error:
+                raise ValueError(f"allowed are topic filters such as sensors/+ or #, not {text!r}: {error}") from None
+        return value
+
+
 class Retainer(Section):
     """Retained messages."""
 
@@ -150,6 +206,8 @@ class Settings(Section):
     node: Node = Node()
     listeners: dict[str, Listener] = {"default": Listener()}
     mqtt: Mqtt = Mqtt()
+    durability: Durability = Durability()
+    journal: Journal = Journal()
     retainer: Retainer = Retainer()
     sys: Sys = Sys()
     log: Log = Log()

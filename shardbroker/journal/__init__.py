@@ -26,6 +26,7 @@ from shardbroker.journal.opening import lock, open_journal
 from shardbroker.journal.reader import Block, Damage, find_end, journal_directories, read, read_segment
 from shardbroker.journal.repair import Report, repair, verify
 from shardbroker.journal.retention import Removed, apply_retention
+from shardbroker.journal.start import recovery_start, set_recovery_start
 from shardbroker.journal.writer import Writer
 
 __all__ = [
@@ -45,6 +46,8 @@ __all__ = [
     "open_journal",
     "read",
     "read_segment",
+    "recovery_start",
     "repair",
+    "set_recovery_start",
     "verify",
 ]

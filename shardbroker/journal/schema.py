@@ -65,6 +65,9 @@ class Kind(IntEnum):
     WILL_DELAYED = 17
     CHECKPOINT = 18
     NOT_CAPTURED = 19
+    CONSUMED = 20
+    FORWARDED = 21
+    SESSION_SAVED = 22
 
 
 class Field(IntEnum):
@@ -183,6 +186,14 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.WILL_DELAYED: (("session", _UINT), ("at_ms", _UINT)),
     Kind.CHECKPOINT: (("snapshot", _BYTES), ("position", _UINT), ("keep_from", _UINT)),
     Kind.NOT_CAPTURED: (("count", _UINT), ("from_us", _UINT), ("errno", _UINT)),
+    Kind.SESSION_SAVED: (
+        ("session", _UINT), ("client_id", _BYTES), ("version", _UINT), ("expiry_ms", _MAYBE), ("details", _MAP),
+    ),
+    Kind.CONSUMED: (("rings", _UINT), ("producer", _UINT), ("position", _UINT)),
+    Kind.FORWARDED: (
+        ("rings", _UINT), ("destination", _UINT), ("position", _UINT), ("id", _BYTES), ("record", _UINT), ("member", _UINT),
+        ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES),
+    ),
 }  # fmt: skip
 """Fields of each kind, in their order behind the kind."""
 

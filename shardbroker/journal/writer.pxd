@@ -94,6 +94,10 @@ cdef class Writer:
         self.count += 1
         self.next_sequence += 1
 
+    # Bytes of records that were ever added, as far as they are in the buffer or written.
+    cdef inline uint64_t pending_bytes(self) noexcept:
+        return self.bytes_written + (self.end - self.written)
+
     cdef inline bint is_full(self) noexcept:
         return self.end - self.start >= self.pending_max
 

@@ -15,6 +15,7 @@ cdef class Message:
     cdef uint8_t qos
     cdef bint retain
     cdef uint8_t payload_format
+    cdef uint32_t logged                   # cycle of this worker's journal in which it was written, see session.recorder; 0: not yet
     cdef bytes client_id                   # of the publisher
 
 
@@ -28,6 +29,7 @@ cdef class Publication:
     cdef uint8_t qos
     cdef bint retain
     cdef uint8_t payload_format
+    cdef uint32_t logged                   # as of a Message
     cdef bytes client_id
     cdef Message message                   # set by keep(), or what this publication was made from
 

@@ -58,6 +58,7 @@ cdef class Publication:
         message.qos = self.qos
         message.retain = self.retain
         message.payload_format = self.payload_format
+        message.logged = self.logged
         message.client_id = self.client_id
         self.message = message
         return message
@@ -75,6 +76,7 @@ cdef class Publication:
         self.qos = message.qos
         self.retain = message.retain
         self.payload_format = message.payload_format
+        self.logged = message.logged
         self.client_id = message.client_id
         self.message = message
 

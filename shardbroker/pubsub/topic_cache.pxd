@@ -27,6 +27,7 @@ cdef class TopicEntry:
     cdef readonly bytes topic
     cdef uint64_t stamp
     cdef uint32_t bucket
+    cdef bint captured                     # analytics asks for its messages (journal.capture)
     cdef Target* targets
     cdef uint32_t target_count
     cdef list keep                         # references behind the pointers in `targets`

@@ -1,6 +1,7 @@
 """What all sessions of a worker share: settings, counters, clock, timers."""
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.timers cimport TimerWheel
 
 
@@ -9,6 +10,7 @@ cdef class Core:
     cdef object counters_owner
     cdef uint64_t now_ms                   # Unix ms on a steady clock: set once per pass by the shell
     cdef TimerWheel timers
+    cdef Recorder recorder                 # None: nothing outlives this process
     # Settings, see docs/configuration.md. Times in ms; 0 means none unless said otherwise.
     cdef uint32_t max_inflight             # messages
     cdef uint32_t max_mqueue_len           # messages, 0: no limit

@@ -13,7 +13,9 @@ cdef class MQueue:
     cdef Delivery* push(self, int priority, int qos) except NULL
     cdef Delivery* front(self) noexcept                   # highest priority first, then oldest; NULL when empty
     cdef void pop(self, Delivery* target) noexcept        # moves the front out
+    cdef Delivery* oldest_of_lowest(self) noexcept        # what is dropped next; NULL when empty
     cdef void drop_oldest_of_lowest(self) noexcept
     cdef void clear(self) noexcept
     cdef DeliveryRing first_lane(self)
+    cdef DeliveryRing last_lane(self)
     cdef void left(self, int qos) noexcept

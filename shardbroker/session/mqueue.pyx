@@ -30,16 +30,17 @@ cdef class MQueue:
         ring.move_front(target)
         self.left(target.qos)
 
+    cdef Delivery* oldest_of_lowest(self) noexcept:
+        cdef DeliveryRing ring = self.last_lane()
+        return NULL if ring is None else ring.at(0)
+
     cdef void drop_oldest_of_lowest(self) noexcept:
-        cdef DeliveryRing ring
+        cdef DeliveryRing ring = self.last_lane()
         cdef int qos
-        for _, candidate in reversed(self.lanes):
-            ring = <DeliveryRing>candidate
-            if ring.count:
-                qos = ring.at(0).qos
-                ring.pop_front()
-                self.left(qos)
-                return
+        if ring is not None:
+            qos = ring.at(0).qos
+            ring.pop_front()
+            self.left(qos)
 
     cdef void clear(self) noexcept:
         self.lanes = None
@@ -49,6 +50,13 @@ cdef class MQueue:
     cdef DeliveryRing first_lane(self):
         if self.count:
             for _, ring in self.lanes:
+                if (<DeliveryRing>ring).count:
+                    return <DeliveryRing>ring
+        return None
+
+    cdef DeliveryRing last_lane(self):
+        if self.count:
+            for _, ring in reversed(self.lanes):
                 if (<DeliveryRing>ring).count:
                     return <DeliveryRing>ring
         return None

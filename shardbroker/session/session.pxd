@@ -53,6 +53,9 @@ cdef class Session(Subscriber):
     cdef uint64_t will_at_ms               # while its will waits for the delay to pass
     cdef SessionTimer timer
     cdef readonly bint ended
+    cdef bint logged                       # its state stands in the journal
+    cdef bint known                        # the journal knows it: logged, or for the sake of its will
+    cdef uint32_t named_in                 # segment of the journal that has its name, counted from 1
     cdef bint registered                   # stands in the client registry
     cdef object replays                    # retained messages still to be sent, see pubsub.retained; None mostly
     cdef uint64_t created_ms
@@ -72,15 +75,16 @@ cdef class Session(Subscriber):
     cdef bint pubrec(self, uint16_t packet_id, uint8_t reason_code) except -1
     cdef bint pubcomp(self, uint16_t packet_id) except -1
     # QoS 2 from the client.
-    cdef int receive_qos2(self, uint16_t packet_id, bint dup) except -1
+    cdef int receive_qos2(self, uint16_t packet_id, bint dup) except -1       # the caller records what is new
     cdef bint pubrel(self, uint16_t packet_id) except -1
     cdef int set_deadline(self) except -1
     cdef int end(self) except -1                          # empties everything; the owner has taken it out of its tables
     cdef list shared_leftovers(self)                      # (share, Message, qos) to give to other members of their groups
 
     cdef Delivery* in_window(self, uint16_t packet_id) noexcept
+    cdef uint16_t packet_id_at(self, uint32_t index) noexcept             # of the window's slot, which may be a hole
     cdef int send_or_queue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
-    cdef int start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
+    cdef bint start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share, bint from_queue) except -1
     cdef int enqueue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
     cdef void complete(self, Delivery* slot) noexcept
     cdef bint has_room(self) noexcept
@@ -89,6 +93,8 @@ cdef class Session(Subscriber):
     cdef int resend_held(self) except -1
     cdef int resend_late(self) except -1
     cdef int resend_slot(self, Delivery* slot) except -1
+    cdef int drop_slot(self, Delivery* slot) except -1
+    cdef int push_slot(self, Message message, uint16_t packet_id, uint8_t qos, bint retain, bytes ids, tuple share) except -1
     cdef void free_front(self) noexcept
     cdef int expire_awaiting_rel(self) except -1
     cdef int on_timer(self) except -1

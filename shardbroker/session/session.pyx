@@ -11,6 +11,9 @@ from shm.counters cimport (
     DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT,
     MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
+from shardbroker.session.recorder cimport (
+    DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
+)
 from shardbroker.session.delivery cimport (
     AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, drop_delivery, take_delivery,
 )
@@ -21,6 +24,10 @@ cdef enum:
     LAST_PACKET_ID = 65535                 # MQTT 5.0 §2.2.1
     WINDOW_SPAN = 65534                    # ids between the oldest unacknowledged and the newest
     FAILURE = 0x80                         # reason codes from here on are failures
+    PACKET_TOO_LARGE = 0x95
+    PUBACK = 4                             # packet types
+    PUBREC = 5
+    PUBCOMP = 7
     PUBREL_FIRST = 0x62
     AWAIT_REL_GRAIN_MS = 1000              # how late an awaiting_rel timeout may be
 
@@ -115,34 +122,40 @@ cdef class Session(Subscriber):
                     link.write_publish(publication, 0, retain, False, 0, ids)
                     return 0
             elif (self.queue is None or self.queue.count == 0) and self.has_room():
-                return self.start(publication, qos, retain, ids, share)
+                self.start(publication, qos, retain, ids, share, False)
+                return 0
         return self.enqueue(publication, qos, retain, ids, share)
 
     cdef bint has_room(self) noexcept:
         # What is held goes first, for the sake of order.
         return self.held == 0 and self.inflight < self.window_size() and (self.window is None or self.window.count < WINDOW_SPAN)
 
-    cdef int start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
-        """Into the window with the next packet id, and onto the link."""
+    cdef bint start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share, bint from_queue) except -1:
+        """Into the window with the next packet id, and onto the link. False if it is larger than the client takes."""
         cdef uint32_t packet_id
         if self.window is None:
             self.window = DeliveryRing.__new__(DeliveryRing)
-        packet_id = self.first_id + self.window.count
-        if packet_id > LAST_PACKET_ID:
-            packet_id -= LAST_PACKET_ID
+        packet_id = self.packet_id_at(self.window.count)
         if not self.link.write_publish(publication, qos, retain, False, <uint16_t>packet_id, ids):
-            return 0                       # larger than the client takes: as if it had been sent [MQTT-3.1.2-25]
+            return False                   # as if it had been sent [MQTT-3.1.2-25]
+        self.push_slot(publication.keep(), <uint16_t>packet_id, qos, retain, ids, share)
+        if self.logged:
+            self.core.recorder.delivered(self, self.window.at(self.window.count - 1), from_queue)
+        if self.core.retry_interval_ms and self.link.version < 5 and self.inflight == 1:
+            self.set_deadline()
+        return True
+
+    cdef int push_slot(self, Message message, uint16_t packet_id, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+        """One more at the end of the window."""
         cdef Delivery* slot = self.window.push()
-        take_delivery(slot, publication.keep(), ids, share)
-        slot.packet_id = <uint16_t>packet_id
+        take_delivery(slot, message, ids, share)
+        slot.packet_id = packet_id
         slot.qos = qos
         slot.retain = retain
         slot.state = AWAITING_PUBACK if qos == 1 else AWAITING_PUBREC
         slot.sent_ms = self.core.now_ms
         self.inflight += 1
         self.core.gauge(INFLIGHT_COUNT, 1)
-        if self.core.retry_interval_ms and self.link.version < 5 and self.inflight == 1:
-            self.set_deadline()
         return 0
 
     cdef int enqueue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
@@ -155,6 +168,8 @@ cdef class Session(Subscriber):
         if self.queue is None:
             self.queue = MQueue.__new__(MQueue)
         if core.max_mqueue_len and self.queue.count >= core.max_mqueue_len:
+            if self.logged:
+                core.recorder.dropped(self, self.queue.oldest_of_lowest(), DROPPED_QUEUE_FULL)
             self.queue.drop_oldest_of_lowest()
             core.count(DELIVERY_DROPPED)
             core.count(DELIVERY_DROPPED_QUEUE_FULL)
@@ -167,6 +182,8 @@ cdef class Session(Subscriber):
         slot.qos = qos
         slot.retain = retain
         core.gauge(MQUEUE_COUNT, 1)
+        if self.logged:
+            core.recorder.queued(self, slot, priority)
         return 0
 
     cdef int pump(self) except -1:
@@ -189,6 +206,8 @@ cdef class Session(Subscriber):
                 # [MQTT-3.3.2-5]
                 self.core.count(DELIVERY_DROPPED)
                 self.core.count(DELIVERY_DROPPED_EXPIRED)
+                if self.logged:
+                    self.core.recorder.dropped(self, &taken, DROPPED_EXPIRED)
             else:
                 if publication is None:
                     publication = Publication.__new__(Publication)
@@ -196,9 +215,12 @@ cdef class Session(Subscriber):
                 ids = <object>taken.ids if taken.ids != NULL else None
                 share = <object>taken.share if taken.share != NULL else None
                 if taken.qos:
-                    self.start(publication, taken.qos, taken.retain, ids, share)
+                    if not self.start(publication, taken.qos, taken.retain, ids, share, True) and self.logged:
+                        self.core.recorder.dropped(self, &taken, DROPPED_TOO_LARGE)
                 else:
                     self.link.write_publish(publication, 0, taken.retain, False, 0, ids)
+                    if self.logged:
+                        self.core.recorder.delivered(self, &taken, True)
             message = None
             drop_delivery(&taken)
         if self.queue.count == 0:
@@ -221,6 +243,10 @@ cdef class Session(Subscriber):
             index += LAST_PACKET_ID
         return self.window.at(index) if <uint32_t>index < self.window.count else NULL
 
+    cdef uint16_t packet_id_at(self, uint32_t index) noexcept:
+        cdef uint32_t packet_id = self.first_id + index
+        return <uint16_t>(packet_id if packet_id <= LAST_PACKET_ID else packet_id - LAST_PACKET_ID)
+
     cdef void complete(self, Delivery* slot) noexcept:
         drop_delivery(slot)
         slot.state = DONE
@@ -241,6 +267,8 @@ cdef class Session(Subscriber):
         if slot == NULL or slot.state != AWAITING_PUBACK:
             return False
         self.core.count(MESSAGES_ACKED)
+        if self.logged:
+            self.core.recorder.acknowledged(self, packet_id, PUBACK, 0)
         self.complete(slot)                # a failure code ends it just so [MQTT-4.4.0-2] [MQTT-4.8.2-6]
         self.pump()
         return True
@@ -250,10 +278,14 @@ cdef class Session(Subscriber):
         if slot == NULL or (slot.state != AWAITING_PUBREC and slot.state != AWAITING_PUBCOMP):
             return False
         if reason_code >= FAILURE:
+            if self.logged:
+                self.core.recorder.acknowledged(self, packet_id, PUBREC, reason_code)
             self.complete(slot)
             self.pump()
             return True
         if slot.state == AWAITING_PUBREC:
+            if self.logged:
+                self.core.recorder.acknowledged(self, packet_id, PUBREC, reason_code)
             drop_delivery(slot)            # from here on only PUBREL is sent [MQTT-4.3.3-6]
             slot.state = AWAITING_PUBCOMP
             if slot.held:                  # acknowledged before it was sent again
@@ -268,6 +300,8 @@ cdef class Session(Subscriber):
         if slot == NULL or slot.state != AWAITING_PUBCOMP:
             return False
         self.core.count(MESSAGES_ACKED)
+        if self.logged:
+            self.core.recorder.acknowledged(self, packet_id, PUBCOMP, 0)
         self.complete(slot)
         self.pump()
         return True
@@ -297,6 +331,8 @@ cdef class Session(Subscriber):
     cdef bint pubrel(self, uint16_t packet_id) except -1:
         if self.awaiting_rel is None or self.awaiting_rel.pop(packet_id, None) is None:
             return False
+        if self.logged:
+            self.core.recorder.released(self, packet_id, RELEASED_PUBREL)
         return True
 
     cdef int expire_awaiting_rel(self) except -1:
@@ -307,6 +343,8 @@ cdef class Session(Subscriber):
             if <uint64_t>received + limit > self.core.now_ms:
                 break                      # the dict is in order of arrival
             del self.awaiting_rel[packet_id]
+            if self.logged:
+                self.core.recorder.released(self, packet_id, RELEASED_TIMEOUT)
             self.core.count(MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT)
         return 0
 
@@ -388,10 +426,18 @@ cdef class Session(Subscriber):
         publication.borrow(<Message>slot.message)
         ids = <object>slot.ids if slot.ids != NULL else None
         if not self.link.write_publish(publication, slot.qos, slot.retain, True, slot.packet_id, ids):  # [MQTT-3.3.1-1]
-            drop_delivery(slot)
-            slot.state = DONE              # its place is freed by the caller, which walks the window
-            self.inflight -= 1
-            self.core.gauge(INFLIGHT_COUNT, -1)
+            if self.logged:
+                # For the journal it is as if the client had refused it.
+                self.core.recorder.acknowledged(self, slot.packet_id, PUBACK if slot.qos == 1 else PUBREC, PACKET_TOO_LARGE)
+            self.drop_slot(slot)
+        return 0
+
+    cdef int drop_slot(self, Delivery* slot) except -1:
+        """Ends a delivery; its place is freed by the caller, which walks the window."""
+        drop_delivery(slot)
+        slot.state = DONE
+        self.inflight -= 1
+        self.core.gauge(INFLIGHT_COUNT, -1)
         return 0
 
     cdef int set_deadline(self) except -1:

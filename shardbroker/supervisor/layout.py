@@ -7,6 +7,7 @@ connections wait in the listening sockets, handed-over sockets in the channels, 
 import fcntl
 import os
 import socket
+import time
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -18,12 +19,14 @@ from shm.ring import Inbox
 
 from shardbroker.config import Settings
 from shardbroker.config.settings import parse_address
-from shm.cleanup import cleanup
+from shm.cleanup import cleanup, set_aside
 from shm.topology import ListenerSockets, Topology
 
-__all__ = ["StartError", "lay_out", "lock_data_dir", "tear_down", "usable_cores"]
+__all__ = ["StartError", "journal_workers", "lay_out", "lock_data_dir", "set_journal_workers", "tear_down", "usable_cores"]
 
 RUNTIME_ROOT = Path("/dev/shm")
+WORKERS_FILE = "workers"
+"""In the directory of the journals: the number of workers that wrote them."""
 BACKLOG = 4096
 """Connections that may wait to be accepted on one socket; the kernel caps it with net.core.somaxconn."""
 HANDOVER_BYTES = 4 << 20
@@ -70,6 +73,8 @@ def lay_out(settings: Settings, usable_cores: list[int]) -> Topology:
     runtime_dir = RUNTIME_ROOT / f"shardbroker-{instance}"
     workers = len(usable_cores) if process.workers == "auto" else process.workers
     acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else process.acceptors
+    keeps = settings.durability.level != "none"
+    left_over = set_aside(instance, runtime_dir) if keeps else ()
     cleanup(instance, runtime_dir)
     with ExitStack() as undo:
         undo.callback(cleanup, instance, runtime_dir)
@@ -88,6 +93,8 @@ def lay_out(settings: Settings, usable_cores: list[int]) -> Topology:
                 handover=tuple(tuple(_channel(undo) for _ in range(workers)) for _ in range(acceptors)),
                 listeners=listeners,
                 settings=settings,
+                journal_workers=journal_workers(data_dir) if keeps else 0,
+                left_over=left_over,
                 node_id=settings.node.id,
                 node_name=settings.node.name,
             )
@@ -104,6 +111,29 @@ def _create_shared(topology: Topology) -> None:
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)
+
+
+def journal_workers(data_dir: Path) -> int:
+    """How many workers the sessions in the journals are divided among; 0: nobody has written any. Raises StartError."""
+    path = data_dir / "journal" / WORKERS_FILE
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError) as error:
+        raise StartError(f"{path}: the number of workers that wrote the journals cannot be read: {error}") from None
+
+
+def set_journal_workers(data_dir: Path, workers: int) -> None:
+    """Every worker has the sessions that belong to it in its own journal. Those of workers that there are no more are set aside."""
+    journals = data_dir / "journal"
+    journals.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = journals / f"{WORKERS_FILE}.new"
+    new.write_text(f"{workers}\n")
+    os.replace(new, journals / WORKERS_FILE)
+    for path in journals.iterdir():
+        if path.name.isdecimal() and int(path.name) >= workers:
+            path.rename(journals / f"{path.name}.retired-{time.time_ns() // 10**9}")
 
 
 def tear_down(topology: Topology) -> None:

@@ -14,16 +14,19 @@ from shm.counters import Counters, ProcessState
 from shardbroker import __version__
 from shardbroker.config import Settings
 from shardbroker.supervisor.child import Child, Entry
-from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, tear_down, usable_cores
+from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_journal_workers, tear_down, usable_cores
 from shardbroker.supervisor.signals import StopSignals
-from shm.topology import Topology
+from shm.cleanup import forget_left_over
+from shm.topology import LeftOver, Topology
 
 __all__ = ["Entries", "Supervisor"]
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 600.0
 """How long all processes together may take to become ready."""
 START_ATTEMPTS = 5
 """Processes in a row that die before they were ready, after which a broker that never was ready gives up."""
+LEFT_OVER_S = 5.0
+"""How long the rings of a broker that was killed stay after all are ready: a worker that dies right then needs them once more."""
 READY_POLL_S = 0.02
 """Processes say that they are ready in shared memory, which cannot be waited on."""
 
@@ -53,6 +56,8 @@ class Supervisor:
         self._settings = settings
         self._entries = entries or Entries.real()
         self._ready = False
+        self._left_over: tuple[LeftOver, ...] = ()
+        self._forget_at = 0.0
         self._children: list[Child] = []
 
     def run(self) -> int:
@@ -107,6 +112,8 @@ class Supervisor:
     def _watch(self, timeout_s: float | None) -> None:
         """Waits for a death, a signal, the next restart or the timeout, and acts on it."""
         due = [child.restart_at for child in self._children if child.restart_at is not None]
+        if self._left_over:
+            due.append(self._forget_at)
         if due:
             until_due = max(0.0, min(due) - time.monotonic())
             timeout_s = until_due if timeout_s is None else min(timeout_s, until_due)
@@ -118,6 +125,9 @@ class Supervisor:
             if ready in sentinels:
                 self._bury(sentinels[ready])
         now = time.monotonic()
+        if self._left_over and self._forget_at <= now:
+            forget_left_over(self._left_over)
+            self._left_over = ()
         for child in self._children:
             if child.restart_at is not None and child.restart_at <= now:
                 self._start(child)
@@ -140,6 +150,12 @@ class Supervisor:
         waiting = [child.title for child in self._children if self._counters.state(child.slot) != ProcessState.READY]
         if not waiting:
             self._ready = True
+            if self._settings.durability.level != "none":
+                set_journal_workers(topology.data_dir, topology.workers)
+            self._counters.serve()
+            self._left_over, self._forget_at = topology.left_over, time.monotonic() + LEFT_OVER_S
+            for doorbell in topology.doorbells:
+                os.eventfd_write(doorbell, 1)
             addresses = ", ".join(_address(listener.descriptors[0]) for listener in topology.listeners)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)

@@ -54,6 +54,7 @@ cdef class Channel(Link):
     cdef int on_connect(self, Connect packet) except -1
     cdef int refuse(self, int version, int reason_code, str reason) except -1
     cdef int accept(self, Connect packet, bytes client_id) except -1
+    cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1
     cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef int on_subscribe(self, Subscribe packet) except -1
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1

@@ -22,6 +22,7 @@ from shm.counters cimport (
     PACKETS_SENT, PACKETS_SUBACK_SENT, PACKETS_SUBSCRIBE_ERROR, PACKETS_SUBSCRIBE_RECEIVED, PACKETS_UNSUBACK_SENT,
     PACKETS_UNSUBSCRIBE_RECEIVED,
 )
+from shm.address cimport address_text
 from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
@@ -222,6 +223,8 @@ cdef class Channel(Link):
         self.state = CONNECTED
         if packet.will is not None:
             self.session.will = will_of(packet.will, client_id)
+        if core.recorder is not None:
+            self.record_opened(present, expiry_ms)
         if self.version == 5:
             answer = self.connack_properties(packet, properties, client_id, expiry_ms)
             encoded = Connack(present, SUCCESS, answer).encode(5)
@@ -236,6 +239,22 @@ cdef class Channel(Link):
             core.timers.disarm(self)
         self.shard.report(EVENT_CONNECTED, self, SUCCESS, SIDE_CLIENT, "")
         return self.session.attach(self)
+
+    cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1:
+        """A session that may outlive this process goes into the journal; one that ends with its connection only for its will."""
+        cdef Session session = self.session
+        cdef Will will = session.will
+        session.logged = session.logged or expiry_ms > 0
+        if not session.logged and not session.known and will is None:
+            return 0
+        details = {1: address_text(&self.peer).encode(), 3: self.keepalive_s, 5: self.receive_maximum}
+        if self.username is not None:
+            details[2] = self.username
+        self.core.recorder.opened(session, present and session.known, self.version, expiry_ms, details)
+        session.known = True
+        if will is not None:
+            self.core.recorder.will_set(session, will.message, will.delay_s, will.expiry_s if will.has_expiry else None)
+        return 0
 
     def connack_properties(self, packet, dict properties, bytes client_id, uint64_t expiry_ms) -> dict:
         """What a 5.0 client must know of this server (MQTT 5.0 §3.2.2.3): all that differs from the protocol's default."""
@@ -327,6 +346,11 @@ cdef class Channel(Link):
                 expiry_ms = core.message_expiry_ms
             publication.expires_ms = core.now_ms + expiry_ms
         self.shard.stamp(publication)
+        publication.logged = 0
+        # Nobody sends it again once its packet id is taken.
+        self.shard.unrepeatable = view.qos == 2 and self.session.logged
+        if self.shard.unrepeatable:
+            core.recorder.received(self.session, view.packet_id, publication.id_high, publication.id_low)
         heard = self.shard.publish(entry, publication, self.session)
         publication.message = None
         if view.qos == 1:
@@ -341,8 +365,8 @@ cdef class Channel(Link):
         if view.qos == 1:
             self.report_failure(Puback, view.packet_id, reason_code, PACKETS_PUBACK_SENT, reason)
         elif view.qos == 2:
-            if self.version < 5:
-                self.session.receive_qos2(view.packet_id, view.dup)
+            if self.version < 5 and self.session.receive_qos2(view.packet_id, view.dup) == QOS2_NEW and self.session.logged:
+                self.core.recorder.received(self.session, view.packet_id, 0, 0)
             self.report_failure(Pubrec, view.packet_id, reason_code, PACKETS_PUBREC_SENT, reason)
         return True
 
@@ -490,7 +514,10 @@ cdef class Channel(Link):
         for wire_filter in packet.filters:
             try:
                 check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
-                codes.append(0 if self.shard.unsubscribe(self.session, wire_filter, 0) else 0x11)
+                found = self.shard.unsubscribe(self.session, wire_filter, 0)
+                if found and self.session.logged:
+                    self.core.recorder.unsubscribed(self.session, wire_filter)
+                codes.append(0 if found else 0x11)
             except MqttError as error:
                 codes.append(error.reason_code)
         if max(codes) < UNSPECIFIED_ERROR:
@@ -558,7 +585,7 @@ cdef class Channel(Link):
         self.shard.report(EVENT_DISCONNECTED, self, reason_code, side, detail)
         self.touch()
         if session is not None:
-            self.shard.client_gone(session, keep_will)
+            self.shard.client_gone(session, reason_code, keep_will)
         return 0
 
     def taken_over(self) -> None:

@@ -21,6 +21,7 @@ cdef class Connection(Channel):
     cdef size_t rest_size, rest_capacity
     cdef uint32_t interest                 # epoll events asked for
     cdef bint dirty                        # in the loop's flush list
+    cdef bint promised                     # its output acknowledges something since it was last empty
     cdef int ended_by                      # Side
     cdef bint lingering                    # all is sent and the write side shut: waiting for the peer's end
     cdef readonly str listener
@@ -34,6 +35,7 @@ cdef class Connection(Channel):
     cdef int finish_sending(self) except -1
     cdef int keep_rest(self, const uint8_t* data, size_t size) except -1
     cdef int flush(self) except -1
+    cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
     cdef int finish(self) except -1
     cdef void release(self) noexcept
     cdef int want(self, uint32_t interest) except -1
@@ -71,6 +73,15 @@ cdef class Loop(Shard):
     cdef uint64_t pass_start_us            # CLOCK_MONOTONIC
     cdef Histogram pass_times
     cdef Histogram hop_times
+    cdef list drained                      # lanes with records taken since the last release: (producer, Ring, Inbox)
+    cdef list spent                        # spilled messages that were read: files to be unlinked once they are safe
+    cdef bint holding                      # the journal is behind: nothing that promises something leaves
+    cdef readonly bint serving             # every worker was ready once: clients may come
+    cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
+    cdef list cycle_left                   # sessions still to be written in it; None between two
+    cdef uint64_t cycle_due_bytes          # of the journal, from which on the next one begins
+    cdef object spill_source               # directory of spilled messages
+    cdef public object started             # callable once everybody serves: what recovered sessions have missed
 
     cdef uint64_t read_clock(self) noexcept
     cdef int watch(self, int fd, uint32_t events) except -1
@@ -79,6 +90,10 @@ cdef class Loop(Shard):
     cdef int accept_some(self, int channel) except -1
     cdef int drain_lanes(self) except -1
     cdef int drain_lane(self, int producer, Ring ring) except -1
+    cdef int settle(self) except -1
+    cdef int release_lanes(self) except -1
+    cdef int take_snapshots(self) except -1
+    cdef bint must_wait(self, Connection connection) noexcept
     cdef int on_record(self, const uint8_t* record, uint32_t size) except -1
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1
     cdef int flush_rings(self) except -1

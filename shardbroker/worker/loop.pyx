@@ -7,6 +7,9 @@ goes on draining its own rings, so two workers with full rings cannot block each
 
 import os
 import signal
+import time
+from contextlib import suppress
+from threading import Thread
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
@@ -15,9 +18,11 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset, strerror
 
 from acceptor.handover cimport Handover, receive
+from shardbroker.journal.writer cimport Writer
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
+from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD, CounterSlot,
@@ -34,6 +39,7 @@ from shm.records cimport (
     FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_EVENT, RECORD_PUBLISH, RECORD_SHARED, record_size,
 )
 
+from shardbroker.journal import apply_retention, set_recovery_start
 from shm.routes import worker_destination
 
 __all__ = ["Connection", "Loop"]
@@ -62,6 +68,15 @@ LINGER_MS = 1000
 
 EVENT_DELAY_MS = 50
 """How long an event may lie in the manager's ring before the manager is woken: waking it for each costs more than the event."""
+
+HOLD_MS = 20
+"""How long a pass waits while the journal is behind: it tries again at once when a client writes, and else after this."""
+
+CYCLE_BYTES = 64 << 20
+"""Bytes of journal after which all sessions are written anew, so that older segments can go: bounds the time of a recovery."""
+
+CYCLE_BYTES_A_PASS = 1 << 16
+"""Bytes of sessions written anew in a pass."""
 
 REGISTRY_MS = 200
 """Least time between two writes of the client registry."""
@@ -174,12 +189,18 @@ cdef class Connection(Channel):
         self.interest = interest
         return 0
 
+    cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
+        self.promised = True
+        return Channel.ack(self, first, packet_id, reason_code, counter)
+
     cdef int flush(self) except -1:
         cdef ssize_t sent
         cdef Buffer out = self.out
         cdef int attempt
         cdef bint was_congested
         if self.fd < 0:
+            return 0
+        if self.loop.holding and self.loop.must_wait(self):
             return 0
         for attempt in range(FLUSH_ROUNDS):
             if out.pending() == 0:
@@ -196,6 +217,12 @@ cdef class Connection(Channel):
             out.consume(<size_t>sent)
             if self.session is not None and self.session.link is self and (was_congested or self.session.queue is not None):
                 self.session.pump()
+                if self.session is not None and self.session.logged:
+                    break                  # what was written just now is not in the journal yet
+        if out.pending() == 0:
+            self.promised = False
+        elif self.dirty:
+            return 0                       # once more in this pass
         if out.pending():
             return self.want(self.interest | EPOLLOUT)
         if self.state == CLOSING:
@@ -263,6 +290,11 @@ cdef class Loop(Shard):
                        worker_destination(number), topology.node_id)
         self.topology = topology
         self.number = number
+        self.drained = []
+        self.spent = []
+        self.spill_source = topology.spill_dir
+        self.capture = [filter.encode() for filter in topology.settings.journal.capture]
+        self.cycle_due_bytes = CYCLE_BYTES
         self.pass_times = counters.histogram(number, "pass_us")
         self.hop_times = counters.histogram(number, "ring.hop_us")
         self.registry = registry
@@ -286,9 +318,6 @@ cdef class Loop(Shard):
         if self.buffer == NULL or self.epoll < 0:
             raise OSError(errno, "cannot set up the event loop")
         self.watch(self.doorbells[number], EPOLLIN)
-        for ends in topology.handover:
-            self.handovers[ends[number][1]] = True
-            self.watch(ends[number][1], EPOLLIN)
 
     def __dealloc__(self):
         free(self.buffer)
@@ -319,15 +348,30 @@ cdef class Loop(Shard):
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
         while not self.draining:
+            if not self.serving and self.counters_segment.serving:
+                self.serve()
             timeout_ms = TICK_MS if self.timers.armed or self.registry_changes else IDLE_MS
             if self.route_changes and self.routes_due_ms < self.now_ms + <uint64_t>timeout_ms:
                 timeout_ms = <int>(self.routes_due_ms - self.now_ms) if self.routes_due_ms > self.now_ms else 0
             if self.events:
                 timeout_ms = min(timeout_ms, EVENT_DELAY_MS)
-            if self.dirty or self.replaying or self.retry or self.parked:
+            if self.dirty or self.replaying or self.retry or self.parked or self.cycle_left or not self.serving:
                 timeout_ms = 1 if not self.dirty else 0
+            if self.holding:
+                timeout_ms = HOLD_MS
             self.one_pass(timeout_ms)
         self.drain()
+
+    def serve(self) -> None:
+        """Every worker knows its sessions again, so no message can miss one of them: clients may come."""
+        self.serving = True
+        for ends in self.topology.handover:
+            self.handovers[ends[self.number][1]] = True
+            self.watch(ends[self.number][1], EPOLLIN)
+        self.read_clock()
+        if self.started is not None:
+            self.started()
+            self.started = None
 
     def drain(self) -> None:
         """DISCONNECT 0x8B to every client, and time for them to take it."""
@@ -339,13 +383,15 @@ cdef class Loop(Shard):
         while self.now_ms < deadline and any(connection is not None for connection in self.by_fd):
             self.one_pass(10)
         self.flush_registry()
+        if self.recorder is not None:
+            self.recorder.writer.close(LINGER_MS / 1000)
 
     cdef int one_pass(self, int timeout_ms) except -1:
         cdef epoll_event events[EVENTS]
         cdef int count, i, fd
         cdef uint64_t rung
         cdef Connection connection
-        if timeout_ms and self.inbox is not None:
+        if timeout_ms and self.inbox is not None and not self.holding:
             self.inbox.sleep()
             if self.lanes_waiting():
                 timeout_ms = 0
@@ -381,17 +427,22 @@ cdef class Loop(Shard):
                 connection.touch()
         self.drain_lanes()
         self.timers.advance(self.now_ms)
-        if self.retry:
+        if self.retry and self.serving:
             self.run_retries()
         if self.parked:
             self.resume_parked()
         self.commit(False)
         if self.replaying:
             self.replay_some()
+        if self.cycle_left is not None:
+            self.take_snapshots()
+        self.settle()
         self.flush_rings()
+        self.release_lanes()
         self.flush_sockets()
-        if self.route_changes or self.retained_changes:
+        if self.route_changes or self.retained_changes or self.touched_lanes:
             self.commit(False)             # what a lost connection left behind while flushing
+            self.settle()
             self.flush_rings()
         if self.now_ms >= self.registry_due_ms:
             self.flush_registry()
@@ -425,11 +476,100 @@ cdef class Loop(Shard):
         for rounds in range(FLUSH_ROUNDS):
             if not self.dirty:
                 return 0
+            if rounds:
+                self.settle()              # what was taken from queues since
             dirty = self.dirty
             self.dirty = []
             for connection in dirty:
                 connection.dirty = False
                 connection.flush()
+        return 0
+
+    # --- the journal -------------------------------------------------------------------------------------------------------------
+
+    def keep_journal(self, Recorder recorder not None, uint64_t old_bytes) -> None:
+        """What sessions must not lose goes there from now on. old_bytes: what the journal has of before."""
+        self.recorder = recorder
+        self.cycle_due_bytes = CYCLE_BYTES - min(old_bytes, <uint64_t>CYCLE_BYTES)
+
+    def recover_routes(self) -> None:
+        """The routes to this worker become those of the sessions that it has again, without a moment in which one is missing."""
+        wanted = [(True, filter, self.own_destination, group, member) for filter, group, member in self.route_changes]
+        self.route_changes = {}
+        self.routes_due_ms = 0
+        self.routes.replace(self.own_destination, wanted)
+
+    def settle_now(self) -> None:
+        """What was recovered stands in the journal. Raises OSError if the disk refuses."""
+        self.settle()
+        if self.holding:
+            raise OSError(self.recorder.writer.error, self.recorder.writer.problem)
+
+    def save_sessions(self) -> None:
+        """Every session goes into this journal as it is: some came from those of other workers."""
+        self.recorder.next_cycle()         # the messages stand in other journals too
+        for session in self.sessions.values():
+            self.recorder.snapshot(<Session>session)
+
+    cdef int settle(self) except -1:
+        """All that this pass has done becomes one block of the journal: it has happened, or it has not."""
+        cdef Writer writer
+        cdef Ring ring
+        if self.recorder is None:
+            return 0
+        writer = self.recorder.writer
+        if writer.next_sequence != writer.durable:
+            for producer, ring, inbox in self.drained:
+                # A successor that finds the records again knows by this that they were dealt with.
+                self.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken())
+            writer.seal_c(self.now_ms * 1000)
+            if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None:
+                self.recorder.next_cycle()
+                self.cycle_from = writer.next_sequence
+                self.cycle_left = list(self.sessions.values())
+        self.holding = writer.durable < writer.next_sequence
+        return 0
+
+    cdef int take_snapshots(self) except -1:
+        """Writes the state of some more sessions; when all are through, what is older can go."""
+        cdef Writer writer = self.recorder.writer
+        cdef uint64_t begin = writer.pending_bytes()
+        if self.holding:
+            return 0
+        while self.cycle_left and writer.pending_bytes() - begin < <uint64_t>CYCLE_BYTES_A_PASS:
+            self.recorder.snapshot(<Session>self.cycle_left.pop())
+        if not self.cycle_left:
+            self.cycle_left = None
+            self.recorder.checkpoint(self.cycle_from)
+            self.settle()
+            if not self.holding:
+                retention = self.topology.settings.journal.retention
+                Thread(target=forget, args=(writer.directory, self.cycle_from, retention.age, retention.bytes)).start()
+            self.cycle_due_bytes = writer.bytes_written + max(<uint64_t>CYCLE_BYTES, 2 * (writer.bytes_written - self.cycle_due_bytes))
+        return 0
+
+    cdef bint must_wait(self, Connection connection) noexcept:
+        """Whether its output says something that the journal does not know yet. It stays on the flush list then."""
+        if not connection.promised and (connection.session is None or not connection.session.logged):
+            return False
+        connection.touch()
+        return True
+
+    cdef int release_lanes(self) except -1:
+        """The records taken in this pass are dealt with: their producers may have the room."""
+        cdef Ring ring
+        if self.holding:
+            return 0
+        if self.drained:
+            drained = self.drained
+            self.drained = []
+            for producer, ring, _ in drained:
+                if ring.release():
+                    self.ring(<int>producer)
+        if self.spent:
+            for path in self.spent:
+                path.unlink()
+            self.spent = []
         return 0
 
     # --- new connections --------------------------------------------------------------------------------------------------------
@@ -543,6 +683,10 @@ cdef class Loop(Shard):
             self.hold_back(destination, header, publication, group, filter)
             return 0
         fill_record(target, header, publication, group, filter)
+        if self.unrepeatable and publication.qos and self.recorder is not None:
+            self.recorder.forwarded(
+                (<Inbox>self.outboxes[destination]).identity, destination, lane.committed(), publication.keep(), header.kind,
+                header.member, header.attempts, group, filter)
         self.touched_lanes.add(destination)
         self.count(MESSAGES_FORWARD)
         return 0
@@ -627,15 +771,17 @@ cdef class Loop(Shard):
 
     cdef int drain_lanes(self) except -1:
         cdef int producer
+        if self.holding:
+            return 0                       # what cannot be kept stays in the rings, and so with those who publish
         for producer in range(len(self.inbox.lanes)):
             if producer != self.number:
                 self.drain_lane(producer, self.inbox.lane(producer))
         return 0
 
     cdef int drain_lane(self, int producer, Ring ring) except -1:
-        cdef const uint8_t* record
+        cdef const uint8_t* record = NULL
         cdef uint32_t size
-        cdef int taken
+        cdef int taken = 0
         for taken in range(RECORDS):
             record = ring.next(&size)
             if record == NULL:
@@ -643,8 +789,10 @@ cdef class Loop(Shard):
             if taken == 0:                     # the oldest of the batch
                 self.hop_times.record(<uint32_t>(<uint32_t>self.read_clock() - (<const RecordHeader*>record).sent_us))
             self.on_record(record, size)
-        if ring.release():
-            self.ring(producer)
+        if taken or record != NULL:
+            self.drained.append((producer, ring, self.inbox))
+        elif ring.release():
+            self.ring(producer)            # it waits for room that a predecessor gave back
         return 0
 
     cdef int on_record(self, const uint8_t* record, uint32_t size) except -1:
@@ -653,12 +801,12 @@ cdef class Loop(Shard):
         memcpy(&header, record, sizeof(header))
         if header.flags & FLAG_SPILLED:
             name = PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.topic_size).decode()
-            path = self.topology.spill_dir / name
+            path = self.spill_source / name
             try:
                 contents = path.read_bytes()
             except FileNotFoundError:
                 return 0                   # read before this worker was killed and started again
-            path.unlink()
+            self.spent.append(path)
             memcpy(&header, PyBytes_AS_STRING(contents), sizeof(header))
             return self.on_publish_record(&header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header))
         return self.on_publish_record(&header, record + sizeof(header))
@@ -692,6 +840,8 @@ cdef class Loop(Shard):
                 self.next_member((group, filter), header.member, publication.keep(), header.attempts)
             return 0
         if header.flags & FLAG_ORIGINATE:
+            if not self.serving:
+                return 0                   # of a manager that is gone
             self.stamp(publication)
             return self.publish_message(publication.keep(), None)
         entry = self.resolve(publication.topic, publication.topic_size)
@@ -699,8 +849,12 @@ cdef class Loop(Shard):
 
     def next_member(self, tuple share, uint64_t failed, Message message, uint8_t attempts) -> None:
         """The member that another worker chose is gone: this worker tries the others."""
-        cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
+        cdef TopicEntry entry
         cdef Publication publication
+        if not self.serving:
+            self.retry.append(lambda: self.next_member(share, failed, message, attempts))
+            return
+        entry = self.resolve(message.block, message.topic_size)
         if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
             self.retry.append(lambda: self.next_member(share, failed, message, attempts))
             return
@@ -809,6 +963,14 @@ cdef class Loop(Shard):
                 "keepalive_s": connection.keepalive_s, "clean_start": connection.clean_start,
             }
         return record
+
+
+def forget(directory, keep_from, age_s, most_bytes) -> None:
+    """Everything before this position of a journal is known from what follows it. In a thread: it takes the disk some ms."""
+    with suppress(OSError):                # the next one tries again
+        set_recovery_start(directory, keep_from)
+        max_age_us = None if age_s == float("inf") else int(age_s * 1e6)
+        apply_retention(directory, keep_from, time.time_ns() // 1000, max_age_us, most_bytes)
 
 
 cdef uint32_t room_asked(Ring lane, uint64_t size) noexcept:

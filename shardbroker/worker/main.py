@@ -8,6 +8,7 @@ from shm.epochs import Epochs
 from shm.ring import Inbox
 
 from shardbroker.worker.loop import Loop
+from shardbroker.worker.recover import recover
 from shm.registry import Registry
 from shm.retained import RetainedStore
 from shm.routes import RouteTable, worker_destination
@@ -19,15 +20,15 @@ __all__ = ["run"]
 def run(topology: Topology, number: int) -> None:
     """Serves as worker `number` until SIGTERM; returns after the drain.
 
-    The sessions of a worker that died are gone with it, so what it left in the route table goes first.
+    Its sessions are those of its journal. Until they are there again the route table stays as a predecessor left it, and what
+    others publish for them waits in the rings.
     """
     counters = Counters.attach(topology.counters_name)
     counters.reset_gauges(number)
     counters.set_state(number, ProcessState.STARTING)
     routes = RouteTable(topology.routes_dir)
-    routes.purge(worker_destination(number))
     epochs = Epochs.attach(topology.epochs_name)
-    epochs.bump_all()
+    inbox = Inbox.attach(topology.inbox_name(number))
     loop = Loop(
         topology,
         number,
@@ -36,8 +37,13 @@ def run(topology: Topology, number: int) -> None:
         RetainedStore(topology.retained_dir, max_messages=topology.settings.retainer.max_messages),
         epochs,
         Registry(topology.registry_dir(number), create=True),
-        Inbox.attach(topology.inbox_name(number)),
+        inbox,
     )
+    if topology.settings.durability.level == "none":
+        routes.purge(worker_destination(number))
+    else:
+        recover(loop, topology, number, inbox)
+    epochs.bump_all()
 
     def drain(_signal: int, _frame: object) -> None:
         loop.draining = True

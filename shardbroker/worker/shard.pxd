@@ -40,6 +40,8 @@ cdef class Shard(Core):
     cdef uint64_t id_low_base              # node and process part of message ids
     cdef uint16_t id_sequence
     cdef object node_process
+    cdef list capture                      # topic filters of journal.capture, bytes
+    cdef bint unrepeatable                 # what is published now comes from nobody who would send it again: a lost record is lost
 
     # The entry of a topic, built anew if the epochs moved. Raises MqttError 0x90 for what is no topic name.
     cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size)
@@ -58,7 +60,7 @@ cdef class Shard(Core):
 
     cdef Session open_session(self, object channel, bytes client_id, bint clean_start, uint64_t expiry_ms, bint* present)
     cdef int end_session(self, Session session, bint redispatch) except -1
-    cdef int client_gone(self, Session session, bint keep_will) except -1
+    cdef int client_gone(self, Session session, int reason_code, bint keep_will) except -1
     cdef int publish_will(self, Session session) except -1
     cdef int subscribe(self, Session session, Subscription subscription) except -1
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1

@@ -9,6 +9,9 @@ from libc.string cimport memcmp
 from shardbroker.mqtt.topics cimport is_topic_name
 from shardbroker.pubsub.subscriptions cimport Subscriber
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
+from shardbroker.session.recorder cimport (
+    ENDED_CLEAN_START, ENDED_DISCONNECTED, ENDED_EXPIRED, WILL_DISCARDED, WILL_PUBLISHED,
+)
 from shm.counters cimport (
     DELIVERY_DROPPED, DELIVERY_DROPPED_NO_LOCAL, MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, RETAINED_DROPPED,
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
@@ -18,7 +21,7 @@ from shm.epochs cimport WILDCARD_BUCKET, bucket_of
 
 from shardbroker.mqtt.errors import MqttError
 from shm.retained import RetainedMessage, RetainedStoreFull
-from shm.routes import RouteTableFull
+from shm.routes import RouteTableFull, matches
 
 __all__ = ["Shard"]
 
@@ -66,6 +69,7 @@ cdef class Shard(Core):
         self.subacks = []
         self.replaying = []
         self.retry = []
+        self.capture = []
         # Keys are unique on the node and differ from those of a worker that died: worker | start second | count.
         self.next_key = ((<uint64_t>own_destination & 0xFFFF) << 52) | ((now_ms // 1000 & 0xFFFFFFFF) << 20)
         self.id_low_base = ((<uint64_t>node_id & 0xFFFF) << 48) | ((<uint64_t>os.getpid() & 0xFFFFFFFF) << 16)
@@ -108,10 +112,13 @@ cdef class Shard(Core):
         )
         entry.stamp = now_stamp
         entry.bucket = bucket
+        entry.captured = self.recorder is not None and any([matches(filter, name) for filter in self.capture])
         self.cache.store(entry)
         return entry
 
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1:
+        if entry.captured:
+            self.recorder.captured(publication)
         if publication.retain:
             self.retain(publication)
         if entry.nobody():
@@ -160,7 +167,11 @@ cdef class Shard(Core):
             return 0
         publication = Publication.__new__(Publication)
         publication.borrow(message)
-        self.publish(entry, publication, publisher)
+        self.unrepeatable = True
+        try:
+            self.publish(entry, publication, publisher)
+        finally:
+            self.unrepeatable = False
         return 0
 
     # --- shared subscriptions ------------------------------------------------------------------------------------------------
@@ -248,25 +259,34 @@ cdef class Shard(Core):
             present[0] = True
             self.count(SESSION_RESUMED)
         session.expiry_ms = expiry_ms
-        session.will = None                                # its delay has not passed: it is not sent [MQTT-3.1.3-9]
+        if session.will is not None:
+            session.will = None                            # its delay has not passed: it is not sent [MQTT-3.1.3-9]
+            if session.known:
+                self.recorder.will_cleared(session, WILL_DISCARDED)
         session.will_at_ms = 0
         return session
 
-    cdef int client_gone(self, Session session, bint keep_will) except -1:
+    cdef int client_gone(self, Session session, int reason_code, bint keep_will) except -1:
         """The connection is over. The will waits for its delay, the session for its expiry, whichever ends first."""
         cdef uint64_t delay_ms
         session.detach()
-        if not keep_will:
+        if not keep_will and session.will is not None:
             session.will = None                            # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
+            if session.known:
+                self.recorder.will_cleared(session, WILL_DISCARDED)
         if session.expiry_ms == 0:
             return self.end_session(session, True)
         session.expires_at_ms = 0 if session.expiry_ms == NEVER else self.now_ms + session.expiry_ms
+        if session.known:
+            self.recorder.away(session, reason_code, session.expires_at_ms)
         if session.will is not None:
             delay_ms = <uint64_t>session.will.delay_s * 1000
             if delay_ms == 0:
                 self.publish_will(session)
             else:
                 session.will_at_ms = self.now_ms + delay_ms
+                if session.known:
+                    self.recorder.will_delayed(session, session.will_at_ms)
         session.set_deadline()
         return 0
 
@@ -282,6 +302,8 @@ cdef class Shard(Core):
         session.will = None
         if will is None:
             return 0
+        if session.known:
+            self.recorder.will_cleared(session, WILL_PUBLISHED)
         self.stamp(stamped)
         will.message.id_high = stamped.id_high
         will.message.id_low = stamped.id_low
@@ -297,6 +319,9 @@ cdef class Shard(Core):
             self.unsubscribe(session, subscription.wire_filter, REMOVAL_DELAY_MS)
         if session.will is not None:
             self.publish_will(session)                     # the session ends before the delay does [MQTT-3.1.2-8]
+        if session.known:
+            self.recorder.ended(
+                session, ENDED_CLEAN_START if not redispatch else ENDED_EXPIRED if session.expiry_ms else ENDED_DISCONNECTED)
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
         self.by_key.pop(session.key, None)
@@ -316,15 +341,21 @@ cdef class Shard(Core):
             return
         publication = Publication.__new__(Publication)
         publication.borrow(message)
-        for group in entry.groups:
-            if group[0] == share[0] and group[1] == share[1]:
-                self.deliver_shared(group, publication, None, 0, None)
+        self.unrepeatable = True
+        try:
+            for group in entry.groups:
+                if group[0] == share[0] and group[1] == share[1]:
+                    self.deliver_shared(group, publication, None, 0, None)
+        finally:
+            self.unrepeatable = False
 
     # --- subscriptions ------------------------------------------------------------------------------------------------------
 
     cdef int subscribe(self, Session session, Subscription subscription) except -1:
         cdef size_t before = self.table.count
         session.put_subscription(subscription)
+        if session.logged:
+            self.recorder.subscribed(session, subscription)
         if self.table.add(subscription):
             self.route_changed(subscription, True, 0)
         self.invalidate(subscription.filter)
@@ -488,7 +519,8 @@ cdef class Shard(Core):
         session = channel.session
         if session is not None:
             for wire_filter, _ in subscribed:
-                self.unsubscribe(session, wire_filter, 0)
+                if self.unsubscribe(session, wire_filter, 0) and (<Session>session).logged:
+                    self.recorder.unsubscribed(session, wire_filter)
         return bytes(code if code >= 0x80 else QUOTA_EXCEEDED for code in codes)
 
     def start_replay(self, Session session, list replays) -> None:

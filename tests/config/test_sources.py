@@ -88,10 +88,12 @@ def test_no_limit_is_written_as_infinity_or_0() -> None:
         ("max_inflight=3", "unknown key; did you mean mqtt.max_inflight?"),
         ("mqtt.worker=3", "unknown key; did you mean process.workers?"),
         ("listeners.a.bnd=x", "unknown key; did you mean listeners.<name>.bind?"),
-        ("qqq.www=1", "unknown key; allowed sections are process, node, listeners, mqtt, retainer, sys, log"),
+        ("qqq.www=1", "unknown key; allowed sections are process, node, listeners, mqtt, durability, journal, retainer, sys, log"),
         ("retainer.zzz=1", "unknown key; allowed in retainer are max_messages, max_payload_size"),
         ("mqtt.max_inflight=true", "allowed is an integer from 1 to 65535"),
         ("mqtt.max_inflight=1\nmqtt=2", "allowed is an integer from 1 to 65535"),
+        ("journal.capture=a/#/b", "journal.capture"),
+        ("journal.capture=[3]", "allowed is a topic filter or a list of them"),
         ("mqtt.mqueue_priorities.a=256", "allowed is a table of topic = 1..255"),
         ("mqtt.idle_timeout=infinity", "allowed is a duration such as 500ms, 15s, 2h, from 1ms to 1d"),
         ("mqtt.idle_timeout=nan", "allowed is a duration such as 500ms, 15s, 2h, from 1ms to 1d"),
@@ -117,8 +119,6 @@ def test_words_of_refusals(assignment: str, line: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "journal.capture",
-        "durability.level",
         "auth.users",
         "acl.file",
         "listeners.default.tls.cert",

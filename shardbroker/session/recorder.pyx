@@ -1,0 +1,225 @@
+"""The records of sessions; see recorder.pxd."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+
+from shardbroker.journal.encode cimport (
+    FLAG_CAPTURED, FLAG_FROM_QUEUE, FLAG_RETAIN, FLAG_UTF8, log_acknowledged, log_delivered, log_dropped, log_message, log_queued,
+    log_received, log_released, log_session_named,
+)
+from shardbroker.session.delivery cimport AWAITING_PUBCOMP, DeliveryRing
+from shardbroker.session.session cimport Session
+
+from shardbroker.journal.schema import EndReason, Kind, encode
+
+__all__ = ["Recorder"]
+
+cdef uint64_t NEVER = <uint64_t>-1
+
+
+cdef inline int flags_of(Delivery* slot) noexcept:
+    return slot.qos | (FLAG_RETAIN if slot.retain else 0)
+
+
+cdef class Recorder:
+    """writer: the worker's journal."""
+
+    def __init__(self, Writer writer not None):
+        self.writer = writer
+        self.cycle = 1
+
+    cdef int name(self, Subscriber session) except -1:
+        """A segment names each session before the first other record of it, so that it can be read alone."""
+        cdef uint32_t segment = self.writer.segment + 1
+        if (<Session>session).named_in != segment:
+            (<Session>session).named_in = segment
+            log_session_named(self.writer, session.key, session.client_id)
+        return 0
+
+    cdef int add(self, kind, dict fields) except -1:
+        cdef bytes record = encode(kind, **fields)
+        return self.writer.add(PyBytes_AS_STRING(record), PyBytes_GET_SIZE(record))
+
+    # --- messages -------------------------------------------------------------------------------------------------------
+
+    cdef int message(self, Message message) except -1:
+        cdef const uint8_t* at = message.block
+        if message.logged == self.cycle:
+            return 0
+        message.logged = self.cycle
+        return log_message(
+            self.writer, message.id_high, message.id_low, at, message.topic_size,
+            at + message.topic_size + message.properties_size, message.payload_size,
+            message.qos | (FLAG_RETAIN if message.retain else 0) | (FLAG_UTF8 if message.payload_format else 0),
+            message.expires_ms, at + message.topic_size, message.properties_size, message.client_id,
+        )
+
+    cdef int captured(self, Publication publication) except -1:
+        log_message(
+            self.writer, publication.id_high, publication.id_low, publication.topic, publication.topic_size,
+            publication.payload, publication.payload_size,
+            publication.qos | (FLAG_RETAIN if publication.retain else 0) | (FLAG_UTF8 if publication.payload_format else 0)
+            | FLAG_CAPTURED,
+            publication.expires_ms, publication.properties, publication.properties_size, publication.client_id,
+        )
+        publication.logged = self.cycle
+        if publication.message is not None:
+            publication.message.logged = self.cycle
+        return 0
+
+    # --- coming and going -----------------------------------------------------------------------------------------------
+
+    cdef int opened(self, Subscriber session, bint present, int version, uint64_t expiry_ms, dict details) except -1:
+        return self.open(Kind.SESSION_RESUMED if present else Kind.SESSION_CREATED, session, version, expiry_ms, details)
+
+    cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1:
+        (<Session>session).named_in = self.writer.segment + 1
+        return self.add(kind, {
+            "session": session.key, "client_id": session.client_id, "version": version,
+            "expiry_ms": None if expiry_ms == NEVER else expiry_ms, "details": details,
+        })
+
+    cdef int away(self, Subscriber session, int reason_code, uint64_t expires_at_ms) except -1:
+        self.name(session)
+        return self.add(Kind.DISCONNECTED, {"session": session.key, "reason": reason_code, "expires_at_ms": expires_at_ms or None})
+
+    cdef int ended(self, Subscriber session, int cause) except -1:
+        self.name(session)
+        return self.add(Kind.SESSION_ENDED, {"session": session.key, "reason": cause})
+
+    cdef int subscribed(self, Subscriber session, Subscription subscription) except -1:
+        cdef int options = (
+            subscription.qos | subscription.no_local << 2 | subscription.retain_as_published << 3 | subscription.retain_handling << 4
+        )
+        self.name(session)
+        return self.add(Kind.SUBSCRIBED, {
+            "session": session.key, "filter": subscription.wire_filter, "options": options, "identifier": subscription.identifier,
+        })
+
+    cdef int unsubscribed(self, Subscriber session, bytes wire_filter) except -1:
+        self.name(session)
+        return self.add(Kind.UNSUBSCRIBED, {"session": session.key, "filter": wire_filter})
+
+    cdef int snapshot(self, Subscriber subscriber) except -1:
+        """What a recovery makes this session of; what was written before means nothing any more."""
+        cdef Session session = <Session>subscriber
+        cdef Subscription subscription
+        cdef Delivery* slot
+        cdef DeliveryRing ring
+        cdef uint32_t i
+        if session.ended or not session.known:
+            return 0
+        self.open(Kind.SESSION_SAVED, session, 0 if session.link is None else session.link.version, session.expiry_ms, None)
+        if session.will is not None:
+            self.will_set(session, session.will.message, session.will.delay_s, session.will.expiry_s if session.will.has_expiry else None)
+        if session.logged:
+            for subscription in session.all_subscriptions():
+                self.subscribed(session, subscription)
+            for i in range(session.window.count if session.window is not None else 0):
+                slot = session.window.at(i)
+                if slot.message != NULL:
+                    self.delivered(session, slot, False)
+                else:
+                    # Only its packet id still counts.
+                    log_delivered(self.writer, session.key, session.packet_id_at(i), 0, 0, slot.qos, None, None)
+                    log_acknowledged(
+                        self.writer, session.key, session.packet_id_at(i), 5 if slot.state == AWAITING_PUBCOMP else 7, 0)
+            if session.queue is not None:
+                for priority, lane in session.queue.lanes:
+                    ring = <DeliveryRing>lane
+                    for i in range(ring.count):
+                        self.queued(session, ring.at(i), priority)
+            for packet_id in session.awaiting_rel or ():
+                self.received(session, packet_id, 0, 0)
+        if session.link is None:
+            self.away(session, 0, session.expires_at_ms)
+            if session.will_at_ms:
+                self.will_delayed(session, session.will_at_ms)
+        return 0
+
+    def moved(self, uint64_t number, bytes client_id) -> None:
+        """A session of this journal belongs to another worker, whose journal has it."""
+        self.add(Kind.SESSION_NAMED, {"session": number, "client_id": client_id})
+        self.add(Kind.SESSION_ENDED, {"session": number, "reason": EndReason.MOVED})
+
+    def checkpoint(self, uint64_t keep_from) -> None:
+        """All sessions were written since `keep_from`."""
+        self.add(Kind.CHECKPOINT, {"snapshot": b"", "position": keep_from, "keep_from": keep_from})
+
+    def next_cycle(self) -> None:
+        """From here on every message is written again before it is referred to."""
+        self.cycle += 1
+
+    # --- deliveries -----------------------------------------------------------------------------------------------------
+
+    cdef int queued(self, Subscriber session, Delivery* slot, int priority) except -1:
+        cdef Message message = <Message>slot.message
+        self.name(session)
+        self.message(message)
+        return log_queued(
+            self.writer, session.key, message.id_high, message.id_low, flags_of(slot), priority,
+            <bytes>slot.ids if slot.ids != NULL else None, <tuple>slot.share if slot.share != NULL else None,
+        )
+
+    cdef int delivered(self, Subscriber session, Delivery* slot, bint from_queue) except -1:
+        cdef Message message = <Message>slot.message
+        self.name(session)
+        self.message(message)
+        return log_delivered(
+            self.writer, session.key, slot.packet_id, message.id_high, message.id_low,
+            flags_of(slot) | (FLAG_FROM_QUEUE if from_queue else 0),
+            <bytes>slot.ids if slot.ids != NULL else None, <tuple>slot.share if slot.share != NULL else None,
+        )
+
+    cdef int acknowledged(self, Subscriber session, uint16_t packet_id, int packet, uint8_t reason_code) except -1:
+        self.name(session)
+        return log_acknowledged(self.writer, session.key, packet_id, packet, reason_code)
+
+    cdef int dropped(self, Subscriber session, Delivery* slot, int cause) except -1:
+        cdef Message message = <Message>slot.message
+        self.name(session)
+        return log_dropped(
+            self.writer, session.key, message.id_high, message.id_low, flags_of(slot) | FLAG_FROM_QUEUE, cause)
+
+    # --- QoS 2 from the client ------------------------------------------------------------------------------------------
+
+    cdef int received(self, Subscriber session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1:
+        self.name(session)
+        return log_received(self.writer, session.key, packet_id, id_high, id_low)
+
+    cdef int released(self, Subscriber session, uint16_t packet_id, int cause) except -1:
+        self.name(session)
+        return log_released(self.writer, session.key, packet_id, cause)
+
+    # --- wills ----------------------------------------------------------------------------------------------------------
+
+    cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s) except -1:
+        self.name(session)
+        return self.add(Kind.WILL_SET, {
+            "session": session.key, "topic": message.topic, "payload": message.payload,
+            "flags": message.qos | (FLAG_RETAIN if message.retain else 0) | (FLAG_UTF8 if message.payload_format else 0),
+            "properties": message.properties, "delay_s": delay_s, "expiry_s": expiry_s,
+        })
+
+    cdef int will_cleared(self, Subscriber session, int cause) except -1:
+        self.name(session)
+        return self.add(Kind.WILL_CLEARED, {"session": session.key, "reason": cause})
+
+    cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1:
+        self.name(session)
+        return self.add(Kind.WILL_DELAYED, {"session": session.key, "at_ms": at_ms})
+
+    # --- rings ----------------------------------------------------------------------------------------------------------
+
+    cdef int consumed(self, uint64_t rings, int producer, uint64_t position) except -1:
+        return self.add(Kind.CONSUMED, {"rings": rings, "producer": producer, "position": position})
+
+    cdef int forwarded(
+        self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,
+        bytes group, bytes filter,
+    ) except -1:
+        self.message(message)
+        return self.add(Kind.FORWARDED, {
+            "rings": rings, "destination": destination, "position": position,
+            "id": message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big"),
+            "record": kind, "member": member, "attempts": attempts, "group": group or None, "filter": filter or None,
+        })

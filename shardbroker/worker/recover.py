@@ -1,0 +1,69 @@
+"""What a worker does before it serves: its sessions come back from the journal, and the journal goes on."""
+
+import sys
+import zlib
+from contextlib import suppress
+
+import posix_ipc
+from shm.counters import Counters
+from shm.ring import Inbox
+
+from shardbroker.journal import open_journal
+from shardbroker.journal.layout import segment_paths
+from shardbroker.session.recorder import Recorder
+from shardbroker.worker.loop import Loop
+from shardbroker.worker.recovery import Recovery
+from shm.topology import PARTITIONS, Topology
+
+__all__ = ["recover"]
+
+BLOCK_BYTES = 1 << 30
+"""A pass of the loop is one block, whatever it holds: it happened, or it did not."""
+
+
+def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
+    """Makes the sessions of worker `number` again and opens its journal. Raises JournalBusy, OSError."""
+
+    def owns(client_id: bytes) -> bool:
+        return zlib.crc32(client_id) % PARTITIONS % topology.workers == number
+
+    # Once all have served, each has its sessions in its own journal; what others have of them is old.
+    moving = topology.journal_workers not in (0, topology.workers) and not Counters.attach(topology.counters_name).serving
+    recovery = Recovery(loop, owns)
+    own = topology.journal_dir(number)
+    others = [worker for worker in range(max(topology.journal_workers, topology.workers)) if worker != number]
+    sources = [worker for worker in (*others, number) if topology.journal_dir(worker).exists()] if moving else [number]
+    if moving:
+        for worker in sources:
+            recovery.compare(topology.journal_dir(worker), worker)
+    for worker in sources:
+        with suppress(FileNotFoundError):
+            recovery.replay(topology.journal_dir(worker), worker)
+    for damage in recovery.damage:
+        if damage.error:
+            print(f"worker-{number}: {damage}", file=sys.stderr, flush=True)
+    recovery.take_own_ring(inbox)
+    journal = open_journal(own, worker=number, workers=topology.workers, node_id=topology.node_id, block_bytes=BLOCK_BYTES)
+    recorder = Recorder(journal)
+    loop.keep_journal(recorder, sum(path.stat().st_size for path in segment_paths(own)))
+    recovery.finish(recorder)
+    old_rings = {}
+    for left_over in topology.left_over:
+        workers = len(left_over.inboxes) - 1  # the last one is the manager's
+        for process, name in enumerate(left_over.inboxes[:workers]):
+            try:
+                old = Inbox.attach(name)
+            except posix_ipc.ExistentialError:
+                continue  # everybody has served for a while: what was in it is in the journals
+            old_rings[old.identity, process] = old
+            if process == number or moving:
+                recovery.take_old_rings(old, process, left_over.spill_dir)
+    if moving:
+        loop.save_sessions()
+    loop.settle_now()
+    for process in range(topology.workers):
+        if process != number:
+            other = Inbox.attach(topology.inbox_name(process))
+            old_rings[other.identity, process] = other
+    loop.started = lambda: recovery.resume(old_rings)
+

@@ -1,0 +1,514 @@
+"""Making the sessions of a worker again from its journal.
+
+    Recovery(loop).replay(directory)      records -> sessions, as they were at the last block
+    .take_old_rings(inboxes)              what was in rings that nobody reads any more
+    .finish(recorder)                     routes; from here on the journal is written
+    .resume()                             once clients may come: connections that are gone, wills, messages that never left
+
+A block is a pass of the worker that wrote it: all of it happened, or nothing. Nothing of what the broker had said to a client or to
+another worker can be newer than the last block (docs/design/0002-durability.md).
+"""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.session.delivery cimport (
+    AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, Delivery, DeliveryRing, drop_delivery, take_delivery,
+)
+from shardbroker.session.mqueue cimport MQueue
+from shardbroker.session.recorder cimport Recorder
+from shardbroker.session.session cimport Session, Will
+from shardbroker.worker.loop cimport Loop
+from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
+from shm.records cimport RECORD_SHARED, RecordHeader
+from shm.ring cimport Inbox, Ring
+
+from shardbroker.journal import Block, read, recovery_start
+from shardbroker.journal.schema import FIELDS, EndReason, Kind
+from shardbroker.mqtt.topics import parse_subscription
+
+__all__ = ["Recovery"]
+
+cdef enum:
+    FLAG_QOS = 0x03
+    FLAG_RETAIN = 0x04
+    FLAG_UTF8 = 0x08
+    FLAG_FROM_QUEUE = 0x20
+    PUBREC = 5
+    FAILURE = 0x80
+    CONNECTION_BROKE = 0x80                # reason code of a connection that went with its worker
+    WINDOW_SPAN = 65535
+    TAKER_SHIFT = 16                       # of the worker's number in `consumed`, see take_old_rings
+
+cdef uint64_t NEVER = <uint64_t>-1
+
+OF_SESSIONS = frozenset(int(kind) for kind, fields in FIELDS.items() if fields[0][0] == "session")
+"""Kinds of records that begin with a session."""
+ENDED, MOVED = int(Kind.SESSION_ENDED), int(EndReason.MOVED)
+
+
+cdef class Recovery:
+    """loop: a worker that serves nobody yet, and writes no journal."""
+    cdef Loop loop
+    cdef dict messages                     # id -> Message, or the fields of its record until somebody needs it
+    cdef dict by_key                       # session number in the journal -> Session
+    cdef dict versions                     # Session -> MQTT version it was last connected with
+    cdef dict consumed                     # (rings, producer) -> position
+    cdef dict origins                      # session key -> worker whose journal it is from
+    cdef int source                        # worker whose journal is being read
+    cdef dict homes                        # session key -> worker whose journal knows it best; None: there is one journal only
+    cdef dict last_seen                    # session key -> µs of its last record in that journal
+    cdef dict forwarded                    # (rings, destination) -> records of the last messages for it, which may never have left
+    cdef list foreign                      # session numbers and client ids of this journal that belong to other workers now
+    cdef readonly object owns              # client id -> whether it is this worker's
+    cdef set connected                     # Sessions without an end of their last connection
+    cdef readonly list damage              # journal.Damage found on the way
+    cdef readonly uint64_t records, bytes
+    cdef uint64_t time_ms                  # of the block being read
+
+    def __init__(self, Loop loop not None, owns):
+        self.loop = loop
+        self.owns = owns
+        self.foreign = []
+        self.messages = {}
+        self.by_key = {}
+        self.consumed = {}
+        self.origins = {}
+        self.last_seen = {}
+        self.forwarded = {}
+        self.connected = set()
+        self.damage = []
+
+    # --- records ------------------------------------------------------------------------------------------------------------
+
+    def compare(self, directory, int worker) -> None:
+        """Looks at one journal of several, each of which may know the same session: the one that says most lately what became of it is
+        right. One that says that it moved away knows nothing of it any more. To be called for each before the first replay."""
+        cdef dict seen = {}
+        if self.homes is None:
+            self.homes = {}
+        for part in read(directory, recovery_start(directory)):
+            if isinstance(part, Block):
+                for item in part.items():
+                    if item[0] in OF_SESSIONS:
+                        seen[item[1]] = 0 if item[0] == ENDED and item[2] == MOVED else part.header.time_us
+        for key, time_us in seen.items():
+            if time_us and time_us >= self.last_seen.get(key, 0):
+                self.last_seen[key] = time_us
+                self.homes[key] = worker
+
+    def replay(self, directory, int worker) -> None:
+        """Reads the whole journal of a worker. Damaged blocks are named in `damage`; everything outside them counts. Raises OSError."""
+        self.source = worker
+        handlers = {int(kind): getattr(self, "on_" + kind.name.lower(), None) for kind in Kind}
+        for part in read(directory, recovery_start(directory)):
+            if not isinstance(part, Block):
+                self.damage.append(part)
+                continue
+            self.time_ms = part.header.time_us // 1000
+            self.bytes += part.header.length
+            for item in part.items():
+                self.records += 1
+                handler = handlers.get(item[0])
+                if handler is not None:
+                    handler(item)
+
+    def on_message(self, list item) -> None:
+        self.messages[item[1]] = item
+
+    cdef Message message(self, bytes id):
+        """None if its record is lost."""
+        cdef Message message
+        found = self.messages.get(id)
+        if found is None or isinstance(found, Message):
+            return found
+        message = message_of(field(found, 2), field(found, 3), found[4], found[5], field(found, 6), field(found, 7) or None, id)
+        self.messages[id] = message
+        return message
+
+    cdef Session open(self, list item, bint anew):
+        cdef Loop loop = self.loop
+        cdef Session session = self.session(item)
+        if self.homes is not None and self.homes.get(item[1]) != self.source:
+            return None
+        if not self.owns(item[2]):
+            if self.source == self.loop.number:
+                self.foreign.append((item[1], item[2]))
+            return None
+        if session is not None and anew:
+            self.forget(session)
+            session = None
+        if session is None:
+            session = Session(loop, item[1], item[2])
+            session.created_ms = self.time_ms
+            self.by_key[session.key] = session
+            previous = loop.sessions.get(session.client_id)
+            if previous is not None:
+                self.forget(previous)
+            loop.sessions[session.client_id] = session
+            loop.by_key[session.key] = session
+            loop.gauge(SESSIONS_COUNT, 1)
+        self.origins[session.key] = self.source
+        expiry = item[4] if len(item) > 4 else None
+        session.expiry_ms = NEVER if expiry is None else expiry
+        session.expires_at_ms = 0
+        session.will_at_ms = 0
+        self.connected.add(session)
+        return session
+
+    def on_session_created(self, list item) -> None:
+        self.open(item, True)
+
+    def on_session_saved(self, list item) -> None:
+        self.open(item, True)
+
+    def on_session_resumed(self, list item) -> None:
+        self.open(item, False)
+
+    cdef Session session(self, list item):
+        if self.homes is not None and self.homes.get(item[1]) != self.source:
+            return None
+        return self.by_key.get(item[1])
+
+    cdef int forget(self, Session session) except -1:
+        """It has ended, and nothing of it is left."""
+        cdef Loop loop = self.loop
+        cdef Subscription subscription
+        for subscription in session.all_subscriptions():
+            loop.unsubscribe(session, subscription.wire_filter, 0)
+        session.end()
+        self.connected.discard(session)
+        self.by_key.pop(session.key, None)
+        loop.by_key.pop(session.key, None)
+        if loop.sessions.get(session.client_id) is session:
+            del loop.sessions[session.client_id]
+        loop.gauge(SESSIONS_COUNT, -1)
+        return 0
+
+    def on_session_ended(self, list item) -> None:
+        cdef Session session = self.session(item)
+        if session is not None:
+            self.forget(session)
+
+    def on_disconnected(self, list item) -> None:
+        cdef Session session = self.session(item)
+        if session is not None:
+            session.expires_at_ms = (item[3] if len(item) > 3 else None) or 0
+            self.connected.discard(session)
+
+    def on_subscribed(self, list item) -> None:
+        cdef Session session = self.session(item)
+        cdef Subscription subscription
+        cdef uint32_t options = item[3]
+        if session is None:
+            return
+        subscription = Subscription.__new__(Subscription)
+        group, filter = parse_subscription(item[2])
+        subscription.subscriber = session
+        subscription.filter = filter
+        subscription.group = group
+        subscription.wire_filter = filter if group is None else item[2]
+        subscription.qos = options & 3
+        subscription.no_local = (options >> 2) & 1
+        subscription.retain_as_published = (options >> 3) & 1
+        subscription.retain_handling = (options >> 4) & 3
+        subscription.identifier = item[4]
+        self.loop.subscribe(session, subscription)
+
+    def on_unsubscribed(self, list item) -> None:
+        cdef Session session = self.session(item)
+        if session is not None:
+            self.loop.unsubscribe(session, item[2], 0)
+
+    # --- deliveries -----------------------------------------------------------------------------------------------------------
+
+    def on_queued(self, list item) -> None:
+        cdef Session session = self.session(item)
+        cdef Message message = self.message(item[2])
+        cdef uint32_t flags = item[3]
+        cdef Delivery* slot
+        if session is None or message is None:
+            return
+        if session.queue is None:
+            session.queue = MQueue.__new__(MQueue)
+        slot = session.queue.push(item[4], flags & FLAG_QOS)
+        take_delivery(slot, message, field_or_none(item, 5), share_of(item, 6))
+        slot.qos = flags & FLAG_QOS
+        slot.retain = (flags & FLAG_RETAIN) != 0
+        self.loop.gauge(MQUEUE_COUNT, 1)
+
+    cdef bint unqueue(self, Session session, bytes id, Delivery* taken) except -1:
+        """Takes the oldest queue entry of this message out: nearly always the first one. False if there is none."""
+        cdef MQueue kept
+        cdef Delivery* slot
+        cdef Delivery one
+        cdef bint found = False
+        if session.queue is None or session.queue.count == 0:
+            return False
+        slot = session.queue.front()
+        if same_id(<Message>slot.message, id):
+            session.queue.pop(taken)
+            found = True
+        else:
+            kept = MQueue.__new__(MQueue)
+            for priority, lane in session.queue.lanes:
+                while (<DeliveryRing>lane).count:
+                    (<DeliveryRing>lane).move_front(&one)
+                    if not found and same_id(<Message>one.message, id):
+                        taken[0] = one
+                        found = True
+                    else:
+                        slot = kept.push(priority, one.qos)
+                        slot[0] = one
+            session.queue = kept
+        if found:
+            self.loop.gauge(MQUEUE_COUNT, -1)
+        if session.queue.count == 0:
+            session.queue = None
+        return found
+
+    def on_delivered(self, list item) -> None:
+        cdef Session session = self.session(item)
+        cdef uint16_t packet_id = item[2]
+        cdef uint32_t flags = item[4]
+        cdef Message message
+        cdef Delivery taken
+        cdef Delivery* slot
+        ids, share = field_or_none(item, 5), share_of(item, 6)
+        if session is None:
+            return
+        message = self.message(item[3])
+        if flags & FLAG_FROM_QUEUE and self.unqueue(session, item[3], &taken):
+            ids = <object>taken.ids if taken.ids != NULL else None
+            share = <object>taken.share if taken.share != NULL else None
+            message = <Message>taken.message
+            drop_delivery(&taken)
+        if flags & FLAG_QOS == 0:
+            return
+        if session.window is None:
+            session.window = DeliveryRing.__new__(DeliveryRing)
+        if session.window.count == 0:
+            session.first_id = packet_id
+        while session.packet_id_at(session.window.count) != packet_id:
+            if session.window.count == WINDOW_SPAN - 1:
+                return                     # damage: no such id can follow
+            slot = session.window.push()   # a record of before is lost: its place is a hole
+            slot.state = DONE
+        session.push_slot(message, packet_id, flags & FLAG_QOS, (flags & FLAG_RETAIN) != 0, ids, share)
+        if message is None:
+            slot = session.window.at(session.window.count - 1)
+            drop_delivery(slot)            # only its packet id counts
+
+    def on_acknowledged(self, list item) -> None:
+        cdef Session session = self.session(item)
+        cdef Delivery* slot
+        if session is None:
+            return
+        slot = session.in_window(item[2])
+        if slot == NULL or slot.state == DONE:
+            return
+        if item[3] == PUBREC and item[4] < FAILURE:
+            drop_delivery(slot)
+            slot.state = AWAITING_PUBCOMP
+        else:
+            session.complete(slot)
+
+    def on_dropped(self, list item) -> None:
+        cdef Session session = self.session(item)
+        cdef Delivery taken
+        if session is not None and item[3] & FLAG_FROM_QUEUE and self.unqueue(session, item[2], &taken):
+            drop_delivery(&taken)
+
+    def on_received(self, list item) -> None:
+        cdef Session session = self.session(item)
+        if session is not None:
+            if session.awaiting_rel is None:
+                session.awaiting_rel = {}
+            session.awaiting_rel[item[2]] = self.time_ms
+
+    def on_released(self, list item) -> None:
+        cdef Session session = self.session(item)
+        if session is not None and session.awaiting_rel is not None:
+            session.awaiting_rel.pop(item[2], None)
+
+    # --- wills ------------------------------------------------------------------------------------------------------------------
+
+    def on_will_set(self, list item) -> None:
+        cdef Session session = self.session(item)
+        cdef Will will
+        if session is None:
+            return
+        will = Will.__new__(Will)
+        will.message = message_of(item[2], item[3], item[4], 0, item[5], session.client_id, bytes(16))
+        will.delay_s = item[6]
+        expiry = item[7] if len(item) > 7 else None
+        will.has_expiry = expiry is not None
+        will.expiry_s = expiry or 0
+        session.will = will
+
+    def on_will_cleared(self, list item) -> None:
+        cdef Session session = self.session(item)
+        if session is not None:
+            session.will = None
+            session.will_at_ms = 0
+
+    def on_will_delayed(self, list item) -> None:
+        cdef Session session = self.session(item)
+        if session is not None:
+            session.will_at_ms = item[2]
+
+    # --- rings ------------------------------------------------------------------------------------------------------------------
+
+    def on_consumed(self, list item) -> None:
+        self.consumed[item[1], item[2]] = item[3]
+
+    def on_forwarded(self, list item) -> None:
+        if self.source != self.loop.number:
+            return
+        # Those of a pass were written behind the same position. Once there are later ones, they had left.
+        items = self.forwarded.get((item[1], item[2]))
+        if items is None or items[0][3] != item[3]:
+            self.forwarded[item[1], item[2]] = [item]
+        else:
+            items.append(item)
+
+    def take_own_ring(self, Inbox inbox not None) -> None:
+        """Goes on behind the records that the predecessor had dealt with, though it did not come to giving them back."""
+        for producer, ring in enumerate(inbox.lanes):
+            (<Ring>ring).skip_to(self.consumed.get((inbox.identity, producer), 0))
+
+    def take_old_rings(self, Inbox inbox not None, int worker, spill_dir) -> int:
+        """What was under way to `worker` when the whole broker died, for those of its sessions that are here now; how many records.
+
+        They stay where they are: each is known by its position, so that taking them twice does no harm. If the number of workers has
+        changed, several workers take the same ring, each for its own: their positions are told apart by the worker's number.
+        """
+        cdef Ring ring
+        cdef Session session
+        cdef const uint8_t* record
+        cdef uint32_t size
+        cdef int taken = 0
+        cdef int mark = 0 if worker == self.loop.number else (self.loop.number + 1) << TAKER_SHIFT
+        cdef list others = [
+            session for session in self.by_key.values() if self.origins[session.key] != worker and not session.ended
+        ]
+        self.take_own_ring(inbox)
+        self.loop.spill_source = spill_dir
+        for session in others:
+            session.ended = True           # for the moment it takes nothing: what is under way to it is in another ring
+        for producer, ring in enumerate(inbox.lanes):
+            before = taken
+            ring.skip_to(self.consumed.get((inbox.identity, producer | mark), 0))
+            while True:
+                record = ring.next(&size)
+                if record == NULL:
+                    break
+                self.loop.on_record(record, size)
+                taken += 1
+            if taken > before:
+                self.loop.recorder.consumed(inbox.identity, producer | mark, ring.taken())
+        for session in others:
+            session.ended = False
+        self.loop.spill_source = self.loop.topology.spill_dir
+        return taken
+
+    # --- the end ----------------------------------------------------------------------------------------------------------------
+
+    def finish(self, Recorder recorder) -> None:
+        """Every session is there; what happens to them from now on is recorded."""
+        cdef Session session
+        for session in list(self.by_key.values()):
+            session.known = True
+            session.logged = session.expiry_ms > 0
+            session.named_in = 0
+            self.give_up_lost(session)
+            self.loop.note_session(session)
+        self.messages = {item[4]: self.messages.get(item[4]) for items in self.forwarded.values() for item in items}
+        self.loop.recover_routes()
+
+    cdef int give_up_lost(self, Session session) except -1:
+        """Deliveries whose message was in a damaged part of the journal: there is nothing to send again."""
+        cdef Delivery* slot
+        cdef uint32_t i
+        for i in range(session.window.count if session.window is not None else 0):
+            slot = session.window.at(i)
+            if slot.message == NULL and (slot.state == AWAITING_PUBACK or slot.state == AWAITING_PUBREC):
+                session.drop_slot(slot)
+        if session.window is not None:
+            session.free_front()
+        return 0
+
+    def resume(self, inboxes) -> None:
+        """Everybody serves. Connections that broke with their worker are over; what has run out meanwhile ends; messages for other
+        workers that never left go now. inboxes: identity -> Inbox of the rings that there were."""
+        cdef Session session
+        for items in self.forwarded.values():
+            for item in items:
+                self.forward_again(item, inboxes)
+        for number, client_id in self.foreign:
+            self.loop.recorder.moved(number, client_id)
+        for session in list(self.by_key.values()):
+            if session.ended or session.link is not None or self.loop.sessions.get(session.client_id) is not session:
+                continue
+            if session in self.connected:
+                self.loop.client_gone(session, CONNECTION_BROKE, True)
+            else:
+                session.set_deadline()
+        self.forwarded = {}
+        self.foreign = []
+        self.messages = {}
+        self.by_key = {}
+        self.connected = set()
+
+    cdef int forward_again(self, list item, dict inboxes) except -1:
+        cdef Inbox inbox = inboxes.get((item[1], item[2]))
+        cdef Message message
+        if inbox is None or inbox.lane(self.loop.number).committed() > <uint64_t>item[3]:
+            return 0                       # it had left
+        message = self.message(item[4])
+        if message is None:
+            return 0
+        self.loop.write_later(
+            item[2], item[5], item[7], item[6], message, field_or_none(item, 8) or b"", field_or_none(item, 9) or b"")
+        return 0
+
+
+cdef inline bytes field(list item, Py_ssize_t at):
+    """A byte string that may be left off."""
+    cdef object found = item[at] if at < len(item) else None
+    return b"" if found is None else found
+
+
+cdef inline object field_or_none(list item, Py_ssize_t at):
+    return item[at] if at < len(item) else None
+
+
+cdef object share_of(list item, Py_ssize_t at):
+    """(group, filter), or None."""
+    return (item[at], item[at + 1]) if at + 1 < len(item) and item[at] is not None else None
+
+
+cdef bint same_id(Message message, bytes id) noexcept:
+    return message.id_high == <uint64_t>int.from_bytes(id[:8], "big") and message.id_low == <uint64_t>int.from_bytes(id[8:], "big")
+
+
+cdef Message message_of(bytes topic, bytes payload, uint32_t flags, uint64_t expires_ms, bytes properties, bytes publisher, bytes id):
+    cdef Publication publication = Publication.__new__(Publication)
+    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+    publication.properties = <const uint8_t*>PyBytes_AS_STRING(properties)
+    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
+    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
+    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    publication.id_high = int.from_bytes(id[:8], "big")
+    publication.id_low = int.from_bytes(id[8:], "big")
+    publication.expires_ms = expires_ms
+    publication.qos = flags & FLAG_QOS
+    publication.retain = (flags & FLAG_RETAIN) != 0
+    publication.payload_format = (flags & FLAG_UTF8) != 0
+    publication.client_id = publisher
+    publication.logged = 1
+    return publication.keep()

@@ -1,0 +1,507 @@
+"""MQTT clients that do what the standard asks of a client, on one selector and one thread.
+
+    Network.step    select -> receive -> tick (tricks, connecting, traffic) -> flush
+
+What a client sends waits in `out` until the flush; a connection that is cut in between takes it along, as a broken network does.
+Publisher and Subscriber have sessions that stay: they keep their own half of it over connections (MQTT 5.0 §4.1, §4.4).
+"""
+
+import contextlib
+import random
+import selectors
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.harness import wire
+from tests.harness.client import Address
+from tests.torture.checker import INFINITE, History, Kind
+
+CONNACK_TIMEOUT_S = 20.0
+"""A worker that dies young again and again comes back after 5 s; before that nobody answers."""
+ANSWER_TIMEOUT_S = 20.0
+"""For the retained messages behind a SUBACK."""
+EXPIRY_S = 86_400
+WINDOW = 16
+"""Messages that a publisher has unacknowledged at most: below the least receive maximum."""
+SIZES = (20, 60, 60, 300, 60, 20, 4000, 60)
+"""Of payloads, by message number."""
+TAKEN_OVER, SHUTTING_DOWN = 0x8E, 0x8B
+UNAVAILABLE = (3, 0x88, 0x89)
+"""CONNACK: server unavailable, server busy."""
+ID_NOT_FOUND, NO_SUBSCRIPTION = 0x92, 0x11
+
+
+def payload_of(number: int) -> bytes:
+    return (b"%d " % number).ljust(SIZES[number % len(SIZES)], b".")
+
+
+class Network:
+    """Where all clients live: address, clock, what they saw."""
+
+    def __init__(self, address: Address, history: History) -> None:
+        self.address = address
+        self.history = history
+        self.now = history.clock
+        self.selector = selectors.DefaultSelector()
+        self.clients: list[Client] = []
+
+    def step(self, timeout_s: float = 0.005) -> None:
+        for key, _ in self.selector.select(timeout_s):
+            key.data()
+        now = self.now()
+        for client in self.clients:
+            client.tick(now)
+        for client in self.clients:
+            client.flush()
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.selector.close()
+
+
+class Client:
+    """Connections of one client id, one after the other."""
+
+    clean = False
+    trick_interval_s = 3.0
+    """Mean time between two goings."""
+
+    def __init__(self, network: Network, name: str, version: int, seed: int) -> None:
+        self.network, self.history, self.name, self.version = network, network.history, name, version
+        self.rng = random.Random(f"{seed}/{name}")
+        self.connected = False
+        self.had_session = False
+        self.restless = False
+        self.out = bytearray()
+        self._socket: socket.socket | None = None
+        self._old: socket.socket | None = None  # of the connection that is being taken over
+        self._in = b""
+        self._connect_at = 0.0
+        self._deadline = INFINITE
+        self._trick_at = INFINITE
+        self._next_id = 0
+        self._handlers: dict[type[wire.Packet], Callable[[Any], None]] = {
+            wire.Connack: self._on_connack,
+            wire.Disconnect: self._on_disconnect,
+        }
+        network.clients.append(self)
+
+    def fault(self, kind: Kind, text: str) -> None:
+        self.history.fault(kind, self.name, text)
+
+    # --- connections ----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Called every step."""
+        if self._socket is None:
+            if now >= self._connect_at:
+                self._open()
+        elif not self.connected:
+            if now > self._deadline:
+                self.fault(Kind.STUCK, f"no CONNACK for {CONNACK_TIMEOUT_S:g} s")
+                self._lost()
+        elif self.restless and now > self._trick_at:
+            self.rng.choice((self.cut, self.cut, self.leave, self.take_over))()
+
+    def _open(self) -> None:
+        self._in = b""
+        self.out.clear()
+        self._socket = socket.socket()
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.connect_ex(self.network.address)
+        self.network.selector.register(self._socket, selectors.EVENT_READ, self._receive)
+        self._deadline = self.network.now() + CONNACK_TIMEOUT_S
+        properties = {} if self.clean else {"session_expiry_interval": EXPIRY_S, "receive_maximum": self.rng.choice((5, 30))}
+        self.out += wire.connect(self.name, self.version, clean=self.clean, keepalive=0, properties=properties)
+
+    def _receive(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        buffer = memoryview(self._in + data)
+        connection, at = self._socket, 0
+        try:
+            while found := wire.parse(buffer[at:], self.version):
+                at += found[1]
+                self._handle(found[0])
+                if self._socket is not connection:
+                    return  # the packet made us hang up
+        except wire.WireError as error:
+            self.fault(Kind.PROTOCOL, f"bytes that no server may send: {error}")
+            self._lost()
+            return
+        self._in = bytes(buffer[at:])
+
+    def _handle(self, packet: wire.Packet) -> None:
+        handler = self._handlers.get(type(packet))
+        if handler is None or self.connected == isinstance(packet, wire.Connack):
+            self.fault(Kind.PROTOCOL, f"unexpected {packet}")
+        else:
+            handler(packet)
+
+    def flush(self) -> None:
+        """Sends what there is to send, as far as the socket takes it."""
+        if self.out and self._socket is not None:
+            try:
+                del self.out[: self._socket.send(self.out)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._lost()
+
+    def _hang_up(self, away_s: float) -> None:
+        """Forgets the connection, for so long."""
+        for one in (self._old, self._socket):
+            if one is not None:
+                with contextlib.suppress(KeyError):
+                    self.network.selector.unregister(one)
+                one.close()
+        self._socket = self._old = None
+        self.connected = False
+        self._connect_at = self.network.now() + away_s
+
+    def _lost(self) -> None:
+        self._hang_up(self.rng.uniform(0.005, 0.1))
+
+    def cut(self) -> None:
+        """The network is gone: a reset, and nothing that waited is sent."""
+        assert self._socket is not None
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._hang_up(self.rng.choice((0.0, 0.02, 0.5, 2.0)))
+
+    def leave(self) -> None:
+        """DISCONNECT, and away for a while; the session stays."""
+        self.out += wire.disconnect(version=self.version)
+        self.flush()
+        self._hang_up(self.rng.choice((0.0, 0.1, 0.5, 2.0)))
+
+    def take_over(self) -> None:
+        """A second connection while the first is still open."""
+        assert self._socket is not None
+        self.flush()
+        if self._socket is not None:
+            self.network.selector.unregister(self._socket)
+            old, self._socket = self._socket, None
+            self._hang_up(0.0)
+            self._old = old
+
+    def close(self) -> None:
+        self._hang_up(INFINITE)
+
+    # --- what comes -----------------------------------------------------------------------------------------------------
+
+    def _on_connack(self, packet: wire.Connack) -> None:
+        if packet.code:
+            if packet.code not in UNAVAILABLE:
+                self.fault(Kind.PROTOCOL, f"refused: {packet}")
+            self._lost()
+            return
+        if self._old is not None:
+            self._old.close()
+            self._old = None
+        self.connected = True
+        self.history.connected(self.name)
+        self._trick_at = self.network.now() + self.rng.expovariate(1 / self.trick_interval_s)
+        lost = self.had_session and not packet.session_present
+        if lost and not self.clean:
+            self.history.session_lost(self.name)
+        self.had_session = True
+        self.on_connected(lost)
+
+    def _on_disconnect(self, packet: wire.Disconnect) -> None:
+        if packet.code not in (TAKEN_OVER, SHUTTING_DOWN):
+            self.fault(Kind.PROTOCOL, f"sent away: {packet}")
+
+    def on_connected(self, lost: bool) -> None:
+        """The session goes on; or, if `lost`, begins anew though it should not."""
+        raise NotImplementedError
+
+    def idle(self) -> bool:
+        """Whether there is nothing left that it waits for."""
+        raise NotImplementedError
+
+    def number_of(self, packet: wire.Publish) -> int | None:
+        """The number of the message; None, and a fault, if it is not as it was sent."""
+        number = int(packet.payload.partition(b" ")[0] or b"-1")
+        if not 0 <= number < len(self.history.qos):
+            self.fault(Kind.PROTOCOL, f"a message that nobody sent: {packet}")
+        elif packet.payload != payload_of(number) or packet.topic != self.history.topics[self.history.topic[number]]:
+            self.fault(Kind.PROTOCOL, f"not as it was sent: {self.history.describe(number)}, got {packet}")
+        else:
+            return number
+        return None
+
+    def next_id(self, used: Any) -> int:
+        """A packet id that is not in use."""
+        while True:
+            self._next_id = self._next_id % 65535 + 1
+            if self._next_id not in used:
+                return self._next_id
+
+
+# --- publishers -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outgoing:
+    """A message that is not acknowledged."""
+
+    number: int
+    topic: str
+    qos: int
+    retain: bool
+    released: bool = False
+    """PUBREC seen: from now on PUBREL is sent, not PUBLISH."""
+
+
+class Publisher(Client):
+    """Keeps each message until PUBACK or PUBCOMP, and sends it again on each connection until then."""
+
+    def __init__(self, network: Network, name: str, version: int, seed: int) -> None:
+        super().__init__(network, name, version, seed)
+        self.outbox: dict[int, Outgoing] = {}
+        self._handlers |= {wire.Puback: self._on_puback, wire.Pubrec: self._on_pubrec, wire.Pubcomp: self._on_pubcomp}
+
+    def publish(self, topic: str, qos: int, retain: bool = False) -> bool:
+        """False if it cannot send now."""
+        if not self.connected or len(self.outbox) >= WINDOW:
+            return False
+        packet_id = self.next_id(self.outbox)
+        message = Outgoing(self.history.sent(self.name, topic, qos), topic, qos, retain)
+        self.outbox[packet_id] = message
+        self._send(packet_id, message, False)
+        return True
+
+    def _send(self, packet_id: int, message: Outgoing, dup: bool) -> None:
+        if message.released:
+            self.out += wire.pubrel(packet_id)
+            return
+        self.out += wire.publish(
+            message.topic,
+            payload_of(message.number),
+            version=self.version,
+            qos=message.qos,
+            retain=message.retain,
+            dup=dup,
+            packet_id=packet_id,
+        )
+
+    def on_connected(self, lost: bool) -> None:
+        for packet_id, message in self.outbox.items():  # in the order in which they were first sent [MQTT-4.6.0-1]
+            message.released = message.released and not lost
+            self._send(packet_id, message, not lost)
+
+    def idle(self) -> bool:
+        return not self.outbox
+
+    def _message(self, packet: wire.Ack, qos: int) -> Outgoing | None:
+        """The message that this acknowledges."""
+        message = self.outbox.get(packet.packet_id)
+        if message is None or message.qos != qos:
+            self.fault(Kind.PROTOCOL, f"{packet} for a packet id that is not in use")
+            return None
+        if packet.code >= 0x80 and not (packet.code == ID_NOT_FOUND and isinstance(packet, wire.Pubcomp)):
+            self.fault(Kind.PROTOCOL, f"{packet} for {self.history.describe(message.number)}")
+        return message
+
+    def _on_puback(self, packet: wire.Puback) -> None:
+        if message := self._message(packet, 1):
+            del self.outbox[packet.packet_id]
+            self.history.acknowledged(message.number, message.retain)
+
+    def _on_pubrec(self, packet: wire.Pubrec) -> None:
+        if message := self._message(packet, 2):
+            message.released = True
+            self.out += wire.pubrel(packet.packet_id)
+
+    def _on_pubcomp(self, packet: wire.Pubcomp) -> None:
+        if message := self._message(packet, 2):
+            if not message.released:
+                self.fault(Kind.PROTOCOL, f"{packet} before PUBREC")
+            del self.outbox[packet.packet_id]
+            self.history.acknowledged(message.number)
+
+
+# --- subscribers ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Subscription:
+    """What a subscriber wants, and what it knows that the broker knows."""
+
+    qos: int
+    wanted: bool = False
+    granted: bool = False
+    asked: int = 0
+    """How often, for the change under way: an UNSUBSCRIBE whose answer was lost may find nothing any more."""
+
+
+class Subscriber(Client):
+    """A QoS 2 receiver with its state, and subscriptions; filters of one subscriber never overlap, so each message comes once."""
+
+    trick_interval_s = 2.0
+
+    def __init__(self, network: Network, name: str, version: int, seed: int) -> None:
+        super().__init__(network, name, version, seed)
+        self.subscriptions: dict[str, Subscription] = {}
+        self.received: dict[int, int] = {}
+        """QoS 2: packet id to message number, from PUBLISH to PUBREL."""
+        self.lazy = self.rng.random() < 0.3
+        """Answers only now and then while it is restless, so that the broker always has something in flight."""
+        self._asking: dict[int, str] = {}
+        self._handlers |= {
+            wire.Publish: self._on_publish,
+            wire.Pubrel: self._on_pubrel,
+            wire.Suback: self._on_suback,
+            wire.Unsuback: self._on_unsuback,
+        }
+
+    def flush(self) -> None:
+        if not (self.lazy and self.restless and self.connected) or self.rng.random() < 0.1:
+            super().flush()
+
+    def want(self, topic_filter: str, qos: int) -> None:
+        """Subscribes; granted before long."""
+        self.subscriptions[topic_filter] = subscription = Subscription(qos, True)
+        self.history.asked(self.name, topic_filter, qos)
+        self._ask(topic_filter, subscription)
+
+    def change(self, topic_filter: str, qos: int) -> bool:
+        """Subscribes if it is not, unsubscribes if it is. False while an earlier change is under way."""
+        subscription = self.subscriptions.get(topic_filter)
+        if subscription is None:
+            self.want(topic_filter, qos)
+        elif subscription.granted and subscription.wanted:
+            subscription.wanted = False
+            subscription.asked = 0
+            self.history.leaving(self.name, topic_filter)
+            self._ask(topic_filter, subscription)
+        else:
+            return False
+        return True
+
+    def _ask(self, topic_filter: str, subscription: Subscription) -> None:
+        if not self.connected:
+            return
+        subscription.asked += 1
+        packet_id = self.next_id(self._asking)
+        self._asking[packet_id] = topic_filter
+        if subscription.wanted:
+            self.out += wire.subscribe(packet_id, [(topic_filter, subscription.qos)], version=self.version)
+        else:
+            self.out += wire.unsubscribe(packet_id, [topic_filter], version=self.version)
+
+    def on_connected(self, lost: bool) -> None:
+        self._asking.clear()
+        if lost:
+            self.received.clear()
+        for topic_filter, subscription in list(self.subscriptions.items()):
+            subscription.granted = subscription.granted and not lost
+            if subscription.wanted != subscription.granted:
+                self._ask(topic_filter, subscription)
+            elif lost:
+                self._end(topic_filter)
+
+    def idle(self) -> bool:
+        return not self._asking and not self.received
+
+    def _on_suback(self, packet: wire.Suback) -> None:
+        topic_filter = self._asking.pop(packet.packet_id, "")
+        subscription = self.subscriptions.get(topic_filter)
+        if subscription is None or packet.codes != (subscription.qos,):
+            self.fault(Kind.PROTOCOL, f"{topic_filter}: {packet}")
+            return
+        subscription.granted = True
+        self.history.granted(self.name, topic_filter)
+
+    def _on_unsuback(self, packet: wire.Unsuback) -> None:
+        topic_filter = self._asking.pop(packet.packet_id, "")
+        subscription = self.subscriptions.get(topic_filter)
+        if subscription is None or any(code not in (0, NO_SUBSCRIPTION) for code in packet.codes):
+            self.fault(Kind.PROTOCOL, f"{topic_filter}: {packet}")
+            return
+        if NO_SUBSCRIPTION in packet.codes and subscription.asked == 1:
+            self.fault(Kind.SUBSCRIPTION, f"{topic_filter}: {packet}")
+        self._end(topic_filter)
+
+    def _end(self, topic_filter: str) -> None:
+        del self.subscriptions[topic_filter]
+        self.history.left(self.name, topic_filter)
+
+    def _on_publish(self, packet: wire.Publish) -> None:
+        number = self.number_of(packet)
+        if number is None:
+            return
+        if packet.packet_id is None or packet.retain:
+            self.fault(Kind.PROTOCOL, f"neither QoS 0 nor retained messages were asked for: {packet}")
+        elif packet.qos == 1:
+            self.history.arrived(self.name, number, 1)
+            self.out += wire.puback(packet.packet_id)
+        else:
+            self._take_qos2(packet.packet_id, number)
+
+    def _take_qos2(self, packet_id: int, number: int) -> None:
+        """From PUBLISH to PUBREL one packet id is one message, however often it is sent [MQTT-4.3.3-10]."""
+        before = self.received.get(packet_id)
+        if before is None:
+            self.received[packet_id] = number
+            self.history.arrived(self.name, number, 2)
+        elif before != number:
+            self.fault(Kind.PROTOCOL, f"packet id {packet_id} of message {before} used for {number} before PUBREL")
+        self.out += wire.pubrec(packet_id)
+
+    def _on_pubrel(self, packet: wire.Pubrel) -> None:
+        self.received.pop(packet.packet_id, None)
+        self.out += wire.pubcomp(packet.packet_id)
+
+
+class Reader(Client):
+    """Comes now and then with a clean session and asks for all retained messages: none may be missing or old."""
+
+    clean = True
+
+    def __init__(self, network: Network, name: str, version: int, seed: int, topic_filter: str) -> None:
+        super().__init__(network, name, version, seed)
+        self.rounds = 0
+        """How often it got all of them."""
+        self._topic_filter = topic_filter
+        self._floor: dict[str, int] = {}
+        self._found: dict[str, int] = {}
+        self._give_up_at = INFINITE
+        self._handlers |= {wire.Suback: self._on_suback, wire.Publish: self._on_publish}
+
+    def idle(self) -> bool:
+        return True
+
+    def on_connected(self, lost: bool) -> None:
+        self._floor, self._found = dict(self.history.retained_floor), {}
+        self._give_up_at = self.network.now() + ANSWER_TIMEOUT_S
+        self.out += wire.subscribe(1, [(self._topic_filter, 0)], version=self.version)
+
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        if self.connected and (now > self._give_up_at or self._floor.keys() <= self._found.keys()):
+            self.history.retained(self.name, self._floor, self._found)
+            self.rounds += 1
+            self.leave()
+
+    def _on_suback(self, packet: wire.Suback) -> None:
+        if packet.codes != (0,):
+            self.fault(Kind.PROTOCOL, f"{packet}")
+
+    def _on_publish(self, packet: wire.Publish) -> None:
+        number = self.number_of(packet)
+        if number is not None and packet.retain:
+            self._found[packet.topic] = number

@@ -1,0 +1,42 @@
+"""The crash test in CI's time. A failing seed is run again with `python -m tests.torture.torture --seed ...`; to leave it out:
+`pytest -m "not torture"`."""
+
+import random
+
+import pytest
+
+from tests.torture.killer import KINDS
+from tests.torture.torture import Options, Outcome, run
+
+
+def torture(kills: int, **options: object) -> Outcome:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    outcome = run(Options(seed, kills, **options))  # type: ignore[arg-type]
+    print(outcome)
+    assert outcome.kills >= kills
+    return outcome
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_when_acceptors_and_the_manager_are_killed() -> None:
+    outcome = torture(50, kinds=("acceptor", "manager"), acceptors=8)
+    assert not outcome.faults, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_when_anything_is_killed() -> None:
+    outcome = torture(200, kinds=KINDS, acceptors=4)
+    assert not outcome.faults, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_when_the_number_of_workers_changes() -> None:
+    outcome = torture(6, kinds=("worker", "supervisor"), resize=True)
+    assert not outcome.faults, str(outcome)

@@ -1,0 +1,262 @@
+"""One run of the crash test: `python -m tests.torture.torture --seed 1 --kills 200 --workers 3 --acceptors 2`.
+
+Publishers send to `t/...` (subscriptions that stay), `m/...` (subscriptions that come and go) and `r/...` (retained messages).
+After the last kill all clients come back and stay, what is unacknowledged is acknowledged, a last message goes to every topic, and
+when nothing comes any more the checker looks at what came.
+"""
+
+import argparse
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.harness import Broker, client_id_on
+from tests.torture.checker import Fault, History, Kind, check, report
+from tests.torture.client import Network, Publisher, Reader, Subscriber
+from tests.torture.killer import KINDS, Killer
+
+PUBLISHERS = 6
+SUBSCRIBERS = 9
+STEADY = tuple(f"t/{number}" for number in range(6))
+MOVING = tuple(f"m/{number}/{leaf}" for number in range(4) for leaf in "ab")
+RETAINED = tuple(f"r/{number}" for number in range(12))
+STEADY_FILTERS = (("t/0", "t/1"), ("t/+",), ("t/#",), ("t/2", "t/3"), ("t/0", "t/4", "t/5"), ("t/+",))
+"""Of the subscribers in turn. Filters of one subscriber do not overlap: whether such a message comes once is up to the broker."""
+MOVING_FILTERS = (("m/0/a", "m/1/+"), ("m/+/a", "m/+/b"), ("m/2/#", "m/3/b"), ("m/0/+", "m/1/b", "m/3/#"))
+CHANGES_PER_S = 4.0
+"""Subscriptions that come or go."""
+START_TIMEOUT_S = 20.0
+HEAL_TIMEOUT_S = 60.0
+QUIET_S = 2.0
+"""Without anything arriving, until nothing is expected to arrive any more."""
+
+
+@dataclass
+class Options:
+    seed: int
+    kills: int = 200
+    seconds: float = 0.0
+    """The run ends after so long if the kills are not done before; 0: it does not."""
+    workers: int = 3
+    acceptors: int = 2
+    kinds: tuple[str, ...] = KINDS
+    level: str = ""
+    """durability.level; empty: the broker's default."""
+    rate: float = 400.0
+    """Messages a second, of all publishers together."""
+    resize: bool = False
+    """Another number of workers at each start of the whole broker."""
+
+
+@dataclass
+class Outcome:
+    options: Options
+    history: History
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def kills(self) -> int:
+        return len(self.history.kills)
+
+    def __str__(self) -> str:
+        return f"seed {self.options.seed}: {report(self.history, self.faults)}"
+
+
+class Run:
+    """All clients and their traffic."""
+
+    def __init__(self, options: Options, broker: Broker, history: History) -> None:
+        self.history = history
+        self.network = Network(broker.address, history)
+        self._options = options
+        self._rng = random.Random(options.seed)
+        self._next_publish = self._next_change = 0.0
+        seed = options.seed
+        self.publishers = [
+            Publisher(self.network, client_id_on(number % options.workers, options.workers, f"p{number}x"), 4 + number % 2, seed)
+            for number in range(PUBLISHERS)
+        ]
+        self.subscribers = [
+            Subscriber(
+                self.network, client_id_on(number % options.workers, options.workers, f"s{number}x"), 5 - number // 3 % 2, seed
+            )
+            for number in range(SUBSCRIBERS)
+        ]
+        self.readers = [Reader(self.network, f"reader{version}", version, seed, "r/#") for version in (4, 5)]
+        self._owners = {topic: self.publishers[number % PUBLISHERS] for number, topic in enumerate(RETAINED)}
+        """The only publisher of each retained message, so that there is a last one."""
+        self._moves = [
+            (subscriber, topic_filter)
+            for number, subscriber in enumerate(self.subscribers)
+            for topic_filter in MOVING_FILTERS[number % len(MOVING_FILTERS)]
+        ]
+
+    def _name(self, prefix: str, number: int) -> str:
+        """A client id; the workers in turn."""
+        workers = self._options.workers
+        return client_id_on(number % workers, workers, f"{prefix}{number}x")
+
+    def begin(self) -> None:
+        """Connects all, subscribes what stays."""
+        for number, subscriber in enumerate(self.subscribers):
+            for topic_filter in STEADY_FILTERS[number % len(STEADY_FILTERS)]:
+                subscriber.want(topic_filter, 2 if number % 3 else 1)
+        if not self._step_until(self._settled, START_TIMEOUT_S):
+            raise AssertionError(f"clients cannot begin: {self._unsettled()}")
+        for client in [*self.publishers, *self.subscribers]:
+            client.restless = True
+        self._next_publish = self._next_change = self.network.now()
+
+    def go_on(self) -> None:
+        """A step with traffic."""
+        self.network.step()
+        now = self.network.now()
+        while self._next_publish < now:
+            self._next_publish += 1 / self._options.rate
+            self._publish()
+        while self._next_change < now:
+            self._next_change += self._rng.expovariate(CHANGES_PER_S)
+            subscriber, topic_filter = self._rng.choice(self._moves)
+            subscriber.change(topic_filter, self._rng.choice((1, 2)))
+
+    def _publish(self) -> None:
+        if self._rng.random() < 0.1:
+            topic = self._rng.choice(RETAINED)
+            self._owners[topic].publish(topic, 1, retain=True)
+        else:
+            topic = self._rng.choice(STEADY if self._rng.random() < 0.7 else MOVING)
+            self._rng.choice(self.publishers).publish(topic, self._rng.choice((1, 2)))
+
+    def heal(self) -> None:
+        """All come back and stay; what is under way arrives."""
+        for client in self.network.clients:
+            client.restless = False
+        self._settle()
+        for publisher in self.publishers:
+            for topic in STEADY + MOVING:
+                for qos in (1, 2):
+                    self._step_until(lambda: publisher.publish(topic, qos), HEAL_TIMEOUT_S)  # noqa: B023
+        self._settle()
+        rounds = sum(reader.rounds for reader in self.readers)
+        self._step_until(lambda: sum(reader.rounds for reader in self.readers) >= rounds + 4, HEAL_TIMEOUT_S)
+
+    def _settle(self) -> None:
+        if not self._step_until(self._settled, HEAL_TIMEOUT_S):
+            for text in self._unsettled():
+                self.history.fault(Kind.STUCK, text, f"not at peace {HEAL_TIMEOUT_S:g} s after the last kill")
+
+    def _step_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            if time.monotonic() > deadline:
+                return False
+            self.network.step()
+        return True
+
+    def _unsettled(self) -> list[str]:
+        clients = [*self.publishers, *self.subscribers]
+        return [client.name for client in clients if not client.connected or not client.idle()]
+
+    def _settled(self) -> bool:
+        """Nobody waits for anything, and nothing has come for a while."""
+        newest = max((arrivals.at_s[-1] for arrivals in self.history.arrivals.values() if arrivals.at_s), default=0.0)
+        return self.network.now() - newest > QUIET_S and not self._unsettled()
+
+
+def run(options: Options) -> Outcome:
+    """Runs to the end, and says all that was wrong."""
+    start = time.monotonic()
+    history = History(lambda: time.monotonic() - start)
+    settings: dict[str, object] = {"process.acceptors": options.acceptors, "mqtt.max_mqueue_len": 0}
+    if options.level:
+        settings["durability.level"] = options.level
+    with _data_dir() as data_dir:
+        broker = Broker(options.workers, settings, data_dir=data_dir)
+        try:
+            broker.start()
+            _traffic(options, broker, history)
+            broker.stop()
+        except AssertionError as error:
+            history.fault(Kind.CRASH, "broker", str(error))
+        finally:
+            with suppress(AssertionError):
+                broker.stop()  # whatever happened: nothing is left running, and nothing in shared memory
+        _look_for_crashes(broker, history)
+    return Outcome(options, history, check(history))
+
+
+def _traffic(options: Options, broker: Broker, history: History) -> None:
+    traffic = Run(options, broker, history)
+    killer = Killer(broker, history, options.seed, options.kinds, options.kills, options.acceptors, options.resize)
+    with closing(traffic.network):
+        traffic.begin()
+        killer.start()
+        try:
+            end = time.monotonic() + (options.seconds or float("inf"))
+            while killer.is_alive():
+                traffic.go_on()
+                if time.monotonic() > end:
+                    killer.stop()
+        finally:
+            killer.stop()
+            killer.join()
+        if killer.error is not None:
+            raise killer.error
+        traffic.heal()
+
+
+def _look_for_crashes(broker: Broker, history: History) -> None:
+    """The supervisor says of what each process died: only kills are ours."""
+    output = "".join(broker.output)
+    for line in re.findall(r".* died of .*|.* did not stop in time .*", output):
+        if "SIGKILL" not in line:
+            history.fault(Kind.CRASH, "broker", line)
+    for trace in re.findall(r"Traceback (?:.*\n)+?\w.*", output)[:3]:
+        history.fault(Kind.CRASH, "broker", trace)
+
+
+@contextmanager
+def _data_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="shardbroker-torture-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.torture", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--kills", type=int, default=200, help="0: without end, see --seconds")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after so long, whatever has been killed")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--acceptors", type=int, default=2)
+    parser.add_argument("--kind", default=",".join(KINDS), help="what is killed, of %(default)s")
+    parser.add_argument("--level", choices=("process", "machine"), default="", help="durability.level")
+    parser.add_argument("--rate", type=float, default=400.0, help="messages a second")
+    parser.add_argument("--resize", action="store_true", help="another number of workers at each start of the broker")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker ends with us
+    kinds = tuple(given.kind.split(","))
+    if not set(kinds) <= set(KINDS):
+        parser.error(f"--kind: {given.kind} is not of {', '.join(KINDS)}")
+    print(f"seed {given.seed}", flush=True)
+    outcome = run(
+        Options(
+            given.seed, given.kills, given.seconds, given.workers, given.acceptors, kinds, given.level, given.rate, given.resize
+        )
+    )
+    print(outcome)
+    return 1 if outcome.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
