@@ -96,7 +96,8 @@ def _add_compare(verb: argparse.ArgumentParser) -> None:
     limits = "--set mqtt.max_inflight=1000 --set mqtt.max_mqueue_len=0"
     verb.add_argument("--broker", default=f"{own} serve {options} {limits}", help="with {port} and {dir} to be filled in")
     verb.add_argument("--against", default="mosquitto -c {conf}", help="the other one; {conf} is a mosquitto.conf")
-    verb.add_argument("--scenario", action="append", metavar="NAME[:KEY=VALUE,...]", help=f"default: {' '.join(STANDARD)}")
+    text = f"default: {' '.join(STANDARD)}".replace("%", "%%")
+    verb.add_argument("--scenario", action="append", metavar="NAME[:KEY=VALUE,...]", help=text)
     verb.add_argument("--rounds", type=number("", low=1, high=1000), default=3)
     verb.add_argument("--seconds", type=number("seconds", whole=False, low=0.1), help="of each run, in place of the scenario's")
     verb.add_argument("--broker-core", type=number("", low=-1, high=4095), default=0, help="-1: any")

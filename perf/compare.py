@@ -46,7 +46,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """Where a scenario's numbers differ from those of Plan: much enough to be measured with a fast broker, and for a slow one an end
 in time. What is compared does not depend on how many messages were passed on."""
 REALS = ("seconds", "rate", "connect_rate", "change_rate")
-SETTABLE = sorted([*(set(LIMITS) - {"processes"}), "qos", "version", "topic", "client_id"])
+TEXTS = ("client_id", "placement")
+SETTABLE = sorted([*(set(LIMITS) - {"processes"}), "qos", "version", "topic", "client_id", "placement"])
 """What may stand behind a scenario's name."""
 
 
@@ -59,7 +60,7 @@ def plan_of(text: str, overrides: Mapping[str, Any] | None = None) -> Plan:
         if name not in SETTABLE:
             raise PlanError(f"{text}: {setting}: allowed are {', '.join(SETTABLE)}")
         try:
-            read: Any = _topic if name == "topic" else str if name == "client_id" else float if name in REALS else int
+            read: Any = _topic if name == "topic" else str if name in TEXTS else float if name in REALS else int
             values[name] = read(value)
         except ValueError:
             raise PlanError(f"{text}: {setting}: allowed is a {'' if name in REALS else 'whole '}number") from None

@@ -21,7 +21,10 @@ SUMMED = (
     "opened", "failed", "published", "acknowledged", "delivered", "unique", "gaps", "expected", "duplicates", "disordered",
     "misrouted", "refused", "disconnected", "changes", "connections", "bytes", "own_cpu_s", "own_connect_cpu_s",
 )  # fmt: skip
-TOLD = ("publishers", "subscribers", "others", "qos", "payload", "rate", "window", "inflight", "version", "processes", "topics")
+TOLD = (
+    "publishers", "subscribers", "others", "qos", "payload", "rate", "window", "inflight", "version", "processes", "topics",
+    "placement",
+)  # fmt: skip
 FAULTS = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnected", "failed", "stalls")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perf.plan import CHOICES, LIMITS, PAYLOAD_MIN, TEMPLATE_NAMES, WINDOW_MAX, Plan, PlanError
+from perf.plan import CHOICES, LIMITS, PAYLOAD_MIN, PLACEMENTS, TEMPLATE_NAMES, WINDOW_MAX, Plan, PlanError
 
 __all__ = ["LOADS", "Parser", "add_load", "add_scenario", "number", "plan_from"]
 
@@ -46,13 +46,13 @@ def number(name: str, whole: bool = True, low: float | None = None, high: float 
     return convert
 
 
-def choice(name: str) -> Callable[[str], int]:
+def choice(name: str) -> Callable[[str], Any]:
     allowed = CHOICES[name]
 
-    def convert(text: str) -> int:
+    def convert(text: str) -> Any:
         if text not in map(str, allowed):
             raise argparse.ArgumentTypeError(f"{text}: allowed is {', '.join(map(str, allowed))}")
-        return int(text)
+        return next(value for value in allowed if str(value) == text)
 
     return convert
 
@@ -168,6 +168,9 @@ def add_scenario(verb: argparse.ArgumentParser, name: str, default: Plan) -> Non
     add("--messages", "messages", "published in all", 1)
     add("--window", "window", "undelivered messages per publisher")
     add("--inflight", "inflight", "unacknowledged messages per publisher")
+    text = "all clients on the broker's first worker, or subscribers on its other ones (shardbroker only)"
+    verb.add_argument("--placement", metavar="|".join(PLACEMENTS), type=choice("placement"), help=f"{text}; {default.placement}")
+    add("--workers", "workers", "that the broker has, for --placement", 1)
     add("--rate", "rate", "messages a second in all; 0: as fast as the window allows", whole=False)
 
 

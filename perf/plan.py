@@ -1,7 +1,9 @@
 """What a run does: scenario, numbers, topics."""
 
+import itertools
 import os
 import secrets
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,10 +20,17 @@ ENDLESS = ("conn", "sub", "pub")
 """Scenarios that may run without a limit, and that go on when single clients are refused."""
 ARRIVALS = ("reconnect", "takeover")
 """Scenarios of clients that come and go."""
+PLACED = ("p2p", "fanout", "fanin", "wildcard", "churn")
+"""Scenarios that take a placement."""
 WINDOW_MAX = 1 << 14
 """Messages under way per publisher: as far back as the engine can tell a late message from a second copy."""
 ORDERS_MAX = 1 << 26
 """fanin: pairs of publisher and subscriber, 4 bytes each."""
+PLACEMENTS = ("any", "same", "different")
+"""Where shardbroker has the clients: wherever their ids lead them, all on its first worker, or publishers on the first and
+subscribers on the others."""
+PARTITIONS = 1024
+"""Of shardbroker: worker = crc32(client id) % PARTITIONS % workers (shm/topology.py)."""
 TEMPLATE_NAMES = "%i number of the client, %c client id, %u user name, %h host name"
 
 LIMITS: dict[str, tuple[float, float]] = {
@@ -41,9 +50,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "session_expiry": (0, 0xFFFFFFFF),
     "start_number": (0, 1_000_000_000),
     "processes": (1, 64),
+    "workers": (1, PARTITIONS),
 }
 """Least and largest value of each number."""
-CHOICES = {"scenario": SCENARIOS, "qos": (0, 1, 2), "version": (3, 4, 5)}
+CHOICES = {"scenario": SCENARIOS, "qos": (0, 1, 2), "version": (3, 4, 5), "placement": PLACEMENTS}
 
 
 class PlanError(ValueError):
@@ -106,6 +116,10 @@ class Plan:
     processes: int = 1
     ifaddr: tuple[str, ...] = ()
     """Own addresses to connect from, in turn."""
+    placement: str = "any"
+    """Of publishers and subscribers on the workers of a shardbroker; see PLACEMENTS. Other brokers do not care."""
+    workers: int = 1
+    """Of that shardbroker; only for a placement."""
     run: str = field(default_factory=lambda: f"{os.getpid() & 0xFFFF:x}{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
@@ -117,6 +131,7 @@ class Plan:
             if value is not None and not low <= value <= high:
                 raise PlanError(f"{name} = {value}: allowed is {low:,} to {high:,}")
         self._check_clients()
+        self._check_placement()
         self._check_load()
         self._check_texts()
 
@@ -140,6 +155,16 @@ class Plan:
             raise PlanError(f"publishers = {publishers}, subscribers = {subscribers}: fanin takes at most {ORDERS_MAX:,} pairs")
         if self.processes > self.clients:
             raise PlanError(f"processes = {self.processes}: there are only {self.clients} clients")
+
+    def _check_placement(self) -> None:
+        if self.placement == "any":
+            return
+        if self.scenario not in PLACED:
+            raise PlanError(f"placement = {self.placement}: only for {', '.join(PLACED)}")
+        if self.client_id:
+            raise PlanError(f"placement = {self.placement}: it chooses the client ids, so none may be given")
+        if self.workers < 2:
+            raise PlanError(f"workers = {self.workers}: a placement needs the number of the broker's workers, 2 or more")
 
     def _check_load(self) -> None:
         if self.scenario not in ENDLESS:
@@ -216,8 +241,17 @@ class Plan:
 
     def id_of(self, kind: str, number: int) -> str:
         if not self.client_id:
-            return f"{self.run}-{kind}{number}"
+            name = f"{self.run}-{kind}{number}"
+            return name if self.placement == "any" or kind == "o" else self._placed(name, kind, number)
         return self._fill(self.client_id, number, "")
+
+    def _placed(self, name: str, kind: str, number: int) -> str:
+        """The name with an ending that leads to the worker where the client is to be."""
+        worker = 0 if kind == "p" or self.placement == "same" else 1 + number % (self.workers - 1)
+        endings = itertools.count()
+        while zlib.crc32(name.encode()) % PARTITIONS % self.workers != worker:
+            name = f"{name.partition('~')[0]}~{next(endings)}"
+        return name
 
     def user_of(self, kind: str, number: int) -> str | None:
         return None if self.username is None else self._fill(self.username, number, self.id_of(kind, number))

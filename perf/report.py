@@ -33,7 +33,8 @@ def title(result: Result) -> str:
     rate = f" at {result['rate']:,g}/s" if result["rate"] else ""
     counts = [result[kind] for kind in ("publishers", "subscribers") if result[kind]] or [result["others"]]
     others = f" +{result['others']}" if result["others"] and result["subscribers"] else ""
-    return f"{result['scenario']} {'-'.join(map(str, counts))}{others} qos {result['qos']}{rate}"
+    placement = "" if result.get("placement", "any") == "any" else f" on {result['placement']} workers"
+    return f"{result['scenario']} {'-'.join(map(str, counts))}{others} qos {result['qos']}{rate}{placement}"
 
 
 def table(result: Result) -> str:

@@ -1,12 +1,15 @@
 """A plan that makes no sense is refused with the name, the value and what is allowed."""
 
 from typing import Any
+from zlib import crc32
 
 import pytest
 
+from perf.cli import TEXTS, main
 from perf.compare import STANDARD, plan_of
 from perf.plan import Plan, PlanError
 from perf.wire import receive_maximum
+from shm.topology import PARTITIONS
 
 
 @pytest.mark.parametrize(
@@ -21,6 +24,9 @@ from perf.wire import receive_maximum
         ({"publishers": 2}, "p2p"),
         ({"scenario": "fanout"}, "fanout"),
         ({"scenario": "wildcard", "subscribers": 7}, "wildcard"),
+        ({"placement": "near", "workers": 2}, "placement"),
+        ({"placement": "same"}, "workers"),
+        ({"placement": "same", "workers": 2, "scenario": "retained", "publishers": 1}, "placement"),
     ],
 )
 def test_refused(values: dict[str, Any], name: str) -> None:
@@ -63,3 +69,21 @@ def test_receive_maximum_among_other_properties() -> None:
     properties = b"\x11\0\0\0\1\x1f\0\2ok\x26\0\1k\0\1v\x25\1\x21\0\x14\x2a\1"
     assert receive_maximum(properties) == 20
     assert receive_maximum(properties.replace(b"\x21\0\x14", b"")) == 65535
+
+
+@pytest.mark.parametrize(
+    ("placement", "workers", "of_subscribers"), [("same", 2, {0}), ("different", 2, {1}), ("different", 4, {1, 2, 3})]
+)
+def test_clients_go_to_the_workers_where_they_are_wanted(placement: str, workers: int, of_subscribers: set[int]) -> None:
+    plan = Plan(publishers=30, subscribers=30, placement=placement, workers=workers)
+    ids = {kind: [plan.id_of(kind, number) for number in range(30)] for kind in "ps"}
+    assert len({*ids["p"], *ids["s"]}) == 60
+    owners = {kind: {crc32(name.encode()) % PARTITIONS % workers for name in names} for kind, names in ids.items()}
+    assert owners == {"p": {0}, "s": of_subscribers}
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in (*TEXTS, "compare", "report"))])
+def test_every_verb_tells_what_it_takes(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([*verb, "--help"])
+    assert "--help" in capsys.readouterr().out
