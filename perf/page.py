@@ -16,6 +16,7 @@ from perf.measure import FAULTS, Result, sound
 from perf.plan import ARRIVALS, HELD
 from perf.report import COMPARED, COMPARED_HELD, figure, title
 from perf.svg import COLOURS, Line, bars, lines, short
+from perf.svg import STYLE as PLOT_STYLE
 
 __all__ = ["PageError", "write_page"]
 
@@ -36,11 +37,8 @@ table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabula
 th, td { padding: .2rem .9rem .2rem 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: .5rem 1.5rem; }
-svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
-.grid { stroke: var(--rule); stroke-width: 1; fill: none; } .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; }
-.c0 { --c: #2563b8; } .c1 { --c: #d9822b; } .c2 { --c: #2e8b57; } .c3 { --c: #b8336a; } .c4 { --c: #7a5bc2; } .c5 { --c: #6b7c2a; }
-.line { stroke: var(--c); } .bar { fill: var(--c); } .key { background: var(--c); }
+.key { background: var(--c); }
 """
 
 
@@ -92,7 +90,7 @@ def _page(runs: list[tuple[Path, Result]], heading: str, several_files: bool) ->
     keys = " ".join(f'<span class="key c{colours[label]}"></span>{escape(label)}&ensp;' for label in labels)
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>{escape(heading)}</title><style>{STYLE}</style><h1>{escape(heading)}</h1>",
+        f"<title>{escape(heading)}</title><style>{STYLE}{PLOT_STYLE}</style><h1>{escape(heading)}</h1>",
         f"<p>{len(runs)} {'run' if len(runs) == 1 else 'runs'}, the first at {first}</p><p>{keys}</p>",
         _overview(sections, colours),
         *(_section(name, columns, colours) for name, columns in sections.items()),

@@ -1,11 +1,14 @@
-"""Plots as SVG text: lines over linear or logarithmic axes, and bars. Colours come from the page's style (class c0, c1, ...)."""
+"""Plots as SVG text: lines over linear or logarithmic axes, and bars. Colours come from the page's style (class c0, c1, ...).
+
+`document` makes a file of its own of one.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["COLOURS", "Line", "bars", "lines", "short"]
+__all__ = ["COLOURS", "STYLE", "Line", "bars", "document", "lines", "short"]
 
 COLOURS = 6
 """Classes c0 to c5; more lines begin again."""
@@ -13,6 +16,22 @@ WIDTH, HEIGHT = 520, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 12, 40
 BAR, GAP, NAMES = 18, 10, 215
 NINES = ((0.0, "0"), (50.0, "50"), (90.0, "90"), (99.0, "99"), (99.9, "99.9"), (99.99, "99.99"), (99.999, "99.999"))
+
+STYLE = """
+svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
+.grid { stroke: var(--rule); stroke-width: 1; fill: none; } .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+.c0 { --c: #2563b8; } .c1 { --c: #d9822b; } .c2 { --c: #2e8b57; } .c3 { --c: #b8336a; } .c4 { --c: #7a5bc2; } .c5 { --c: #6b7c2a; }
+.line { stroke: var(--c); } .bar { fill: var(--c); }
+"""
+"""Of a page that holds plots; the page gives --soft and --rule."""
+ALONE = """
+text { font: 11px system-ui, sans-serif; fill: #5d6b7a; } .title { font-weight: 600; fill: #1c2733; }
+.grid { stroke: #dde3e9; stroke-width: 1; fill: none; } .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+.line.c0 { stroke: #2563b8; } .line.c1 { stroke: #d9822b; } .line.c2 { stroke: #2e8b57; } .line.c3 { stroke: #b8336a; }
+.line.c4 { stroke: #7a5bc2; } .line.c5 { stroke: #6b7c2a; }
+"""
+"""Of a plot in a file of its own: without variables, which not every program that shows pictures knows."""
+KEY_HEIGHT = 22
 
 Scale = Callable[[float], float]
 
@@ -34,8 +53,13 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def lines(title: str, data: Sequence[Line], x_title: str, y_title: str, percentiles: bool = False) -> str:
-    """A line plot; with `percentiles` x is in percent, drawn by nines, and y is logarithmic. Nothing if there is no line."""
+def lines(
+    title: str, data: Sequence[Line], x_title: str, y_title: str, percentiles: bool = False, logarithmic: bool = False
+) -> str:
+    """A line plot; with `percentiles` x is in percent, drawn by nines, and y is logarithmic; with `logarithmic` both are.
+
+    Nothing if there is no line.
+    """
     data = [line for line in data if len(line.points) > 1]
     if not data:
         return ""
@@ -43,9 +67,13 @@ def lines(title: str, data: Sequence[Line], x_title: str, y_title: str, percenti
     ys = [y for line in data for _, y in line.points]
     if percentiles:
         x_ticks = [(_nines(percent), text) for percent, text in NINES if percent <= _ceiling(xs)]
-        place_x, place_y = _linear(0, x_ticks[-1][0], LEFT, WIDTH - RIGHT), _logarithmic(min(ys), max(ys))
+        place_x, place_y = _linear(0, x_ticks[-1][0], LEFT, WIDTH - RIGHT), _logarithmic(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
         y_ticks = _decades(min(ys), max(ys))
         data = [Line(line.name, line.colour, [(min(_nines(x), x_ticks[-1][0]), y) for x, y in line.points]) for line in data]
+    elif logarithmic:
+        place_x = _logarithmic(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+        place_y = _logarithmic(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
+        x_ticks, y_ticks = _decades(min(xs), max(xs)), _decades(min(ys), max(ys))
     else:
         x_ticks = [(x, short(x)) for x in _steps(0, max(xs))]
         y_ticks = [(y, short(y)) for y in _steps(0, max(ys))]
@@ -66,6 +94,23 @@ def lines(title: str, data: Sequence[Line], x_title: str, y_title: str, percenti
         name = f"<title>{escape(line.name)}</title>"
         parts.append(f'<polyline class="line c{line.colour % COLOURS}" points="{points}">{name}</polyline>')
     return "".join([*parts, "</svg>"])
+
+
+def document(title: str, plot: str, names: Sequence[str]) -> str:
+    """A plot with its title and the names of its lines, those of colours 0, 1, ..., as a file of its own."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT + KEY_HEIGHT}">',
+        f'<style>{ALONE}</style><rect width="100%" height="100%" fill="#fff"/>',
+        f'<text class="title" x="8" y="16">{escape(title)}</text>',
+    ]
+    x = WIDTH - RIGHT
+    for number, name in reversed(list(enumerate(names))):
+        parts.append(f'<text x="{x}" y="16" text-anchor="end">{escape(name)}</text>')
+        x -= 6 * len(name) + 6
+        parts.append(f'<path class="line c{number % COLOURS}" d="M{x - 14} 12h14"/>')
+        x -= 28
+    inner = plot.replace("<svg ", f'<svg x="0" y="{KEY_HEIGHT}" width="{WIDTH}" height="{HEIGHT}" ', 1)
+    return "".join([*parts, inner, "</svg>\n"])
 
 
 def bars(title: str, data: Sequence[tuple[str, int, float]], unit: str) -> str:
@@ -104,9 +149,9 @@ def _linear(low: float, high: float, begin: float, end: float) -> Scale:
     return lambda value: begin + (value - low) / ((high - low) or 1) * (end - begin)
 
 
-def _logarithmic(low: float, high: float) -> Scale:
+def _logarithmic(low: float, high: float, begin: float, end: float) -> Scale:
     ticks = [value for value, _ in _decades(low, high)]
-    inner = _linear(math.log10(ticks[0]), math.log10(ticks[-1]), HEIGHT - BOTTOM, TOP)
+    inner = _linear(math.log10(ticks[0]), math.log10(ticks[-1]), begin, end)
     return lambda value: inner(math.log10(max(value, ticks[0])))
 
 

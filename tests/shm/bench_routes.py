@@ -1,10 +1,13 @@
-"""What a look-up in the route table and a step of a retained scan cost: `python -m tests.shm.bench_routes`.
+"""What routes, look-ups among them and a step of a retained scan cost: `python -m tests.shm.bench_routes [SIZE...]`.
 
-Half of the filters are exact, a quarter have a `+`, a quarter end in `#`.
-Topics that match some, and topics that match none.
+Half of the filters are exact, a quarter have a `+`, a quarter end in `#`. Topics that match some, and topics that match none.
+Retained messages only up to RETAINED_MAX.
 """
 
+import os
 import random
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from shm.retained import RetainedMessage, RetainedStore
 from shm.routes import RouteChange, RouteTable, worker_destination
 
 SIZES = (10_000, 100_000)
+RETAINED_MAX = 100_000
 LOOKUPS = 5000
 BATCH = 1000
 
@@ -32,24 +36,28 @@ def filter_of(i: int) -> bytes:
 
 
 def bench_routes(directory: Path, size: int) -> None:
-    table = RouteTable(directory / f"routes-{size}")
-    changes = [RouteChange(True, filter_of(i), worker_destination(i % 8)) for i in range(size)]
-    start = time.perf_counter()
+    place = directory / f"routes-{size}"
+    table = RouteTable(place)
+    written = 0.0
     for at in range(0, size, BATCH):
-        table.update(changes[at : at + BATCH])
-    written = time.perf_counter() - start
+        changes = [RouteChange(True, filter_of(i), worker_destination(i % 8)) for i in range(at, min(size, at + BATCH))]
+        start = time.perf_counter()
+        table.update(changes)
+        written += time.perf_counter() - start
+    used = os.stat(place / "data.mdb").st_blocks * 512
     numbers = [random.randrange(size) for _ in range(LOOKUPS)]
     hits = [b"site/%d/dev/%d/t" % (number % 100, number // 4) for number in numbers]
     misses = [b"other/%d/dev/%d/t" % (number % 100, number // 4) for number in numbers]
     print(
-        f"{size} routes: match {microseconds(lambda i: table.match(hits[i]), LOOKUPS):.1f} µs, "
+        f"{size} routes: {used / size:.0f} bytes a route; match {microseconds(lambda i: table.match(hits[i]), LOOKUPS):.1f} µs, "
         f"no match {microseconds(lambda i: table.match(misses[i]), LOOKUPS):.1f} µs, "
         f"update {written / size * 1e6:.1f} µs a route in batches of {BATCH}"
     )
     start = time.perf_counter()
     purged = table.purge(worker_destination(1))
-    print(f"    purge of {purged}: {(time.perf_counter() - start) * 1e3:.0f} ms")
+    print(f"    purge of {purged}: {(time.perf_counter() - start) * 1e3:.0f} ms", flush=True)
     table.close()
+    shutil.rmtree(place)
 
 
 def bench_retained(directory: Path, size: int) -> None:
@@ -72,9 +80,10 @@ def bench_retained(directory: Path, size: int) -> None:
 def main() -> None:
     random.seed(1)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        for size in SIZES:
+        for size in map(int, sys.argv[1:]) if len(sys.argv) > 1 else SIZES:
             bench_routes(Path(directory), size)
-            bench_retained(Path(directory), size)
+            if size <= RETAINED_MAX:
+                bench_retained(Path(directory), size)
 
 
 if __name__ == "__main__":
