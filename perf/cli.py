@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, verbs = _parser()
     arguments = parser.parse_args(argv)
     verb = verbs[arguments.verb]
+    # An end from outside is as good as Ctrl-C: what was measured until then is shown, and no broker is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return int(arguments.act(arguments))
     except PlanError as error:
@@ -112,8 +114,6 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     names = [field.name for field in dataclasses.fields(Plan)]
     plan = plan_from(arguments, DEFAULTS[arguments.scenario], names)
     _check_out(arguments.out)
-    # An end from outside is as good as Ctrl-C: what was measured until then is shown.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _core(arguments.core, "--core"), Live(plan.clients) as live:
         result = run_plan(plan, arguments.host, arguments.port, arguments.broker_pid, None if arguments.quiet else live)
     _keep(arguments.out, result)
