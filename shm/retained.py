@@ -180,6 +180,17 @@ class RetainedStore:
         with self._env.begin() as txn:
             return self._entries(txn)
 
+    def holds_only_sys(self) -> bool:
+        """Whether there are no messages but those below $SYS/: then most subscriptions need no scan."""
+        with self._env.begin() as txn:
+            if any(txn.stat(db)["entries"] for db in self._dbs[1:]):
+                return False
+            with txn.cursor(self._dbs[0]) as cursor:
+                # Keys are in order: what lies between the first and the last below $SYS/ is there too.
+                return not cursor.first() or (
+                    bytes(cursor.key()).startswith(SYS) and cursor.last() and bytes(cursor.key()).startswith(SYS)
+                )
+
     def scan(
         self, filter: bytes, after: Cursor | None, limit: int, byte_limit: int, now_ms: int
     ) -> tuple[list[RetainedMessage], Cursor | None]:

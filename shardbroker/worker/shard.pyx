@@ -527,6 +527,10 @@ cdef class Shard(Core):
         """Retained messages of these subscriptions are to be sent, batch by batch."""
         if self.retained is None or not replays:
             return
+        if self.retained.holds_only_sys():
+            replays = [subscription for subscription in replays if subscription.filter.startswith(b"$SYS/")]
+            if not replays:
+                return
         if session.replays is None:
             session.replays = []
             self.replaying.append(session)

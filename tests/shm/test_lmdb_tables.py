@@ -265,6 +265,19 @@ def test_the_brokers_own_messages_do_not_count(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_store_with_nothing_but_sys(tmp_path: Path) -> None:
+    store = RetainedStore(tmp_path / "retained", map_bytes=1 << 22)
+    assert store.holds_only_sys()
+    store.update([message(b"$SYS/brokers/a/version"), message(b"$SYS/brokers/a/uptime")])
+    assert store.holds_only_sys()
+    for topic in (b"!", b"$SYS", b"$SYSTEM/x", b"a/b", b"long/" + b"x" * 600):
+        store.update([message(topic)])
+        assert not store.holds_only_sys(), topic
+        store.update([topic])
+        assert store.holds_only_sys()
+    store.close()
+
+
 def test_retained_bytes_limit(tmp_path: Path) -> None:
     store = RetainedStore(tmp_path / "retained", map_bytes=1 << 22, max_bytes=100_000)
     large = b"x" * 30_000
