@@ -31,7 +31,8 @@ cdef enum:
     PACKET_MAX = 1179648                   # largest packet taken: a payload of 1 MiB and its topic, bytes
     EVENTS = 1024                          # epoll events a pass
     SLEEP_MAX_MS = 100
-    OPENING_MAX = 200                      # clients on their way to CONNACK and SUBACK at a time
+    OPENING_MAX = 200                      # clients of one process on their way to CONNACK and SUBACK at a time
+    OPENING_ALL = 4000                     # of all processes: more than a backlog of 4096 takes would be dropped by the kernel
 
 CLOSE_TIMEOUT_S = 2.0
 """For the broker to close after DISCONNECT."""
@@ -104,6 +105,7 @@ cdef class Clients:
     def connect(self) -> None:
         """Connects and subscribes every client; publishers, which have the lowest numbers, last. Raises LoadError, OSError."""
         cdef int started = 0, moved = 0, due
+        cdef int opening_max = max(1, min(<int>OPENING_MAX, <int>OPENING_ALL // <int>self.plan.processes))
         cdef uint64_t begin = monotonic_ns()
         cdef double rate = self.plan.connect_rate / self.plan.processes
         cpu = time.process_time()
@@ -111,7 +113,7 @@ cdef class Clients:
         self.pings_from_ns = begin
         while self.opened + self.failed < self.count:
             due = self.count if not rate else min(self.count, <int>((monotonic_ns() - begin) / 1e9 * rate) + 1)
-            while started < due and (started - self.opened - self.failed < OPENING_MAX or rate):
+            while started < due and (started - self.opened - self.failed < opening_max or rate):
                 started += 1
                 self.open_client(self.count - started)
             self.turn_once(1 if rate and started < self.count else SLEEP_MAX_MS)

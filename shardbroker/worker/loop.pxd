@@ -53,6 +53,8 @@ cdef class Loop(Shard):
     cdef list outboxes                     # process number -> Inbox
     cdef list lanes                        # process number -> our Ring in its inbox, attached at first use
     cdef set touched_lanes                 # process numbers written to in this pass
+    cdef long last_touched                 # the one of them that was written to last, -1 if none
+    cdef Publication incoming              # of the ring record that is being delivered
     cdef tuple doorbells
     cdef int manager                       # its process number
     cdef uint32_t events                   # that the manager was not woken for yet
@@ -96,6 +98,10 @@ cdef class Loop(Shard):
     cdef bint must_wait(self, Connection connection) noexcept
     cdef int on_record(self, const uint8_t* record, uint32_t size) except -1
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1
+    cdef int note_forward(
+        self, long destination, Ring lane, RecordHeader* header, Publication publication, bytes group, bytes filter,
+    ) except -1
+    cdef int touch_lane(self, long destination) except -1
     cdef int flush_rings(self) except -1
     cdef int flush_sockets(self) except -1
     cdef int resume_parked(self) except -1

@@ -15,7 +15,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset, strerror
+from libc.string cimport memcmp, memcpy, memmove, memset, strerror
 
 from acceptor.handover cimport Handover, receive
 from shardbroker.journal.writer cimport Writer
@@ -56,6 +56,7 @@ cdef enum:
     RECORDS = 4096                         # ring records taken from one lane a pass
     CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
     FLUSH_ROUNDS = 4                       # times a socket is written to in a pass, while its session has more for it
+    KIND_SHIFT = 24                        # destinations carry their kind in the top byte; 0 is a worker
 
 TICK_MS = 64
 """Longest wait while timers run: the grain of the wheel."""
@@ -80,9 +81,6 @@ CYCLE_BYTES_A_PASS = 1 << 16
 
 REGISTRY_MS = 200
 """Least time between two writes of the client registry."""
-
-KIND_SHIFT = 24
-"""Destinations carry their kind in the top byte; 0 is a worker."""
 
 
 cdef extern from "<malloc.h>" nogil:
@@ -302,6 +300,8 @@ cdef class Loop(Shard):
         self.outboxes = [None] * topology.processes
         self.lanes = [None] * topology.processes
         self.touched_lanes = set()
+        self.last_touched = -1
+        self.incoming = Publication.__new__(Publication)
         self.doorbells = tuple(topology.doorbells)
         self.by_fd = []
         self.dirty = []
@@ -684,10 +684,8 @@ cdef class Loop(Shard):
             return 0
         fill_record(target, header, publication, group, filter)
         if self.unrepeatable and publication.qos and self.recorder is not None:
-            self.recorder.forwarded(
-                (<Inbox>self.outboxes[destination]).identity, destination, lane.committed(), publication.keep(), header.kind,
-                header.member, header.attempts, group, filter)
-        self.touched_lanes.add(destination)
+            self.note_forward(destination, lane, header, publication, group, filter)
+        self.touch_lane(destination)
         self.count(MESSAGES_FORWARD)
         return 0
 
@@ -735,8 +733,25 @@ cdef class Loop(Shard):
             return 0
         memcpy(target, &note, sizeof(note))
         memcpy(target + sizeof(note), PyBytes_AS_STRING(name), len(name))
-        self.touched_lanes.add(destination)
+        if self.unrepeatable and publication.qos and self.recorder is not None:
+            self.note_forward(destination, lane, header, publication, group, filter)
+        self.touch_lane(destination)
         self.count(MESSAGES_FORWARD)
+        return 0
+
+    cdef int note_forward(
+        self, long destination, Ring lane, RecordHeader* header, Publication publication, bytes group, bytes filter,
+    ) except -1:
+        """Nobody would send this message again: should it not leave, the journal knows where it was to go."""
+        return self.recorder.forwarded(
+            (<Inbox>self.outboxes[destination]).identity, destination, lane.committed(), publication.keep(), header.kind,
+            header.member, header.attempts, group, filter)
+
+    cdef int touch_lane(self, long destination) except -1:
+        """There is something to commit; many messages in a row go to the same worker."""
+        if destination != self.last_touched:
+            self.touched_lanes.add(destination)
+            self.last_touched = destination
         return 0
 
     cdef int flush_rings(self) except -1:
@@ -747,6 +762,7 @@ cdef class Loop(Shard):
                 if (<Inbox>self.outboxes[destination]).must_ring():
                     self.ring(<int>destination)
             self.touched_lanes.clear()
+            self.last_touched = -1
         if self.events and (self.events >= EVENT_BATCH or self.now_ms >= self.events_due_ms):
             self.events = 0
             if (<Inbox>self.outboxes[self.manager]).must_ring():
@@ -789,6 +805,7 @@ cdef class Loop(Shard):
             if taken == 0:                     # the oldest of the batch
                 self.hop_times.record(<uint32_t>(<uint32_t>self.read_clock() - (<const RecordHeader*>record).sent_us))
             self.on_record(record, size)
+        self.incoming.release()            # what it borrowed is about to be given back
         if taken or record != NULL:
             self.drained.append((producer, ring, self.inbox))
         elif ring.release():
@@ -812,16 +829,21 @@ cdef class Loop(Shard):
         return self.on_publish_record(&header, record + sizeof(header))
 
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1:
-        cdef Publication publication = Publication.__new__(Publication)
+        cdef Publication publication = self.incoming
         cdef TopicEntry entry
         cdef bytes group, filter
+        publication.message = None
+        publication.logged = 0
         publication.topic = body
         publication.topic_size = header.topic_size
         body += header.topic_size
         publication.properties = body
         publication.properties_size = header.properties_size
         body += header.properties_size
-        publication.client_id = PyBytes_FromStringAndSize(<const char*>body, header.client_size)
+        # A publisher's messages come many in a row: its id is made once for them.
+        if publication.client_id is None or <uint32_t>PyBytes_GET_SIZE(publication.client_id) != header.client_size \
+                or memcmp(PyBytes_AS_STRING(publication.client_id), body, header.client_size):
+            publication.client_id = PyBytes_FromStringAndSize(<const char*>body, header.client_size)
         body += header.client_size
         group = PyBytes_FromStringAndSize(<const char*>body, header.group_size)
         body += header.group_size
