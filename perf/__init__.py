@@ -16,6 +16,8 @@ Read in this order:
 - `launch`    starts a broker on one core, waits for it, ends it.
 - `compare`   two brokers in turn under the same scenarios.
 - `options`, `cli`  `shardbroker perf`.
+- `curves`    cost over payload, subscribers, topics, connections, drawn by `svg`: `python -m perf.curves`.
+- `crowd`     as many connections at once as there is room for: `python -m perf.crowd`.
 
 Every message carries the time it was due, its run, publisher and sequence number, so a run says not only how fast a broker was
 but also whether it lost, doubled, reordered or misrouted anything. The load is closed-loop: a publisher has at most a window of
