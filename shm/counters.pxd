@@ -54,6 +54,7 @@ cpdef enum Counter:
     DELIVERY_DROPPED_TOO_LARGE
     DELIVERY_DROPPED_QOS0_MSG
     DELIVERY_DROPPED_QUEUE_FULL
+    DELIVERY_DROPPED_OUTPUT_FULL           # QoS 0 for a connection that takes nothing
     DELIVERY_DROPPED_EXPIRED
     CLIENT_CONNECTED
     CLIENT_DISCONNECTED
@@ -73,6 +74,7 @@ cpdef enum Counter:
     SESSION_TERMINATED
     EVENTS_DROPPED                         # log events that the manager's ring had no room for
     RETAINED_DROPPED                       # not retained: too large, too many, or no room for it
+    OVERLOAD_OUTPUT_STOPPED                # times that a client was not read any more because it took none of its answers
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT

@@ -92,6 +92,13 @@ class Mqtt(Section):
         {}, description="Topic -> 1..255, higher goes first."
     )
     mqueue_default_priority: Literal["lowest", "highest"] = Field("lowest", description="Of topics not in the map.")
+    max_output_bytes: Size = Field(
+        1 << 20,
+        ge=16384,
+        le=1 << 30,
+        description="Waiting for one client that does not take it; above it QoS 0 is dropped, QoS 1 and 2 wait in the queue, "
+        "and above twice of it the client is not read.",
+    )
     max_awaiting_rel: Limit = Field(100, ge=0, le=65535, description="QoS 2 messages awaiting PUBREL; 0: no limit.")
     await_rel_timeout: Duration = Field(300.0, ge=SHORTEST_S, description="How long a PUBREL is waited for.")
     retry_interval: Duration = Field(inf, ge=SHORTEST_S, description="3.x: unacknowledged packets are sent again after it.")

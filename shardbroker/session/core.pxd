@@ -11,6 +11,7 @@ cdef class Core:
     cdef uint64_t now_ms                   # Unix ms on a steady clock: set once per pass by the shell
     cdef TimerWheel timers
     cdef Recorder recorder                 # None: nothing outlives this process
+    cdef int64_t budget                    # units of work left to whoever has its turn: a packet or a delivery is one
     # Settings, see docs/configuration.md. Times in ms; 0 means none unless said otherwise.
     cdef uint32_t max_inflight             # messages
     cdef uint32_t max_mqueue_len           # messages, 0: no limit
@@ -35,7 +36,7 @@ cdef class Core:
     cdef uint64_t idle_timeout_ms
     cdef uint64_t message_expiry_ms        # largest Message Expiry Interval, 0: no limit
     cdef bytes response_information
-    cdef uint32_t output_high_water        # bytes waiting for one client before its messages are queued
+    cdef uint32_t max_output_bytes         # waiting for one client; above it QoS 0 is dropped, QoS 1 and 2 are queued
 
     cdef inline void count(self, int counter) noexcept:
         self.counters[counter] += 1

@@ -6,8 +6,8 @@ from shm.counters cimport COUNTER_MAX, CounterSlot
 
 __all__ = ["Core"]
 
-OUTPUT_HIGH_WATER = 1 << 20
-"""Bytes that may wait in one client's output before further messages go to its queue: about 10,000 small ones."""
+UNBOUNDED = 1 << 62
+"""The budget of a core that nobody else waits for: a shell that has many connections sets it before each one's turn."""
 
 
 cdef class Core:
@@ -53,7 +53,8 @@ cdef class Core:
         self.idle_timeout_ms = milliseconds(settings.idle_timeout)
         self.message_expiry_ms = milliseconds(settings.message_expiry_interval)
         self.response_information = settings.response_information.encode()
-        self.output_high_water = OUTPUT_HIGH_WATER
+        self.max_output_bytes = settings.max_output_bytes
+        self.budget = UNBOUNDED
 
     def __dealloc__(self):
         if self.counters_owner is None:

@@ -15,10 +15,12 @@ cdef class Link(Timed):
     cdef uint16_t receive_maximum          # client's, 65535 when it said nothing
     cdef uint16_t alias_maximum            # client's Topic Alias Maximum, 0: none to be sent
     cdef dict aliases_out                  # topic -> alias sent to the client
+    cdef bint promised                     # `out` acknowledges something since it was last empty
 
     cdef void touch(self) noexcept         # something was written to `out`
+    cdef bint relieve(self) noexcept       # congested in the middle of a pass: sends what goes; True if there is room again
     cdef inline bint congested(self) noexcept:
-        return self.out.end - self.out.start > self.core.output_high_water
+        return self.out.end - self.out.start > self.core.max_output_bytes
 
     # Writes a PUBLISH; 0 if it is larger than the client takes [MQTT-3.1.2-24], else 1.
     cdef int write_publish(self, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id, bytes ids) except -1

@@ -8,8 +8,8 @@ from libc.stdint cimport int64_t
 
 from shardbroker.mqtt.codec cimport write_ack
 from shm.counters cimport (
-    DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT,
-    MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
+    DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_QOS0_MSG,
+    DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
 from shardbroker.session.recorder cimport (
     DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
@@ -116,13 +116,21 @@ cdef class Session(Subscriber):
 
     cdef int send_or_queue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
         cdef Link link = self.link
-        if link is not None and not link.congested():
-            if qos == 0:
-                if self.queue is None or self.queue.qos0_count == 0:
-                    link.write_publish(publication, 0, retain, False, 0, ids)
+        if link is not None:
+            if not link.congested():
+                if qos == 0:
+                    if self.queue is None or self.queue.qos0_count == 0:
+                        link.write_publish(publication, 0, retain, False, 0, ids)
+                        return 0
+                elif (self.queue is None or self.queue.count == 0) and self.has_room():
+                    self.start(publication, qos, retain, ids, share, False)
                     return 0
-            elif (self.queue is None or self.queue.count == 0) and self.has_room():
-                self.start(publication, qos, retain, ids, share, False)
+            elif qos == 0 and not self.logged and not link.promised:
+                if link.relieve():
+                    return self.send_or_queue(publication, qos, retain, ids, share)
+                # It is connected and takes nothing: QoS 0 waits for clients that are away only, as in EMQX.
+                self.core.count(DELIVERY_DROPPED)
+                self.core.count(DELIVERY_DROPPED_OUTPUT_FULL)
                 return 0
         return self.enqueue(publication, qos, retain, ids, share)
 

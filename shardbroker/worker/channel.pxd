@@ -37,12 +37,15 @@ cdef class Channel(Link):
     cdef bint suback_waits                 # a SUBSCRIBE is not committed yet
     cdef bint problem_information          # Request Problem Information, 1 unless the client said 0
     cdef bint parked                       # a PUBLISH waits for room in a ring: nothing is read meanwhile
+    cdef bint paused                       # a greedy publisher while memory is short: nothing is read meanwhile
+    cdef tuple subscribing                 # a SUBSCRIBE too long for one turn, see go_on_subscribing(); None mostly
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef uint64_t last_packet_ms
     cdef uint8_t announced_version         # level byte of a CONNECT that may turn out to be malformed
     cdef dict aliases_in                   # alias -> topic
 
-    # Handles whole packets; returns the bytes used. Less than `size`: the rest is incomplete, or the channel is parked or closing.
+    # Handles whole packets; returns the bytes used. Less than `size`: the rest is incomplete, or the channel is parked or closing,
+    # or core.budget is used up.
     cdef size_t feed(self, const uint8_t* data, size_t size) except? 0
     # The connection is over, for this reason code; once only. The session gets to know, and one line is logged.
     cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1
@@ -57,6 +60,7 @@ cdef class Channel(Link):
     cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1
     cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef int on_subscribe(self, Subscribe packet) except -1
+    cdef int go_on_subscribing(self) except -1
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1
     cdef int on_disconnect(self, Disconnect packet) except -1
     cdef int answer_codes(self, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1

@@ -51,6 +51,7 @@ cdef enum:
     DISCONNECT = 14
     AUTH = 15
     LEVEL_AT = 6                           # of the protocol level in a CONNECT that is called "MQTT"
+    SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
 
 cdef enum:                                 # reason codes that this file gives itself, MQTT 5.0 §2.4
     SUCCESS = 0x00
@@ -93,7 +94,9 @@ cdef class Channel(Link):
         cdef size_t used = 0
         cdef uint64_t whole
         try:
-            while used < size and self.state != CLOSING:
+            if self.subscribing is not None:
+                self.go_on_subscribing()
+            while used < size and self.state != CLOSING and self.core.budget > 0:
                 if not read_fixed_header(data + used, size - used, &header):
                     break
                 if self.state == WAIT_CONNECT and header.first != CONNECT_FIRST:
@@ -111,6 +114,7 @@ cdef class Channel(Link):
                     self.parked = True
                     break
                 used += whole
+                self.core.budget -= 1
                 self.core.count(PACKETS_RECEIVED)
         except MqttError as error:
             self.fail(error.reason_code, str(error))
@@ -449,18 +453,32 @@ cdef class Channel(Link):
     # --- SUBSCRIBE and UNSUBSCRIBE ----------------------------------------------------------------------------------------------
 
     cdef int on_subscribe(self, Subscribe packet) except -1:
-        cdef bytearray codes = bytearray()
-        cdef list subscribed = [], replays = []
         self.core.count(PACKETS_SUBSCRIBE_RECEIVED)
         identifier = (packet.properties or {}).get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
-        for wire_filter, options in packet.topics:
+        self.subscribing = (packet.packet_id, identifier, iter(packet.topics), bytearray(), [], [], self.shard.full_tables)
+        return self.go_on_subscribing()
+
+    cdef int go_on_subscribing(self) except -1:
+        """Filters of a SUBSCRIBE as far as the budget goes. What follows it on the connection waits until it is done."""
+        cdef bytearray codes
+        cdef Core core = self.core
+        packet_id, identifier, topics, codes, subscribed, replays, full_tables = self.subscribing
+        for wire_filter, options in topics:
             code = self.subscribe_one(wire_filter, options, identifier, subscribed, replays)
             if code >= UNSPECIFIED_ERROR:
-                self.core.count(PACKETS_SUBSCRIBE_ERROR)
+                core.count(PACKETS_SUBSCRIBE_ERROR)
             codes.append(code)
+            core.budget -= SUBSCRIBE_COST
+            if core.budget <= 0:
+                return 0
+        self.subscribing = None
+        if full_tables != self.shard.full_tables:
+            # Some of its routes found no room in a pass before this one.
+            codes[:] = self.shard.undo_subscribe(self, bytes(codes), subscribed)
+            replays = []
         # Answered after the commit: who has its SUBACK gets everything that is published from then on.
         self.suback_waits = True
-        self.shard.subacks.append((self, packet.packet_id, bytes(codes), subscribed, replays))
+        self.shard.subacks.append((self, packet_id, bytes(codes), subscribed, replays))
         return 0
 
     def subscribe_one(self, bytes wire_filter, int options, identifier, list subscribed, list replays) -> int:
@@ -511,6 +529,7 @@ cdef class Channel(Link):
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1:
         cdef bytearray codes = bytearray()
         self.core.count(PACKETS_UNSUBSCRIBE_RECEIVED)
+        self.core.budget -= SUBSCRIBE_COST * len(packet.filters)
         for wire_filter in packet.filters:
             try:
                 check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
@@ -577,6 +596,7 @@ cdef class Channel(Link):
         if self.closed:
             return 0
         self.closed = True
+        self.subscribing = None
         self.core.timers.disarm(self)
         if self.state == CONNECTED:
             self.core.count(CLIENT_DISCONNECTED)
@@ -613,9 +633,10 @@ cdef class Channel(Link):
             self.core.count(CLIENT_CLOSED_IDLE_TIMEOUT)
             return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, "no complete CONNECT within mqtt.idle_timeout", True)
         if self.state == CONNECTED:
-            if self.parked or self.last_packet_ms + self.keepalive_ms() > now_ms:
+            if self.parked or self.paused or self.last_packet_ms + self.keepalive_ms() > now_ms:
                 # A parked client is not silent: we do not read it.
-                self.core.timers.arm(self, max(self.last_packet_ms, now_ms if self.parked else 0) + self.keepalive_ms())
+                self.core.timers.arm(
+                    self, max(self.last_packet_ms, now_ms if self.parked or self.paused else 0) + self.keepalive_ms())
                 return 0
             self.core.count(CLIENT_CLOSED_KEEPALIVE)
             self.disconnect(KEEPALIVE_TIMEOUT, "")

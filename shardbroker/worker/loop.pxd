@@ -14,6 +14,12 @@ from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
 
+cdef enum Stop:                            # why a connection is not read
+    STOP_RING = 1                          # a PUBLISH waits for room in a ring
+    STOP_OUTPUT = 2                        # it does not take what it has asked for
+    STOP_MEMORY = 4                        # memory is short, and it is among those who fill it
+
+
 cdef class Connection(Channel):
     cdef Loop loop
     cdef readonly int fd                   # -1: closed
@@ -21,7 +27,9 @@ cdef class Connection(Channel):
     cdef size_t rest_size, rest_capacity
     cdef uint32_t interest                 # epoll events asked for
     cdef bint dirty                        # in the loop's flush list
-    cdef bint promised                     # its output acknowledges something since it was last empty
+    cdef bint busy                         # in the loop's list of those that have bytes or filters left for the next pass
+    cdef bint hung                         # out of epoll, since it would report the peer's end again and again
+    cdef uint8_t stops                     # Stop flags; read while there are none
     cdef int ended_by                      # Side
     cdef bint lingering                    # all is sent and the write side shut: waiting for the peer's end
     cdef readonly str listener
@@ -31,7 +39,11 @@ cdef class Connection(Channel):
     cdef int take(self, const uint8_t* data, size_t size) except -1
     cdef int take_rest(self) except -1
     cdef int grow_rest(self, size_t size) except -1
-    cdef int park(self) except -1
+    cdef int after_feed(self, bint more) except -1
+    cdef int go_on(self) except -1
+    cdef int stop_reading(self, uint8_t why) except -1
+    cdef int read_again(self, uint8_t why) except -1
+    cdef int hang(self) except -1
     cdef int finish_sending(self) except -1
     cdef int keep_rest(self, const uint8_t* data, size_t size) except -1
     cdef int flush(self) except -1
@@ -48,6 +60,10 @@ cdef class Loop(Shard):
     cdef list by_fd                        # descriptor -> Connection
     cdef list dirty
     cdef list parked                       # connections that wait for room in a ring
+    cdef list busy                         # connections whose budget was too small for what they had sent
+    cdef int64_t turn_budget               # units for each connection in this pass
+    cdef size_t turn_bytes                 # bytes read from each connection in this pass
+    cdef uint64_t step_start_us
     cdef uint8_t* buffer                   # what every socket is read into
     cdef Inbox inbox
     cdef list outboxes                     # process number -> Inbox
@@ -105,6 +121,8 @@ cdef class Loop(Shard):
     cdef int flush_rings(self) except -1
     cdef int flush_sockets(self) except -1
     cdef int resume_parked(self) except -1
+    cdef int resume_busy(self) except -1
+    cdef int share_out(self, int ready) except -1
     cdef Ring lane_to(self, long destination)
     cdef int ring(self, int process) except -1
     cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1

@@ -25,7 +25,7 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD, CounterSlot,
+    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED, CounterSlot,
 )
 from shm.address cimport address_text
 from shm.epochs cimport Epochs, bucket_of
@@ -48,7 +48,12 @@ cdef enum:
     KEPT_BYTES = 268435456                 # free memory at the end of the heap that a busy worker keeps, bytes
     MAPPED_BYTES = 16777216                # an allocation of this size is mapped on its own, bytes
     TRIM_MS = 10000                        # least time between two times that free memory is given back
-    READ_BYTES = 262144                    # one recv per connection and pass, bytes
+    READ_BYTES = 262144                    # most that is read from one connection in a pass, bytes
+    READ_LEAST = 2048                      # however many are ready
+    PASS_BUDGET = 8192                     # units of work shared out among those who are ready: about 2 ms
+    TURN_LEAST = 32                        # units that everybody gets
+    UNIT_BYTES = 64                        # bytes that are read for each unit: a small PUBLISH
+    STEP_US = 1000                         # for retained messages in one pass, µs
     REST_STEP = 4096                       # least growth of an incomplete packet's buffer, bytes
     EVENTS = 1024                          # epoll events a pass
     ACCEPTS = 256                          # hand-overs taken from one acceptor a pass
@@ -107,8 +112,10 @@ cdef class Connection(Channel):
     cdef int on_readable(self) except -1:
         """One recv: into the loop's buffer, or behind what is there of an incomplete packet."""
         cdef uint8_t* target = self.loop.buffer
-        cdef size_t room = READ_BYTES
+        cdef size_t room = self.loop.turn_bytes
         cdef ssize_t got
+        if self.busy:
+            return 0                       # its turn comes with what it has sent before
         if self.rest_size and not self.lingering:
             # Grows with what has arrived, never with what was announced.
             room = min(max(self.rest_size, <size_t>REST_STEP), <size_t>READ_BYTES)
@@ -136,9 +143,7 @@ cdef class Connection(Channel):
         cdef size_t used = self.feed(data, size)
         if self.state != CLOSING and used < size:
             self.keep_rest(data + used, size - used)
-        if self.parked:
-            self.park()
-        return 0
+        return self.after_feed(used < size)
 
     cdef int take_rest(self) except -1:
         cdef size_t used = self.feed(self.rest, self.rest_size)
@@ -150,9 +155,7 @@ cdef class Connection(Channel):
             self.rest_capacity = 0
         elif used:
             memmove(self.rest, self.rest + used, self.rest_size)
-        if self.parked:
-            self.park()
-        return 0
+        return self.after_feed(self.rest_size > 0)
 
     cdef int keep_rest(self, const uint8_t* data, size_t size) except -1:
         self.grow_rest(size)
@@ -170,21 +173,67 @@ cdef class Connection(Channel):
             self.rest_capacity = size
         return 0
 
-    cdef int park(self) except -1:
-        """A ring is full: this publisher is not read until there is room."""
-        self.want(self.interest & ~<uint32_t>EPOLLIN)
-        self.loop.parked.append(self)
+    cdef int after_feed(self, bint more) except -1:
+        """Whoever could not be served to the end goes to the list that it is resumed from."""
+        if self.state == CLOSING:
+            return 0
+        if self.parked:
+            # A ring is full: this publisher is not read until there is room.
+            if not self.stops & STOP_RING:
+                self.loop.parked.append(self)
+                self.stop_reading(STOP_RING)
+        elif self.subscribing is not None or (more and self.core.budget <= 0):
+            if not self.busy:
+                self.busy = True
+                self.loop.busy.append(self)
+        return 0
+
+    cdef int go_on(self) except -1:
+        """Continues with what was read before, as far as this turn's budget goes."""
+        if self.fd < 0 or self.state == CLOSING or self.stops:
+            return 0
+        self.core.budget = self.loop.turn_budget
+        self.parked = False
+        return self.take_rest()
+
+    cdef int stop_reading(self, uint8_t why) except -1:
+        self.stops |= why
+        return self.want(self.interest & ~<uint32_t>EPOLLIN)
+
+    cdef int read_again(self, uint8_t why) except -1:
+        """This reason is gone. What was read before comes first, in the next pass."""
+        if not self.stops & why:
+            return 0
+        self.stops &= ~why
+        if self.stops or self.fd < 0 or self.state == CLOSING:
+            return 0
+        if not self.busy:
+            self.busy = True
+            self.loop.busy.append(self)
+        return self.want(self.interest | <uint32_t>EPOLLIN)
+
+    cdef int hang(self) except -1:
+        """The peer is gone while we do not read it. epoll is asked again when its turn comes."""
+        cdef epoll_event event
+        if not self.hung:
+            self.hung = True
+            epoll_ctl(self.loop.epoll, EPOLL_CTL_DEL, self.fd, &event)
+            self.touch()                   # output that is left shows the error, and ends it
         return 0
 
     cdef int want(self, uint32_t interest) except -1:
         cdef epoll_event event
-        if interest == self.interest or self.fd < 0:
+        if (interest == self.interest and not self.hung) or self.fd < 0:
+            return 0
+        if self.hung and not interest & <uint32_t>EPOLLIN:
+            self.interest = interest
             return 0
         event.events = interest
         event.data.fd = self.fd
-        if epoll_ctl(self.loop.epoll, EPOLL_CTL_MOD, self.fd, &event) < 0:
+        if epoll_ctl(self.loop.epoll, EPOLL_CTL_ADD if self.hung else EPOLL_CTL_MOD, self.fd, &event) < 0:
             raise OSError(errno, "epoll_ctl")
         self.interest = interest
+        self.hung = False
         return 0
 
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
@@ -217,6 +266,13 @@ cdef class Connection(Channel):
                 self.session.pump()
                 if self.session is not None and self.session.logged:
                     break                  # what was written just now is not in the journal yet
+        if self.stops & STOP_OUTPUT:
+            if out.pending() <= self.core.max_output_bytes:
+                self.read_again(STOP_OUTPUT)
+        elif out.pending() > 2 * <size_t>self.core.max_output_bytes and self.state != CLOSING:
+            # Deliveries stop at half of that, so these are answers: whoever takes none gets no more.
+            self.core.count(OVERLOAD_OUTPUT_STOPPED)
+            self.stop_reading(STOP_OUTPUT)
         if out.pending() == 0:
             self.promised = False
         elif self.dirty:
@@ -227,6 +283,16 @@ cdef class Connection(Channel):
             return self.finish_sending()
         return self.want(self.interest & ~<uint32_t>EPOLLOUT)
 
+    cdef bint relieve(self) noexcept:
+        cdef ssize_t sent
+        if self.fd < 0 or self.interest & <uint32_t>EPOLLOUT:
+            return False                   # the kernel has said that it takes no more
+        sent = send(self.fd, self.out.data + self.out.start, self.out.pending(), MSG_NOSIGNAL | MSG_DONTWAIT)
+        if sent > 0:
+            self.core.gauge(BYTES_SENT, sent)
+            self.out.consume(<size_t>sent)
+        return not self.congested()
+
     cdef int finish_sending(self) except -1:
         """All is out. A client that said goodbye is gone; one that we sent away gets the time to read why."""
         if self.lingering:
@@ -234,6 +300,7 @@ cdef class Connection(Channel):
         if self.ended_by == SIDE_CLIENT or self.version == 0:
             return self.finish()
         self.lingering = True
+        self.busy = False
         shutdown(self.fd, SHUT_WR)
         self.want(EPOLLIN)
         self.core.timers.arm(self, self.core.now_ms + LINGER_MS)
@@ -306,6 +373,8 @@ cdef class Loop(Shard):
         self.by_fd = []
         self.dirty = []
         self.parked = []
+        self.busy = []
+        self.share_out(1)
         self.registry_changes = {}
         self.counters_segment = counters
         self.manager = topology.manager
@@ -355,8 +424,10 @@ cdef class Loop(Shard):
                 timeout_ms = <int>(self.routes_due_ms - self.now_ms) if self.routes_due_ms > self.now_ms else 0
             if self.events:
                 timeout_ms = min(timeout_ms, EVENT_DELAY_MS)
-            if self.dirty or self.replaying or self.retry or self.parked or self.cycle_left or not self.serving:
-                timeout_ms = 1 if not self.dirty else 0
+            if self.dirty or self.busy or self.leaving or self.replays_moved:
+                timeout_ms = 0
+            elif self.replaying or self.retry or self.parked or self.cycle_left or not self.serving:
+                timeout_ms = 1
             if self.holding:
                 timeout_ms = HOLD_MS
             self.one_pass(timeout_ms)
@@ -411,6 +482,12 @@ cdef class Loop(Shard):
             malloc_trim(0)                 # nothing to do: what a burst has left goes back
         PyErr_CheckSignals()
         self.pass_start_us = self.read_clock()
+        self.share_out(count)
+        # Whoever has waited longest comes first.
+        if self.parked:
+            self.resume_parked()
+        if self.busy:
+            self.resume_busy()
         for i in range(count):
             fd = events[i].data.fd
             connection = <Connection>self.by_fd[fd] if fd < len(self.by_fd) else None
@@ -421,7 +498,11 @@ cdef class Loop(Shard):
                     self.accept_some(fd)
                 continue
             if events[i].events & <uint32_t>(EPOLLIN | EPOLLERR | EPOLLHUP):
-                if connection.interest & <uint32_t>EPOLLIN or events[i].events & <uint32_t>(EPOLLERR | EPOLLHUP):
+                if connection.stops:
+                    if events[i].events & <uint32_t>(EPOLLERR | EPOLLHUP):
+                        connection.hang()
+                elif connection.interest & <uint32_t>EPOLLIN or events[i].events & <uint32_t>(EPOLLERR | EPOLLHUP):
+                    self.budget = self.turn_budget
                     connection.on_readable()
             if events[i].events & <uint32_t>EPOLLOUT:
                 connection.touch()
@@ -429,10 +510,12 @@ cdef class Loop(Shard):
         self.timers.advance(self.now_ms)
         if self.retry and self.serving:
             self.run_retries()
-        if self.parked:
-            self.resume_parked()
+        if self.leaving:
+            self.leave_some()
         self.commit(False)
+        self.replays_moved = False
         if self.replaying:
+            self.step_start_us = self.read_clock()
             self.replay_some()
         if self.cycle_left is not None:
             self.take_snapshots()
@@ -460,14 +543,38 @@ cdef class Loop(Shard):
         cdef list parked = self.parked
         cdef Connection connection
         self.parked = []
+        # The first takes what room there is, so each is the first in turn.
+        parked.append(parked.pop(0))
         for connection in parked:
             if connection.fd < 0 or connection.state == CLOSING:
                 continue
-            connection.parked = False
-            connection.take_rest()
-            if not connection.parked:
+            connection.stops &= ~<uint8_t>STOP_RING
+            if connection.stops:
+                continue                   # another reason is left; it goes on when that is gone
+            connection.go_on()
+            if not connection.stops and connection.fd >= 0:
                 connection.want(connection.interest | EPOLLIN)
         return 0
+
+    cdef int resume_busy(self) except -1:
+        cdef list busy = self.busy
+        cdef Connection connection
+        self.busy = []
+        for connection in busy:
+            connection.busy = False
+            connection.go_on()
+        return 0
+
+    cdef int share_out(self, int ready) except -1:
+        """What each connection may do in this pass: the more of them are ready, the less, so that a round stays short for those
+        who want little."""
+        ready += len(self.busy) + len(self.parked)
+        self.turn_budget = max(PASS_BUDGET // max(ready, 1), <int>TURN_LEAST)
+        self.turn_bytes = <size_t>min(max(self.turn_budget * UNIT_BYTES, <int64_t>READ_LEAST), <int64_t>READ_BYTES)
+        return 0
+
+    cdef bint step_is_over(self) noexcept:
+        return self.read_clock() > self.step_start_us + STEP_US
 
     cdef int flush_sockets(self) except -1:
         cdef list dirty
@@ -605,6 +712,7 @@ cdef class Loop(Shard):
             self.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.clock_offset_ms + self.idle_timeout_ms)
             self.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
             if handover.data:
+                self.budget = self.turn_budget
                 connection.take(<const uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
         return 0
 
@@ -798,7 +906,11 @@ cdef class Loop(Shard):
         cdef const uint8_t* record = NULL
         cdef uint32_t size
         cdef int taken = 0
+        self.budget = PASS_BUDGET // len(self.inbox.lanes)
         for taken in range(RECORDS):
+            if self.budget <= 0:
+                break
+            self.budget -= 1
             record = ring.next(&size)
             if record == NULL:
                 break

@@ -35,6 +35,9 @@ cdef class Shard(Core):
     cdef list retained_changes
     cdef list subacks                      # (channel, packet id, codes, subscriptions, replays) to be answered after the commit
     cdef list replaying                    # sessions with retained messages still to be sent
+    cdef bint replays_moved                # some were sent in this pass: there is more to do at once
+    cdef list leaving                      # subscriptions of sessions that ended, for which one pass was too short
+    cdef uint64_t full_tables              # commits that the route table had no room for
     cdef list retry                        # callables for what a full ring held back: wills, redispatches
     cdef uint64_t next_key
     cdef uint64_t id_low_base              # node and process part of message ids
@@ -64,6 +67,7 @@ cdef class Shard(Core):
     cdef int publish_will(self, Session session) except -1
     cdef int subscribe(self, Session session, Subscription subscription) except -1
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1
+    cdef bint drop_subscription(self, Subscription subscription, uint64_t delay_ms) except -1
     cdef int route_changed(self, Subscription subscription, bint add, uint64_t delay_ms) except -1
     cdef void invalidate(self, bytes filter) noexcept
     cdef bint few_removals(self) noexcept
@@ -72,4 +76,7 @@ cdef class Shard(Core):
     cdef int commit(self, bint now) except -1
     cdef bint commit_routes(self) except -1
     cdef int replay_some(self) except -1
+    cdef int leave_some(self) except -1
+    # Whether this step of the pass has lasted long enough; the loop has a clock for it.
+    cdef bint step_is_over(self) noexcept
     cdef bint replay_session(self, Session session) except -1
