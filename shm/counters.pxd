@@ -55,6 +55,7 @@ cpdef enum Counter:
     DELIVERY_DROPPED_QOS0_MSG
     DELIVERY_DROPPED_QUEUE_FULL
     DELIVERY_DROPPED_OUTPUT_FULL           # QoS 0 for a connection that takes nothing
+    DELIVERY_DROPPED_OVERLOAD              # QoS 0 for clients that are away, while memory is short
     DELIVERY_DROPPED_EXPIRED
     CLIENT_CONNECTED
     CLIENT_DISCONNECTED
@@ -66,6 +67,7 @@ cpdef enum Counter:
     CLIENT_CLOSED_NOT_CONNECT
     CLIENT_CLOSED_REFUSED
     CLIENT_CLOSED_MAX_CONNECTIONS          # one too many for listeners.<name>.max_connections
+    CLIENT_CLOSED_OVERLOAD                 # refused, as memory is short
     CLIENT_CLOSED_RESET                    # the peer went without DISCONNECT
     SESSION_CREATED
     SESSION_RESUMED
@@ -75,6 +77,7 @@ cpdef enum Counter:
     EVENTS_DROPPED                         # log events that the manager's ring had no room for
     RETAINED_DROPPED                       # not retained: too large, too many, or no room for it
     OVERLOAD_OUTPUT_STOPPED                # times that a client was not read any more because it took none of its answers
+    OVERLOAD_PUBLISHERS_PAUSED             # times that a publisher was not read any more, as memory is short
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT
@@ -82,6 +85,8 @@ cpdef enum Counter:
     RETAINED_COUNT
     INFLIGHT_COUNT
     MQUEUE_COUNT
+    MEMORY_BYTES_COUNT                           # private memory of a worker
+    OVERLOAD_LEVEL_COUNT                         # as worker/memory.pxd has it: all workers come to the same
     COUNTER_MAX
 
 
@@ -130,6 +135,7 @@ cdef class Counters:
     cdef uint64_t* at(self, int slot) except NULL
     cdef uint64_t* histogram_words(self, int number, int which) except NULL
     cdef list bucket_sums(self, str name)
+    cdef uint64_t memory_of(self, int number) except? 0
     cdef bint connected_wanted(self, uint64_t epoch) noexcept
     cdef ListenerSockets* sockets_of(self, int number) except NULL
     # Open sockets of a listener in the whole broker, those between two processes included.

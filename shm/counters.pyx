@@ -63,14 +63,15 @@ NAMES = (
     "messages.acked", "messages.forward", "messages.dropped", "messages.dropped.no_subscribers",
     "messages.dropped.await_pubrel_timeout", "messages.dropped.receive_maximum", "delivery.dropped",
     "delivery.dropped.no_local", "delivery.dropped.too_large", "delivery.dropped.qos0_msg", "delivery.dropped.queue_full",
-    "delivery.dropped.output_full", "delivery.dropped.expired", "client.connected", "client.disconnected", "client.closed.malformed",
+    "delivery.dropped.output_full", "delivery.dropped.overload", "delivery.dropped.expired", "client.connected",
+    "client.disconnected", "client.closed.malformed",
     "client.closed.protocol_error", "client.closed.too_large", "client.closed.idle_timeout", "client.closed.keepalive",
-    "client.closed.not_connect", "client.closed.refused", "client.closed.max_connections", "client.closed.reset",
-    "session.created", "session.resumed",
+    "client.closed.not_connect", "client.closed.refused", "client.closed.max_connections",
+    "client.closed.overload", "client.closed.reset", "session.created", "session.resumed",
     "session.takenover", "session.discarded", "session.terminated", "events.dropped", "retained.dropped",
-    "overload.output_stopped", "connections.count",
+    "overload.output_stopped", "overload.publishers_paused", "connections.count",
     "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
-    "inflight.count", "mqueue.count",
+    "inflight.count", "mqueue.count", "memory.bytes.count", "overload.level.count",
 )
 """Dotted names of the counters, in the order of the enum `Counter`."""
 
@@ -182,6 +183,9 @@ cdef class Counters:
         slot.sockets = self.sockets_of(number)
         slot.owner = self.mapping
         return slot
+
+    cdef uint64_t memory_of(self, int number) except? 0:
+        return (<uint64_t*>(<uint8_t*>self.at(number) + LINE))[<int>MEMORY_BYTES_COUNT]
 
     cdef ListenerSockets* sockets_of(self, int number) except NULL:
         return <ListenerSockets*>(<uint8_t*>self.at(number) + SOCKETS_AT)

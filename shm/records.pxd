@@ -11,6 +11,7 @@ cdef enum RecordKind:
     RECORD_PUBLISH = 1                 # for every local subscriber of the topic
     RECORD_SHARED = 2                  # for one member of a shared group: `member`
     RECORD_EVENT = 3                   # to the manager: bytes of shm/events.py in the payload
+    RECORD_PAUSE = 4                   # `client id` fills the queues of the sender, whose memory is short: not to be read for a while
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits

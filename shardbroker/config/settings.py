@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from shardbroker.config.units import Allowed, Duration, Limit, Number, OptionalDuration, Rate, Size, Whole
+from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Rate, Size, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter
 
@@ -18,6 +18,7 @@ __all__ = [
     "Log",
     "Mqtt",
     "Node",
+    "Overload",
     "Process",
     "Retainer",
     "Retention",
@@ -181,6 +182,16 @@ class Sys(Section):
     event_messages: SysEvents = SysEvents()
 
 
+class Overload(Section):
+    """When memory is short."""
+
+    memory_high_water: MemoryMark = Field(
+        "70%",
+        description="Memory that all processes together shall not exceed. From 80 % of it on the publishers that fill queues "
+        "fastest are not read, from 90 % on there are no new sessions and subscriptions (0x97), and no QoS 0 for absent clients.",
+    )
+
+
 class Log(Section):
     """What goes to standard error."""
 
@@ -217,6 +228,7 @@ class Settings(Section):
     journal: Journal = Journal()
     retainer: Retainer = Retainer()
     sys: Sys = Sys()
+    overload: Overload = Overload()
     log: Log = Log()
 
     @field_validator("listeners")

@@ -12,6 +12,7 @@ __all__ = [
     "Allowed",
     "Duration",
     "Limit",
+    "MemoryMark",
     "Number",
     "OptionalDuration",
     "Rate",
@@ -21,16 +22,20 @@ __all__ = [
     "format_duration",
     "format_rate",
     "format_size",
+    "mark_bytes",
 ]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:\s*/\s*(\d+)?(ms|s|m|h|d))?", re.ASCII)
 _LEAST_RATE, _MOST_RATE = 1 / 86400, 1e9
 """Rates that make sense, a second: from one a day to more than a machine can."""
 _LONGEST_S = 36500 * 86400.0
 """Longest duration short of infinity, seconds: a hundred years, which in milliseconds still fits every counter."""
+LEAST_MARK = 128 << 20
+"""Least memory limit, bytes: a broker without clients takes about half of it."""
 _BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
@@ -107,6 +112,30 @@ def _limit(value: object) -> object:
     return 0 if value == "infinity" or value == inf else _number(value)
 
 
+def _memory_mark(value: object) -> str:
+    text = str(value).strip()
+    if not isinstance(value, bool):
+        mark_bytes(text, 0)
+    else:
+        raise ValueError("not a share or a size")
+    return text
+
+
+def mark_bytes(text: str, total: int) -> int:
+    """A share of `total` bytes such as 70%, or a size, in bytes; 0 for `disabled`. Raises ValueError."""
+    if text == "disabled":
+        return 0
+    share = _SHARE.fullmatch(text)
+    if share is None:
+        size = _size(text)
+        if not LEAST_MARK <= size <= 1 << 50:
+            raise ValueError("not a size that makes sense")
+        return size
+    if not 1 <= float(share[1]) <= 100:
+        raise ValueError("not a share")
+    return max(int(total * float(share[1]) / 100), LEAST_MARK)
+
+
 Duration = Annotated[float, BeforeValidator(_duration), Unit.DURATION]
 """Seconds; infinity means no limit. A bare number is seconds."""
 OptionalDuration = Annotated[float | None, BeforeValidator(_optional_duration), Unit.DURATION]
@@ -119,6 +148,10 @@ Rate = Annotated[float, BeforeValidator(_rate), Unit.RATE, Allowed("a rate such 
 """Things a second; infinity means no limit."""
 Number = Annotated[float, BeforeValidator(_number)]
 """Any number."""
+MemoryMark = Annotated[
+    str, BeforeValidator(_memory_mark), Allowed("a share of the memory from 1% to 100%, a size of 128MB or more, disabled")
+]
+"""A share of the machine's memory or a size, as text; see `mark_bytes`."""
 Limit = Annotated[int, BeforeValidator(_limit), Unit.LIMIT]
 """A count; 0 and `infinity` mean no limit."""
 

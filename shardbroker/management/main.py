@@ -14,6 +14,7 @@ from shm.events import EventError, unpack_event
 from shm.records import encode_publish, event_payload
 from shm.ring import Inbox
 
+from shardbroker.management.alarms import MemoryAlarm
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
@@ -32,6 +33,9 @@ EVENTS_A_PASS = 1000
 
 RETRY_S = 0.05
 """Between two looks at a full ring; $SYS can wait."""
+
+ALARM_S = 1.0
+"""Between two looks at what workers say about their memory."""
 
 EXPIRED_A_PASS = 50_000
 """Expired retained messages cleared per round, as EMQX's msg_clear_limit."""
@@ -63,6 +67,7 @@ class _Manager:
             self._routes,
             Epochs.attach(topology.epochs_name),
         )
+        self._memory_alarm = MemoryAlarm(topology.node_name)
         self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
@@ -91,6 +96,7 @@ class _Manager:
             stop,
             asyncio.create_task(self._every(settings.heartbeat_interval, self._topics.heartbeat)),
             asyncio.create_task(self._every(settings.msg_interval, self._statistics)),
+            asyncio.create_task(self._every(ALARM_S, self._alarms)),
         ]
         done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
@@ -167,12 +173,25 @@ class _Manager:
     def _statistics(self) -> Iterable[tuple[str, str]]:
         self._retained.clear_expired(time.time_ns() // 1_000_000, EXPIRED_A_PASS)
         self._slot.add(RETAINED, self._retained.count() - self._counters.of(self._topology.manager)["retained.count"])
-        totals = self._counters.totals()
+        # Every worker tells the same level: a sum of them would tell nothing.
+        totals = {**self._counters.totals(), "overload.level.count": self._overload_level()}
         self._report_lost(totals["events.dropped"])
         yield from self._topics.identity()
         yield from self._topics.statistics(totals, self._routes.count())
         for name in HISTOGRAMS:
             yield from self._topics.latencies(name, self._counters.buckets(name))
+
+    def _alarms(self) -> Iterable[tuple[str, str]]:
+        alarm = self._memory_alarm.look(
+            self._overload_level(), self._counters.totals()["memory.bytes.count"], time.time_ns() // 1_000_000
+        )
+        if alarm is not None:
+            self._log.add(alarm.level, alarm.line)
+            self._log.flush()
+            yield alarm.topic, alarm.payload
+
+    def _overload_level(self) -> int:
+        return max(int(self._counters.of(worker)["overload.level.count"]) for worker in range(self._topology.workers))
 
     def _report_lost(self, events_dropped: int) -> None:
         lost = events_dropped - self._events_lost

@@ -18,6 +18,8 @@ STATS = {
     "retained.count": "retained/count",
     "inflight.count": "inflight/count",
     "mqueue.count": "mqueue/count",
+    "memory.bytes.count": "memory/bytes/count",
+    "overload.level.count": "overload/level/count",
 }
 """Gauge -> topic below `stats/`; each has a `max` beside its `count`."""
 

@@ -11,6 +11,7 @@ cdef class Core:
     cdef uint64_t now_ms                   # Unix ms on a steady clock: set once per pass by the shell
     cdef TimerWheel timers
     cdef Recorder recorder                 # None: nothing outlives this process
+    cdef int memory_level                  # as worker/memory.pxd has it; 0: there is enough
     cdef int64_t budget                    # units of work left to whoever has its turn: a packet or a delivery is one
     # Settings, see docs/configuration.md. Times in ms; 0 means none unless said otherwise.
     cdef uint32_t max_inflight             # messages
@@ -46,3 +47,5 @@ cdef class Core:
     # What a session's deadlines lead to; the shard, which owns the sessions, says how.
     cdef int will_due(self, object session) except -1
     cdef int session_expired(self, object session) except -1
+    # A client has added so many bytes to a queue while memory is short.
+    cdef int queued_by(self, bytes client_id, uint64_t size) except -1

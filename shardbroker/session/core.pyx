@@ -66,6 +66,9 @@ cdef class Core:
     cdef int session_expired(self, object session) except -1:
         raise NotImplementedError("Core.session_expired")
 
+    cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
+        return 0
+
 
 def milliseconds(seconds) -> int:
     """0 for None or infinity: no limit."""

@@ -8,8 +8,8 @@ from libc.stdint cimport int64_t
 
 from shardbroker.mqtt.codec cimport write_ack
 from shm.counters cimport (
-    DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_QOS0_MSG,
-    DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
+    DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_OVERLOAD,
+    DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
 from shardbroker.session.recorder cimport (
     DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
@@ -29,6 +29,8 @@ cdef enum:
     PUBREC = 5
     PUBCOMP = 7
     PUBREL_FIRST = 0x62
+    QUEUE_COST = 3                         # of the budget, for a message that is queued
+    NO_MORE_QOS0 = 2                       # level of memory from which QoS 0 is not queued
     AWAIT_REL_GRAIN_MS = 1000              # how late an awaiting_rel timeout may be
 
 
@@ -163,16 +165,26 @@ cdef class Session(Subscriber):
         slot.state = AWAITING_PUBACK if qos == 1 else AWAITING_PUBREC
         slot.sent_ms = self.core.now_ms
         self.inflight += 1
+        self.core.budget -= 1
         self.core.gauge(INFLIGHT_COUNT, 1)
         return 0
 
     cdef int enqueue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
         cdef Core core = self.core
         cdef int priority = core.mqueue_default_priority
+        core.budget -= QUEUE_COST
         if qos == 0 and not core.mqueue_store_qos0:
             core.count(DELIVERY_DROPPED)
             core.count(DELIVERY_DROPPED_QOS0_MSG)
             return 0
+        if core.memory_level:
+            if qos == 0 and core.memory_level >= NO_MORE_QOS0:
+                core.count(DELIVERY_DROPPED)
+                core.count(DELIVERY_DROPPED_OVERLOAD)
+                return 0
+            core.queued_by(publication.client_id, sizeof(Delivery) + (
+                <uint64_t>publication.topic_size + publication.properties_size + publication.payload_size
+                if publication.message is None else 0))
         if self.queue is None:
             self.queue = MQueue.__new__(MQueue)
         if core.max_mqueue_len and self.queue.count >= core.max_mqueue_len:

@@ -12,7 +12,7 @@ from shardbroker.session.core cimport Core
 from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, Will
 from shm.counters cimport (
     CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
-    CLIENT_CLOSED_PROTOCOL_ERROR, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CLIENT_CONNECTED,
+    CLIENT_CLOSED_OVERLOAD, CLIENT_CLOSED_PROTOCOL_ERROR, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CLIENT_CONNECTED,
     CLIENT_DISCONNECTED, CONNECTIONS_COUNT, MESSAGES_DROPPED_RECEIVE_MAXIMUM, MESSAGES_QOS0_RECEIVED, MESSAGES_RECEIVED,
     PACKETS_AUTH_RECEIVED, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_CONNECT_RECEIVED,
     PACKETS_DISCONNECT_RECEIVED, PACKETS_DISCONNECT_SENT, PACKETS_PINGREQ_RECEIVED, PACKETS_PINGRESP_SENT,
@@ -23,6 +23,7 @@ from shm.counters cimport (
     PACKETS_UNSUBSCRIBE_RECEIVED,
 )
 from shm.address cimport address_text
+from shardbroker.worker.memory cimport REFUSE
 from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
@@ -217,6 +218,10 @@ cdef class Channel(Link):
             expiry_ms = core.max_session_expiry_ms
         if core.server_keepalive_s:
             keepalive_s = core.server_keepalive_s
+        if core.memory_level >= REFUSE and client_id not in self.shard.sessions:
+            # Who has a session is let in: it comes to empty its queue.
+            core.count(CLIENT_CLOSED_OVERLOAD)
+            return self.refuse(self.version, QUOTA_EXCEEDED, "the broker's memory is short")
         self.receive_maximum = properties.get(PropertyId.RECEIVE_MAXIMUM, 65535)
         self.alias_maximum = properties.get(PropertyId.TOPIC_ALIAS_MAXIMUM, 0)
         self.problem_information = properties.get(PropertyId.REQUEST_PROBLEM_INFORMATION, 1) != 0
@@ -496,6 +501,8 @@ cdef class Channel(Link):
             return WILDCARD_NOT_SUPPORTED                  # [MQTT-3.8.3-2] of 3.1.1
         present = self.session.find_subscription(wire_filter) is not None
         if core.max_subscriptions and not present and self.session.subscription_count() >= core.max_subscriptions:
+            return QUOTA_EXCEEDED
+        if core.memory_level >= REFUSE and not present:
             return QUOTA_EXCEEDED
         subscription.subscriber = self.session
         subscription.filter = filter

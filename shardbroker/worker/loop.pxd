@@ -8,6 +8,7 @@ from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
+from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.shard cimport Shard
 from shm.counters cimport Counters, Histogram, ListenerSockets
 from shm.records cimport RecordHeader
@@ -30,6 +31,7 @@ cdef class Connection(Channel):
     cdef bint busy                         # in the loop's list of those that have bytes or filters left for the next pass
     cdef bint hung                         # out of epoll, since it would report the peer's end again and again
     cdef uint8_t stops                     # Stop flags; read while there are none
+    cdef uint64_t paused_until_ms          # unless it is told again that this one is greedy
     cdef int ended_by                      # Side
     cdef bint lingering                    # all is sent and the write side shut: waiting for the peer's end
     cdef readonly str listener
@@ -64,6 +66,9 @@ cdef class Loop(Shard):
     cdef int64_t turn_budget               # units for each connection in this pass
     cdef size_t turn_bytes                 # bytes read from each connection in this pass
     cdef uint64_t step_start_us
+    cdef MemoryWatch memory
+    cdef uint64_t look_at_ms               # when memory is measured next
+    cdef list paused                       # connections with STOP_MEMORY
     cdef uint8_t* buffer                   # what every socket is read into
     cdef Inbox inbox
     cdef list outboxes                     # process number -> Inbox
@@ -122,6 +127,9 @@ cdef class Loop(Shard):
     cdef int flush_sockets(self) except -1
     cdef int resume_parked(self) except -1
     cdef int resume_busy(self) except -1
+    cdef int look_at_memory(self) except -1
+    cdef int pause_client(self, bytes client_id) except -1
+    cdef int send_pause(self, long destination, bytes client_id) except -1
     cdef int share_out(self, int ready) except -1
     cdef Ring lane_to(self, long destination)
     cdef int ring(self, int process) except -1

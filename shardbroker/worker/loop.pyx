@@ -25,7 +25,8 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED, CounterSlot,
+    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED,
+    CounterSlot,
 )
 from shm.address cimport address_text
 from shm.epochs cimport Epochs, bucket_of
@@ -36,7 +37,7 @@ from shm.posix cimport (
     read, recv, send, shutdown, timespec, write,
 )
 from shm.records cimport (
-    FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_EVENT, RECORD_PUBLISH, RECORD_SHARED, record_size,
+    FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_EVENT, RECORD_PAUSE, RECORD_PUBLISH, RECORD_SHARED, record_size,
 )
 
 from shardbroker.journal import apply_retention, set_recovery_start
@@ -47,6 +48,7 @@ __all__ = ["Connection", "Loop"]
 cdef enum:
     KEPT_BYTES = 268435456                 # free memory at the end of the heap that a busy worker keeps, bytes
     MAPPED_BYTES = 16777216                # an allocation of this size is mapped on its own, bytes
+    KEPT_SHARE = 8                         # of the memory limit, if that is less
     TRIM_MS = 10000                        # least time between two times that free memory is given back
     READ_BYTES = 262144                    # most that is read from one connection in a pass, bytes
     READ_LEAST = 2048                      # however many are ready
@@ -83,6 +85,11 @@ CYCLE_BYTES = 64 << 20
 
 CYCLE_BYTES_A_PASS = 1 << 16
 """Bytes of sessions written anew in a pass."""
+LOOK_MS = 50
+"""How often memory is measured: what publishers can add to queues in this time must be less than a tenth of the limit."""
+
+PAUSE_MS = 1500
+"""How long a greedy publisher is not read after the last word about it."""
 
 REGISTRY_MS = 200
 """Least time between two writes of the client registry."""
@@ -300,7 +307,7 @@ cdef class Connection(Channel):
         if self.ended_by == SIDE_CLIENT or self.version == 0:
             return self.finish()
         self.lingering = True
-        self.busy = False
+        self.stops = 0
         shutdown(self.fd, SHUT_WR)
         self.want(EPOLLIN)
         self.core.timers.arm(self, self.core.now_ms + LINGER_MS)
@@ -346,7 +353,7 @@ cdef class Connection(Channel):
 cdef class Loop(Shard):
     """topology: shm.topology.Topology; the rest are the shared parts, opened in this process. number: of this worker."""
 
-    def __init__(self, topology, int number, counters, routes, retained, Epochs epochs, registry, Inbox inbox):
+    def __init__(self, topology, int number, counters, routes, retained, Epochs epochs, registry, Inbox inbox, MemoryWatch memory):
         cdef timespec steady, wall
         clock_gettime(CLOCK_MONOTONIC, &steady)
         clock_gettime(CLOCK_REALTIME, &wall)
@@ -374,6 +381,8 @@ cdef class Loop(Shard):
         self.dirty = []
         self.parked = []
         self.busy = []
+        self.paused = []
+        self.memory = memory
         self.share_out(1)
         self.registry_changes = {}
         self.counters_segment = counters
@@ -414,7 +423,7 @@ cdef class Loop(Shard):
         """Serves until `draining` is set, then sends everybody away and returns."""
         cdef int timeout_ms
         # Output buffers come and go with every pass: a heap that shrinks in between spends a third of a fan-out on page faults.
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, <int>min(<uint64_t>KEPT_BYTES, self.memory.mark // (KEPT_SHARE * self.topology.workers) or <uint64_t>KEPT_BYTES))
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
         while not self.draining:
             if not self.serving and self.counters_segment.serving:
@@ -529,6 +538,8 @@ cdef class Loop(Shard):
             self.flush_rings()
         if self.now_ms >= self.registry_due_ms:
             self.flush_registry()
+        if self.now_ms >= self.look_at_ms:
+            self.look_at_memory()
         self.pass_times.record(self.read_clock() - self.pass_start_us)
         return 0
 
@@ -571,6 +582,66 @@ cdef class Loop(Shard):
         ready += len(self.busy) + len(self.parked)
         self.turn_budget = max(PASS_BUDGET // max(ready, 1), <int>TURN_LEAST)
         self.turn_bytes = <size_t>min(max(self.turn_budget * UNIT_BYTES, <int64_t>READ_LEAST), <int64_t>READ_BYTES)
+        return 0
+
+    # --- memory ---------------------------------------------------------------------------------------------------------------------
+
+    cdef int look_at_memory(self) except -1:
+        cdef Connection connection
+        cdef list paused
+        cdef int worker
+        self.look_at_ms = self.now_ms + LOOK_MS
+        self.memory_level = self.memory.look(self.now_ms)
+        if self.memory_level:
+            for client_id in self.memory.choose(self.now_ms):
+                worker = self.memory.worker_of(client_id)
+                if worker == self.number:
+                    self.pause_client(client_id)
+                else:
+                    self.send_pause(worker, client_id)
+        if self.paused:
+            paused = self.paused
+            self.paused = []
+            for connection in paused:
+                if connection.paused_until_ms > self.now_ms and connection.fd >= 0:
+                    self.paused.append(connection)
+                else:
+                    connection.paused = False
+                    connection.read_again(STOP_MEMORY)
+        return 0
+
+    cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
+        return self.memory.note(client_id, size) if client_id else 0
+
+    cdef int pause_client(self, bytes client_id) except -1:
+        """Does not read this publisher for a while. Whoever has found it greedy says so again in time."""
+        cdef Session session = self.sessions.get(client_id)
+        cdef Connection connection
+        if session is None or session.link is None:
+            return 0
+        connection = <Connection>session.link
+        connection.paused_until_ms = self.now_ms + PAUSE_MS
+        if not connection.stops & STOP_MEMORY:
+            self.count(OVERLOAD_PUBLISHERS_PAUSED)
+            connection.paused = True
+            connection.stop_reading(STOP_MEMORY)
+            self.paused.append(connection)
+        return 0
+
+    cdef int send_pause(self, long destination, bytes client_id) except -1:
+        """If its ring has no room, its publishers wait already, and it is told later."""
+        cdef Ring lane = self.lane_to(destination)
+        cdef RecordHeader header
+        cdef uint8_t* target
+        memset(&header, 0, sizeof(header))
+        header.kind = RECORD_PAUSE
+        header.sent_us = <uint32_t>self.pass_start_us
+        header.client_size = <uint32_t>PyBytes_GET_SIZE(client_id)
+        target = lane.reserve(<uint32_t>record_size(&header)) if record_size(&header) <= lane.max_record() else NULL
+        if target != NULL:
+            memcpy(target, &header, sizeof(header))
+            memcpy(target + sizeof(header), PyBytes_AS_STRING(client_id), header.client_size)
+            self.touched_lanes.add(destination)
         return 0
 
     cdef bint step_is_over(self) noexcept:
@@ -928,6 +999,8 @@ cdef class Loop(Shard):
         cdef RecordHeader header
         cdef bytes contents
         memcpy(&header, record, sizeof(header))
+        if header.kind == RECORD_PAUSE:
+            return self.pause_client(PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.client_size))
         if header.flags & FLAG_SPILLED:
             name = PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.topic_size).decode()
             path = self.spill_source / name

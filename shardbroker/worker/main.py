@@ -7,7 +7,9 @@ from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
 from shm.ring import Inbox
 
+from shardbroker.config import machine_memory, mark_bytes
 from shardbroker.worker.loop import Loop
+from shardbroker.worker.memory import MemoryWatch, memory_share
 from shardbroker.worker.recover import recover
 from shm.registry import Registry
 from shm.retained import RetainedStore
@@ -29,6 +31,7 @@ def run(topology: Topology, number: int) -> None:
     routes = RouteTable(topology.routes_dir)
     epochs = Epochs.attach(topology.epochs_name)
     inbox = Inbox.attach(topology.inbox_name(number))
+    mark = mark_bytes(topology.settings.overload.memory_high_water, machine_memory())
     loop = Loop(
         topology,
         number,
@@ -38,6 +41,13 @@ def run(topology: Topology, number: int) -> None:
         epochs,
         Registry(topology.registry_dir(number), create=True),
         inbox,
+        MemoryWatch(
+            counters,
+            number,
+            topology.workers,
+            memory_share(topology, mark),
+            [folder / "data.mdb" for folder in (topology.routes_dir, *map(topology.registry_dir, range(topology.workers)))],
+        ),
     )
     if topology.settings.durability.level == "none":
         routes.purge(worker_destination(number))

@@ -88,7 +88,10 @@ def test_no_limit_is_written_as_infinity_or_0() -> None:
         ("max_inflight=3", "unknown key; did you mean mqtt.max_inflight?"),
         ("mqtt.worker=3", "unknown key; did you mean process.workers?"),
         ("listeners.a.bnd=x", "unknown key; did you mean listeners.<name>.bind?"),
-        ("qqq.www=1", "unknown key; allowed sections are process, node, listeners, mqtt, durability, journal, retainer, sys, log"),
+        (
+            "qqq.www=1",
+            "unknown key; allowed sections are process, node, listeners, mqtt, durability, journal, retainer, sys, overload, log",
+        ),
         ("retainer.zzz=1", "unknown key; allowed in retainer are max_messages, max_payload_size"),
         ("mqtt.max_inflight=true", "allowed is an integer from 1 to 65535"),
         ("mqtt.max_inflight=1\nmqtt=2", "allowed is an integer from 1 to 65535"),

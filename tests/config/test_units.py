@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from shardbroker.config.units import Duration, Limit, OptionalDuration, Rate, Size, format_duration, format_rate, format_size
+from shardbroker.config import machine_memory
+from shardbroker.config.units import (
+    Duration,
+    Limit,
+    MemoryMark,
+    OptionalDuration,
+    Rate,
+    Size,
+    format_duration,
+    format_rate,
+    format_size,
+    mark_bytes,
+)
 
 DURATION: TypeAdapter[float] = TypeAdapter(Duration)
 RATE: TypeAdapter[float] = TypeAdapter(Rate)
@@ -77,3 +89,20 @@ def test_what_is_written_as_a_rate_reads_back(count: int, units: int, unit: str)
     rate = count / (units * {"s": 1, "m": 60, "h": 3600}[unit])
     if rate >= 1 / 86400:
         assert RATE.validate_python(format_rate(rate)) == pytest.approx(rate, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("70%", 700 << 20), ("12.5 %", 128 << 20), ("1GB", 1 << 30), ("disabled", 0), ("1%", 128 << 20)]
+)
+def test_memory_mark(text: str, expected: int) -> None:
+    assert mark_bytes(text, 1000 << 20) == expected
+
+
+@pytest.mark.parametrize("value", ["0%", "101%", "70", "1MB", "-1GB", "", "x", True, None])
+def test_no_memory_mark(value: object) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(MemoryMark).validate_python(value)
+
+
+def test_memory_of_the_machine() -> None:
+    assert 64 << 20 < machine_memory() < 1 << 50

@@ -16,7 +16,7 @@ from tests.harness import Broker, Client, client_id_on, wire
 from tests.overload.clients import Flood, Pinger, RoundTrips
 
 WORKERS = 2
-LIMIT_MB = 0
+LIMIT_MB = 400
 """overload.memory_high_water of the brokers here, MB."""
 SETTLE_S = 0.5
 BACK_S = 20.0
@@ -400,6 +400,86 @@ def offline_queues(
     return outcome
 
 
+def memory_runs_short(apart: bool = False, limit_mb: int = 250, size: int = 2000) -> Outcome:
+    """Queues of absent clients grow until the broker's memory is short: publishers that fill them, one that does not, newcomers.
+
+    `seen` tells what the harmless publisher got through, how newcomers were answered, and what the greedy ones wrote before and
+    after memory had come back.
+    """
+    settings: dict[str, object] = {"mqtt.max_mqueue_len": "infinity", "mqtt.max_inflight": 100}
+    with overloaded_broker(settings, limit_mb) as broker:
+        with watched("memory runs short" + (", by ring" if apart else ""), broker) as outcome, ExitStack() as stack:
+            absent = [client_id_on(0, broker.workers, f"absent{n}x") for n in range(4)]
+            for n, one in enumerate(absent):
+                with Client(broker.address, 4, one, clean=False) as client:
+                    client.subscribe(f"queue/{n}/#", 1)
+                    client.drop()
+            ids = [client_id_on(int(apart), broker.workers, f"greedy{n}x") for n in range(4)]
+            blocks = [block_of(f"queue/{n}/a", size, 1) for n in range(4)]
+            watcher = stack.enter_context(Client(broker.address, 5, client_id_on(0, broker.workers, "watcher"), keepalive=0))
+            watcher.subscribe("$SYS/brokers/+/alarms/#", 0)
+            flood = stack.enter_context(Flood(broker.address, ids, blocks))
+            outcome.seen["alarm"] = wait_for_alarm(watcher, "activate", 20)
+            time.sleep(1)
+            outcome.seen["refused_v5"] = refused(broker, 5)
+            outcome.seen["refused_v4"] = refused(broker, 4)
+            time.sleep(1)
+            outcome.seen["full_mb"] = pss_mb(broker)
+            for one in absent:
+                with Client(broker.address, 4, one, clean=True):
+                    pass
+            outcome.seen["alarm_ended"] = wait_for_alarm(watcher, "deactivate", BACK_S)
+            del flood
+        outcome.seen["accepted_again"] = float(not refused(broker, 5))
+        wait_for_memory(outcome, broker, 60)
+    return outcome
+
+
+def too_many_connections(limit_mb: int = 200, most: int = 6000, will_bytes: int = 60_000) -> Outcome:
+    """Connections whose wills fill the memory, until newcomers are refused."""
+    with overloaded_broker({}, limit_mb) as broker:
+        with watched("connections until memory is short", broker) as outcome, ExitStack() as stack:
+            old = client_id_on(0, broker.workers, "old")
+            with Client(broker.address, 5, old, properties={"session_expiry_interval": 60}) as client:
+                client.drop()
+            will = wire.Will("will", bytes(will_bytes))
+            for n in range(most):
+                one = stack.enter_context(Client(broker.address, 5, f"will{n}", will=will, keepalive=0, connect=False, timeout=10))
+                one.send_raw(wire.connect(one.client_id, 5, will=will, keepalive=0))
+                code = one.expect(wire.Connack).code
+                if code:
+                    break
+            outcome.seen |= {"connected": n, "refused_v5": code, "refused_v4": refused(broker, 4)}
+            with Client(broker.address, 5, old, clean=False) as client:
+                outcome.seen["session_present"] = float(client.connack is not None and client.connack.session_present)
+                outcome.seen["suback"] = max(client.subscribe("some/topic", 1, check=False).codes)
+            outcome.seen["full_mb"] = pss_mb(broker)
+            stack.close()
+            end = time.monotonic() + BACK_S
+            while time.monotonic() < end and refused(broker, 5):
+                time.sleep(0.2)
+            outcome.seen["accepted_again"] = float(not refused(broker, 5))
+        wait_for_memory(outcome, broker, 60)
+    return outcome
+
+
+def wait_for_alarm(client: Client, kind: str, deadline_s: float) -> float:
+    """Whether the message came in time."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        packet = client.recv(0.2)
+        if isinstance(packet, wire.Publish) and packet.topic.endswith(kind):
+            return 1.0
+    return 0.0
+
+
+def refused(broker: Broker, version: int) -> float:
+    """The code of the CONNACK that a new client gets; 0 if it is let in."""
+    with Client(broker.address, version, client_id_on(0, broker.workers, f"new{version}x"), connect=False) as client:
+        client.send_raw(wire.connect(client.client_id, version))
+        return float(client.expect(wire.Connack).code)
+
+
 ALL: dict[str, Callable[[], Outcome]] = {
     "stuck0": lambda: stuck_subscribers(0),
     "stuck1": lambda: stuck_subscribers(1),
@@ -413,4 +493,7 @@ ALL: dict[str, Callable[[], Outcome]] = {
     "retained": retained_to_many,
     "pings": ping_flood,
     "offline": offline_queues,
+    "connections": too_many_connections,
+    "memory": memory_runs_short,
+    "memory-ring": lambda: memory_runs_short(apart=True),
 }

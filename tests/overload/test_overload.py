@@ -76,3 +76,24 @@ def test_queues_of_absent_clients() -> None:
     outcome = scenarios.offline_queues(sessions=5)
     check(outcome)
     assert outcome.seen["queued"] == 100_000
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_memory_runs_short(apart: bool) -> None:
+    outcome = scenarios.memory_runs_short(apart, limit_mb=250)
+    check(outcome)
+    assert outcome.most < 250
+    # Queues have no limit here: nothing is dropped, the publishers wait until there is room.
+    assert outcome.dropped == set()
+    assert outcome.counters["metrics.overload.publishers_paused"] >= 4
+    assert outcome.seen["alarm"] and outcome.seen["alarm_ended"] and outcome.seen["accepted_again"]
+
+
+def test_newcomers_are_refused_while_memory_is_short() -> None:
+    outcome = scenarios.too_many_connections(limit_mb=200)
+    check(outcome)
+    assert outcome.most < 200
+    assert (outcome.seen["refused_v5"], outcome.seen["refused_v4"]) == (0x97, 0x03)
+    assert outcome.seen["session_present"], "who has a session may come to empty its queue"
+    assert outcome.seen["suback"] == 0x97
+    assert outcome.seen["accepted_again"]
