@@ -5,6 +5,7 @@ have nothing to do with it, on the worker that is overloaded and on another.
 """
 
 import contextlib
+import socket
 import struct
 import threading
 import time
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tests.harness import Broker, Client, client_id_on, wire
-from tests.overload.clients import Flood, Pinger, RoundTrips
+from tests.overload.clients import UNREAD_BYTES, Flood, Pinger, RoundTrips
 
 WORKERS = 2
 LIMIT_MB = 400
@@ -159,6 +160,13 @@ def wait_for_memory(outcome: Outcome, broker: Broker, allowance_mb: float) -> No
         time.sleep(0.3)
 
 
+def wait_until(condition: Callable[[], bool], deadline_s: float = 20) -> None:
+    """Until it holds or the time is up: machines differ."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end and not condition():
+        time.sleep(0.02)
+
+
 def publishes(topic: str, size: int, qos: int, count: int) -> bytes:
     """`count` PUBLISH packets with payloads of `size`; of QoS 2 with their PUBRELs."""
     packets = []
@@ -177,17 +185,18 @@ def block_of(topic: str, size: int, qos: int) -> bytes:
 # --- the scenarios --------------------------------------------------------------------------------------------------------
 
 
-def stuck_subscribers(qos: int, subscribers: int = 10, seconds: float = 3, size: int = 1000) -> Outcome:
-    """Subscribers that never read, and a publisher that never stops."""
+def stuck_subscribers(qos: int, subscribers: int = 10, blocks: int = 3000, size: int = 1000) -> Outcome:
+    """Subscribers that never read, and a publisher that writes blocks of 60 messages without a pause."""
     with overloaded_broker() as broker:
         with watched(f"stuck subscribers, QoS {qos}", broker) as outcome:
             ids = [client_id_on(0, broker.workers, f"stuck{n}x") for n in range(subscribers)]
             stuck = [Client(broker.address, 4, one, keepalive=0) for one in ids]
             for client in stuck:
+                client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
                 client.subscribe("flood/#", qos)
             publisher = client_id_on(0, broker.workers, "flooder")
-            with Flood(broker.address, [publisher], [block_of("flood/a", size, qos)]) as flood:
-                time.sleep(seconds)
+            with Flood(broker.address, [publisher], [block_of("flood/a", size, qos)], limit=blocks) as flood:
+                wait_until(lambda: flood.done)
             outcome.seen["blocks"] = float(str(flood.result))
             outcome.seen["subscriber_mb"] = pss_mb(broker)
         for client in stuck:
@@ -312,8 +321,7 @@ def many_filters(filters: int = 50_000, one_packet: bool = False) -> Outcome:
             greedy = client_id_on(0, broker.workers, "greedy")
             with Flood(broker.address, [greedy], [data], limit=1, answers=answers) as flood:
                 started = time.monotonic()
-                while not flood.done and time.monotonic() < started + 30:
-                    time.sleep(0.01)
+                wait_until(lambda: flood.done)
                 outcome.seen["subscribed_s"] = time.monotonic() - started
             time.sleep(1)
         wait_for_memory(outcome, broker, 60)
@@ -358,6 +366,7 @@ def ping_flood(clients: int = 20, seconds: float = 3) -> Outcome:
             ids = [client_id_on(0, broker.workers, f"ping{n}x") for n in range(clients)]
             with Flood(broker.address, ids, [wire.pingreq() * 32768], read=False) as flood:
                 time.sleep(seconds)
+                wait_until(lambda: counters(broker).get("metrics.overload.output_stopped", 0) >= clients)
             outcome.seen["blocks"] = float(str(flood.result))
         wait_for_memory(outcome, broker, 60)
     return outcome
