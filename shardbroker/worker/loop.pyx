@@ -85,7 +85,8 @@ CYCLE_BYTES = 64 << 20
 
 CYCLE_BYTES_A_PASS = 1 << 16
 """Bytes of sessions written anew in a pass."""
-LOOK_MS = 50
+
+LOOK_MS = 20
 """How often memory is measured: what publishers can add to queues in this time must be less than a tenth of the limit."""
 
 PAUSE_MS = 1500

@@ -29,6 +29,7 @@ cdef class MemoryWatch:
     cdef uint64_t trim_at_ms               # when free memory may be given back again
     cdef uint64_t tidy_at_ms               # when it is to be, if nothing else leads to it
     cdef int level
+    cdef bint confirmed                    # the look before came to REFUSE too
     cdef dict contributions                # client id -> bytes that it added to queues since the last look
     cdef readonly dict greedy              # client id -> when it was last told to its worker, Unix ms
 

@@ -31,7 +31,7 @@ cdef enum:
     RENEW_MS = 500                         # how often a greedy publisher's worker is told that it still is one
     TIDY_MS = 10000                        # how often free memory is given back by a worker that is never idle
     TIDY_SHORT_MS = 1000                   # the same while memory is short
-    TRIM_MS = 500                          # least time between two times that it is
+    TRIM_MS = 50                           # least time between two times that it is
     TRIM_SHARE = 100                       # giving back may take a hundredth of the time: a fragmented heap needs 150 ms for it
     WORTH_TRIMMING = 16777216              # memory above that of the start from which it is tried at all, bytes
 
@@ -101,6 +101,12 @@ cdef class MemoryWatch:
                 self.trim(now_ms)
                 slot.values[<int>MEMORY_BYTES_COUNT] = self.own
                 level = self.judge(self.taken())
+        if level == REFUSE and self.level < REFUSE and not self.confirmed:
+            # Others may have a free heap as well, and give it back before the next look.
+            self.confirmed = True
+            level = PAUSE
+        else:
+            self.confirmed = False
         self.level = level
         slot.values[<int>OVERLOAD_LEVEL_COUNT] = <uint64_t>level
         if level == CALM:

@@ -452,11 +452,14 @@ def too_many_connections(limit_mb: int = 200, most: int = 6000, will_bytes: int 
             with Client(broker.address, 5, old, properties={"session_expiry_interval": 60}) as client:
                 client.drop()
             will = wire.Will("will", bytes(will_bytes))
+            refusals = 0
             for n in range(most):
                 one = stack.enter_context(Client(broker.address, 5, f"will{n}", will=will, keepalive=0, connect=False, timeout=10))
                 one.send_raw(wire.connect(one.client_id, 5, will=will, keepalive=0))
                 code = one.expect(wire.Connack).code
-                if code:
+                # What is taken may still fall a little, when workers give back what is free.
+                refusals = refusals + 1 if code else 0
+                if refusals == 20:
                     break
             outcome.seen |= {"connected": n, "refused_v5": code, "refused_v4": refused(broker, 4)}
             with Client(broker.address, 5, old, clean=False) as client:
