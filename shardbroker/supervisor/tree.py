@@ -88,6 +88,7 @@ class Supervisor:
                     self._check_ready(topology, deadline)
         finally:
             self._drain()
+            forget_left_over(self._left_over)  # there are some only if everybody was ready: it is all in the journals
 
     def _places(self, topology: Topology) -> list[Child]:
         entries = self._entries
