@@ -25,8 +25,8 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED,
-    CounterSlot,
+    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED,
+    OVERLOAD_PUBLISHERS_PAUSED, CounterSlot,
 )
 from shm.address cimport address_text
 from shm.epochs cimport Epochs, bucket_of
@@ -41,6 +41,7 @@ from shm.records cimport (
 )
 
 from shardbroker.journal import apply_retention, set_recovery_start
+from shardbroker.mqtt.errors import MqttError
 from shm.routes import worker_destination
 
 __all__ = ["Connection", "Loop"]
@@ -1012,7 +1013,11 @@ cdef class Loop(Shard):
             self.spent.append(path)
             memcpy(&header, PyBytes_AS_STRING(contents), sizeof(header))
             return self.on_publish_record(&header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header))
-        return self.on_publish_record(&header, record + sizeof(header))
+        try:
+            return self.on_publish_record(&header, record + sizeof(header))
+        except MqttError:
+            self.count(MESSAGES_DROPPED)   # no topic: a mistake of the process that wrote it must not end this one
+            return 0
 
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1:
         cdef Publication publication = self.incoming
