@@ -273,6 +273,7 @@ def test_mqtt_3_1_2_28_response_information(broker_with: Callable[..., Broker], 
     "MQTT-3.2.2-19",
     "MQTT-3.2.2-20",
 )
+@pytest.mark.own_broker  # what is refused here is this broker's choice
 def test_mqtt_3_1_2_29_no_diagnosis_where_it_does_not_fit(connect: Connect, topic: str) -> None:
     """Failures of every kind, to a client that takes tiny packets and asked for no problem information."""
     from tests.harness import wire

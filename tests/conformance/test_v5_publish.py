@@ -446,6 +446,7 @@ def test_mqtt_4_7_1_1_wildcards(connect: Connect, topic: str, placement: str) ->
 
 
 @statement("5.0", "MQTT-4.3.3-9")
+@pytest.mark.own_broker  # what is refused here is this broker's choice
 def test_mqtt_4_3_3_9_after_a_failed_pubrec_the_id_is_new(connect: Connect, topic: str, placement: str) -> None:
     subscriber, publisher = connect(), connect(auto_ack=False)
     subscriber.subscribe(topic, 2)
@@ -458,6 +459,7 @@ def test_mqtt_4_3_3_9_after_a_failed_pubrec_the_id_is_new(connect: Connect, topi
 
 @statement("3.1.1", "MQTT-3.3.5-2")
 @pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.own_broker  # what is refused here is this broker's choice
 def test_mqtt_3_3_5_2_a_publish_without_permission(connect: Connect, topic: str, version: int) -> None:
     """The broker's own topics are closed to clients: acknowledged as the version allows, and delivered to nobody."""
     watcher, client = connect(5), connect(version)

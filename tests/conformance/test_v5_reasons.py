@@ -54,6 +54,7 @@ def test_mqtt_3_4_2_2_failures_are_told_in_words(connect: Connect, topic: str) -
 
 @statement("5.0", "MQTT-3.1.2-29")
 @pytest.mark.parametrize("wanted", [None, 1, 0])
+@pytest.mark.own_broker  # what is refused here is this broker's choice
 def test_mqtt_3_1_2_29_words_only_for_those_who_want_them(connect: Connect, topic: str, wanted: int | None) -> None:
     properties = {} if wanted is None else {"request_problem_information": wanted}
     answers = failures(connect(auto_ack=False, properties=properties), topic)
