@@ -20,6 +20,7 @@ MAY_USE = {
     "acceptor": ("shm",),
     "shardbroker.worker": (
         "shardbroker.session",
+        "shardbroker.config",
         "shardbroker.pubsub",
         "shardbroker.mqtt",
         "shardbroker.journal",

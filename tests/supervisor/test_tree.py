@@ -23,6 +23,7 @@ from shardbroker.supervisor import StartError
 from shardbroker.supervisor.child import BACKOFF_MAX_S, YOUNG_S, Child
 from shardbroker.supervisor.layout import lay_out, lock_data_dir, tear_down
 from shardbroker.supervisor.signals import StopSignals
+from shm.cleanup import forget_left_over
 
 pytestmark = pytest.mark.own_broker
 
@@ -233,22 +234,40 @@ def test_layout_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not leftovers(tmp_path)
 
 
-def test_layout_cleans_up_after_a_broker_that_was_killed(tmp_path: Path) -> None:
+def test_layout_cleans_up_after_a_broker_that_was_killed_but_keeps_its_rings(tmp_path: Path) -> None:
+    """What was under way in them goes into the journals first; at level `none` there are none."""
     options = {"process.data_dir": str(tmp_path), "listeners.default.bind": "127.0.0.1:0"}
     settings = load(None, None, ["process.workers=1"], options).settings
     before = descriptors()
     first = lay_out(settings, [0])
+    second = lay_out(settings, [0])  # as after kill -9: nobody tore the first one down
     try:
-        second = lay_out(settings, [0])  # as after kill -9: nobody tore the first one down
         assert second.instance == first.instance
         mode = second.runtime_dir.stat().st_mode & 0o777
         assert mode == 0o700
         assert all(path.stat().st_mode & 0o077 == 0 for path in leftovers(tmp_path))
-        tear_down(second)
+        assert not first.left_over
+        (old,) = second.left_over
+        assert len(old.inboxes) == 2
     finally:
+        tear_down(second)
         tear_down(first)
+    assert {f"/{path.name}" for path in leftovers(tmp_path)} == {*old.inboxes, f"/{old.spill_dir.name}"}
+    third = lay_out(settings, [0])
+    tear_down(third)
+    assert third.left_over == (old,)
+    forget_left_over(third.left_over)
     assert not leftovers(tmp_path)
     assert descriptors() == before
+
+
+def test_layout_at_level_none_keeps_no_rings(tmp_path: Path) -> None:
+    options = {"process.data_dir": str(tmp_path), "listeners.default.bind": "127.0.0.1:0"}
+    settings = load(None, None, ["process.workers=1", "durability.level=none"], options).settings
+    first, second = lay_out(settings, [0]), lay_out(settings, [0])
+    tear_down(second)
+    tear_down(first)
+    assert not second.left_over and not leftovers(tmp_path)
 
 
 def test_data_directory_is_locked_and_named(tmp_path: Path) -> None:
