@@ -23,7 +23,6 @@ from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.loop cimport Loop
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
-from shm.records cimport RECORD_SHARED, RecordHeader
 from shm.ring cimport Inbox, Ring
 
 from shardbroker.journal import Block, read, recovery_start
@@ -55,7 +54,6 @@ cdef class Recovery:
     cdef Loop loop
     cdef dict messages                     # id -> Message, or the fields of its record until somebody needs it
     cdef dict by_key                       # session number in the journal -> Session
-    cdef dict versions                     # Session -> MQTT version it was last connected with
     cdef dict consumed                     # (rings, producer) -> position
     cdef dict origins                      # session key -> worker whose journal it is from
     cdef int source                        # worker whose journal is being read

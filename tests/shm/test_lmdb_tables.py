@@ -3,8 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from shm.routes import (
     matches,
     worker_destination,
 )
+from tests.shm.processes import running
 
 LEVELS = [b"a", b"b", b"", b"ab", b"$x", b"long" * 150]
 topics = st.lists(st.sampled_from(LEVELS), min_size=1, max_size=4).map(b"/".join).filter(bool)
@@ -87,18 +87,6 @@ def test_shared_groups_and_removal(tmp_path: Path) -> None:
     assert match.filters == []
     assert Group(b"g", b"t/+", ((0, 9),)) in match.groups
     table.close()
-
-
-@contextmanager
-def running(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
-    """A process of its own that does not outlive the block."""
-    process = multiprocess.get_context("fork").Process(target=target, args=arguments)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
 
 
 def _write_for_ever(path: Path, seed: int) -> None:

@@ -7,11 +7,8 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import multiprocess
 import pytest
 from shm.counters import HISTOGRAMS, NAMES, Counter, Counters, ProcessState, bucket_range
 from shm.epochs import Epochs
@@ -20,6 +17,7 @@ from shm.ring import Inbox
 
 from shm import segment
 from shm.cleanup import cleanup
+from tests.shm.processes import running
 
 LANE = 1 << 16
 
@@ -43,18 +41,6 @@ def produce(name: str, seed: int, count: int) -> None:
     for _, record in zip(range(count), records(seed), strict=False):
         while not lane.put(record):
             time.sleep(0.0001)
-
-
-@contextmanager
-def running(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
-    """A process of its own that does not outlive the block."""
-    process = multiprocess.get_context("fork").Process(target=target, args=arguments)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
 
 
 @pytest.mark.parametrize("seed", range(3))
