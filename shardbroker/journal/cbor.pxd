@@ -2,8 +2,13 @@
 
 The caller has made room: UINT_BYTES for a number or an array's head, UINT_BYTES + size for a byte string.
 """
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+
+cdef extern from "<endian.h>" nogil:
+    uint16_t htobe16(uint16_t value)
+    uint32_t htobe32(uint32_t value)
+    uint64_t htobe64(uint64_t value)
 
 cdef enum:
     UINT_BYTES = 9                         # longest head
@@ -14,27 +19,29 @@ cdef enum:
 
 
 cdef inline uint8_t* put_head(uint8_t* at, int major, uint64_t value) noexcept:
-    cdef int i
+    cdef uint16_t two
+    cdef uint32_t four
+    cdef uint64_t eight
     if value < 24:
         at[0] = major | <uint8_t>value
         return at + 1
-    if value <= 0xFF:
+    if value >> 8 == 0:
         at[0] = major | 24
         at[1] = <uint8_t>value
         return at + 2
-    if value <= 0xFFFF:
+    if value >> 16 == 0:
         at[0] = major | 25
-        at[1] = <uint8_t>(value >> 8)
-        at[2] = <uint8_t>value
+        two = htobe16(<uint16_t>value)
+        memcpy(at + 1, &two, 2)
         return at + 3
-    if value <= 0xFFFFFFFF:
+    if value >> 32 == 0:                   # 0xFFFFFFFF would be compared as a Python number
         at[0] = major | 26
-        for i in range(4):
-            at[1 + i] = <uint8_t>(value >> (24 - 8 * i))
+        four = htobe32(<uint32_t>value)
+        memcpy(at + 1, &four, 4)
         return at + 5
     at[0] = major | 27
-    for i in range(8):
-        at[1 + i] = <uint8_t>(value >> (56 - 8 * i))
+    eight = htobe64(value)
+    memcpy(at + 1, &eight, 8)
     return at + 9
 
 
@@ -56,11 +63,11 @@ cdef inline uint8_t* put_bytes(uint8_t* at, const void* source, size_t size) noe
 
 # A message id: always 16 bytes, big-endian.
 cdef inline uint8_t* put_id(uint8_t* at, uint64_t high, uint64_t low) noexcept:
-    cdef int i
+    cdef uint64_t[2] id
+    id[0] = htobe64(high)
+    id[1] = htobe64(low)
     at[0] = MAJOR_BYTES | 16
-    for i in range(8):
-        at[1 + i] = <uint8_t>(high >> (56 - 8 * i))
-        at[9 + i] = <uint8_t>(low >> (56 - 8 * i))
+    memcpy(at + 1, id, 16)
     return at + 17
 
 

@@ -13,6 +13,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
+from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CLOSING, Channel
 from shardbroker.worker.shard cimport Shard
@@ -83,6 +84,12 @@ cdef class SansIoShard(Shard):
             attempt()
         self.commit(True)
         self.replay_some()
+        if self.recorder is not None:
+            self.recorder.writer.seal(now_ms * 1000)
+
+    def keep_journal(self, Recorder recorder not None) -> None:
+        """Sessions that stay are recorded from here on; a pass is a block."""
+        self.recorder = recorder
 
     def forget_topics(self) -> None:
         """What a changed epoch does: another shard's subscriptions have moved."""

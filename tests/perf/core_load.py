@@ -1,13 +1,17 @@
-"""A fixed load on the protocol core, for counting instructions: `python -m tests.perf.core_load QOS BATCHES`.
+"""A fixed load on the protocol core, for counting instructions: `python -m tests.perf.core_load QOS BATCHES [stays]`.
 
 One publisher and one subscriber on one shard, no socket. Each batch is MESSAGES messages of 64 bytes, read in one piece, with their
-acknowledgements.
+acknowledgements. With `stays` both sessions do, so all of it is written into a journal.
 """
 
 import struct
 import sys
+import tempfile
+from pathlib import Path
 
+from shardbroker.journal import open_journal
 from shardbroker.mqtt.packets import Connect, Publish, Subscribe
+from shardbroker.session.recorder import Recorder
 from shardbroker.worker.sansio import SansIoShard
 
 from shardbroker.config import load
@@ -25,15 +29,17 @@ def acknowledgements(first_byte: int) -> bytes:
     return b"".join(struct.pack(">BBH", first_byte, 2, i) for i in range(1, PACKET_IDS + 1))
 
 
-def main(qos: int, batches: int) -> None:
-    """Publishes and delivers MESSAGES messages a batch."""
+def main(qos: int, batches: int, journal: Path | None = None) -> None:
+    """Publishes and delivers MESSAGES messages a batch. journal: a directory for it, if the sessions stay."""
     routes = MemoryRoutes()
     settings = load(None, {}, ["mqtt.max_inflight=1000", "mqtt.max_awaiting_rel=1000"]).settings
     shard = SansIoShard(settings, routes, 0, 1_000)
     routes.shards.append(shard)
+    if journal is not None:
+        shard.keep_journal(Recorder(open_journal(journal)))
     publisher, subscriber = (shard.connect("127.0.0.1:1", b"") for _ in range(2))
     for channel, client_id in ((publisher, b"publisher"), (subscriber, b"subscriber")):
-        channel.receive(Connect(4, client_id).encode(4))
+        channel.receive(Connect(4, client_id, clean_start=journal is None).encode(4))
     subscriber.receive(Subscribe(1, [(b"bench/topic", qos)]).encode(4))
     shard.advance(1_000)
     subscriber.take_output()
@@ -56,4 +62,5 @@ def main(qos: int, batches: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    with tempfile.TemporaryDirectory() as directory:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(directory) if sys.argv[3:] == ["stays"] else None)
