@@ -9,12 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shardbroker.journal import open_journal
 from shardbroker.mqtt.packets import Connect, Publish, Subscribe
 from shardbroker.session.recorder import Recorder
 from shardbroker.worker.sansio import SansIoShard
 
 from shardbroker.config import load
+from shardbroker.journal import open_journal
 from tests.sim.simulator import MemoryRoutes
 
 PACKET_IDS = 65_535
