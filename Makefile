@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: install serve test conformance lint types fuzz sim torture debug docs clean
+.PHONY: install serve test conformance lint types fuzz sim torture soak debug docs clean
 
 install: $(VENV)/.installed
 
@@ -43,6 +43,10 @@ sim: install
 # Kills processes of a broker under traffic: make torture KILLS=5000, or SECONDS=3600, and TORTURE="--seed 7 --kind worker".
 torture: install
 	$(BIN)/python -m tests.torture.torture --kills $(or $(KILLS),$(if $(SECONDS),0,2000)) --seconds $(or $(SECONDS),0) $(TORTURE)
+
+# Two hours of mixed traffic with restarts; says what grew. make soak SECONDS=600
+soak: install
+	$(BIN)/python -m tests.soak.soak --seconds $(or $(SECONDS),7200)
 
 lint: install
 	$(BIN)/ruff check .

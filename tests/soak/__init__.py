@@ -1,0 +1,1 @@
+"""Hours of mixed traffic with restarts, outside CI: nothing may grow."""

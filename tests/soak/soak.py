@@ -1,0 +1,178 @@
+"""Mixed traffic with restarts for as long as asked, and what the broker holds in between: `python -m tests.soak.soak --seconds 7200`.
+
+A round is all kinds of traffic in turn, each for some seconds and with sessions that stay where it says so; then something is killed
+or started again, all clients are gone, and a sample is taken. The first third of the samples may grow, as caches and sessions come to
+be; the last third is compared with the second.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.harness import Broker
+
+WORKERS = 3
+RETENTION_BYTES = 256 << 20
+"""Of all journals; reached within minutes, so that disk beyond it would be seen."""
+TRAFFIC_S = 5
+TRAFFIC = (
+    "p2p --qos 0 --rate 4000",
+    "p2p --qos 1 --rate 4000 -C false --pairs 20",
+    "p2p --qos 2 --rate 2000 -C false --pairs 20",
+    "fanout --subscribers 100 --rate 50",
+    "fanin --qos 1 --rate 4000",
+    "wildcard --rate 1000",
+    "churn --rate 1000 --change-rate 500",
+    "retained --topics 2000 --subscribers 20",
+    "takeover --connections 500",
+    "reconnect --connections 2000",
+)
+REST_S = 12.0
+"""From the end of the traffic to the sample: free memory is given back every 10 s."""
+ALLOWED = {"memory": 1.05, "descriptors": 1.0, "shared_bytes": 1.05, "shared_names": 1.0, "disk": 1.1}
+"""How much the last third may be above the second."""
+
+
+@dataclass
+class Sample:
+    at_s: float
+    round: int
+    broken: str
+    """What was done to the broker in this round."""
+    memory: int
+    """PSS of all processes, bytes."""
+    descriptors: int
+    """Of all processes."""
+    shared_names: int
+    shared_bytes: int
+    """In /dev/shm."""
+    disk: int
+    """Data directory, bytes."""
+    processes: int
+
+
+def take_sample(broker: Broker, started: float, number: int, broken: str) -> Sample:
+    processes = [psutil.Process(broker.pid), *broker.children()]
+    shared = broker.leftovers()
+    files = [file for path in shared for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    return Sample(
+        round(time.monotonic() - started, 1),
+        number,
+        broken,
+        sum(process.memory_full_info().pss for process in processes),
+        sum(process.num_fds() for process in processes),
+        len(shared),
+        sum(file.stat().st_blocks * 512 for file in files),
+        sum(file.stat().st_blocks * 512 for file in broker.data_dir.rglob("*") if file.is_file()),
+        len(processes),
+    )
+
+
+def drive(broker: Broker, arguments: str) -> str:
+    """A stretch of traffic. What went wrong with it, or nothing."""
+    host, port = broker.address
+    command = [
+        str(Path(sys.executable).with_name("shardbroker")),
+        "perf",
+        *arguments.split(),
+        "--seconds",
+        str(TRAFFIC_S),
+        "-h",
+        host,
+        "-p",
+        str(port),
+        "--quiet",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TRAFFIC_S * 20)
+    return "" if done.returncode == 0 else f"{arguments}: exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]}"
+
+
+def disturb(broker: Broker, rng: random.Random, number: int) -> str:
+    """Kills a process or starts the whole broker again, gently or not, in turn."""
+    kind = ("worker", "manager", "stop", "acceptor", "everything")[number % 5]
+    if kind == "stop":
+        broker.stop()
+        broker.ready_line = ""
+        broker.start()
+    elif kind == "everything":
+        for process in [psutil.Process(broker.pid), *broker.children()]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        broker.process.wait()  # type: ignore[union-attr]
+        broker.ready_line = ""
+        broker.start()
+    else:
+        psutil.Process(rng.choice(broker.child_pids(kind))).kill()
+        time.sleep(2.0)
+    return kind
+
+
+def verdict(samples: list[Sample]) -> list[str]:
+    """What grew, in words."""
+    third = len(samples) // 3
+    grown = []
+    for name, allowed in ALLOWED.items():
+        before, after = (
+            statistics.median(getattr(sample, name) for sample in part)
+            for part in (samples[third : 2 * third], samples[2 * third :])
+        )
+        print(f"{name}: {before:,.0f} -> {after:,.0f}")
+        if after > before * allowed:
+            grown.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
+    return grown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=7200.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--out", type=Path, help="a line of JSON a sample")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker ends with us
+    print(f"seed {given.seed}", flush=True)
+    rng = random.Random(given.seed)
+    data_dir = Path(tempfile.mkdtemp(prefix="shardbroker-soak-"))
+    settings = {"process.acceptors": 2, "journal.retention.bytes": f"{RETENTION_BYTES}B", "mqtt.session_expiry_interval": "10m"}
+    broker = Broker(WORKERS, settings, data_dir=data_dir)
+    samples: list[Sample] = []
+    faults: list[str] = []
+    started = time.monotonic()
+    try:
+        broker.start()
+        for number in itertools.count():
+            if time.monotonic() - started > given.seconds:
+                break
+            faults += [fault for arguments in rng.sample(TRAFFIC, len(TRAFFIC)) if (fault := drive(broker, arguments))]
+            broken = disturb(broker, rng, number)
+            time.sleep(REST_S)
+            samples.append(take_sample(broker, started, number, broken))
+            line = json.dumps(asdict(samples[-1]))
+            print(line, flush=True)
+            if given.out:
+                with given.out.open("a") as out:
+                    out.write(line + "\n")
+        broker.stop()
+    finally:
+        with suppress(AssertionError):
+            broker.stop()
+        shutil.rmtree(data_dir, ignore_errors=True)
+    faults += verdict(samples)
+    print("\n".join(faults) or f"nothing grew, nothing went wrong in {len(samples)} rounds")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
