@@ -1,8 +1,8 @@
-"""Mixed traffic with restarts for as long as asked, and what the broker holds in between: `python -m tests.soak.soak --seconds 7200`.
+"""Mixed traffic with restarts for as long as asked, and what the broker holds: `python -m tests.soak.soak --seconds 7200`.
 
-A round is all kinds of traffic in turn, each for some seconds and with sessions that stay where it says so; then something is killed
-or started again, all clients are gone, and a sample is taken. The first third of the samples may grow, as caches and sessions come to
-be; the last third is compared with the second.
+A round is all kinds of traffic in turn, each for some seconds and with sessions that stay where it says so; then something is
+killed or started again, all clients are gone, and a sample is taken. The first third of the samples may grow, as caches and sessions
+come to be; the last third is compared with the second.
 """
 
 import argparse
@@ -84,18 +84,8 @@ def take_sample(broker: Broker, started: float, number: int, broken: str) -> Sam
 def drive(broker: Broker, arguments: str) -> str:
     """A stretch of traffic. What went wrong with it, or nothing."""
     host, port = broker.address
-    command = [
-        str(Path(sys.executable).with_name("shardbroker")),
-        "perf",
-        *arguments.split(),
-        "--seconds",
-        str(TRAFFIC_S),
-        "-h",
-        host,
-        "-p",
-        str(port),
-        "--quiet",
-    ]
+    program = str(Path(sys.executable).with_name("shardbroker"))
+    command = [program, "perf", *arguments.split(), f"--seconds={TRAFFIC_S}", f"--host={host}", f"--port={port}", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TRAFFIC_S * 20)
     return "" if done.returncode == 0 else f"{arguments}: exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]}"
 
@@ -123,12 +113,12 @@ def disturb(broker: Broker, rng: random.Random, number: int) -> str:
 def verdict(samples: list[Sample]) -> list[str]:
     """What grew, in words."""
     third = len(samples) // 3
+    if not third:
+        return ["too few rounds to say what grew: three at least"]
     grown = []
     for name, allowed in ALLOWED.items():
-        before, after = (
-            statistics.median(getattr(sample, name) for sample in part)
-            for part in (samples[third : 2 * third], samples[2 * third :])
-        )
+        parts = samples[third : 2 * third], samples[2 * third :]
+        before, after = (statistics.median(getattr(sample, name) for sample in part) for part in parts)
         print(f"{name}: {before:,.0f} -> {after:,.0f}")
         if after > before * allowed:
             grown.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
