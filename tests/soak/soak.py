@@ -1,8 +1,8 @@
 """Mixed traffic with restarts for as long as asked, and what the broker holds: `python -m tests.soak.soak --seconds 7200`.
 
 A round is all kinds of traffic in turn, each for some seconds and with sessions that stay where it says so; then something is
-killed or started again, all clients are gone, and a sample is taken. The first third of the samples may grow, as caches and sessions
-come to be; the last third is compared with the second.
+killed or started again, all clients are gone, and a sample is taken. The first third of the samples may grow, as caches and
+sessions come to be; the last third is compared with the second.
 """
 
 import argparse
