@@ -68,6 +68,7 @@ cpdef enum Counter:
     CLIENT_CLOSED_REFUSED
     CLIENT_CLOSED_MAX_CONNECTIONS          # one too many for listeners.<name>.max_connections
     CLIENT_CLOSED_OVERLOAD                 # refused, as memory is short
+    CLIENT_CLOSED_KICKED                   # by somebody who runs the broker
     CLIENT_CLOSED_RESET                    # the peer went without DISCONNECT
     SESSION_CREATED
     SESSION_RESUMED

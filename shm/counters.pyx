@@ -32,6 +32,9 @@ cdef enum:
     MAGIC = 0x33544E4F43425300             # "\0SBCONT3"
     STATE = 0                              # words of a slot's first line
     HEARTBEAT = 1
+    PID = 2
+    STARTED = 3                            # Unix ms
+    STARTS = 4
     WANTED = 3                             # words of the header page: events of clients that come are wanted,
     WANTED_EPOCH = 4                       # as of this epoch
     SERVING = 5                            # every process was ready once
@@ -67,7 +70,7 @@ NAMES = (
     "client.disconnected", "client.closed.malformed",
     "client.closed.protocol_error", "client.closed.too_large", "client.closed.idle_timeout", "client.closed.keepalive",
     "client.closed.not_connect", "client.closed.refused", "client.closed.max_connections",
-    "client.closed.overload", "client.closed.reset", "session.created", "session.resumed",
+    "client.closed.overload", "client.closed.kicked", "client.closed.reset", "session.created", "session.resumed",
     "session.takenover", "session.discarded", "session.terminated", "events.dropped", "retained.dropped",
     "overload.output_stopped", "overload.publishers_paused", "connections.count",
     "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
@@ -236,6 +239,18 @@ cdef class Counters:
     cpdef uint64_t heartbeat(self, int number) except? 0:
         """What `beat` was last given; 0 before the first."""
         return sb_load(self.at(number) + HEARTBEAT)
+
+    def note_start(self, int number, uint64_t pid, uint64_t now_ms) -> None:
+        """The supervisor has started a process: who it is, and since when."""
+        cdef uint64_t* line = self.at(number)
+        sb_store(line + PID, pid)
+        sb_store(line + STARTED, now_ms)
+        sb_store(line + STARTS, sb_load(line + STARTS) + 1)
+
+    def life(self, int number) -> tuple[int, int, int]:
+        """(pid, Unix ms since when, times started) of the process that was last started in this place."""
+        cdef uint64_t* line = self.at(number)
+        return sb_load(line + PID), sb_load(line + STARTED), sb_load(line + STARTS)
 
     def of(self, int number) -> dict:
         """Counters of one process by dotted name."""

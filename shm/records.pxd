@@ -12,6 +12,8 @@ cdef enum RecordKind:
     RECORD_SHARED = 2                  # for one member of a shared group: `member`
     RECORD_EVENT = 3                   # to the manager: bytes of shm/events.py in the payload
     RECORD_PAUSE = 4                   # `client id` fills the queues of the sender, whose memory is short: not to be read for a while
+    RECORD_COMMAND = 5                 # from the manager to a worker: CBOR in the payload, see worker/commands.pyx
+    RECORD_ANSWER = 6                  # the worker's answer to it
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits

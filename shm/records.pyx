@@ -6,7 +6,12 @@ from libc.string cimport memcpy, memset
 
 import time
 
-__all__ = ["encode_publish", "event_payload"]
+__all__ = ["ANSWER", "COMMAND", "EVENT", "encode_publish", "encode_record", "encode_spilled", "open_record"]
+
+EVENT = int(RECORD_EVENT)
+COMMAND = int(RECORD_COMMAND)
+ANSWER = int(RECORD_ANSWER)
+"""Kinds of records that Python processes read and write."""
 
 
 cdef uint64_t record_size(const RecordHeader* header) noexcept:
@@ -36,12 +41,33 @@ def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, b
     return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + properties + client_id + payload
 
 
-def event_payload(bytes record not None):
-    """The payload of a RECORD_EVENT record, or None for a record of another kind."""
+def encode_record(int kind, bytes payload not None) -> bytes:
+    """A record with a payload and nothing else: a command, or its answer."""
+    cdef RecordHeader header
+    memset(&header, 0, sizeof(header))
+    header.kind = <uint8_t>kind
+    header.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
+    return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + payload
+
+
+def encode_spilled(int kind, bytes name not None) -> bytes:
+    """A record that says in which file of the spill directory the whole one is."""
+    cdef RecordHeader header
+    memset(&header, 0, sizeof(header))
+    header.kind = <uint8_t>kind
+    header.flags = FLAG_SPILLED
+    header.topic_size = <uint32_t>PyBytes_GET_SIZE(name)
+    header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
+    return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + name
+
+
+def open_record(bytes record not None) -> tuple[int, bytes, bytes]:
+    """(kind, name of the file with the whole record or b"", payload). Raises ValueError for what is no record."""
     cdef RecordHeader header
     if PyBytes_GET_SIZE(record) < <Py_ssize_t>sizeof(header):
-        return None
+        raise ValueError(f"{len(record)} bytes, a record has {sizeof(header)} or more")
     memcpy(&header, PyBytes_AS_STRING(record), sizeof(header))
-    if header.kind != RECORD_EVENT:
-        return None
-    return record[sizeof(header) + header.topic_size:]
+    if header.flags & FLAG_SPILLED:
+        return header.kind, record[sizeof(header):sizeof(header) + header.topic_size], b""
+    return header.kind, b"", record[record_size(&header) - header.payload_size:record_size(&header)]

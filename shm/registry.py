@@ -22,6 +22,7 @@ MAP_BYTES = 4 << 30
 """Virtual size of the environment; tmpfs holds only what is used."""
 FIELDS = (
     "client_id", "connected", "session", "created_ms", "peer", "listener", "version", "keepalive_s", "clean_start",
+    "username", "expiry_s", "since_ms",
 )  # fmt: skip
 """Fields of a record; new ones go to the end. The client id is left out where it is the key."""
 PAGE = 1000
@@ -78,6 +79,15 @@ class Registry:
                 page.append((after, bytes(cursor.value())))
                 more = cursor.next()
         return after, page
+
+    def client_ids(self, after: bytes = b"", limit: int = PAGE) -> list[bytes]:
+        """Client ids behind `after`, without their records."""
+        return [record["client_id"] for record in self.items(after, limit)]
+
+    def count(self) -> int:
+        """Records at this moment."""
+        with self._env.begin() as txn:
+            return int(txn.stat(self._env.open_db(None, txn=txn))["entries"])
 
     def close(self) -> None:
         """Ends the use of the registry; every other method is an error from then on."""

@@ -78,7 +78,8 @@ class RetainedStore:
 
     def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES, max_messages: int = 0, max_bytes: int = 0) -> None:
         self.set_aside: Path | None = None
-        self._max_messages = max_messages
+        self.max_messages = max_messages
+        """May be changed at any time."""
         self._max_bytes = max_bytes
         self._swept: Cursor | None = None
         with _opening(path):
@@ -161,7 +162,7 @@ class RetainedStore:
         if key.startswith(SYS):
             return True
         entries = self._entries(txn)
-        too_many = 0 < self._max_messages <= entries and self._max_messages <= entries - self._sys_entries(txn)
+        too_many = 0 < self.max_messages <= entries and self.max_messages <= entries - self._sys_entries(txn)
         too_large = self._max_bytes and self._bytes(txn) + size > self._max_bytes
         if not too_many and not too_large:
             return True

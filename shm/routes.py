@@ -30,6 +30,7 @@ __all__ = [
     "NODE",
     "SINK",
     "WORKER",
+    "FilterRoutes",
     "Group",
     "Match",
     "RouteChange",
@@ -60,6 +61,8 @@ READERS = 1024
 """Reader slots: one per process and thread with an open read transaction."""
 PURGE_BATCH = 2000
 """Routes looked at, and at most removed, in one transaction: other writers wait for some 10 ms at worst."""
+PAGE_VISITS = 10_000
+"""Routes looked at in one call of page(): some 5 ms."""
 
 _Place = tuple[bytes, bytes]
 """A key and one of its values."""
@@ -85,6 +88,13 @@ class Group(NamedTuple):
     name: bytes
     filter: bytes
     members: tuple[tuple[int, int], ...]
+
+
+class FilterRoutes(NamedTuple):
+    """Where one filter leads: (destination, shared group or b"", members of the group there)."""
+
+    filter: bytes
+    routes: list[tuple[int, bytes, int]]
 
 
 class Match(NamedTuple):
@@ -354,6 +364,51 @@ class RouteTable:
                             filter = self._text(txn, digest) if mark else key.replace(b"\0", b"/")
                             if filter.startswith(below):
                                 yield filter
+
+    def page(self, after: tuple[int, bytes] | None, limit: int) -> tuple[list[FilterRoutes], tuple[int, bytes] | None]:
+        """The next filters, at most `limit`, with where they lead; what `after` is to be next time, None at the end.
+
+        A call looks at PAGE_VISITS routes at most, or at all of one filter's.
+        """
+        found: list[FilterRoutes] = []
+        number, start = after if after is not None else (0, b"")
+        visits = PAGE_VISITS
+        with self._env.begin() as txn:
+            while number < len(self._routes):
+                with txn.cursor(self._routes[number]) as cursor:
+                    more = cursor.set_range(start) if start else cursor.first()
+                    if more and start and bytes(cursor.key()) == start:
+                        more = cursor.next_nodup()
+                    while more:
+                        if len(found) >= limit or visits <= 0:
+                            return found, (number, start)
+                        start = bytes(cursor.key())
+                        values = [bytes(value) for value in cursor.iternext_dup()]
+                        visits -= len(values)
+                        found.append(self._filter_routes(txn, start, values))
+                        more = cursor.set_key(start) and cursor.next_nodup()
+                number, start = number + 1, b""
+        return found, None
+
+    def routes_of(self, filter: bytes) -> FilterRoutes | None:
+        """Where one filter leads; None if nobody subscribes to it."""
+        db, key, _ = self._key(filter)
+        with self._env.begin() as txn, txn.cursor(db) as cursor:
+            if not cursor.set_key(key):
+                return None
+            return self._filter_routes(txn, key, [bytes(value) for value in cursor.iternext_dup()])
+
+    def _filter_routes(self, txn: lmdb.Transaction, key: bytes, values: list[bytes]) -> FilterRoutes:
+        _, mark, digest = key.partition(LONG_MARK)
+        filter = self._text(txn, digest) if mark else key.replace(b"\0", b"/")
+        members: dict[tuple[int, bytes], int] = {}
+        for value in values:
+            group = value[13:]
+            if group.startswith(LONG_MARK):
+                group = self._text(txn, group[1:])
+            place = int.from_bytes(value[1:5], "big"), group
+            members[place] = members.get(place, 0) + 1
+        return FilterRoutes(filter, [(to, group, count) for (to, group), count in members.items()])
 
     def count(self) -> int:
         """Routes in the table: one per filter and destination, or group member."""

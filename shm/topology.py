@@ -56,7 +56,9 @@ class Topology:
     handover: tuple[tuple[tuple[int, int], ...], ...]
     listeners: tuple[ListenerSockets, ...]
     settings: Any = field(repr=False)
-    """The whole configuration, `shardbroker.config.Settings`."""
+    """The whole configuration at the start, `shardbroker.config.Settings`."""
+    loaded: Any = field(default=None, repr=False)
+    """Where it came from, `shardbroker.config.Loaded`; None: nobody has said."""
     journal_workers: int = 0
     """Number of workers that the journals were written by last; 0: there are none."""
     left_over: tuple["LeftOver", ...] = ()

@@ -1,4 +1,6 @@
-"""The command `shardbroker`: serve, config, journal, perf. Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
+"""The command `shardbroker`: serve, config, ctl, journal, perf.
+
+Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
 
 import argparse
 import os
@@ -20,6 +22,10 @@ def main(argv: list[str] | None = None) -> int:
         from perf.cli import main as perf  # has options of its own
 
         return perf(argv[1:])
+    if argv[:1] == ["ctl"]:
+        from shardbroker.cli.ctl import main as ctl  # made from the table of verbs; `serve` need not load it
+
+        return ctl(argv[1:])
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
@@ -45,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_sources(verb)
         verb.set_defaults(run=run)
     add_journal(commands, _add_sources)
+    commands.add_parser("ctl", help="look into a running broker and change it: ctl --help")
     commands.add_parser("perf", help="load a broker and measure it: perf --help")
     verbs.add_parser("reference", help="print docs/configuration.md").set_defaults(run=_reference)
     return parser
@@ -86,7 +93,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from shardbroker.supervisor import StartError, Supervisor
 
     try:
-        return Supervisor(_load(arguments).settings).run()
+        loaded = _load(arguments)
+        return Supervisor(loaded.settings, loaded=loaded).run()
     except StartError as error:
         print(f"shardbroker cannot start: {error}", file=sys.stderr)
         return 1

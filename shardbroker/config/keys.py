@@ -13,7 +13,19 @@ from pydantic.fields import FieldInfo
 from shardbroker.config.settings import Settings
 from shardbroker.config.units import Allowed, Unit, format_duration, format_rate, format_size
 
-__all__ = ["KeyPath", "allowed_at", "allowed_text", "dotted", "field_at", "is_map", "known_keys", "resolve", "takes_text", "toml"]
+__all__ = [
+    "KeyPath",
+    "allowed_at",
+    "allowed_text",
+    "dotted",
+    "field_at",
+    "is_map",
+    "known_keys",
+    "resolve",
+    "takes_text",
+    "toml",
+    "toml_value",
+]
 
 KeyPath: TypeAlias = tuple[str, ...]
 """A key, part by part: a part may hold dots, as topics do."""
@@ -165,10 +177,15 @@ def toml(field: FieldInfo, value: Any) -> str:
         return f'"{format_size(value)}"' if value else "0"
     if _unit(marks) is Unit.RATE and isinstance(value, float):
         return f'"{format_rate(value)}"'
+    return toml_value(value)
+
+
+def toml_value(value: Any) -> str:
+    """A plain value as TOML."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_quoted(key)} = {item}" for key, item in value.items()) + " }" if value else "{}"
+        return "{ " + ", ".join(f"{_quoted(key)} = {toml_value(item)}" for key, item in value.items()) + " }" if value else "{}"
     if isinstance(value, list):
-        return "[" + ", ".join(_quoted(str(item)) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

@@ -1,27 +1,39 @@
-"""Where values come from, later ones over earlier: default, TOML file, environment, --set, command line options."""
+"""Where values come from, later ones over earlier: default, TOML file, what was set while the broker ran, environment,
+--set, command line options."""
 
+import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from shardbroker.config.errors import ConfigError, explain, refusal
-from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, takes_text
+from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, takes_text, toml_value
 from shardbroker.config.settings import Settings
 
-__all__ = ["ConfigError", "Loaded", "load"]
+__all__ = ["KEPT_FILE", "ConfigError", "Loaded", "load", "parse_assignment", "read_kept", "write_kept"]
 
 ENV_PREFIX = "SHARDBROKER__"
+
+KEPT_FILE = "runtime.toml"
+"""In the data directory: what was set while the broker ran. The one place that such changes are written to."""
+
+_KEPT_HEADER = """\
+# Written by `shardbroker ctl config set` and the REST API. Stands over the configuration file, below environment and options.
+"""
 
 
 class Loaded:
     """The effective settings, and for each key that was set the source it came from."""
 
-    def __init__(self, settings: Settings, sources: Mapping[KeyPath, str]) -> None:
+    def __init__(self, settings: Settings, sources: Mapping[KeyPath, str], again: "Callable[..., Loaded] | None" = None) -> None:
         self.settings = settings
         self.sources = {dotted(path): source for path, source in sources.items()}
+        self.again = again or (lambda kept=None: self)
+        """Reads all sources anew. `kept`: in place of what is in KEPT_FILE. Raises ConfigError."""
 
     def source(self, key: str) -> str:
         """Where a key's value came from; several sources if it is a table that was put together from them."""
@@ -36,32 +48,83 @@ def load(
     environment: Mapping[str, str] | None = None,
     assignments: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
+    kept: Mapping[KeyPath, Any] | None = None,
 ) -> Loaded:
-    """Reads all sources. `options` are dotted keys set by options of the command line. Raises ConfigError."""
+    """Reads all sources. `options` are dotted keys set by options of the command line; `kept` stands for what is in the KEPT_FILE
+    of the data directory that the other sources name. Raises ConfigError."""
+    environment = {name: text for name, text in (environment or {}).items() if name.startswith(ENV_PREFIX)}
+    assignments, options = list(assignments), dict(options or {})
+    again = partial(load, file, environment, assignments, options)
+    values = _gather(file, environment, assignments, options, {}, "")
+    loaded = _checked(values, again)
+    path = loaded.settings.process.data_dir / KEPT_FILE
+    if kept is None:
+        kept = read_kept(path)
+    if not kept:
+        return loaded
+    return _checked(_gather(file, environment, assignments, options, kept, f"file {path}"), again)
+
+
+def _checked(values: "_Values", again: Callable[..., Loaded]) -> Loaded:
+    try:
+        return Loaded(Settings.model_validate(values.tree()), values.sources, again)
+    except ValidationError as error:
+        raise ConfigError(explain(error, values.values, values.sources)) from None
+
+
+def _gather(
+    file: Path | None,
+    environment: Mapping[str, str],
+    assignments: Iterable[str],
+    options: Mapping[str, Any],
+    kept: Mapping[KeyPath, Any],
+    kept_source: str,
+) -> "_Values":
     values = _Values()
     if file is not None:
         values.put((), _read_file(file), f"file {file}")
-    for name, text in sorted((environment or {}).items()):
-        if name.startswith(ENV_PREFIX):
-            path = _split(name[len(ENV_PREFIX) :].lower().replace("__", "."))
-            values.put(path, _literal(path, text), f"environment {name}")
+    for path, value in kept.items():
+        values.put(path, value, kept_source)
+    for name, text in sorted(environment.items()):
+        path = _split(name[len(ENV_PREFIX) :].lower().replace("__", "."))
+        values.put(path, _literal(path, text), f"environment {name}")
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {assignment}: allowed is key=value, such as mqtt.max_inflight=64")
-        path = _split(key.strip())
-        values.put(path, _literal(path, text.strip()), "--set")
-    listening = {_split(key)[1] for key in options or () if key.startswith("listeners.")}
+        values.put(*parse_assignment(key, text), "--set")
+    listening = {_split(key)[1] for key in options if key.startswith("listeners.")}
     for known in list(values.values) if listening else ():
         # --listen says where to listen, not where else; the limits of a listener are still its own.
         if known[0] == "listeners" and (len(known) == 1 or known[1] not in listening):
             values.forget(known)
-    for key, value in (options or {}).items():
+    for key, value in options.items():
         values.put(_split(key), value, "command line")
-    try:
-        return Loaded(Settings.model_validate(values.tree()), values.sources)
-    except ValidationError as error:
-        raise ConfigError(explain(error, values.values, values.sources)) from None
+    return values
+
+
+def parse_assignment(key: str, text: str) -> tuple[KeyPath, Any]:
+    """The path of a dotted key, and the value that a text stands for there."""
+    path = _split(key.strip())
+    return path, _literal(path, text.strip())
+
+
+def read_kept(path: Path) -> dict[KeyPath, Any]:
+    """What was set while the broker ran, by path. Raises ConfigError."""
+    if not path.exists():
+        return {}
+    values = _Values()
+    values.put((), _read_file(path), "")
+    return values.values
+
+
+def write_kept(path: Path, kept: Mapping[KeyPath, Any]) -> None:
+    """Replaces the file: at any moment there is the old one or the new one. Raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    lines = [f"{dotted(key)} = {toml_value(value)}\n" for key, value in sorted(kept.items())]
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
+        file.write(_KEPT_HEADER + "".join(lines))
+    os.replace(new, path)
 
 
 class _Values:

@@ -89,6 +89,8 @@ def _size(value: object) -> int:
 def _rate(value: object) -> float:
     if isinstance(value, bool):
         raise ValueError("not a rate")
+    if isinstance(value, float) and (value == inf or _LEAST_RATE <= value <= _MOST_RATE):
+        return value
     match = _RATE.fullmatch(str(value).strip())
     if match is None:
         if value == "infinity" or value == inf:

@@ -111,6 +111,7 @@ cdef class Writer:
     cdef void count_whole(self) noexcept
     cdef void drop_safe(self, size_t at) noexcept
     cdef bint open_segment(self) except -1
+    cdef bint leave_segment(self) noexcept
     cdef int fail(self, int error) except -1
     cdef void well(self) noexcept
     cdef int start_over(self) except -1

@@ -162,6 +162,17 @@ cdef class Writer:
         `state` is not WRITING or something waits for its sync."""
         return self.seal_c(now_us)
 
+    def end_segment(self) -> bool:
+        """Closes the segment that is written to, so that readers may have all of it; the next block opens another one.
+
+        True if nothing that was sealed is in an open segment any more. False while blocks wait for the disk: to be asked again.
+        """
+        if self.fd < 0:
+            return self.written == self.closed
+        if self.written < self.closed or self.offset <= SEGMENT_HEADER:
+            return False
+        return self.leave_segment()
+
     def wait_durable(self, double timeout_s) -> bool:
         """Seals, and waits until everything is safe; for the end of a drain. False if the time was not enough."""
         cdef uint64_t target = self.next_sequence
@@ -285,14 +296,21 @@ cdef class Writer:
             return self.fail(failed)
         if self.job == NULL:
             self.well()
-        if self.offset >= self.segment_bytes and self.unsynced_fd < 0:
-            if self.job == NULL:
-                close(self.fd)
-            else:
-                self.unsynced_fd = self.fd
-            self.fd = -1
-            self.segment += 1
+        if self.offset >= self.segment_bytes:
+            self.leave_segment()
         return 0
+
+    cdef bint leave_segment(self) noexcept:
+        """The next block opens a new segment. False while the one before is not synced yet."""
+        if self.unsynced_fd >= 0:
+            return False
+        if self.job == NULL:
+            close(self.fd)
+        else:
+            self.unsynced_fd = self.fd
+        self.fd = -1
+        self.segment += 1
+        return True
 
     cdef void count_whole(self) noexcept:
         """Moves `whole` over the blocks that are written completely."""

@@ -46,9 +46,13 @@ class ClientTopics:
         self._epochs = epochs
         self.epoch = -1
         """Epoch of `$SYS` as of which it is known who listens."""
-        self._wanted = {KIND_CONNECTED: wanted.client_connected, KIND_DISCONNECTED: wanted.client_disconnected}
+        self.want(wanted)
         self._filters: dict[int, list[bytes]] = {kind: [] for kind in WORDS}
         self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+    def want(self, wanted: SysEvents) -> None:
+        """Which messages there are to be, from now on."""
+        self._wanted = {KIND_CONNECTED: wanted.client_connected, KIND_DISCONNECTED: wanted.client_disconnected}
 
     def message(self, event: ClientEvent) -> tuple[bytes, bytes] | None:
         """The message about an event, or None if nobody would get it."""

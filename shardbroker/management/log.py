@@ -25,7 +25,8 @@ class Log:
     """Gathers lines at `level` and above; flush() has them written."""
 
     def __init__(self, level: str = "info", descriptor: int | None = None) -> None:
-        self._least = LEVELS.index(level)
+        self.level = level
+        """May be changed at any time."""
         self._descriptor = sys.stderr.fileno() if descriptor is None else descriptor
         self._gathered = bytearray()
         self._dropped = 0
@@ -37,7 +38,7 @@ class Log:
 
     def enabled(self, level: str) -> bool:
         """Whether lines of this level are written."""
-        return LEVELS.index(level) >= self._least
+        return LEVELS.index(level) >= LEVELS.index(self.level)
 
     def add(self, level: str, text: str, at_ms: int | None = None) -> None:
         """Adds a line, or counts it as dropped if too many wait. `at_ms`: Unix milliseconds, now if not given."""

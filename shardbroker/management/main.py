@@ -1,24 +1,36 @@
 """Entry point of the manager: logs clients that go and publishes $SYS. It never stands in the way of a message."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import uvloop
 from shm.counters import HISTOGRAMS, RETAINED, Counters, ProcessState
 from shm.epochs import Epochs
 from shm.events import EventError, unpack_event
-from shm.records import encode_publish, event_payload
+from shm.records import ANSWER, EVENT, encode_publish, open_record
 from shm.ring import Inbox
 
+from shardbroker.config import Settings
+from shardbroker.config.live import dump
+from shardbroker.control import ControlError
+from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.alarms import MemoryAlarm
 from shardbroker.management.client_topics import ClientTopics
+from shardbroker.management.configuration import Configuration
+from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
+from shardbroker.management.server import ControlServer
 from shardbroker.management.sys_topics import SysTopics
+from shardbroker.management.workers import Workers
+from shm.registry import Registry
 from shm.retained import RetainedStore
 from shm.routes import RouteTable
 from shm.topology import Topology
@@ -31,11 +43,20 @@ SYS_WORKER = 0
 EVENTS_A_PASS = 1000
 """Records taken from one worker before the others get their turn."""
 
+SECRETS = ("payload", "password", "secret", "correlation_data")
+"""Parameters that the audit log leaves out."""
+
+AUDIT_MAX = 2000
+"""Characters of parameters in a line of the audit log."""
+
 RETRY_S = 0.05
 """Between two looks at a full ring; $SYS can wait."""
 
 ALARM_S = 1.0
 """Between two looks at what workers say about their memory."""
+
+INTERVAL_LOOK_S = 1.0
+"""Between two looks at an interval that may be changed meanwhile."""
 
 EXPIRED_A_PASS = 50_000
 """Expired retained messages cleared per round, as EMQX's msg_clear_limit."""
@@ -53,12 +74,14 @@ class _Manager:
         self._counters = Counters.attach(topology.counters_name)
         self._slot = self._counters.slot(topology.manager)
         self._inbox = Inbox.attach(topology.inbox_name(topology.manager))
-        self._outbox = Inbox.attach(topology.inbox_name(SYS_WORKER))
         self._retained = RetainedStore(topology.retained_dir)
         self._routes = RouteTable(topology.routes_dir)
-        self._log = Log(topology.settings.log.level)
+        self._configuration = Configuration(topology, self._on_configured)
+        settings = self._configuration.settings
+        self._log = Log(settings.log.level)
         self._topics = SysTopics(topology.node_name, time.monotonic())
-        settings = topology.settings
+        self._workers = Workers(topology, self._counters)
+        self._outbox = self._workers.outboxes[SYS_WORKER]
         self._client_topics = ClientTopics(
             topology.node_name,
             settings.sys.event_messages,
@@ -71,6 +94,19 @@ class _Manager:
         self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
+        context = Context(
+            topology,
+            self._counters,
+            self._retained,
+            self._routes,
+            self._workers,
+            self._log,
+            self._configuration,
+            [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
+        )
+        self._control = ControlServer(
+            topology.data_dir, {verb: partial(handler, context) for verb, handler in HANDLERS.items()}, self._audit
+        )
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -78,11 +114,14 @@ class _Manager:
             loop.add_signal_handler(number, self._on_signal, number)
         bell = self._topology.doorbells[self._topology.manager]
         loop.add_reader(bell, self._on_bell, bell)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        await self._control.start()
         self._counters.set_state(self._topology.manager, ProcessState.READY)
         try:
             self._take_events()
             await self._until_stopped()
         finally:
+            await self._control.close()
             loop.remove_reader(bell)
             self._take_events()
             self._log.close()
@@ -90,13 +129,13 @@ class _Manager:
 
     async def _until_stopped(self) -> None:
         """Runs $SYS until SIGTERM. What goes wrong in it ends the process, and the supervisor starts another."""
-        settings = self._topology.settings.sys
+        settings = self._configuration
         stop = asyncio.create_task(self._stop.wait())
         tasks = [
             stop,
-            asyncio.create_task(self._every(settings.heartbeat_interval, self._topics.heartbeat)),
-            asyncio.create_task(self._every(settings.msg_interval, self._statistics)),
-            asyncio.create_task(self._every(ALARM_S, self._alarms)),
+            asyncio.create_task(self._every(lambda: settings.settings.sys.heartbeat_interval, self._topics.heartbeat)),
+            asyncio.create_task(self._every(lambda: settings.settings.sys.msg_interval, self._statistics)),
+            asyncio.create_task(self._every(lambda: ALARM_S, self._alarms)),
         ]
         done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
@@ -108,6 +147,32 @@ class _Manager:
         # An interrupt from the terminal reaches the whole group: the supervisor says when it is our turn.
         if number == signal.SIGTERM:
             self._stop.set()
+
+    def _on_reload(self) -> None:
+        """SIGHUP: as `ctl config reload`; what is wrong is logged, and nothing changes then."""
+        try:
+            done = self._configuration.reload()
+        except ControlError as error:
+            self._log.add("error", f"configuration not reloaded: {error}")
+        else:
+            text = f"applied: {', '.join(done['applied']) or 'nothing'}"
+            if done["needs_restart"]:
+                text += f"; needs a restart: {', '.join(done['needs_restart'])}"
+            self._log.add("info", f"configuration reloaded; {text}")
+        self._log.flush()
+
+    def _on_configured(self, settings: Settings) -> None:
+        """Live settings have changed: here, and in every worker."""
+        self._log.level = settings.log.level
+        self._client_topics.want(settings.sys.event_messages)
+        self._workers.tell_all("configure", settings=dump(settings))
+
+    def _audit(self, by: str, verb: str, params: dict[str, Any], code: str) -> None:
+        """Who changed what. Payloads are not for the log."""
+        shown = {name: value for name, value in params.items() if name not in SECRETS}
+        text = json.dumps(shown, default=str, ensure_ascii=False)[:AUDIT_MAX]
+        self._log.add("info", f"audit by={by!r} verb={verb!r} code={code} params={text}")
+        self._log.flush()
 
     def _on_bell(self, bell: int) -> None:
         try:
@@ -130,12 +195,13 @@ class _Manager:
 
     def _log_events(self, records: list[bytes]) -> None:
         listened_to = self._look_who_listens()
-        if not listened_to and not self._log.enabled("info"):
-            return
+        quiet = not listened_to and not self._log.enabled("info")
         lines = []
         for record in records:
-            event = event_payload(record)
-            if event is None:
+            kind, spilled, event = open_record(record)
+            if kind == ANSWER:
+                self._workers.on_answer(spilled, event)
+            if kind != EVENT or quiet:
                 continue
             try:
                 line = client_line(event)
@@ -165,10 +231,13 @@ class _Manager:
             sent = False  # client ids and user names of 64 KiB do not fit into a small ring
         self._unpublished += not sent
 
-    async def _every(self, seconds: float, make: Callable[[], Iterable[tuple[str, str]]]) -> None:
+    async def _every(self, seconds: Callable[[], float], make: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """A change of the interval counts from the next round on, at the latest after INTERVAL_LOOK_S."""
         while True:
+            began = time.monotonic()
             await self._publish(make())
-            await asyncio.sleep(seconds)
+            while (left := began + seconds() - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, INTERVAL_LOOK_S))
 
     def _statistics(self) -> Iterable[tuple[str, str]]:
         self._retained.clear_expired(time.time_ns() // 1_000_000, EXPIRED_A_PASS)

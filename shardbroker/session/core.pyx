@@ -25,6 +25,11 @@ cdef class Core:
             self.counters_owner = slot
         self.now_ms = now_ms
         self.timers = TimerWheel(now_ms)
+        self.configure(settings)
+        self.budget = UNBOUNDED
+
+    def configure(self, settings) -> None:
+        """The `mqtt` section of the configuration holds from now on; what was granted to clients before stays."""
         self.max_inflight = settings.max_inflight
         self.max_mqueue_len = settings.max_mqueue_len or 0
         self.mqueue_store_qos0 = settings.mqueue_store_qos0
@@ -54,7 +59,6 @@ cdef class Core:
         self.message_expiry_ms = milliseconds(settings.message_expiry_interval)
         self.response_information = settings.response_information.encode()
         self.max_output_bytes = settings.max_output_bytes
-        self.budget = UNBOUNDED
 
     def __dealloc__(self):
         if self.counters_owner is None:

@@ -17,7 +17,7 @@ from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.ring import Inbox
 
-from shardbroker.config import Settings
+from shardbroker.config import Loaded, Settings
 from shardbroker.config.settings import parse_address
 from shm.cleanup import cleanup, set_aside
 from shm.topology import ListenerSockets, Topology
@@ -62,7 +62,7 @@ def lock_data_dir(data_dir: Path) -> int:
     return lock
 
 
-def lay_out(settings: Settings, usable_cores: list[int]) -> Topology:
+def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None = None) -> Topology:
     """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError.
 
     After an error nothing is left of what was made.
@@ -93,6 +93,7 @@ def lay_out(settings: Settings, usable_cores: list[int]) -> Topology:
                 handover=tuple(tuple(_channel(undo) for _ in range(workers)) for _ in range(acceptors)),
                 listeners=listeners,
                 settings=settings,
+                loaded=loaded,
                 journal_workers=journal_workers(data_dir) if keeps else 0,
                 left_over=left_over,
                 node_id=settings.node.id,

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a count and a descriptor to wait on."""
+"""SIGTERM and SIGINT as a count, SIGHUP as a wish, and a descriptor to wait on."""
 
 import signal
 import socket
@@ -9,14 +9,18 @@ from typing import Any
 
 __all__ = ["StopSignals"]
 
-_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+_NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT only count; what was there before comes back at the end. Main thread only."""
+    """While entered, SIGTERM and SIGINT only count, and SIGHUP sets `reload`; what was there before comes back at the end.
+
+    Main thread only.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.reload = False
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -36,8 +40,11 @@ class StopSignals:
         self._reader.close()
         self._writer.close()
 
-    def _note(self, _number: int, _frame: object) -> None:
-        self.count += 1
+    def _note(self, number: int, _frame: object) -> None:
+        if number == signal.SIGHUP:
+            self.reload = True
+        else:
+            self.count += 1
 
     def fileno(self) -> int:
         """Readable after a signal, until clear()."""
@@ -61,8 +68,10 @@ class StopSignals:
 
     @staticmethod
     def forget() -> None:
-        """In a new process: SIGTERM ends it until it says otherwise; SIGINT from a terminal is the supervisor's alone."""
+        """In a new process: SIGTERM ends it until it says otherwise; SIGINT and SIGHUP from a terminal are the
+        supervisor's alone."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)

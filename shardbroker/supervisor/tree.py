@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import socket
 import sys
 import time
@@ -12,7 +13,7 @@ from multiprocess.connection import wait
 from shm.counters import Counters, ProcessState
 
 from shardbroker import __version__
-from shardbroker.config import Settings
+from shardbroker.config import Loaded, Settings
 from shardbroker.supervisor.child import Child, Entry
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_journal_workers, tear_down, usable_cores
 from shardbroker.supervisor.signals import StopSignals
@@ -52,8 +53,9 @@ class Entries:
 class Supervisor:
     """Runs a broker until SIGTERM or SIGINT. Each object runs once, in the main thread."""
 
-    def __init__(self, settings: Settings, entries: Entries | None = None) -> None:
+    def __init__(self, settings: Settings, entries: Entries | None = None, loaded: Loaded | None = None) -> None:
         self._settings = settings
+        self._loaded = loaded
         self._entries = entries or Entries.real()
         self._ready = False
         self._left_over: tuple[LeftOver, ...] = ()
@@ -66,7 +68,7 @@ class Supervisor:
             lock = lock_data_dir(self._settings.process.data_dir)
             try:
                 _raise_descriptor_limit()
-                topology = lay_out(self._settings, usable_cores())
+                topology = lay_out(self._settings, usable_cores(), self._loaded)
                 try:
                     self._serve(topology)
                 finally:
@@ -104,6 +106,7 @@ class Supervisor:
         self._counters.set_state(child.slot, ProcessState.STARTING)
         try:
             child.start(self._signals)
+            self._counters.note_start(child.slot, child.process.pid, time.time_ns() // 1_000_000)
         except OSError as error:
             self._counters.set_state(child.slot, ProcessState.DOWN)
             child.failed_starts += 1
@@ -122,6 +125,10 @@ class Supervisor:
         ended = wait([*sentinels, self._signals], timeout_s)
         if self._signals.count:
             return  # children may have got the signal as well: those are no deaths
+        if self._signals.reload:
+            self._signals.clear()
+            self._signals.reload = False
+            self._tell_manager_to_reload()
         for ready in ended:
             if ready in sentinels:
                 self._bury(sentinels[ready])
@@ -132,6 +139,14 @@ class Supervisor:
         for child in self._children:
             if child.restart_at is not None and child.restart_at <= now:
                 self._start(child)
+
+    def _tell_manager_to_reload(self) -> None:
+        """The manager knows what can change while the broker runs, and says in the log what has."""
+        manager = next(child for child in self._children if child.title == "manager")
+        if manager.process is None or self._counters.state(manager.slot) != ProcessState.READY:
+            _say("configuration not reloaded: the manager is down; try again")
+        else:
+            os.kill(manager.process.pid, signal.SIGHUP)
 
     def _bury(self, child: Child) -> None:
         was_ready = self._counters.state(child.slot) == ProcessState.READY

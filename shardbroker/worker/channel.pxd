@@ -41,6 +41,7 @@ cdef class Channel(Link):
     cdef tuple subscribing                 # a SUBSCRIBE too long for one turn, see go_on_subscribing(); None mostly
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef uint64_t last_packet_ms
+    cdef uint64_t connected_ms             # Unix ms of the CONNECT that was accepted
     cdef uint8_t announced_version         # level byte of a CONNECT that may turn out to be malformed
     cdef dict aliases_in                   # alias -> topic
 

@@ -11,7 +11,7 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.core cimport Core
 from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, Will
 from shm.counters cimport (
-    CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
+    CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_KICKED, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
     CLIENT_CLOSED_OVERLOAD, CLIENT_CLOSED_PROTOCOL_ERROR, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CLIENT_CONNECTED,
     CLIENT_DISCONNECTED, CONNECTIONS_COUNT, MESSAGES_DROPPED_RECEIVE_MAXIMUM, MESSAGES_QOS0_RECEIVED, MESSAGES_RECEIVED,
     PACKETS_AUTH_RECEIVED, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_CONNECT_RECEIVED,
@@ -74,6 +74,7 @@ cdef enum:                                 # reason codes that this file gives i
     TOPIC_ALIAS_INVALID = 0x94
     PACKET_TOO_LARGE = 0x95
     QUOTA_EXCEEDED = 0x97
+    ADMINISTRATIVE_ACTION = 0x98
     PAYLOAD_FORMAT_INVALID = 0x99
     RETAIN_NOT_SUPPORTED = 0x9A
     QOS_NOT_SUPPORTED = 0x9B
@@ -230,6 +231,7 @@ cdef class Channel(Link):
         self.clean_start = packet.clean_start
         self.session = self.shard.open_session(self, client_id, packet.clean_start, expiry_ms, &present)
         self.state = CONNECTED
+        self.connected_ms = core.now_ms
         if packet.will is not None:
             self.session.will = will_of(packet.will, client_id)
         if core.recorder is not None:
@@ -619,6 +621,13 @@ cdef class Channel(Link):
         """Another connection has come with this client id [MQTT-3.1.4-3]."""
         self.disconnect(SESSION_TAKEN_OVER, "")
         self.close(SESSION_TAKEN_OVER, SIDE_SERVER, "session taken over", True)
+
+    def kicked(self, str reason) -> None:
+        """Somebody who runs the broker ends the connection; the session stays, and ends as its expiry says."""
+        if not self.closed:
+            self.core.count(CLIENT_CLOSED_KICKED)
+        self.disconnect(ADMINISTRATIVE_ACTION, reason)
+        self.close(ADMINISTRATIVE_ACTION, SIDE_SERVER, reason, True)
 
     def shut_down(self) -> None:
         """The broker stops."""

@@ -103,8 +103,12 @@ cdef class Loop(Shard):
     cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
     cdef list cycle_left                   # sessions still to be written in it; None between two
     cdef uint64_t cycle_due_bytes          # of the journal, from which on the next one begins
+    cdef object retention                  # settings section
     cdef object spill_source               # directory of spilled messages
     cdef public object started             # callable once everybody serves: what recovered sessions have missed
+    cdef public object on_command          # callable(command) -> answer, see commands.pyx
+    cdef list commands                     # of the manager, not carried out yet
+    cdef list answers                      # that the manager's ring had no room for yet
 
     cdef uint64_t read_clock(self) noexcept
     cdef int watch(self, int fd, uint32_t events) except -1
@@ -137,6 +141,8 @@ cdef class Loop(Shard):
     cdef int hold_back(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     cdef int spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     cdef int end_session(self, Session session, bint redispatch) except -1
+    cdef int carry_out_commands(self) except -1
+    cdef int send_answers(self) except -1
     cdef int send_event(self, int kind, Connection connection, bytes client_id, int reason_code, int side, bytes detail) except -1
     cdef dict registry_record(self, Session session)
     cdef int note_session(self, Session session) except -1

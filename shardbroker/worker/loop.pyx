@@ -29,7 +29,7 @@ from shm.counters cimport (
     OVERLOAD_PUBLISHERS_PAUSED, CounterSlot,
 )
 from shm.address cimport address_text
-from shm.epochs cimport Epochs, bucket_of
+from shm.epochs cimport WILDCARD_BUCKET, Epochs, bucket_of
 from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EVENT_EXPIRY_NEVER, EventHeader
 from shm.posix cimport (
     CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
@@ -37,7 +37,7 @@ from shm.posix cimport (
     read, recv, send, shutdown, timespec, write,
 )
 from shm.records cimport (
-    FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_EVENT, RECORD_PAUSE, RECORD_PUBLISH, RECORD_SHARED, record_size,
+    FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_EVENT, RECORD_PAUSE, RECORD_PUBLISH, RECORD_SHARED, record_size,
 )
 
 from shardbroker.journal import apply_retention, set_recovery_start
@@ -368,6 +368,7 @@ cdef class Loop(Shard):
         self.spent = []
         self.spill_source = topology.spill_dir
         self.capture = [filter.encode() for filter in topology.settings.journal.capture]
+        self.retention = topology.settings.journal.retention
         self.cycle_due_bytes = CYCLE_BYTES
         self.pass_times = counters.histogram(number, "pass_us")
         self.hop_times = counters.histogram(number, "ring.hop_us")
@@ -384,6 +385,8 @@ cdef class Loop(Shard):
         self.parked = []
         self.busy = []
         self.paused = []
+        self.commands = []
+        self.answers = []
         self.memory = memory
         self.share_out(1)
         self.registry_changes = {}
@@ -435,9 +438,9 @@ cdef class Loop(Shard):
                 timeout_ms = <int>(self.routes_due_ms - self.now_ms) if self.routes_due_ms > self.now_ms else 0
             if self.events:
                 timeout_ms = min(timeout_ms, EVENT_DELAY_MS)
-            if self.dirty or self.busy or self.leaving or self.replays_moved:
+            if self.dirty or self.busy or self.leaving or self.replays_moved or self.commands:
                 timeout_ms = 0
-            elif self.replaying or self.retry or self.parked or self.cycle_left or not self.serving:
+            elif self.replaying or self.retry or self.parked or self.cycle_left or self.answers or not self.serving:
                 timeout_ms = 1
             if self.holding:
                 timeout_ms = HOLD_MS
@@ -534,6 +537,8 @@ cdef class Loop(Shard):
         self.flush_rings()
         self.release_lanes()
         self.flush_sockets()
+        if self.commands or self.answers:
+            self.carry_out_commands()
         if self.route_changes or self.retained_changes or self.touched_lanes:
             self.commit(False)             # what a lost connection left behind while flushing
             self.settle()
@@ -585,6 +590,43 @@ cdef class Loop(Shard):
         self.turn_budget = max(PASS_BUDGET // max(ready, 1), <int>TURN_LEAST)
         self.turn_bytes = <size_t>min(max(self.turn_budget * UNIT_BYTES, <int64_t>READ_LEAST), <int64_t>READ_BYTES)
         return 0
+
+    # --- commands of the manager --------------------------------------------------------------------------------------------------
+
+    cdef int carry_out_commands(self) except -1:
+        """As many as STEP_US allows; those left have their turn in the next pass. An answer leaves once the journal knows of it."""
+        cdef bint any = bool(self.commands)
+        self.step_start_us = self.read_clock()
+        while self.commands:
+            self.answers.append(self.on_command(self.commands.pop(0)))
+            if self.step_is_over():
+                break
+        if any:
+            self.commit(False)
+            self.settle()
+            self.flush_rings()
+        return 0 if self.holding else self.send_answers()
+
+    cdef int send_answers(self) except -1:
+        cdef Ring lane = self.lane_to(self.manager)
+        while self.answers:
+            if not lane.put(self.answers[0]):
+                return 0
+            self.answers.pop(0)
+        if (<Inbox>self.outboxes[self.manager]).must_ring():
+            self.ring(self.manager)
+        return 0
+
+    def reconfigure(self, settings) -> None:
+        """What can change while it runs does; see config/live.py."""
+        self.configure(settings.mqtt)
+        self.retainer = settings.retainer
+        self.retained.max_messages = settings.retainer.max_messages
+        self.retention = settings.journal.retention
+        capture = [filter.encode() for filter in settings.journal.capture]
+        if capture != self.capture:
+            self.capture = capture
+            self.local_epochs[WILDCARD_BUCKET] += 1        # whether a topic is captured stands in its cache entry
 
     # --- memory ---------------------------------------------------------------------------------------------------------------------
 
@@ -723,8 +765,8 @@ cdef class Loop(Shard):
             self.recorder.checkpoint(self.cycle_from)
             self.settle()
             if not self.holding:
-                retention = self.topology.settings.journal.retention
-                Thread(target=forget, args=(writer.directory, self.cycle_from, retention.age, retention.bytes)).start()
+                Thread(
+                    target=forget, args=(writer.directory, self.cycle_from, self.retention.age, self.retention.bytes)).start()
             self.cycle_due_bytes = writer.bytes_written + max(<uint64_t>CYCLE_BYTES, 2 * (writer.bytes_written - self.cycle_due_bytes))
         return 0
 
@@ -1003,6 +1045,10 @@ cdef class Loop(Shard):
         memcpy(&header, record, sizeof(header))
         if header.kind == RECORD_PAUSE:
             return self.pause_client(PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.client_size))
+        if header.kind == RECORD_COMMAND:
+            if self.serving:               # whoever asked before that is gone
+                self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
+            return 0
         if header.flags & FLAG_SPILLED:
             name = PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.topic_size).decode()
             path = self.spill_source / name
@@ -1169,12 +1215,18 @@ cdef class Loop(Shard):
 
     cdef dict registry_record(self, Session session):
         cdef Connection connection = <Connection>session.link if session.link is not None else None
-        record = {"connected": connection is not None, "session": session.key, "created_ms": session.created_ms}
+        record = {
+            "connected": connection is not None, "session": session.key, "created_ms": session.created_ms,
+            "expiry_s": min(session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER),
+            "since_ms": connection.connected_ms if connection is not None else self.now_ms,
+        }
         if connection is not None:
             record |= {
                 "peer": address_text(&connection.peer), "listener": connection.listener, "version": connection.version,
                 "keepalive_s": connection.keepalive_s, "clean_start": connection.clean_start,
             }
+            if connection.username is not None:
+                record["username"] = connection.username
         return record
 
 

@@ -2,12 +2,15 @@
 
 import gc
 import signal
+from dataclasses import replace
 
 from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
 from shm.ring import Inbox
 
 from shardbroker.config import machine_memory, mark_bytes
+from shardbroker.config.live import in_force
+from shardbroker.worker.commands import Commands
 from shardbroker.worker.loop import Loop
 from shardbroker.worker.memory import MemoryWatch, memory_share
 from shardbroker.worker.recover import recover
@@ -25,6 +28,7 @@ def run(topology: Topology, number: int) -> None:
     Its sessions are those of its journal. Until they are there again the route table stays as a predecessor left it, and what
     others publish for them waits in the rings.
     """
+    topology = replace(topology, settings=in_force(topology.runtime_dir, topology.settings))
     counters = Counters.attach(topology.counters_name)
     counters.reset_gauges(number)
     counters.set_state(number, ProcessState.STARTING)
@@ -49,6 +53,7 @@ def run(topology: Topology, number: int) -> None:
             [folder / "data.mdb" for folder in (topology.routes_dir, *map(topology.registry_dir, range(topology.workers)))],
         ),
     )
+    loop.on_command = Commands(loop, topology.spill_dir)
     if topology.settings.durability.level == "none":
         routes.purge(worker_destination(number))
     else:

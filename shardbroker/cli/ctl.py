@@ -1,0 +1,263 @@
+"""`shardbroker ctl`: one command per verb of the control table, tables for people, `--json` for programs.
+
+Commands, their arguments and options are made from `shardbroker.control.VERBS`; nothing about a verb stands here but how some
+results look. Exit codes: 0 well, 1 refused or not found, 2 wrong usage, 3 no broker.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import click
+from pydantic.fields import FieldInfo
+
+from shardbroker.cli import render
+from shardbroker.config import ConfigError, load
+from shardbroker.control import VERBS, Control, ControlError, Verb
+
+__all__ = ["app", "main"]
+
+GROUPS = {
+    "clients": "Clients: look, find, kick.",
+    "sessions": "Sessions, with or without a connection.",
+    "subscriptions": "Who subscribes to what.",
+    "topics": "Filters that anybody subscribes to.",
+    "routes": "Where messages go.",
+    "retained": "Retained messages.",
+    "listeners": "Where the broker listens.",
+    "journal": "Journals.",
+    "workers": "Processes.",
+    "config": "Configuration of the running broker.",
+    "log": "What is logged.",
+}
+"""Help of the first word of verbs with two."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `shardbroker ctl ARGV...`; returns the exit code."""
+    try:
+        result = app(argv, prog_name="shardbroker ctl", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except ControlError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return 3 if error.code == "BROKER_DOWN" else 1
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Data directory of the broker; else as `serve` finds it.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file that the broker was started with.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, for programs; a list is one object a line.")
+@click.pass_context
+def app(context: click.Context, data_dir: Path | None, config: Path | None, as_json: bool) -> None:
+    """Look into a running broker and change it. Reached through the socket in its data directory."""
+    context.obj = (lambda: data_dir or load(config, os.environ).settings.process.data_dir, as_json)
+
+
+@app.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes `shardbroker ctl` in this shell: eval it, or keep it where the shell looks."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    print(kind(app, {}, "shardbroker ctl", COMPLETE_VARIABLE).source().replace("shardbroker ctl", "shardbroker"))
+
+
+COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
+
+
+def add_verbs(root: click.Group, verbs: Iterable[Verb]) -> None:
+    """A command for each verb, those of two words in groups."""
+    for verb in verbs:
+        first, _, second = verb.name.partition(" ")
+        parent = root
+        if second:
+            found = root.commands.get(first)
+            if found is None:
+                found = click.Group(first, help=GROUPS.get(first))
+                root.add_command(found)
+            assert isinstance(found, click.Group)
+            parent = found
+        parent.add_command(command_of(verb, second or first))
+
+
+def command_of(verb: Verb, name: str) -> click.Command:
+    """The command of one verb."""
+    fields = verb.params.model_fields
+    params: list[click.Parameter] = []
+    for field_name, field in fields.items():
+        params.append(parameter_of(field_name, field))
+    if "payload" in fields and fields["payload"].annotation is bytes:
+        params.append(click.Option(["--stdin", "from_stdin"], is_flag=True, help="Read the payload from standard input."))
+    if "cursor" in fields:
+        params.append(click.Option(["--all", "all_pages"], is_flag=True, help="All pages, one after the other."))
+    # It may stand behind the command as well as before it.
+    params.append(click.Option(["--json", "json_here"], is_flag=True, help="JSON, for programs."))
+
+    @click.pass_context
+    def run(context: click.Context, /, **given: Any) -> int:
+        find_data_dir, as_json = context.obj
+        as_json = given.pop("json_here") or as_json
+        all_pages = given.pop("all_pages", False)
+        if given.pop("from_stdin", False):
+            given["payload"] = sys.stdin.buffer.read()
+        asked = {key: wire(fields[key], value) for key, value in given.items() if value is not None and value != ()}
+        with Control(find_data_dir(), by=f"ctl:{os.getuid()}") as control:
+            carry_out(control, verb, asked, as_json, all_pages)
+        return 0
+
+    return click.Command(name, params=params, callback=run, help=verb.summary, short_help=verb.summary)
+
+
+def wire(field: FieldInfo, value: Any) -> Any:
+    """A value from the command line as the verb takes it."""
+    kind = plain(field.annotation)
+    if kind is bytes and isinstance(value, str):
+        return value.encode()
+    if get_origin(kind) is list:
+        return list(value)
+    if get_origin(kind) is dict:
+        return dict(pair.split("=", 1) for pair in value)
+    return value
+
+
+def parameter_of(name: str, field: FieldInfo) -> click.Parameter:
+    """The argument or option of one field."""
+    kind = plain(field.annotation)
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    many = get_origin(kind) is list
+    type_ = click_type(kind)
+    if extra.get("argument"):
+        return click.Argument([name], type=type_, required=field.is_required(), nargs=-1 if many else 1)
+    flag = f"--{name.replace('_', '-')}"
+    if kind is bool:
+        # Three states: yes, no, not said.
+        declaration = f"{flag}/--no-{name.replace('_', '-')}"
+        return click.Option([declaration, name], default=None, help=field.description)
+    if get_origin(kind) is dict:
+        return click.Option([flag, name], multiple=True, callback=check_pairs, metavar="NAME=VALUE", help=field.description)
+    shown = None if field.default in (None, ..., "") or field.is_required() else str(field.default)
+    text = f"{field.description} [default: {shown}]" if shown else field.description
+    return click.Option([flag, name], type=type_, required=field.is_required(), help=text)
+
+
+def check_pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r}: allowed is NAME=VALUE")
+    return values
+
+
+def plain(annotation: Any) -> Any:
+    """The type behind Annotated and `| None`."""
+    if hasattr(annotation, "__metadata__"):
+        return plain(annotation.__origin__)
+    if get_origin(annotation) in (Union, UnionType):
+        return plain(next(branch for branch in get_args(annotation) if branch is not type(None)))
+    return annotation
+
+
+def click_type(kind: Any) -> Any:
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return click.Choice([str(choice) for choice in choices]) if isinstance(choices[0], str) else IntChoice(choices)
+    return click.INT if kind is int else click.FLOAT if kind is float else click.STRING
+
+
+class IntChoice(click.ParamType[int]):
+    """One of some numbers."""
+
+    name = "number"
+
+    def __init__(self, choices: tuple[int, ...]) -> None:
+        self._choices = choices
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "|".join(map(str, self._choices))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = -1
+        if number not in self._choices:
+            self.fail(f"{value!r}: allowed is {', '.join(map(str, self._choices))}", param, ctx)
+        return number
+
+
+# --- results ------------------------------------------------------------------------------------------------------------------
+
+
+def carry_out(control: Control, verb: Verb, params: dict[str, Any], as_json: bool, all_pages: bool) -> None:
+    """Asks, and prints what comes."""
+    if verb.stream:
+        show_stream(control, verb, params, as_json)
+    elif all_pages:
+        rows = control.pages(verb.name, **params)
+        if as_json:
+            for row in rows:
+                print(dumps(row))
+        else:
+            render.rows(verb.columns, list(rows), None, human)
+    else:
+        show_result(verb, control.ask(verb.name, **params), as_json)
+
+
+def show_result(verb: Verb, result: Any, as_json: bool) -> None:
+    if as_json:
+        print(dumps(result))
+    elif verb.columns:
+        render.rows(verb.columns, result["data"], result.get("cursor"), human)
+    elif isinstance(result, dict):
+        render.fields(result, human)
+    elif result is not None:
+        print(result)
+
+
+def show_stream(control: Control, verb: Verb, params: dict[str, Any], as_json: bool) -> None:
+    show: Callable[[Any], None] = (
+        (lambda item: print(dumps(item), flush=True)) if as_json else (lambda item: render.line(item, human))
+    )
+    for item in control.stream(verb.name, **params):
+        show(item)
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(
+        value, ensure_ascii=False, default=lambda one: one.decode(errors="replace") if isinstance(one, bytes) else str(one)
+    )
+
+
+def human(name: str, value: Any) -> str:
+    """A value as a person reads it: times of day instead of milliseconds."""
+    if value is None or value == "":
+        return "-"
+    if name.endswith("_at") and isinstance(value, int):
+        return datetime.fromtimestamp(value / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if value else "-"
+    if name == "uptime_ms":
+        seconds = value // 1000
+        return f"{seconds // 86400}d {seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(human("", one) for one in value) or "-"
+    if isinstance(value, dict):
+        return dumps(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+add_verbs(app, VERBS.values())

@@ -1,0 +1,69 @@
+"""What can change while the broker runs, and the settings that are in force after such changes.
+
+Every process starts with the settings that were in force when the broker started. What has changed since stands in a file of the
+runtime directory, so that a process that is started again has it too. Keys that need a restart never get there.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import cbor2
+from pydantic import BaseModel
+
+from shardbroker.config.settings import Settings
+
+__all__ = ["dump", "in_force", "is_live", "keep_in_force", "parse", "replaced"]
+
+IN_FORCE = "settings.cbor"
+"""In the runtime directory."""
+
+LIVE = ("mqtt.", "retainer.", "sys.", "journal.", "log.")
+"""Sections whose keys take effect at once."""
+NOT_LIVE = ("mqtt.shared_subscription_strategy",)
+"""Keys of these sections that do not: publishers remember where they are in the strategy."""
+
+
+def is_live(key: str) -> bool:
+    """Whether a change of this dotted key takes effect without a restart."""
+    return key.startswith(LIVE) and key not in NOT_LIVE
+
+
+def replaced(settings: Settings, path: Iterable[str], value: Any) -> Settings:
+    """A copy with another value at `path`, which is one of the settings' own."""
+
+    def copy(model: Any, parts: list[str]) -> Any:
+        if not parts:
+            return value
+        if isinstance(model, BaseModel):
+            return model.model_copy(update={parts[0]: copy(getattr(model, parts[0]), parts[1:])})
+        return {**model, parts[0]: copy(model[parts[0]], parts[1:])}
+
+    result: Settings = copy(settings, list(path))
+    return result
+
+
+def dump(settings: Settings) -> bytes:
+    """Settings as bytes, for another process."""
+    return cbor2.dumps(settings.model_dump(), default=lambda encoder, value: encoder.encode(str(value)))
+
+
+def parse(data: bytes) -> Settings:
+    """The reverse of dump()."""
+    return Settings.model_validate(cbor2.loads(data))
+
+
+def keep_in_force(runtime_dir: Path, settings: Settings) -> None:
+    """Processes that are started from now on begin with these. Raises OSError."""
+    new = runtime_dir / f"{IN_FORCE}.new"
+    new.write_bytes(dump(settings))
+    os.replace(new, runtime_dir / IN_FORCE)
+
+
+def in_force(runtime_dir: Path, at_start: Settings) -> Settings:
+    """What is in force: `at_start` unless something has changed since."""
+    try:
+        return parse((runtime_dir / IN_FORCE).read_bytes())
+    except FileNotFoundError:
+        return at_start

@@ -1,0 +1,99 @@
+"""Asks a running broker, from a program that waits for the answer."""
+
+import itertools
+import socket
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shardbroker.control.errors import ControlError
+from shardbroker.control.protocol import SOCKET_NAME, Frames, encode_frame, short_path
+
+__all__ = ["Control"]
+
+TIMEOUT_S = 30.0
+"""Longest silence of the manager: whatever it waits for itself ends sooner."""
+
+
+class Control:
+    """One connection to the broker of a data directory; one request at a time. A context manager.
+
+    Raises ControlError BROKER_DOWN if nobody answers there, and whatever code the broker answers with.
+    """
+
+    def __init__(self, data_dir: Path, by: str = "ctl", timeout_s: float | None = TIMEOUT_S) -> None:
+        self._path = data_dir / SOCKET_NAME
+        self._by = by
+        self._frames = Frames()
+        self._ids = itertools.count(1)
+        self._waiting: list[dict[str, Any]] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout_s)
+        try:
+            with short_path(self._path) as name:
+                self._socket.connect(name)
+        except OSError as error:
+            self._socket.close()
+            raise ControlError("BROKER_DOWN", f"no broker runs with data directory {data_dir}: {error.strerror or error}") from None
+
+    def __enter__(self) -> "Control":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection, and with it what was asked and not answered."""
+        self._socket.close()
+
+    def ask(self, verb: str, **params: Any) -> Any:
+        """The result of a verb."""
+        items = self.stream(verb, **params)
+        while True:
+            try:
+                next(items)
+            except StopIteration as end:
+                return end.value
+
+    def stream(self, verb: str, **params: Any) -> Generator[Any, None, Any]:
+        """The items of a verb that streams; its result is the value of StopIteration."""
+        number = next(self._ids)
+        self._send(encode_frame({"id": number, "verb": verb, "params": params, "by": self._by}))
+        while True:
+            answer = self._next()
+            if answer.get("id") != number:
+                continue  # of a stream that nobody reads any more
+            if "error" in answer:
+                raise ControlError(*answer["error"])
+            if "item" not in answer:
+                return answer.get("result")
+            yield answer["item"]
+
+    def pages(self, verb: str, **params: Any) -> Iterator[dict[str, Any]]:
+        """All rows of a verb that lists, page by page."""
+        while True:
+            page = self.ask(verb, **params)
+            yield from page["data"]
+            if page.get("cursor") is None:
+                return
+            params["cursor"] = page["cursor"]
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise ControlError("BROKER_DOWN", f"the broker has gone: {error.strerror or error}") from None
+
+    def _next(self) -> dict[str, Any]:
+        while not self._waiting:
+            try:
+                data = self._socket.recv(1 << 20)
+            except TimeoutError:
+                raise ControlError("BROKER_DOWN", "the broker does not answer") from None
+            except OSError as error:
+                raise ControlError("BROKER_DOWN", f"the broker has gone: {error.strerror or error}") from None
+            if not data:
+                raise ControlError("BROKER_DOWN", "the broker has closed the connection")
+            self._waiting.extend(self._frames.feed(data))
+        return self._waiting.pop(0)

@@ -1,0 +1,32 @@
+"""What can go wrong with a request: a code for programs, a text for people, a status for HTTP."""
+
+__all__ = ["STATUSES", "ControlError"]
+
+STATUSES = {
+    "BAD_REQUEST": 400,
+    "UNAUTHORIZED": 401,
+    "FORBIDDEN": 403,
+    "NOT_FOUND": 404,
+    "CLIENTID_NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "NOT_AVAILABLE": 409,
+    "INTERNAL_ERROR": 500,
+    "BROKER_DOWN": 503,
+    "TRY_AGAIN": 503,
+    "WORKER_DOWN": 503,
+    "WORKER_TIMEOUT": 504,
+}
+"""Code -> HTTP status. One place for both, so that they always go together."""
+
+
+class ControlError(Exception):
+    """A request that was not carried out; `code` is one of STATUSES."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code if code in STATUSES else "INTERNAL_ERROR"
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that fits."""
+        return STATUSES[self.code]

@@ -1,0 +1,232 @@
+"""The table of verbs. What `ctl` can do, what the manager answers and what docs/ctl.md says derive from it.
+
+A verb's parameters are a pydantic model: types and bounds are checked where the request arrives. Fields made by `argument()`
+stand on the command line without a name, in this order.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+__all__ = ["VERBS", "ClientFilter", "Page", "Params", "Verb", "argument", "table"]
+
+PAGE_MAX = 10_000
+"""Rows of a page."""
+ClientId = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
+Topic = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
+Qos = Literal[0, 1, 2]
+
+
+def argument(description: str, default: Any = ...) -> Any:
+    """A field that stands on the command line without a name."""
+    return Field(default, description=description, json_schema_extra={"argument": True})
+
+
+class Params(BaseModel):
+    """Unknown parameters are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing that may be asked. `changes`: only administrators may; it is written to the audit log."""
+
+    name: str
+    summary: str
+    params: type[Params] = Params
+    changes: bool = False
+    columns: tuple[str, ...] = ()
+    """Fields of a row, for people; empty: the result is no list."""
+    stream: bool = False
+    """Whether it sends items before its result."""
+
+
+class Page(Params):
+    """A part of a list."""
+
+    limit: int = Field(100, ge=1, le=PAGE_MAX, description="Rows of a page.")
+    cursor: str | None = Field(None, description="Where to go on: `cursor` of the page before.")
+
+
+class ClientFilter(Params):
+    """Which clients; all of it must hold."""
+
+    clientid: str | None = Field(None, description="Exactly this client id.")
+    username: str | None = Field(None, description="Exactly this user name.")
+    like_clientid: str | None = Field(None, description="Client ids that hold this text.")
+    like_username: str | None = Field(None, description="User names that hold this text.")
+    ip_address: str | None = Field(None, description="Peers with this address.")
+    conn_state: Literal["connected", "disconnected"] | None = Field(None, description="Connected, or a session that waits.")
+    proto_ver: Literal[3, 4, 5] | None = Field(None, description="MQTT 3.1, 3.1.1 or 5.0.")
+    clean_start: bool | None = Field(None, description="As the client asked.")
+    listener: str | None = Field(None, description="Name of the listener.")
+    worker: int | None = Field(None, ge=0, description="Number of the worker.")
+    gte_connected_at: int | None = Field(None, ge=0, description="Connected then or later, Unix ms.")
+    lte_connected_at: int | None = Field(None, ge=0, description="Connected then or sooner, Unix ms.")
+
+
+class ClientList(ClientFilter, Page):
+    """Clients, filtered and paged."""
+
+
+class OneClient(Params):
+    clientid: ClientId = argument("Client id.")
+
+
+class ManyClients(Params):
+    clientids: list[ClientId] = argument("Client ids.")
+
+
+class BulkKick(ClientFilter):
+    everybody: bool = Field(False, description="Kick all clients if no filter is given.")
+    rate: int = Field(1000, ge=1, le=100_000, description="At most so many a second.")
+
+
+class SubscriptionList(Page):
+    clientid: str | None = Field(None, description="Of this client.")
+    topic: str | None = Field(None, description="With exactly this filter.")
+    match_topic: str | None = Field(None, description="That get messages of this topic.")
+    qos: Qos | None = Field(None, description="With this QoS.")
+    share_group: str | None = Field(None, description="Of this shared group.")
+
+
+class AddSubscription(Params):
+    clientid: ClientId = argument("A connected client.")
+    topic: Topic = argument("Topic filter.")
+    qos: Qos = Field(0, description="Highest QoS.")
+    nl: bool = Field(False, description="No Local.")
+    rap: bool = Field(False, description="Retain As Published.")
+    rh: Literal[0, 1, 2] = Field(0, description="Retain Handling.")
+
+
+class DeleteSubscription(Params):
+    clientid: ClientId = argument("Client id.")
+    topic: Topic = argument("Topic filter as subscribed.")
+
+
+class TopicList(Page):
+    topic: str | None = Field(None, description="Exactly this filter.")
+
+
+class RetainedList(Page):
+    topic: str = Field("#", description="Topics that this filter matches.")
+    payload: bool = Field(False, description="With payloads.")
+
+
+class OneTopic(Params):
+    topic: Topic = argument("Topic.")
+
+
+class Publish(Params):
+    topic: Topic = argument("Topic.")
+    payload: bytes = argument("Payload.", b"")
+    qos: Qos = Field(0, description="QoS.")
+    retain: bool = Field(False, description="Retain it.")
+    clientid: str = Field("", max_length=65535, description="Publisher that subscribers and journals see.")
+    message_expiry_interval: int | None = Field(None, ge=0, le=2**32 - 1, description="Seconds.")
+    payload_format_indicator: Literal[0, 1] | None = Field(None, description="1: the payload is UTF-8.")
+    content_type: str | None = Field(None, max_length=65535, description="Content Type.")
+    response_topic: str | None = Field(None, max_length=65535, description="Response Topic.")
+    correlation_data: bytes | None = Field(None, description="Correlation Data.")
+    user_properties: dict[str, str] = Field({}, description="User Properties.")
+
+
+class Metrics(Params):
+    worker: int | None = Field(None, ge=0, description="Of this worker; else of all processes together.")
+
+
+class OneWorker(Params):
+    worker: int = Field(ge=0, description="Number of the worker.", json_schema_extra={"argument": True})
+
+
+class ConfigGet(Params):
+    key: str = argument("Key or section; without one, all that differs from the default.", "")
+
+
+class ConfigSet(Params):
+    key: str = argument("Key, such as mqtt.max_inflight.")
+    value: str = argument("Value as it is written in TOML; text needs no quotes.")
+
+
+class ConfigReset(Params):
+    key: str = argument("Key that was set while the broker ran.")
+
+
+class LogLevel(Params):
+    level: Literal["debug", "info", "warning", "error"] | None = argument(
+        "Least level written; without one, says which it is.", None
+    )
+
+
+CLIENT_COLUMNS = ("clientid", "username", "conn_state", "ip_address", "proto_ver", "keepalive", "worker", "connected_at")
+
+VERBS: dict[str, Verb] = {}
+
+
+def table(*verbs: Verb) -> None:
+    """Adds verbs to the table; each name once."""
+    for verb in verbs:
+        assert verb.name not in VERBS, verb.name
+        VERBS[verb.name] = verb
+
+
+table(
+    Verb("status", "What runs, since when, and how much of it."),
+    Verb("metrics", "All counters and gauges.", Metrics),
+    Verb(
+        "workers list", "Processes of the broker.", columns=("name", "state", "pid", "core", "started_at", "starts", "connections")
+    ),
+    Verb("workers restart", "Sends the clients of a worker away and starts it again.", OneWorker, changes=True),
+    Verb("clients list", "Clients and sessions that wait for theirs.", ClientList, columns=CLIENT_COLUMNS),
+    Verb("clients show", "All that is known of one client.", OneClient),
+    Verb("clients kick", "Ends connections and sessions.", ManyClients, changes=True),
+    Verb("clients kick-all", "Ends connections and sessions of all clients that fit.", BulkKick, changes=True, stream=True),
+    Verb(
+        "sessions list",
+        "Sessions.",
+        ClientList,
+        columns=("clientid", "conn_state", "worker", "expiry_interval", "created_at", "clean_start"),
+    ),
+    Verb("sessions show", "State of one session.", OneClient),
+    Verb(
+        "subscriptions list", "Who subscribes to what.", SubscriptionList, columns=("clientid", "topic", "qos", "nl", "rap", "rh")
+    ),
+    Verb("subscriptions add", "Subscribes a connected client.", AddSubscription, changes=True),
+    Verb("subscriptions delete", "Takes a subscription from a client.", DeleteSubscription, changes=True),
+    Verb("topics list", "Filters that anybody subscribes to.", TopicList, columns=("topic", "destinations")),
+    Verb(
+        "routes list",
+        "Where messages go: a row for each destination of a filter.",
+        TopicList,
+        columns=("topic", "destination", "group"),
+    ),
+    Verb(
+        "retained list", "Retained messages.", RetainedList, columns=("topic", "qos", "payload_size", "from_clientid", "publish_at")
+    ),
+    Verb("retained show", "One retained message.", OneTopic),
+    Verb("retained delete", "Deletes one retained message.", OneTopic, changes=True),
+    Verb("publish", "Publishes a message.", Publish, changes=True),
+    Verb(
+        "listeners list",
+        "Where the broker listens.",
+        columns=("name", "type", "bind", "current_connections", "max_connections", "max_conn_rate"),
+    ),
+    Verb(
+        "journal status",
+        "State of each worker's journal.",
+        columns=("worker", "durable", "pending_bytes", "bytes_written", "problem"),
+    ),
+    Verb(
+        "journal seal",
+        "Closes the segment of each journal: what is in them can be exported.",
+        changes=True,
+        columns=("worker", "durable", "segments"),
+    ),
+    Verb("config get", "Values in force, and where each came from.", ConfigGet, columns=("key", "value", "source", "live")),
+    Verb("config set", "Changes a value while the broker runs, and keeps it.", ConfigSet, changes=True),
+    Verb("config reset", "Forgets a value that was set while the broker ran.", ConfigReset, changes=True),
+    Verb("config reload", "Reads the configuration again, as SIGHUP does.", changes=True),
+    Verb("log level", "Says or changes what is logged.", LogLevel, changes=True),
+)

@@ -1,0 +1,126 @@
+"""Changes of the configuration while the broker runs: one way for `ctl config`, the REST API and SIGHUP.
+
+KEPT_FILE <-- set, reset                 sources as at the start, read again (Loaded.again)
+                                         |  what differs from what is in force
+                                         v
+                    live keys -> in force: manager, workers, processes to come      others -> told to need a restart
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardbroker.config import ConfigError, Loaded, Settings
+from shardbroker.config.keys import KeyPath, dotted, toml
+from shardbroker.config.live import in_force, is_live, keep_in_force, replaced
+from shardbroker.config.show import leaves, sections
+from shardbroker.config.sources import KEPT_FILE, parse_assignment, read_kept, write_kept
+from shardbroker.control import ControlError
+from shm.topology import Topology
+
+__all__ = ["Configuration"]
+
+FIXED = ("process.data_dir",)
+"""Keys that say where the kept values are, and so cannot be among them."""
+
+
+class Configuration:
+    """What is in force, and where it came from. `on_change` is called with the settings when live ones have changed."""
+
+    def __init__(self, topology: Topology, on_change: Callable[[Settings], None]) -> None:
+        self._runtime_dir = topology.runtime_dir
+        self._path = topology.data_dir / KEPT_FILE
+        self.settings: Settings = in_force(topology.runtime_dir, topology.settings)
+        self._loaded: Loaded = topology.loaded or Loaded(topology.settings, {})
+        self._on_change = on_change
+
+    def rows(self, key: str) -> list[dict[str, Any]]:
+        """Keys that are `key` or below it, or, without one, those that were set or wait for a restart. Raises ControlError."""
+        wanted = self._flat(self._loaded.settings)
+        rows = []
+        for name, text in self._flat(self.settings).items():
+            source = self._loaded.source(name)
+            waits = wanted.get(name, text) != text
+            if (name == key or name.startswith(f"{key}.")) if key else (source != "default" or waits):
+                row = {"key": name, "value": text, "source": source, "live": is_live(name)}
+                rows.append(row | {"after_restart": wanted[name]} if waits else row)
+        if key and not rows:
+            raise ControlError("NOT_FOUND", f"no key or section {key!r}")
+        return rows
+
+    def set(self, key: str, text: str) -> dict[str, Any]:
+        """Keeps a value, and applies it if it can change while the broker runs. Raises ControlError; nothing has changed then."""
+        try:
+            path, value = parse_assignment(key, text)
+            if dotted(path) in FIXED:
+                raise ControlError("BAD_REQUEST", f"{key} says where values are kept, so it cannot be set here")
+            kept = {known: old for known, old in self._kept().items() if known[: len(path)] != path}
+            kept[path] = value
+            return {"key": dotted(path), **self._keep(kept, path)}
+        except ConfigError as error:
+            raise ControlError("BAD_REQUEST", str(error)) from None
+
+    def reset(self, key: str) -> dict[str, Any]:
+        """Forgets a value that was set: what stands below it holds again. Raises ControlError."""
+        kept = self._kept()
+        try:
+            path, _ = parse_assignment(key, "0")
+            left = {known: old for known, old in kept.items() if known[: len(path)] != path}
+            if len(left) == len(kept):
+                raise ControlError("NOT_FOUND", f"{key} was not set while the broker ran")
+            return {"key": dotted(path), **self._keep(left, path)}
+        except ConfigError as error:
+            raise ControlError("BAD_REQUEST", str(error)) from None
+
+    def reload(self) -> dict[str, Any]:
+        """Reads all sources again. Raises ControlError, with what is wrong; what was in force stays then."""
+        try:
+            return self._apply(self._loaded.again())
+        except ConfigError as error:
+            raise ControlError("BAD_REQUEST", str(error)) from None
+
+    def _kept(self) -> dict[KeyPath, Any]:
+        try:
+            return read_kept(self._path)
+        except ConfigError as error:
+            raise ControlError("NOT_AVAILABLE", str(error)) from None
+
+    def _keep(self, kept: Mapping[KeyPath, Any], path: KeyPath) -> dict[str, Any]:
+        loaded = self._loaded.again(kept=kept)
+        try:
+            write_kept(self._path, kept)
+        except OSError as error:
+            raise ControlError("NOT_AVAILABLE", f"{self._path}: {error.strerror}") from None
+        name = dotted(path)
+        source = loaded.source(name)
+        result = self._apply(loaded)
+        if path in kept and not source.startswith("file "):
+            result["shadowed_by"] = source
+        result["value"] = self._flat(loaded.settings).get(name)
+        return result
+
+    def _apply(self, loaded: Loaded) -> dict[str, Any]:
+        before, after = self._flat(self.settings), self._flat(loaded.settings)
+        changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        live = [name for name in changed if is_live(name)]
+        settings = self.settings
+        for name in live:
+            path = name.split(".")
+            value: Any = loaded.settings
+            for part in path:
+                value = getattr(value, part)
+            settings = replaced(settings, path, value)
+        self._loaded = loaded
+        if live:
+            keep_in_force(self._runtime_dir, settings)
+            self.settings = settings
+            self._on_change(settings)
+        return {"applied": live, "needs_restart": [name for name in changed if not is_live(name)]}
+
+    @staticmethod
+    def _flat(settings: Settings) -> dict[str, str]:
+        """Every key with its value as TOML."""
+        return {
+            f"{section}.{name}": toml(field, getattr(model, name))
+            for section, model in sections(settings)
+            for name, field in leaves(model)
+        }

@@ -1,0 +1,58 @@
+"""What handlers of verbs work with: the shared parts as the manager sees them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from shm.counters import Counters
+
+from shardbroker.management.configuration import Configuration
+from shardbroker.management.log import Log
+from shardbroker.management.workers import Workers
+from shm.registry import Registry
+from shm.retained import RetainedStore
+from shm.routes import RouteTable
+from shm.topology import PARTITIONS, Topology
+
+__all__ = ["HANDLERS", "Context", "breathe", "handles"]
+
+HANDLERS: dict[str, Callable[[Any, Any], Any]] = {}
+"""Verb -> handler(context, params): a coroutine with the result, or an asynchronous generator whose last item it is."""
+
+
+@dataclass
+class Context:
+    """One per manager."""
+
+    topology: Topology
+    counters: Counters
+    retained: RetainedStore
+    routes: RouteTable
+    workers: Workers
+    log: Log
+    configuration: Configuration
+    registries: list[Registry] = field(default_factory=list)
+    """By worker."""
+    started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+    def worker_of(self, client_id: bytes) -> int:
+        """The worker that owns this client id."""
+        return crc32(client_id) % PARTITIONS % self.topology.workers
+
+
+def handles(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: this function answers the verb."""
+
+    def register(handler: Callable[..., Any]) -> Callable[..., Any]:
+        HANDLERS[verb] = handler
+        return handler
+
+    return register
+
+
+async def breathe() -> None:
+    """Between two pages: whatever else the manager has to do comes first."""
+    await asyncio.sleep(0)

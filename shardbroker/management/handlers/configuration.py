@@ -1,0 +1,26 @@
+"""Configuration: what is in force, and changes while the broker runs."""
+
+from typing import Any
+
+from shardbroker.control.verbs import ConfigGet, ConfigReset, ConfigSet, Params
+from shardbroker.management.context import Context, handles
+
+
+@handles("config get")
+async def get(context: Context, params: ConfigGet) -> dict[str, Any]:
+    return {"data": context.configuration.rows(params.key), "cursor": None}
+
+
+@handles("config set")
+async def set_value(context: Context, params: ConfigSet) -> dict[str, Any]:
+    return context.configuration.set(params.key, params.value)
+
+
+@handles("config reset")
+async def reset_value(context: Context, params: ConfigReset) -> dict[str, Any]:
+    return context.configuration.reset(params.key)
+
+
+@handles("config reload")
+async def reload(context: Context, params: Params) -> dict[str, Any]:
+    return context.configuration.reload()

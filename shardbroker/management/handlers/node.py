@@ -1,0 +1,139 @@
+"""The broker as a whole: its processes, counters, listeners, journals and log."""
+
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+from shm.counters import ProcessState
+
+from shardbroker import __version__
+from shardbroker.control import ControlError
+from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params
+from shardbroker.management.context import Context, handles
+
+
+@handles("status")
+async def status(context: Context, params: Params) -> dict[str, Any]:
+    topology, totals = context.topology, context.counters.totals()
+    states = [ProcessState(context.counters.state(worker)) for worker in range(topology.workers)]
+    return {
+        "node": topology.node_name,
+        "version": __version__,
+        "running": context.counters.serving,
+        "pid": os.getppid(),
+        "uptime_ms": time.time_ns() // 1_000_000 - context.counters.life(topology.manager)[1],
+        "data_dir": str(topology.data_dir),
+        "workers": topology.workers,
+        "workers_ready": sum(state == ProcessState.READY for state in states),
+        "acceptors": topology.acceptors,
+        "connections": totals["connections.count"],
+        "sessions": totals["sessions.count"],
+        "subscriptions": totals["subscriptions.count"] + totals["subscriptions.shared.count"],
+        "routes": context.routes.count(),
+        "retained": totals["retained.count"],
+        "messages_received": totals["messages.received"],
+        "messages_sent": totals["messages.sent"],
+    }
+
+
+@handles("metrics")
+async def metrics(context: Context, params: Metrics) -> dict[str, Any]:
+    if params.worker is None:
+        return {**context.counters.totals(), "routes.count": context.routes.count()}
+    context.workers.check(params.worker)
+    return dict(context.counters.of(params.worker))
+
+
+@handles("workers list")
+async def list_workers(context: Context, params: Params) -> dict[str, Any]:
+    topology = context.topology
+    places = [(f"worker-{number}", number) for number in range(topology.workers)]
+    places.append(("manager", topology.manager))
+    places += [(f"acceptor-{number}", topology.processes + number) for number in range(topology.acceptors)]
+    return {"data": [process_row(context, name, slot) for name, slot in places], "cursor": None}
+
+
+def process_row(context: Context, name: str, slot: int) -> dict[str, Any]:
+    pid, started_ms, starts = context.counters.life(slot)
+    values = context.counters.of(slot)
+    return {
+        "name": name,
+        "state": ProcessState(context.counters.state(slot)).name.lower(),
+        "pid": pid,
+        "core": context.topology.cores[slot] if slot < context.topology.workers else None,
+        "started_at": started_ms,
+        "starts": starts,
+        "connections": values["connections.count"],
+        "sessions": values["sessions.count"],
+        "subscriptions": values["subscriptions.count"] + values["subscriptions.shared.count"],
+        "memory_bytes": values["memory.bytes.count"],
+        "messages_received": values["messages.received"],
+        "messages_sent": values["messages.sent"],
+    }
+
+
+@handles("workers restart")
+async def restart_worker(context: Context, params: OneWorker) -> dict[str, Any]:
+    """It drains and ends; the supervisor starts its successor."""
+    await context.workers.call(params.worker, "ping")
+    pid, _, starts = context.counters.life(params.worker)
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        raise ControlError("WORKER_DOWN", f"worker {params.worker} has just ended") from None
+    return {"worker": params.worker, "pid": pid, "starts": starts}
+
+
+@handles("listeners list")
+async def list_listeners(context: Context, params: Params) -> dict[str, Any]:
+    settings = context.configuration.settings.listeners
+    rows = []
+    for number, listener in enumerate(context.topology.listeners):
+        configured = settings[listener.name]
+        rows.append(
+            {
+                "id": f"{listener.type}:{listener.name}",
+                "name": listener.name,
+                "type": listener.type,
+                "bind": address_of(listener.descriptors[0]),
+                "running": True,
+                "current_connections": context.counters.sockets(number),
+                "max_connections": configured.max_connections or "infinity",
+                "max_conn_rate": configured.max_conn_rate if configured.max_conn_rate != float("inf") else "infinity",
+            }
+        )
+    return {"data": rows, "cursor": None}
+
+
+def address_of(descriptor: int) -> str:
+    with socket.socket(fileno=os.dup(descriptor)) as listener:
+        host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@handles("journal status")
+async def journal_status(context: Context, params: Params) -> dict[str, Any]:
+    return await of_each_journal(context, "journal")
+
+
+@handles("journal seal")
+async def seal_journals(context: Context, params: Params) -> dict[str, Any]:
+    return await of_each_journal(context, "journal seal")
+
+
+async def of_each_journal(context: Context, command: str) -> dict[str, Any]:
+    rows = []
+    for worker, state in enumerate(await context.workers.call_all(command)):
+        if state:
+            rows.append({"worker": worker, "directory": str(context.topology.journal_dir(worker)), **state})
+    return {"data": rows, "cursor": None}
+
+
+@handles("log level")
+async def log_level(context: Context, params: LogLevel) -> dict[str, Any]:
+    """Until the next start, or until log.level is configured anew; `config set log.level` stays."""
+    if params.level is not None:
+        context.log.level = params.level
+    return {"level": context.log.level}

@@ -1,0 +1,120 @@
+"""The manager asks workers: a command into the worker's ring, the answer out of the manager's own.
+
+Each call ends in bounded time: with the answer, at once if the worker is down or its ring has no room, or after TIMEOUT_S.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import cbor2
+from shm.counters import Counters, ProcessState
+from shm.records import COMMAND, encode_record, encode_spilled, open_record
+from shm.ring import Inbox
+
+from shardbroker.control import ControlError
+from shm.topology import Topology
+
+__all__ = ["Workers"]
+
+TIMEOUT_S = 5.0
+"""A worker carries out a command within some passes; one that takes longer is stuck, or waits for its disk."""
+OUTSTANDING_MAX = 32
+"""Commands under way to one worker; further ones wait here."""
+INLINE_BYTES = 8192
+"""Commands up to this size go through the ring: the smallest ring takes twice as much."""
+
+
+class Workers:
+    """Calls to all workers. `on_answer` is to be given each answer that comes out of the inbox."""
+
+    def __init__(self, topology: Topology, counters: Counters) -> None:
+        self._topology = topology
+        self._counters = counters
+        self.outboxes = [Inbox.attach(topology.inbox_name(worker)) for worker in range(topology.workers)]
+        """The only ones of this process: a lane has one writer, and its position stands in the object."""
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._turns = [asyncio.Semaphore(OUTSTANDING_MAX) for _ in range(topology.workers)]
+
+    def __len__(self) -> int:
+        return self._topology.workers
+
+    def check(self, worker: int) -> None:
+        """Raises ControlError NOT_FOUND for a worker that there is not."""
+        if not 0 <= worker < len(self):
+            raise ControlError("NOT_FOUND", f"worker {worker}: there are 0 to {len(self) - 1}")
+
+    def is_up(self, worker: int) -> bool:
+        """Whether it serves."""
+        return bool(self._counters.state(worker) == ProcessState.READY)
+
+    async def call(self, worker: int, verb: str, **args: Any) -> Any:
+        """The result of one command. Raises ControlError: WORKER_DOWN, WORKER_TIMEOUT, TRY_AGAIN, or what the worker says."""
+        self.check(worker)
+        async with self._turns[worker]:
+            if not self.is_up(worker):
+                state = ProcessState(self._counters.state(worker))
+                raise ControlError("WORKER_DOWN", f"worker {worker} is {state.name.lower()}")
+            number = self._send(worker, verb, args)
+            self._waiting[number] = answer = asyncio.get_running_loop().create_future()
+            try:
+                return await asyncio.wait_for(answer, TIMEOUT_S)
+            except TimeoutError:
+                raise ControlError("WORKER_TIMEOUT", f"worker {worker} has not answered for {TIMEOUT_S:g} s") from None
+            finally:
+                del self._waiting[number]
+
+    async def call_all(self, verb: str, **args: Any) -> list[Any]:
+        """The results of one command at every worker, in their order; the first error is raised when all have ended."""
+        calls = (self.call(worker, verb, **args) for worker in range(len(self)))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def tell_all(self, verb: str, **args: Any) -> None:
+        """A command to every worker that nobody waits for; one that is down finds it when it comes back."""
+        for worker in range(len(self)):
+            with suppress(ControlError):
+                self._send(worker, verb, args)
+
+    def _send(self, worker: int, verb: str, args: Mapping[str, Any]) -> int:
+        number = next(self._numbers)
+        record = encode_record(COMMAND, cbor2.dumps({"id": number, "verb": verb, "args": args}))
+        path = None
+        if len(record) > INLINE_BYTES:
+            name = f"command-{worker}-{os.getpid()}-{number}"
+            path = self._topology.spill_dir / name
+            path.write_bytes(record)
+            record = encode_spilled(COMMAND, name.encode())
+        outbox = self.outboxes[worker]
+        if not outbox.lanes[self._topology.manager].put(record):
+            if path is not None:
+                path.unlink(missing_ok=True)
+            raise ControlError("TRY_AGAIN", f"the ring to worker {worker} is full")
+        if outbox.take_bell():
+            os.eventfd_write(self._topology.doorbells[worker], 1)
+        return number
+
+    def on_answer(self, spilled: bytes, payload: bytes) -> None:
+        """An answer from the inbox: its payload, or the name of the file that holds the record."""
+        if spilled:
+            path = self._topology.spill_dir / spilled.decode()
+            try:
+                _, _, payload = open_record(path.read_bytes())
+            except FileNotFoundError:
+                return  # read by a manager before this one
+            path.unlink(missing_ok=True)
+        answer = cbor2.loads(payload)
+        waiting = self._waiting.get(answer["id"])
+        if waiting is None or waiting.done():
+            return  # nobody waits any more
+        if "error" in answer:
+            waiting.set_exception(ControlError(*answer["error"]))
+        else:
+            waiting.set_result(answer["result"])

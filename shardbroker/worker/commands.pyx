@@ -1,0 +1,324 @@
+"""What the manager may ask of a worker, off the hot path: a command comes through the ring, its answer goes back the same way.
+
+    command   CBOR map: id, verb, args                    answer   CBOR map: id, and result or error: [code, text]
+
+Commands are carried out between two passes, for 1 ms at a time (Loop.carry_out_commands). Each is bounded by itself: whoever wants
+a long list asks for it page by page, by client ids that stand in the registry. An answer that is larger than the ring takes goes
+through a file of the spill directory, as messages do.
+"""
+
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardbroker.journal.writer cimport Writer
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.session.session cimport Session
+from shardbroker.worker.channel cimport CONNECTED
+from shardbroker.worker.loop cimport Connection, Loop
+from shm.address cimport address_text
+from shm.events cimport EVENT_EXPIRY_NEVER
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import cbor2
+
+from shardbroker.config.live import parse
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.packets import encode_properties
+from shardbroker.mqtt.spec import PropertyId
+from shm.records import ANSWER, encode_record, encode_spilled, open_record
+
+__all__ = ["CommandError", "Commands", "command"]
+
+PAGE_BYTES = 1 << 18
+"""Bytes of subscriptions in one answer; what is left comes with the next command."""
+
+SUBSCRIBERS_MAX = 10_000
+"""Subscribers of one filter in one answer."""
+
+INLINE_BYTES = 8192
+"""Answers up to this size go through the ring: the smallest ring takes twice as much."""
+
+HANDLERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
+"""Verb -> function(loop, args)."""
+
+
+class CommandError(Exception):
+    """A command that cannot be carried out: a code for programs, a text for people."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def command(name: str) -> Callable[[Any], Any]:
+    """Decorator: `name` is carried out by this function of the loop and the arguments, which returns the result."""
+
+    def register(function: Any) -> Any:
+        HANDLERS[name] = function
+        return function
+
+    return register
+
+
+class Commands:
+    """Carries out commands for one loop."""
+
+    def __init__(self, Loop loop, spill_dir) -> None:
+        self.loop = loop
+        self._spill_dir = spill_dir
+        self._spilled = 0
+
+    def __call__(self, bytes record) -> bytes:
+        """The record with the answer to this record."""
+        number = None
+        try:
+            _, name, payload = open_record(record)
+            if name:
+                path = self._spill_dir / name.decode()
+                _, _, payload = open_record(path.read_bytes())
+                path.unlink()
+            asked = cbor2.loads(payload)
+            number = asked["id"]
+            handler = HANDLERS.get(asked["verb"])
+            if handler is None:
+                raise CommandError("NOT_FOUND", f"workers know no command {asked['verb']!r}")
+            answer = {"id": number, "result": handler(self.loop, asked["args"])}
+        except CommandError as error:
+            answer = {"id": number, "error": [error.code, str(error)]}
+        except Exception as error:
+            # An error of ours costs this command, not the worker.
+            answer = {"id": number, "error": ["INTERNAL_ERROR", f"{type(error).__name__}: {error}"]}
+        return self._fitting(encode_record(ANSWER, cbor2.dumps(answer)))
+
+    def _fitting(self, bytes record) -> bytes:
+        if len(record) <= INLINE_BYTES:
+            return record
+        self._spilled += 1
+        name = f"answer-{self.loop.number}-{os.getpid()}-{self._spilled}"
+        (self._spill_dir / name).write_bytes(record)
+        return encode_spilled(ANSWER, name.encode())
+
+
+# --- clients and sessions -----------------------------------------------------------------------------------------------------
+
+
+cdef Session session_of(Loop loop, bytes client_id):
+    session = loop.sessions.get(client_id)
+    if session is None:
+        raise CommandError("CLIENTID_NOT_FOUND", f"no session with client id {client_id.decode(errors='replace')!r}")
+    return <Session>session
+
+
+@command("session")
+def describe(Loop loop, dict args) -> dict[str, Any]:
+    """All that is known of one session."""
+    cdef Session session = session_of(loop, args["client_id"])
+    cdef Connection connection = <Connection>session.link if session.link is not None else None
+    cdef dict known = {
+        "client_id": session.client_id,
+        "connected": connection is not None,
+        "created_ms": session.created_ms,
+        "expiry_s": min(session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER),
+        "subscriptions": session.subscription_count(),
+        "subscriptions_max": loop.max_subscriptions,
+        "inflight": session.inflight,
+        "inflight_max": session.window_size(),
+        "mqueue": 0 if session.queue is None else session.queue.count,
+        "mqueue_max": loop.max_mqueue_len,
+        "awaiting_rel": 0 if session.awaiting_rel is None else len(session.awaiting_rel),
+        "awaiting_rel_max": loop.max_awaiting_rel,
+        "will": session.will is not None,
+        "durable": bool(session.logged),
+        "expires_at_ms": 0 if connection is not None else session.expires_at_ms,
+    }
+    if connection is not None:
+        known.update({
+            "peer": address_text(&connection.peer), "listener": connection.listener, "version": connection.version,
+            "username": connection.username, "keepalive_s": connection.keepalive_s, "clean_start": bool(connection.clean_start),
+            "connected_ms": connection.connected_ms, "receive_maximum": connection.receive_maximum,
+            "max_packet": connection.max_packet, "output_bytes": connection.out.pending(), "stops": connection.stops,
+        })
+    return known
+
+
+@command("kick")
+def kick(Loop loop, dict args) -> list[bool]:
+    """Ends connections and sessions of `clients`; for each whether there was one. Their part of shared groups is not handed on."""
+    cdef Session session
+    cdef Connection connection
+    found = []
+    for client_id in args["clients"]:
+        session = loop.sessions.get(client_id)
+        found.append(session is not None)
+        if session is None:
+            continue
+        if session.link is not None:
+            connection = <Connection>session.link
+            if session.expiry_ms == 0:
+                session.expiry_ms = 1000   # it would end by itself with its connection, and hand on what it had
+            connection.kicked(args.get("reason", "kicked"))
+        if loop.sessions.get(client_id) is session:
+            loop.end_session(session, False)
+    return found
+
+
+# --- subscriptions ------------------------------------------------------------------------------------------------------------
+
+
+cdef dict row_of(Session session, Subscription subscription):
+    return {
+        "client_id": session.client_id, "topic": subscription.wire_filter, "qos": subscription.qos,
+        "nl": subscription.no_local, "rap": subscription.retain_as_published, "rh": subscription.retain_handling,
+        "identifier": subscription.identifier,
+    }
+
+
+@command("subscriptions")
+def subscriptions(Loop loop, dict args) -> dict[str, Any]:
+    """Subscriptions of `clients`, of the first one from its place `start` on, at most `limit`.
+
+    `next` is where to go on: [place of the client in the list, place of the subscription], or None.
+    """
+    cdef Session session
+    cdef Subscription subscription
+    cdef uint64_t size = 0
+    cdef int limit = args["limit"]
+    rows: list[dict[str, Any]] = []
+    start = args["start"]
+    for place, client_id in enumerate(args["clients"]):
+        session = loop.sessions.get(client_id)
+        if session is None:
+            start = 0
+            continue
+        for at, found in enumerate(session.all_subscriptions()[start:], start):
+            if len(rows) >= limit or size >= <uint64_t>PAGE_BYTES:
+                return {"rows": rows, "next": [place, at]}
+            subscription = <Subscription>found
+            rows.append(row_of(session, subscription))
+            size += PyBytes_GET_SIZE(subscription.wire_filter) + PyBytes_GET_SIZE(session.client_id) + 64
+        start = 0
+    return {"rows": rows, "next": None}
+
+
+@command("subscribers")
+def subscribers(Loop loop, dict args) -> dict[str, Any]:
+    """Subscriptions with exactly this filter, without those of shared groups unless `group` names one."""
+    cdef bytes filter = args["filter"]
+    present = loop.table.filters.get(filter) if args["group"] is None else loop.table.shared.get((args["group"], filter))
+    found = [] if present is None else [present] if isinstance(present, Subscription) else (<dict>present).values()
+    rows = [row_of(<Session>(<Subscription>one).subscriber, <Subscription>one) for one in islice(found, SUBSCRIBERS_MAX)]
+    return {"rows": rows, "more": max(len(found) - SUBSCRIBERS_MAX, 0)}
+
+
+@command("subscribe")
+def subscribe(Loop loop, dict args) -> list[int]:
+    """Subscribes a connected client as if it had asked for it; the SUBACK code of each of `topics` (filter, options)."""
+    cdef Session session = session_of(loop, args["client_id"])
+    cdef Connection connection
+    if session.link is None:
+        raise CommandError("CLIENTID_NOT_FOUND", "the client is not connected")
+    connection = <Connection>session.link
+    subscribed: list[Any] = []
+    replays: list[Any] = []
+    codes = [connection.subscribe_one(filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
+    loop.commit(True)
+    loop.start_replay(session, replays)
+    return codes
+
+
+@command("unsubscribe")
+def unsubscribe(Loop loop, dict args) -> list[bool]:
+    """Takes subscriptions from a session; for each of `topics` whether there was one."""
+    cdef Session session = session_of(loop, args["client_id"])
+    found = []
+    for wire_filter in args["topics"]:
+        was_there = loop.unsubscribe(session, wire_filter, 0)
+        if was_there and session.logged:
+            loop.recorder.unsubscribed(session, wire_filter)
+        found.append(was_there)
+    loop.commit(True)
+    return found
+
+
+# --- messages -----------------------------------------------------------------------------------------------------------------
+
+
+@command("publish")
+def publish(Loop loop, dict args) -> dict[str, Any]:
+    """Publishes a message as if a client had: its id, and whether anybody subscribes."""
+    cdef Publication publication = Publication.__new__(Publication)
+    cdef Message message
+    cdef bytes topic = args["topic"], payload = args["payload"]
+    given = {PropertyId(number): value for number, value in args["properties"].items()}
+    for pair in args["user_properties"]:
+        given.setdefault(PropertyId.USER_PROPERTY, []).append(tuple(pair))
+    cdef bytes properties = encode_properties(given)
+    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+    publication.properties = <const uint8_t*>PyBytes_AS_STRING(properties)
+    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
+    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
+    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    publication.qos = args["qos"]
+    publication.retain = args["retain"]
+    publication.payload_format = given.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0)
+    publication.client_id = args["client_id"]
+    if args["expiry_s"] is not None:
+        publication.expires_ms = loop.now_ms + <uint64_t>args["expiry_s"] * 1000
+    loop.stamp(publication)
+    message = publication.keep()
+    try:
+        heard = not loop.resolve(message.block, message.topic_size).nobody()
+        loop.publish_message(message, None)
+    except MqttError as error:
+        raise CommandError("BAD_REQUEST", str(error)) from None
+    return {"id": message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big"), "heard": heard}
+
+
+# --- the worker itself ----------------------------------------------------------------------------------------------------------
+
+
+@command("journal")
+def journal(Loop loop, dict args) -> dict[str, Any]:
+    """State of the journal; empty without one."""
+    return {} if loop.recorder is None else journal_state(loop.recorder.writer)
+
+
+@command("journal seal")
+def seal_journal(Loop loop, dict args) -> dict[str, Any]:
+    """Closes the segment that is written to: everything up to `durable` can be read from closed segments."""
+    cdef Writer writer
+    if loop.recorder is None:
+        raise CommandError("NOT_AVAILABLE", "durability.level is none: there is no journal")
+    writer = loop.recorder.writer
+    loop.commit(False)
+    loop.settle()
+    if not writer.end_segment() and writer.next_sequence != writer.first_sequence:
+        raise CommandError("TRY_AGAIN", writer.problem or "the segment before it is not synced yet")
+    return journal_state(writer)
+
+
+cdef dict journal_state(Writer writer):
+    return {
+        "next_sequence": writer.next_sequence, "durable": writer.durable, "pending_bytes": writer.pending,
+        "bytes_written": writer.bytes_written, "blocks_written": writer.blocks_written, "segments": writer.segment,
+        "problem": writer.problem,
+    }
+
+
+@command("configure")
+def configure(Loop loop, dict args) -> None:
+    """These settings hold from now on, as far as they can change while it runs."""
+    loop.reconfigure(parse(args["settings"]))
+
+
+@command("ping")
+def ping(Loop loop, dict args) -> dict[str, Any]:
+    """A sign of life."""
+    return {"pid": os.getpid()}
