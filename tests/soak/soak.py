@@ -22,7 +22,11 @@ from pathlib import Path
 
 import psutil
 
+import tests.harness.broker
 from tests.harness import Broker
+
+tests.harness.broker.START_TIMEOUT_S = 120.0
+"""A start reads journals of up to RETENTION_BYTES, beside whatever else the machine does."""
 
 WORKERS = 3
 RETENTION_BYTES = 256 << 20
@@ -62,9 +66,11 @@ class Sample:
     disk: int
     """Data directory, bytes."""
     processes: int
+    started_s: float
+    """How long the start of the whole broker took; 0: there was none."""
 
 
-def take_sample(broker: Broker, started: float, number: int, broken: str) -> Sample:
+def take_sample(broker: Broker, started: float, number: int, broken: str, broker_start_s: float) -> Sample:
     processes = [psutil.Process(broker.pid), *broker.children()]
     shared = broker.leftovers()
     files = [file for path in shared for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
@@ -78,6 +84,7 @@ def take_sample(broker: Broker, started: float, number: int, broken: str) -> Sam
         sum(file.stat().st_blocks * 512 for file in files),
         sum(file.stat().st_blocks * 512 for file in broker.data_dir.rglob("*") if file.is_file()),
         len(processes),
+        round(broker_start_s, 1),
     )
 
 
@@ -90,24 +97,33 @@ def drive(broker: Broker, arguments: str) -> str:
     return "" if done.returncode == 0 else f"{arguments}: exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]}"
 
 
-def disturb(broker: Broker, rng: random.Random, number: int) -> str:
-    """Kills a process or starts the whole broker again, gently or not, in turn."""
+def disturb(broker: Broker, rng: random.Random, number: int) -> tuple[str, float]:
+    """Kills a process or starts the whole broker again, gently or not, in turn.
+
+    What it was, and the seconds that a start of the broker took.
+    """
     kind = ("worker", "manager", "stop", "acceptor", "everything")[number % 5]
     if kind == "stop":
         broker.stop()
-        broker.ready_line = ""
-        broker.start()
+        return kind, start_again(broker)
     elif kind == "everything":
         for process in [psutil.Process(broker.pid), *broker.children()]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         broker.process.wait()  # type: ignore[union-attr]
-        broker.ready_line = ""
-        broker.start()
+        return kind, start_again(broker)
     else:
         psutil.Process(rng.choice(broker.child_pids(kind))).kill()
         time.sleep(2.0)
-    return kind
+    return kind, 0.0
+
+
+def start_again(broker: Broker) -> float:
+    """Starts it; seconds until it was ready."""
+    started = time.monotonic()
+    broker.ready_line = ""
+    broker.start()
+    return time.monotonic() - started
 
 
 def verdict(samples: list[Sample]) -> list[str]:
@@ -146,9 +162,9 @@ def main() -> int:
             if time.monotonic() - started > given.seconds:
                 break
             faults += [fault for arguments in rng.sample(TRAFFIC, len(TRAFFIC)) if (fault := drive(broker, arguments))]
-            broken = disturb(broker, rng, number)
+            broken, start_s = disturb(broker, rng, number)
             time.sleep(REST_S)
-            samples.append(take_sample(broker, started, number, broken))
+            samples.append(take_sample(broker, started, number, broken, start_s))
             line = json.dumps(asdict(samples[-1]))
             print(line, flush=True)
             if given.out:
