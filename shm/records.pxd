@@ -20,6 +20,7 @@ cdef enum RecordFlag:
     FLAG_RETAIN = 4                    # as the publisher set it
     FLAG_ORIGINATE = 8                 # the receiver treats it as published there: retains it, routes it on
     FLAG_SPILLED = 16
+    FLAG_NOTED = 32                    # the sender's journal has it: the receiver's is to say that it has come
 
 cdef packed struct RecordHeader:
     uint8_t kind

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import lmdb
 
+from shm.files import sync_path
 from shm.routes import matches
 
 __all__ = ["Cursor", "RetainedMessage", "RetainedStore", "RetainedStoreFull"]
@@ -73,15 +74,19 @@ class RetainedStoreFull(Exception):
 class RetainedStore:
     """One process's handle. A damaged file is set aside (`set_aside` names it) and an empty one takes its place.
 
+    sync: a change is on the disk when update() returns. All processes must agree on that.
     max_messages and max_bytes (whole pages that the messages take in the file) bound what is kept; 0: no limit.
     """
 
-    def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES, max_messages: int = 0, max_bytes: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, map_bytes: int = MAP_BYTES, max_messages: int = 0, max_bytes: int = 0, sync: bool = False
+    ) -> None:
         self.set_aside: Path | None = None
         self.max_messages = max_messages
         """May be changed at any time."""
         self._max_bytes = max_bytes
         self._swept: Cursor | None = None
+        self._sync = sync
         with _opening(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
@@ -93,16 +98,26 @@ class RetainedStore:
                 self._open(path, map_bytes)
 
     def _open(self, path: Path, map_bytes: int) -> None:
-        self._env = lmdb.open(str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=False, metasync=False, mode=0o600)
+        self._env = lmdb.open(
+            str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=self._sync, metasync=self._sync, mode=0o600
+        )
         try:
             self._env.reader_check()
             was_short = self._lengthen(path / "data.mdb")
             self._dbs: tuple[Any, Any] = (self._env.open_db(b"topics"), self._env.open_db(b"long"))
             if was_short:
                 self._verify()
+            if self._sync:
+                self._sync_all(path)
         except BaseException:
             self._env.close()
             raise
+
+    def _sync_all(self, path: Path) -> None:
+        """What was changed without syncs is on the disk, and so are the names."""
+        self._env.sync(True)
+        for directory in (path, path.parent, path.parent.parent):
+            sync_path(directory)
 
     def _lengthen(self, file: Path) -> bool:
         """Makes the file as long as its newest root says; whether it was shorter.

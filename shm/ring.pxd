@@ -2,7 +2,7 @@
 
     head       written by the producer: bytes ever committed
     consumed   written by the consumer: bytes ever taken; the producer may reuse what lies before it
-    durable    written by the consumer: bytes whose messages are safe (follows consumed until journals exist)
+    durable    written by the consumer at level `machine`: bytes whose messages are on its disk; behind `consumed`, or equal to it
 
 A record is `uint32 size, uint32 reserved, payload`, padded to 8 bytes, never split: a record that would cross the end
 is preceded by a filler. Cursors are 64-bit byte counts that never wrap, each on a cache line of its own.
@@ -28,6 +28,12 @@ cdef class Ring:
     cdef uint8_t* reserve(self, uint32_t size) noexcept
     # Producer. Publishes all that was reserved.
     cdef void commit(self) noexcept
+    # Producer. Publishes what was reserved up to here: what lies behind must wait.
+    cdef void commit_to(self, uint64_t position) noexcept
+    # Producer. Is all up to here on the consumer's disk? If not, it marks the lane as awaited, so that the consumer rings back.
+    cdef bint is_secure(self, uint64_t position) noexcept
+    # Consumer. All up to here is on the disk; True if the producer waits for that and is to be rung.
+    cdef bint secure(self, uint64_t position) noexcept
     # Consumer. Next payload and its size, or NULL when the lane is empty. Valid until `release`.
     cdef const uint8_t* next(self, uint32_t* size) noexcept
     # Consumer. Is there anything committed that `next` has not returned yet?

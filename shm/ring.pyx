@@ -2,13 +2,14 @@
 
     inbox segment:  | header page | lane 0 | lane 1 | ...
     header page:    magic, lanes, lane bytes, identity; at SLEEPING_AT the consumer's sleep flag
-    lane:           | head | consumed | durable | wanted |  (a cache line each, in one page)  | data area |
+    lane:           | head | consumed | durable | wanted | awaited |  (a cache line each, in one page)  | data area |
 
 Attaching reads the header page and one page of each lane; a page of a data area takes memory when a record first reaches it.
 
 Sleep protocol: the consumer sets SLEEPING, fences, looks at every lane again and only then waits; the producer commits, fences
 and takes the flag by exchange. One of the two sees the other, so no wake-up is lost, and the bell is rung once per sleep.
-The same holds for `wanted`: the producer that found no room sets it, fences and looks at `consumed` again.
+The same holds for `wanted`: the producer that found no room sets it, fences and looks at `consumed` again; and for `awaited` and
+`durable`.
 
 A process killed between taking a flag and ringing takes that one bell with it: whoever waits for a bell bounds the wait. `wanted`
 outlives its consumer, so the successor's first `release` rings even if it gives nothing back.
@@ -39,6 +40,7 @@ cdef enum LaneField:
     CONSUMED = 1
     DURABLE = 2
     WANTED = 3
+    AWAITED = 4
 
 
 cdef inline uint64_t* word(uint8_t* base, int field) noexcept:
@@ -94,6 +96,22 @@ cdef class Ring:
     cdef void commit(self) noexcept:
         sb_store(word(self.base, HEAD), self.local_head)
 
+    cdef void commit_to(self, uint64_t position) noexcept:
+        sb_store(word(self.base, HEAD), position)
+
+    cdef bint is_secure(self, uint64_t position) noexcept:
+        if sb_load(word(self.base, DURABLE)) >= position:
+            return True
+        sb_store(word(self.base, AWAITED), 1)
+        sb_fence()
+        return sb_load(word(self.base, DURABLE)) >= position
+
+    cdef bint secure(self, uint64_t position) noexcept:
+        if sb_load(word(self.base, DURABLE)) < position:
+            sb_store(word(self.base, DURABLE), position)
+            sb_fence()
+        return sb_load(word(self.base, AWAITED)) != 0 and sb_exchange(word(self.base, AWAITED), 0) != 0
+
     cdef bint waiting(self) noexcept:
         self.seen_head = sb_load(word(self.base, HEAD))
         return self.seen_head != self.local_tail
@@ -116,7 +134,6 @@ cdef class Ring:
     cdef bint release(self) noexcept:
         if sb_load(word(self.base, CONSUMED)) != self.local_tail:
             sb_store(word(self.base, CONSUMED), self.local_tail)
-            sb_store(word(self.base, DURABLE), self.local_tail)
             sb_fence()
         return sb_load(word(self.base, WANTED)) != 0 and sb_exchange(word(self.base, WANTED), 0) != 0
 

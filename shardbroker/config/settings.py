@@ -128,9 +128,10 @@ class Listener(Section):
 class Durability(Section):
     """What outlives the broker's processes."""
 
-    level: Literal["none", "process"] = Field(
+    level: Literal["none", "process", "machine"] = Field(
         "process",
-        description="none: sessions end with their worker; process: nothing acknowledged is lost when processes are killed.",
+        description="none: sessions end with their worker; process: nothing acknowledged is lost when processes are killed; "
+        "machine: nor when the machine loses power, for a sync of the disk before each acknowledgement.",
     )
 
 

@@ -17,8 +17,8 @@ A disk that refuses is a state of the writer (`state`, `problem`, `full`), never
 stays in memory and is tried again by every `seal`. What to do meanwhile (hold acknowledgements, or go on without capture) is the
 worker's policy.
 
-Modules: `schema` (records), `layout` (headers), `cbor`, `encode`, `writer` (compiled), `opening`, `reader`, `repair`, `retention`.
-The format is docs/journal-format.md.
+Modules: `schema` (records), `layout` (headers), `cbor`, `encode`, `writer` (compiled), `opening`, `reader`, `trust`, `repair`,
+`retention`. The format is docs/journal-format.md.
 """
 
 from shardbroker.journal.errors import JournalBusy, JournalError, JournalMissing, JournalTooNew
@@ -27,6 +27,7 @@ from shardbroker.journal.reader import Block, Damage, find_end, journal_director
 from shardbroker.journal.repair import Report, repair, verify
 from shardbroker.journal.retention import Removed, apply_retention
 from shardbroker.journal.start import recovery_start, set_recovery_start
+from shardbroker.journal.trust import trusted
 from shardbroker.journal.writer import Writer
 
 __all__ = [
@@ -49,5 +50,6 @@ __all__ = [
     "recovery_start",
     "repair",
     "set_recovery_start",
+    "trusted",
     "verify",
 ]

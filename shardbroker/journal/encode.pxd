@@ -17,6 +17,7 @@ cdef enum:
     KIND_DROPPED = 12
     KIND_RECEIVED = 13
     KIND_RELEASED = 14
+    KIND_SYNCED = 23
     FLAG_RETAIN = 0x04
     FLAG_UTF8 = 0x08
     FLAG_CAPTURED = 0x10
@@ -41,3 +42,4 @@ cdef int log_acknowledged(Writer writer, uint64_t session, uint16_t packet_id, i
 cdef int log_dropped(Writer writer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, int reason) except -1
 cdef int log_received(Writer writer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1
 cdef int log_released(Writer writer, uint64_t session, uint16_t packet_id, int reason) except -1
+cdef int log_synced(Writer writer, uint64_t position) except -1

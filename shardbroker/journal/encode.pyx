@@ -107,6 +107,12 @@ cdef int log_released(Writer writer, uint64_t session, uint16_t packet_id, int r
     return 0
 
 
+cdef int log_synced(Writer writer, uint64_t position) except -1:
+    cdef uint8_t* at = put_array(writer.room(HEADS * UINT_BYTES), 2)
+    writer.commit(put_uint(put_uint(at, KIND_SYNCED), position))
+    return 0
+
+
 # --- for tests and figures, which cannot call the above ------------------------------------------------------------------------
 
 
@@ -137,6 +143,8 @@ def log_for_test(Writer writer not None, str kind, dict fields):
         log_received(writer, fields["session"], fields["packet_id"], high, low)
     elif kind == "RELEASED":
         log_released(writer, fields["session"], fields["packet_id"], fields["reason"])
+    elif kind == "SYNCED":
+        log_synced(writer, fields["position"])
     else:
         raise KeyError(kind)
 

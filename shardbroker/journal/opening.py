@@ -10,6 +10,7 @@ from shardbroker.journal.errors import JournalBusy
 from shardbroker.journal.layout import next_incarnation_start, segment_paths, segment_start
 from shardbroker.journal.reader import find_end
 from shardbroker.journal.writer import BLOCK_BYTES, PENDING_MAX, SEGMENT_BYTES, Writer
+from shm.files import sync_path
 
 __all__ = ["lock", "open_journal"]
 
@@ -75,19 +76,11 @@ def open_journal(
 def _sync_all(directory: Path, directory_fd: int, paths: list[Path]) -> None:
     """Segments, their names, and the names of the directories down to them. Cheap where there is nothing to do."""
     for path in paths:
-        _sync(path)
+        sync_path(path)
     os.fsync(directory_fd)
     for parent in directory.parents:
         try:
-            _sync(parent)
+            sync_path(parent)
         except OSError as error:
             if error.errno not in _NOT_OURS:
                 raise
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -68,6 +68,7 @@ class Kind(IntEnum):
     CONSUMED = 20
     FORWARDED = 21
     SESSION_SAVED = 22
+    SYNCED = 23
 
 
 class Field(IntEnum):
@@ -192,8 +193,9 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.CONSUMED: (("rings", _UINT), ("producer", _UINT), ("position", _UINT)),
     Kind.FORWARDED: (
         ("rings", _UINT), ("destination", _UINT), ("position", _UINT), ("id", _BYTES), ("record", _UINT), ("member", _UINT),
-        ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES),
+        ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES), ("until_arrived", _MAYBE),
     ),
+    Kind.SYNCED: (("position", _UINT), ("arrived", _MAYBE)),
 }  # fmt: skip
 """Fields of each kind, in their order behind the kind."""
 

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from shm.files import sync_path
+
 __all__ = ["recovery_start", "set_recovery_start"]
 
 _NAME = "recover-from"
@@ -16,8 +18,12 @@ def recovery_start(directory: Path) -> int:
         return 0
 
 
-def set_recovery_start(directory: Path, position: int) -> None:
-    """Notes it; at any moment there is the old position or the new one. Raises OSError."""
+def set_recovery_start(directory: Path, position: int, *, sync: bool = False) -> None:
+    """Notes it; at any moment there is the old position or the new one, with `sync` even if the power goes. Raises OSError."""
     new = directory / f"{_NAME}.new"
     new.write_text(f"{position}\n")
+    if sync:
+        sync_path(new)
     os.replace(new, directory / _NAME)
+    if sync:
+        sync_path(directory)

@@ -74,7 +74,7 @@ class _Manager:
         self._counters = Counters.attach(topology.counters_name)
         self._slot = self._counters.slot(topology.manager)
         self._inbox = Inbox.attach(topology.inbox_name(topology.manager))
-        self._retained = RetainedStore(topology.retained_dir)
+        self._retained = RetainedStore(topology.retained_dir, sync=topology.settings.durability.level == "machine")
         self._routes = RouteTable(topology.routes_dir)
         self._configuration = Configuration(topology, self._on_configured)
         settings = self._configuration.settings

@@ -63,8 +63,10 @@ cdef class Recorder:
     # A message written into a ring behind `position`; if that is still its end at the recovery, it never left.
     cdef int forwarded(
         self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,
-        bytes group, bytes filter,
+        bytes group, bytes filter, bint until_arrived,
     ) except -1
+    # What block this ends was written when everything below `durable` was on the disk.
+    cdef int synced(self) except -1
     cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1
     cdef int name(self, Subscriber session) except -1
     cdef int add(self, kind, dict fields) except -1

@@ -4,7 +4,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from shardbroker.journal.encode cimport (
     FLAG_CAPTURED, FLAG_FROM_QUEUE, FLAG_RETAIN, FLAG_UTF8, log_acknowledged, log_delivered, log_dropped, log_message, log_queued,
-    log_received, log_released, log_session_named,
+    log_received, log_released, log_session_named, log_synced,
 )
 from shardbroker.session.delivery cimport AWAITING_PUBCOMP, DeliveryRing
 from shardbroker.session.session cimport Session
@@ -215,11 +215,21 @@ cdef class Recorder:
 
     cdef int forwarded(
         self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,
-        bytes group, bytes filter,
+        bytes group, bytes filter, bint until_arrived,
     ) except -1:
         self.message(message)
         return self.add(Kind.FORWARDED, {
             "rings": rings, "destination": destination, "position": position,
             "id": message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big"),
             "record": kind, "member": member, "attempts": attempts, "group": group or None, "filter": filter or None,
+            "until_arrived": 1 if until_arrived else None,
         })
+
+    # --- what is on the disk ----------------------------------------------------------------------------------------------
+
+    cdef int synced(self) except -1:
+        return log_synced(self.writer, self.writer.durable)
+
+    def arrived(self) -> None:
+        """Whatever was forwarded until now has come to the journals of those it was for, or is forwarded once more behind this."""
+        self.add(Kind.SYNCED, {"position": self.writer.durable, "arrived": self.writer.next_sequence})

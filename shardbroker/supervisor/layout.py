@@ -20,6 +20,7 @@ from shm.ring import Inbox
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.settings import parse_address
 from shm.cleanup import cleanup, set_aside
+from shm.files import sync_path
 from shm.topology import ListenerSockets, Topology
 
 __all__ = ["StartError", "journal_workers", "lay_out", "lock_data_dir", "set_journal_workers", "tear_down", "usable_cores"]
@@ -126,15 +127,20 @@ def journal_workers(data_dir: Path) -> int:
 
 
 def set_journal_workers(data_dir: Path, workers: int) -> None:
-    """Every worker has the sessions that belong to it in its own journal. Those of workers that there are no more are set aside."""
+    """Every worker has the sessions that belong to it in its own journal. Those of workers that there are no more are set aside.
+
+    It is on the disk when this returns, at whatever level: without this file a broker does not start.
+    """
     journals = data_dir / "journal"
     journals.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = journals / f"{WORKERS_FILE}.new"
     new.write_text(f"{workers}\n")
+    sync_path(new)
     os.replace(new, journals / WORKERS_FILE)
     for path in journals.iterdir():
         if path.name.isdecimal() and int(path.name) >= workers:
             path.rename(journals / f"{path.name}.retired-{time.time_ns() // 10**9}")
+    sync_path(journals)
 
 
 def tear_down(topology: Topology) -> None:

@@ -258,6 +258,7 @@ cdef class Channel(Link):
         session.logged = session.logged or expiry_ms > 0
         if not session.logged and not session.known and will is None:
             return 0
+        self.promised = True               # by the CONNACK
         details = {1: address_text(&self.peer).encode(), 3: self.keepalive_s, 5: self.receive_maximum}
         if self.username is not None:
             details[2] = self.username

@@ -4,10 +4,12 @@ A pass: wait -> read sockets, hand-overs and rings -> timers -> commit (routes, 
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from shardbroker.journal.writer cimport Writer
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
+from shardbroker.worker.gate cimport Gate, Guard
 from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.shard cimport Shard
 from shm.counters cimport Counters, Histogram, ListenerSockets
@@ -36,6 +38,7 @@ cdef class Connection(Channel):
     cdef bint lingering                    # all is sent and the write side shut: waiting for the peer's end
     cdef readonly str listener
     cdef int listener_number               # its place in the topology
+    cdef Guard guard                       # level `machine`: how far its output may go; else None
 
     cdef int on_readable(self) except -1
     cdef int take(self, const uint8_t* data, size_t size) except -1
@@ -99,6 +102,11 @@ cdef class Loop(Shard):
     cdef list drained                      # lanes with records taken since the last release: (producer, Ring, Inbox)
     cdef list spent                        # spilled messages that were read: files to be unlinked once they are safe
     cdef bint holding                      # the journal is behind: nothing that promises something leaves
+    cdef Gate gate                         # level `machine`: what waits for the disk; else None
+    cdef uint64_t forwarded_to             # workers that messages went to since the last acknowledgement, a bit each: number % 64
+    cdef uint64_t settled                  # position of the journal that the last settle() came to
+    cdef bint note_consumed                # records were taken whose sender wants the journal to say so
+    cdef readonly dict arrivals            # (rings, producer) -> position: records dealt with that came through rings of before
     cdef readonly bint serving             # every worker was ready once: clients may come
     cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
     cdef list cycle_left                   # sessions still to be written in it; None between two
@@ -120,11 +128,14 @@ cdef class Loop(Shard):
     cdef int settle(self) except -1
     cdef int release_lanes(self) except -1
     cdef int take_snapshots(self) except -1
+    cdef int settle_synced(self, Writer writer) except -1
+    cdef int write_consumed(self) except -1
+    cdef int begin_cycle(self) except -1
     cdef bint must_wait(self, Connection connection) noexcept
     cdef int on_record(self, const uint8_t* record, uint32_t size) except -1
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1
     cdef int note_forward(
-        self, long destination, Ring lane, RecordHeader* header, Publication publication, bytes group, bytes filter,
+        self, long destination, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
     ) except -1
     cdef int touch_lane(self, long destination) except -1
     cdef int flush_rings(self) except -1

@@ -13,7 +13,7 @@ from threading import Thread
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, EIO, errno
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strerror
 
@@ -24,6 +24,7 @@ from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
+from shardbroker.worker.gate cimport Gate, Guard
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED,
     OVERLOAD_PUBLISHERS_PAUSED, CounterSlot,
@@ -37,7 +38,8 @@ from shm.posix cimport (
     read, recv, send, shutdown, timespec, write,
 )
 from shm.records cimport (
-    FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_EVENT, RECORD_PAUSE, RECORD_PUBLISH, RECORD_SHARED, record_size,
+    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_EVENT, RECORD_PAUSE, RECORD_PUBLISH,
+    RECORD_SHARED, record_size,
 )
 
 from shardbroker.journal import apply_retention, set_recovery_start
@@ -86,6 +88,9 @@ CYCLE_BYTES = 64 << 20
 
 CYCLE_BYTES_A_PASS = 1 << 16
 """Bytes of sessions written anew in a pass."""
+
+RECOVERY_SYNC_S = 60
+"""How long the disk may take for what a recovery has written."""
 
 LOOK_MS = 20
 """How often memory is measured: what publishers can add to queues in this time must be less than a tenth of the limit."""
@@ -247,6 +252,9 @@ cdef class Connection(Channel):
 
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
         self.promised = True
+        if self.guard is not None:
+            self.guard.lanes |= self.loop.forwarded_to
+            self.loop.forwarded_to = 0
         return Channel.ack(self, first, packet_id, reason_code, counter)
 
     cdef int flush(self) except -1:
@@ -254,15 +262,18 @@ cdef class Connection(Channel):
         cdef Buffer out = self.out
         cdef int attempt
         cdef bint was_congested
+        cdef size_t free = <size_t>-1
         if self.fd < 0:
             return 0
-        if self.loop.holding and self.loop.must_wait(self):
+        if self.guard is not None:
+            free = self.loop.gate.may_send(self.guard, out.pending(), self.promised or (self.session is not None and self.session.logged))
+        elif self.loop.holding and self.loop.must_wait(self):
             return 0
         for attempt in range(FLUSH_ROUNDS):
-            if out.pending() == 0:
+            if out.pending() == 0 or free == 0:
                 break
             was_congested = self.congested()
-            sent = send(self.fd, out.data + out.start, out.pending(), MSG_NOSIGNAL | MSG_DONTWAIT)
+            sent = send(self.fd, out.data + out.start, min(out.pending(), free), MSG_NOSIGNAL | MSG_DONTWAIT)
             if sent < 0:
                 if errno == EAGAIN or errno == EINTR:
                     break
@@ -271,6 +282,9 @@ cdef class Connection(Channel):
                 return self.finish()
             self.core.gauge(BYTES_SENT, sent)
             out.consume(<size_t>sent)
+            if self.guard is not None:
+                self.guard.sent += <size_t>sent
+                free -= <size_t>sent
             if self.session is not None and self.session.link is self and (was_congested or self.session.queue is not None):
                 self.session.pump()
                 if self.session is not None and self.session.logged:
@@ -286,6 +300,8 @@ cdef class Connection(Channel):
             self.promised = False
         elif self.dirty:
             return 0                       # once more in this pass
+        if out.pending() and free == 0:
+            return self.want(self.interest & ~<uint32_t>EPOLLOUT)      # the gate says when
         if out.pending():
             return self.want(self.interest | EPOLLOUT)
         if self.state == CLOSING:
@@ -294,12 +310,15 @@ cdef class Connection(Channel):
 
     cdef bint relieve(self) noexcept:
         cdef ssize_t sent
-        if self.fd < 0 or self.interest & <uint32_t>EPOLLOUT:
-            return False                   # the kernel has said that it takes no more
+        if self.fd < 0 or self.interest & <uint32_t>EPOLLOUT or (self.guard is not None and self.guard.cleared != self.guard.marked):
+            return False                   # the kernel has said that it takes no more, or the gate that it must not
         sent = send(self.fd, self.out.data + self.out.start, self.out.pending(), MSG_NOSIGNAL | MSG_DONTWAIT)
         if sent > 0:
             self.core.gauge(BYTES_SENT, sent)
             self.out.consume(<size_t>sent)
+            if self.guard is not None:
+                self.guard.sent += <size_t>sent
+                self.guard.cleared = self.guard.marked = max(self.guard.marked, self.guard.sent)
         return not self.congested()
 
     cdef int finish_sending(self) except -1:
@@ -338,6 +357,9 @@ cdef class Connection(Channel):
         self.loop.sockets[self.listener_number].here -= 1
         close(self.fd)                     # the only reference to the open file, so epoll forgets it too
         self.fd = -1
+        if self.guard is not None:
+            self.guard.link = None
+            self.guard = None
         self.release()
         return 0
 
@@ -468,6 +490,11 @@ cdef class Loop(Shard):
         while self.now_ms < deadline and any(connection is not None for connection in self.by_fd):
             self.one_pass(10)
         self.flush_registry()
+        if self.gate is not None:
+            if self.gate.all_arrived():
+                self.recorder.arrived()    # the next start need not ask the others
+            if self.gate.retained is not None:
+                self.gate.retained.close()
         if self.recorder is not None:
             self.recorder.writer.close(LINGER_MS / 1000)
 
@@ -528,7 +555,7 @@ cdef class Loop(Shard):
             self.leave_some()
         self.commit(False)
         self.replays_moved = False
-        if self.replaying:
+        if self.replaying and (self.gate is None or not self.gate.is_retaining()):
             self.step_start_us = self.read_clock()
             self.replay_some()
         if self.cycle_left is not None:
@@ -714,6 +741,15 @@ cdef class Loop(Shard):
         self.recorder = recorder
         self.cycle_due_bytes = CYCLE_BYTES - min(old_bytes, <uint64_t>CYCLE_BYTES)
 
+    def guard_outputs(self, dict arrivals not None) -> None:
+        """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
+        cdef Ring ring
+        self.gate = Gate(self.recorder.writer, self.retained, self.lanes, self.outboxes, self.doorbells, self.topology.workers)
+        self.arrivals = arrivals
+        for producer, ring in enumerate(self.inbox.lanes):
+            if ring.secure(ring.taken()):
+                self.ring(producer)
+
     def recover_routes(self) -> None:
         """The routes to this worker become those of the sessions that it has again, without a moment in which one is missing."""
         wanted = [(True, filter, self.own_destination, group, member) for filter, group, member in self.route_changes]
@@ -723,9 +759,10 @@ cdef class Loop(Shard):
 
     def settle_now(self) -> None:
         """What was recovered stands in the journal. Raises OSError if the disk refuses."""
+        cdef Writer writer = self.recorder.writer
         self.settle()
-        if self.holding:
-            raise OSError(self.recorder.writer.error, self.recorder.writer.problem)
+        if self.holding or (self.gate is not None and not writer.wait_durable(RECOVERY_SYNC_S)):
+            raise OSError(writer.error or EIO, writer.problem or f"journal {writer.directory}: no sync within {RECOVERY_SYNC_S} s")
 
     def save_sessions(self) -> None:
         """Every session goes into this journal as it is: some came from those of other workers."""
@@ -736,20 +773,53 @@ cdef class Loop(Shard):
     cdef int settle(self) except -1:
         """All that this pass has done becomes one block of the journal: it has happened, or it has not."""
         cdef Writer writer
-        cdef Ring ring
         if self.recorder is None:
             return 0
         writer = self.recorder.writer
+        if self.gate is not None:
+            return self.settle_synced(writer)
         if writer.next_sequence != writer.durable:
-            for producer, ring, inbox in self.drained:
-                # A successor that finds the records again knows by this that they were dealt with.
-                self.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken())
+            self.write_consumed()
             writer.seal_c(self.now_ms * 1000)
             if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None:
-                self.recorder.next_cycle()
-                self.cycle_from = writer.next_sequence
-                self.cycle_left = list(self.sessions.values())
+                self.begin_cycle()
         self.holding = writer.durable < writer.next_sequence
+        return 0
+
+    cdef int settle_synced(self, Writer writer) except -1:
+        """The same at level `machine`: the disk is asked to take it too, and what it has taken may go."""
+        if writer.next_sequence != self.settled or self.note_consumed:
+            self.note_consumed = False
+            self.write_consumed()
+            self.recorder.synced()
+            self.settled = writer.next_sequence
+            if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None:
+                self.begin_cycle()
+                self.write_arrivals()
+        if writer.next_sequence != writer.durable:
+            writer.seal_c(self.now_ms * 1000)
+        self.holding = writer.error != 0 or writer.is_full()
+        return self.gate.advance()
+
+    cdef int write_consumed(self) except -1:
+        """A successor that finds the records of this pass again knows by this that they were dealt with."""
+        cdef Ring ring
+        for producer, ring, inbox in self.drained:
+            self.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken())
+        return 0
+
+    def write_arrivals(self) -> None:
+        """How far rings were dealt with, those of before included: after a power cut their producers ask."""
+        cdef Ring ring
+        for (rings, producer), position in self.arrivals.items():
+            self.recorder.consumed(rings, producer, position)
+        for producer, ring in enumerate(self.inbox.lanes):
+            self.recorder.consumed(self.inbox.identity, producer, ring.taken())
+
+    cdef int begin_cycle(self) except -1:
+        self.recorder.next_cycle()
+        self.cycle_from = self.recorder.writer.next_sequence
+        self.cycle_left = list(self.sessions.values())
         return 0
 
     cdef int take_snapshots(self) except -1:
@@ -764,11 +834,18 @@ cdef class Loop(Shard):
             self.cycle_left = None
             self.recorder.checkpoint(self.cycle_from)
             self.settle()
-            if not self.holding:
-                Thread(
-                    target=forget, args=(writer.directory, self.cycle_from, self.retention.age, self.retention.bytes)).start()
+            if self.gate is not None:
+                # What was forwarded before the cycle is looked for in the journal until it has arrived.
+                self.gate.when_arrived(self.forget_older)
+            elif not self.holding:
+                self.forget_older()
             self.cycle_due_bytes = writer.bytes_written + max(<uint64_t>CYCLE_BYTES, 2 * (writer.bytes_written - self.cycle_due_bytes))
         return 0
+
+    def forget_older(self) -> None:
+        """What lies before the last cycle is not needed any more."""
+        arguments = (self.recorder.writer.directory, self.cycle_from, self.retention.age, self.retention.bytes, self.gate is not None)
+        Thread(target=forget, args=arguments).start()
 
     cdef bint must_wait(self, Connection connection) noexcept:
         """Whether its output says something that the journal does not know yet. It stays on the flush list then."""
@@ -788,6 +865,8 @@ cdef class Loop(Shard):
             for producer, ring, _ in drained:
                 if ring.release():
                     self.ring(<int>producer)
+                if self.gate is not None:
+                    self.gate.taken(<int>producer, ring)
         if self.spent:
             for path in self.spent:
                 path.unlink()
@@ -817,6 +896,9 @@ cdef class Loop(Shard):
             connection.listener = handover.listener
             connection.listener_number = self.listener_numbers[handover.listener]
             self.sockets[connection.listener_number].here += 1
+            if self.gate is not None:
+                connection.guard = Guard.__new__(Guard)
+                connection.guard.link = connection
             connection.assigned_id = handover.assigned_id
             connection.interest = EPOLLIN
             while len(self.by_fd) <= handover.fd:
@@ -883,10 +965,11 @@ cdef class Loop(Shard):
     cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
         cdef Ring lane = self.lane_to(destination)
         cdef uint8_t* target
-        cdef uint64_t size
+        cdef uint64_t size, position
+        cdef bint noted = self.unrepeatable and publication.qos and self.recorder is not None
         if lane is None:
             return 0
-        header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0)
+        header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0) | (FLAG_NOTED if noted else 0)
         header.sent_us = <uint32_t>self.pass_start_us
         header.payload_format = publication.payload_format
         header.topic_size = publication.topic_size
@@ -901,13 +984,14 @@ cdef class Loop(Shard):
         size = record_size(header)
         if size > lane.max_record():
             return self.spill(destination, header, publication, group, filter)
+        position = lane.local_head
         target = lane.reserve(<uint32_t>size)
         if target == NULL:
             self.hold_back(destination, header, publication, group, filter)
             return 0
         fill_record(target, header, publication, group, filter)
-        if self.unrepeatable and publication.qos and self.recorder is not None:
-            self.note_forward(destination, lane, header, publication, group, filter)
+        if noted:
+            self.note_forward(destination, position, header, publication, group, filter)
         self.touch_lane(destination)
         self.count(MESSAGES_FORWARD)
         return 0
@@ -938,6 +1022,7 @@ cdef class Loop(Shard):
         cdef bytes name
         cdef bytes contents = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>record_size(header))
         cdef uint8_t* target
+        cdef uint64_t position = lane.local_head
         fill_record(<uint8_t*>PyBytes_AS_STRING(contents), header, publication, group, filter)
         self.spill_number += 1
         name = f"{self.number}-{destination}-{os.getpid()}-{self.spill_number}".encode()
@@ -946,7 +1031,7 @@ cdef class Loop(Shard):
         path.write_bytes(contents)
         memset(&note, 0, sizeof(note))
         note.kind = header.kind
-        note.flags = FLAG_SPILLED
+        note.flags = FLAG_SPILLED | (header.flags & FLAG_NOTED)
         note.sent_us = header.sent_us
         note.topic_size = <uint32_t>len(name)
         target = lane.reserve(<uint32_t>record_size(&note))
@@ -956,22 +1041,25 @@ cdef class Loop(Shard):
             return 0
         memcpy(target, &note, sizeof(note))
         memcpy(target + sizeof(note), PyBytes_AS_STRING(name), len(name))
-        if self.unrepeatable and publication.qos and self.recorder is not None:
-            self.note_forward(destination, lane, header, publication, group, filter)
+        if header.flags & FLAG_NOTED:
+            self.note_forward(destination, position, header, publication, group, filter)
         self.touch_lane(destination)
         self.count(MESSAGES_FORWARD)
         return 0
 
     cdef int note_forward(
-        self, long destination, Ring lane, RecordHeader* header, Publication publication, bytes group, bytes filter,
+        self, long destination, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
     ) except -1:
         """Nobody would send this message again: should it not leave, the journal knows where it was to go."""
+        if self.gate is not None:
+            self.gate.noted.add(destination)
         return self.recorder.forwarded(
-            (<Inbox>self.outboxes[destination]).identity, destination, lane.committed(), publication.keep(), header.kind,
-            header.member, header.attempts, group, filter)
+            (<Inbox>self.outboxes[destination]).identity, destination, position, publication.keep(), header.kind,
+            header.member, header.attempts, group, filter, self.gate is not None)
 
     cdef int touch_lane(self, long destination) except -1:
         """There is something to commit; many messages in a row go to the same worker."""
+        self.forwarded_to |= <uint64_t>1 << (destination & 63)
         if destination != self.last_touched:
             self.touched_lanes.add(destination)
             self.last_touched = destination
@@ -981,6 +1069,8 @@ cdef class Loop(Shard):
         cdef long destination
         if self.touched_lanes:
             for destination in self.touched_lanes:
+                if self.gate is not None and self.gate.holds_head(destination, <Ring>self.lanes[destination]):
+                    continue
                 (<Ring>self.lanes[destination]).commit()
                 if (<Inbox>self.outboxes[destination]).must_ring():
                     self.ring(<int>destination)
@@ -1043,6 +1133,8 @@ cdef class Loop(Shard):
         cdef RecordHeader header
         cdef bytes contents
         memcpy(&header, record, sizeof(header))
+        if header.flags & FLAG_NOTED:
+            self.note_consumed = True
         if header.kind == RECORD_PAUSE:
             return self.pause_client(PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.client_size))
         if header.kind == RECORD_COMMAND:
@@ -1119,9 +1211,13 @@ cdef class Loop(Shard):
             return
         publication = Publication.__new__(Publication)
         publication.borrow(message)
-        for group in entry.groups:
-            if group[0] == share[0] and group[1] == share[1]:
-                self.deliver_shared(group, publication, None, attempts + 1, (self.own_destination, failed))
+        self.unrepeatable = True           # the worker that it came from has given it out of its hands
+        try:
+            for group in entry.groups:
+                if group[0] == share[0] and group[1] == share[1]:
+                    self.deliver_shared(group, publication, None, attempts + 1, (self.own_destination, failed))
+        finally:
+            self.unrepeatable = False
 
     # --- what the management plane sees -----------------------------------------------------------------------------------------------
 
@@ -1230,10 +1326,10 @@ cdef class Loop(Shard):
         return record
 
 
-def forget(directory, keep_from, age_s, most_bytes) -> None:
+def forget(directory, keep_from, age_s, most_bytes, sync) -> None:
     """Everything before this position of a journal is known from what follows it. In a thread: it takes the disk some ms."""
     with suppress(OSError):                # the next one tries again
-        set_recovery_start(directory, keep_from)
+        set_recovery_start(directory, keep_from, sync=sync)        # before anything is removed
         max_age_us = None if age_s == float("inf") else int(age_s * 1e6)
         apply_retention(directory, keep_from, time.time_ns() // 1000, max_age_us, most_bytes)
 

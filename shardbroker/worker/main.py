@@ -14,12 +14,19 @@ from shardbroker.worker.commands import Commands
 from shardbroker.worker.loop import Loop
 from shardbroker.worker.memory import MemoryWatch, memory_share
 from shardbroker.worker.recover import recover
+from shardbroker.worker.retaining import SyncedRetained
 from shm.registry import Registry
 from shm.retained import RetainedStore
 from shm.routes import RouteTable, worker_destination
 from shm.topology import Topology
 
 __all__ = ["run"]
+
+
+def _retained(topology: Topology, number: int) -> RetainedStore | SyncedRetained:
+    sync = topology.settings.durability.level == "machine"
+    store = RetainedStore(topology.retained_dir, max_messages=topology.settings.retainer.max_messages, sync=sync)
+    return SyncedRetained(store, topology.doorbells[number]) if sync else store
 
 
 def run(topology: Topology, number: int) -> None:
@@ -41,7 +48,7 @@ def run(topology: Topology, number: int) -> None:
         number,
         counters,
         routes,
-        RetainedStore(topology.retained_dir, max_messages=topology.settings.retainer.max_messages),
+        _retained(topology, number),
         epochs,
         Registry(topology.registry_dir(number), create=True),
         inbox,

@@ -43,9 +43,20 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
         if damage.error:
             print(f"worker-{number}: {damage}", file=sys.stderr, flush=True)
     recovery.take_own_ring(inbox)
-    journal = open_journal(own, worker=number, workers=topology.workers, node_id=topology.node_id, block_bytes=BLOCK_BYTES)
+    synced = topology.settings.durability.level == "machine"
+    journal = open_journal(
+        own,
+        worker=number,
+        workers=topology.workers,
+        node_id=topology.node_id,
+        block_bytes=BLOCK_BYTES,
+        sync=synced,
+        bell=topology.doorbells[number],
+    )
     recorder = Recorder(journal)
     loop.keep_journal(recorder, sum(path.stat().st_size for path in segment_paths(own)))
+    if synced:
+        loop.guard_outputs(recovery.latest_arrivals(inbox))
     recovery.finish(recorder)
     old_rings = {}
     for left_over in topology.left_over:
@@ -65,5 +76,7 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
         if process != number:
             other = Inbox.attach(topology.inbox_name(process))
             old_rings[other.identity, process] = other
+    if not moving:
+        recovery.ask_others(old_rings, topology.journal_dir)
     loop.started = lambda: recovery.resume(old_rings)
 

@@ -25,7 +25,7 @@ from shardbroker.worker.loop cimport Loop
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
 from shm.ring cimport Inbox, Ring
 
-from shardbroker.journal import Block, read, recovery_start
+from shardbroker.journal import Block, read, recovery_start, trusted
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
 from shardbroker.mqtt.topics import parse_subscription
 
@@ -40,13 +40,14 @@ cdef enum:
     FAILURE = 0x80
     CONNECTION_BROKE = 0x80                # reason code of a connection that went with its worker
     WINDOW_SPAN = 65535
+    RINGS_REMEMBERED = 16                  # starts of the broker whose rings are known: producers ask for those of their last few
     TAKER_SHIFT = 16                       # of the worker's number in `consumed`, see take_old_rings
 
 cdef uint64_t NEVER = <uint64_t>-1
 
 OF_SESSIONS = frozenset(int(kind) for kind, fields in FIELDS.items() if fields[0][0] == "session")
 """Kinds of records that begin with a session."""
-ENDED, MOVED = int(Kind.SESSION_ENDED), int(EndReason.MOVED)
+ENDED, MOVED, CONSUMED = int(Kind.SESSION_ENDED), int(EndReason.MOVED), int(Kind.CONSUMED)
 
 
 cdef class Recovery:
@@ -54,18 +55,20 @@ cdef class Recovery:
     cdef Loop loop
     cdef dict messages                     # id -> Message, or the fields of its record until somebody needs it
     cdef dict by_key                       # session number in the journal -> Session
-    cdef dict consumed                     # (rings, producer) -> position
+    cdef readonly dict consumed            # (rings, producer) -> position
     cdef dict origins                      # session key -> worker whose journal it is from
     cdef int source                        # worker whose journal is being read
     cdef dict homes                        # session key -> worker whose journal knows it best; None: there is one journal only
     cdef dict last_seen                    # session key -> µs of its last record in that journal
-    cdef dict forwarded                    # (rings, destination) -> records of the last messages for it, which may never have left
+    cdef dict forwarded                    # (rings, destination) -> block, records of messages for it that may never have left
     cdef list foreign                      # session numbers and client ids of this journal that belong to other workers now
     cdef readonly object owns              # client id -> whether it is this worker's
     cdef set connected                     # Sessions without an end of their last connection
     cdef readonly list damage              # journal.Damage found on the way
     cdef readonly uint64_t records, bytes
     cdef uint64_t time_ms                  # of the block being read
+    cdef uint64_t block                    # its first sequence
+    cdef dict arrivals                     # (rings, destination) -> position: how far that worker's journal says that it has come
 
     def __init__(self, Loop loop not None, owns):
         self.loop = loop
@@ -79,6 +82,7 @@ cdef class Recovery:
         self.forwarded = {}
         self.connected = set()
         self.damage = []
+        self.arrivals = {}
 
     # --- records ------------------------------------------------------------------------------------------------------------
 
@@ -88,7 +92,7 @@ cdef class Recovery:
         cdef dict seen = {}
         if self.homes is None:
             self.homes = {}
-        for part in read(directory, recovery_start(directory)):
+        for part in trusted(read(directory, recovery_start(directory))):
             if isinstance(part, Block):
                 for item in part.items():
                     if item[0] in OF_SESSIONS:
@@ -102,12 +106,13 @@ cdef class Recovery:
         """Reads the whole journal of a worker. Damaged blocks are named in `damage`; everything outside them counts. Raises OSError."""
         self.source = worker
         handlers = {int(kind): getattr(self, "on_" + kind.name.lower(), None) for kind in Kind}
-        for part in read(directory, recovery_start(directory)):
+        for part in trusted(read(directory, recovery_start(directory))):
             if not isinstance(part, Block):
                 self.damage.append(part)
                 continue
             self.time_ms = part.header.time_us // 1000
             self.bytes += part.header.length
+            self.block = part.header.first_sequence
             for item in part.items():
                 self.records += 1
                 handler = handlers.get(item[0])
@@ -366,12 +371,37 @@ cdef class Recovery:
     def on_forwarded(self, list item) -> None:
         if self.source != self.loop.number:
             return
-        # Those of a pass were written behind the same position. Once there are later ones, they had left.
-        items = self.forwarded.get((item[1], item[2]))
-        if items is None or items[0][3] != item[3]:
-            self.forwarded[item[1], item[2]] = [item]
+        # Once there is another block with some, those of the block before had left; at level `machine` not to a disk yet.
+        block, items = self.forwarded.get((item[1], item[2]), (0, ()))
+        if not items or (block != self.block and not until_arrived(item)):
+            self.forwarded[item[1], item[2]] = self.block, [item]
         else:
             items.append(item)
+            self.forwarded[item[1], item[2]] = self.block, items
+
+    def on_synced(self, list item) -> None:
+        if self.source == self.loop.number and len(item) > 2 and item[2]:
+            self.forwarded = {}
+
+    def ask_others(self, inboxes, journal_of) -> None:
+        """After a power cut the rings are gone: how far the others have come says what their journals say.
+
+        inboxes: as for resume(). journal_of: worker -> directory of its journal.
+        """
+        cdef dict found = {}
+        for (rings, destination), (_, items) in self.forwarded.items():
+            if (rings, destination) not in inboxes and until_arrived(items[0]):
+                if destination not in found:
+                    found[destination] = consumed_from(journal_of(destination), self.loop.number)
+                self.arrivals[rings, destination] = found[destination].get(rings, 0)
+
+    def latest_arrivals(self, Inbox inbox not None) -> dict:
+        """What is known of rings that there are no more: their producers may ask for it once more."""
+        cdef dict last = {}
+        for (rings, producer), position in self.consumed.items():
+            if rings != inbox.identity:
+                last.setdefault(rings, {})[rings, producer] = position
+        return {key: value for rings in list(last)[-RINGS_REMEMBERED:] for key, value in last[rings].items()}
 
     def take_own_ring(self, Inbox inbox not None) -> None:
         """Goes on behind the records that the predecessor had dealt with, though it did not come to giving them back."""
@@ -424,7 +454,7 @@ cdef class Recovery:
             session.named_in = 0
             self.give_up_lost(session)
             self.loop.note_session(session)
-        self.messages = {item[4]: self.messages.get(item[4]) for items in self.forwarded.values() for item in items}
+        self.messages = {item[4]: self.messages.get(item[4]) for _, items in self.forwarded.values() for item in items}
         self.loop.recover_routes()
 
     cdef int give_up_lost(self, Session session) except -1:
@@ -443,9 +473,13 @@ cdef class Recovery:
         """Everybody serves. Connections that broke with their worker are over; what has run out meanwhile ends; messages for other
         workers that never left go now. inboxes: identity -> Inbox of the rings that there were."""
         cdef Session session
-        for items in self.forwarded.values():
+        if self.loop.gate is not None:
+            self.loop.recorder.arrived()   # or is forwarded again, behind this
+        self.loop.unrepeatable = True
+        for _, items in self.forwarded.values():
             for item in items:
                 self.forward_again(item, inboxes)
+        self.loop.unrepeatable = False
         for number, client_id in self.foreign:
             self.loop.recorder.moved(number, client_id)
         for session in list(self.by_key.values()):
@@ -464,8 +498,11 @@ cdef class Recovery:
     cdef int forward_again(self, list item, dict inboxes) except -1:
         cdef Inbox inbox = inboxes.get((item[1], item[2]))
         cdef Message message
-        if inbox is None or inbox.lane(self.loop.number).committed() > <uint64_t>item[3]:
-            return 0                       # it had left
+        if inbox is not None:
+            if inbox.lane(self.loop.number).committed() > <uint64_t>item[3]:
+                return 0                   # it had left
+        elif self.arrivals.get((item[1], item[2]), NEVER) > <uint64_t>item[3]:
+            return 0                       # it had arrived, or the broker had ended in peace
         message = self.message(item[4])
         if message is None:
             return 0
@@ -487,6 +524,23 @@ cdef inline object field_or_none(list item, Py_ssize_t at):
 cdef object share_of(list item, Py_ssize_t at):
     """(group, filter), or None."""
     return (item[at], item[at + 1]) if at + 1 < len(item) and item[at] is not None else None
+
+
+cdef bint until_arrived(list item):
+    """Whether a forwarded message is to be looked after until it stands in its destination's journal."""
+    return field_or_none(item, 10) is not None
+
+
+cdef dict consumed_from(directory, int producer):
+    """Rings -> how far that journal has dealt with what this producer wrote into them."""
+    cdef dict found = {}
+    if directory.is_dir():
+        for part in trusted(read(directory, recovery_start(directory))):
+            if isinstance(part, Block):
+                for item in part.items():
+                    if item[0] == CONSUMED and item[2] == producer:
+                        found[item[1]] = max(found.get(item[1], 0), item[3])
+    return found
 
 
 cdef bint same_id(Message message, bytes id) noexcept:

@@ -8,6 +8,7 @@ from libc.string cimport memcmp
 
 from shardbroker.mqtt.topics cimport is_topic_name
 from shardbroker.pubsub.subscriptions cimport Subscriber
+from shardbroker.session.link cimport Link
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
 from shardbroker.session.recorder cimport (
     ENDED_CLEAN_START, ENDED_DISCONNECTED, ENDED_EXPIRED, WILL_DISCARDED, WILL_PUBLISHED,
@@ -254,6 +255,7 @@ cdef class Shard(Core):
                 session = self.sessions.get(client_id)
         if session is not None and clean_start:
             self.count(SESSION_DISCARDED)
+            (<Link>channel).promised = True                # its CONNACK says that the old one is gone
             self.end_session(session, False)               # [MQTT-3.1.2-4]
             session = None
         if session is None:

@@ -86,6 +86,7 @@ class Broker:
         self.address: Address = ("127.0.0.1", port or free_port())
         self.ready_line = ""
         self.output: list[str] = []
+        self.environment = dict(os.environ)
         self._arguments = arguments
         self._own_dir = data_dir is None
         self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="shardbroker-test-"))
@@ -122,6 +123,7 @@ class Broker:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            env=self.environment,
         )
         lines: Queue[str] = Queue()
         threading.Thread(target=self._collect, args=(self.process, lines), daemon=True).start()

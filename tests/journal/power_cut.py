@@ -22,6 +22,8 @@ from shardbroker.journal.schema import Kind, encode
 from tests.journal.samples import found
 
 SECTOR_BYTES = 512
+MAGIC = bytes.fromhex("dec05e9d")
+HEADER_BYTES = 25
 
 
 class What(IntEnum):
@@ -32,11 +34,11 @@ class What(IntEnum):
     TRUNCATE = 3
     SYNC_BEGIN = 4
     SYNC_END = 5
-    RENAME_FROM = 6
-    RENAME_TO = 7
-    UNLINK = 8
-    MKDIR = 9
-    MARK = 10
+    RENAME = 6
+    UNLINK = 7
+    MKDIR = 8
+    MARK = 9
+    WRITE_SYNCED = 10
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,16 @@ class Mark(IntEnum):
 
 
 def read_steps(path: Path) -> list[Step]:
+    """What was recorded, without what processes that were killed have left unfinished."""
     raw, at, steps = path.read_bytes(), 0, []
-    while at < len(raw):
-        size, what, file, number = struct.unpack_from("<IBQQ", raw, at)
-        steps.append(Step(What(what), file, number, raw[at + 21 : at + 4 + size]))
-        at += 4 + size
+    while 0 <= at < len(raw):
+        end = at + 8 + struct.unpack_from("<I", raw, at + 4)[0] if at + HEADER_BYTES <= len(raw) else len(raw) + 1
+        if end == len(raw) or raw.startswith(MAGIC, end):
+            _, _, what, file, number = struct.unpack_from("<IIBQQ", raw, at)
+            steps.append(Step(What(what), file, number, raw[at + HEADER_BYTES : end]))
+            at = end
+        else:
+            at = raw.find(MAGIC, at + 4)
     return steps
 
 
@@ -68,19 +75,29 @@ def read_steps(path: Path) -> list[Step]:
 
 @dataclass
 class File:
-    synced: bytes = b""
+    synced: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
     """Offset and bytes of each write that is not synced; None: the file ends here."""
+    synced_writes: int = 0
+    """Writes that are no longer pending."""
+
+    def sync(self, writes: int) -> None:
+        """The first so many writes that there ever were are on the disk."""
+        count = max(writes - self.synced_writes, 0)
+        _apply(self.synced, self.pending[:count])
+        del self.pending[:count]
+        self.synced_writes += count
 
     def content(self, rng: random.Random, keep: str) -> bytes:
         """What a cut leaves: `keep` is nothing, all, length, or some."""
         if keep == "nothing":
-            return self.synced
+            return bytes(self.synced)
         pending = self.pending
         if keep == "some":
             pending = [part for one in pending for part in _sectors(*one) if rng.random() < 0.7]
-        after = _apply(self.synced, pending)
-        return self.synced.ljust(len(after), b"\0") if keep == "length" else after
+        after = bytearray(self.synced)
+        _apply(after, pending)
+        return bytes(self.synced.ljust(len(after), b"\0")) if keep == "length" else bytes(after)
 
 
 def _sectors(offset: int, data: bytes | None) -> Iterator[tuple[int, bytes | None]]:
@@ -94,16 +111,14 @@ def _sectors(offset: int, data: bytes | None) -> Iterator[tuple[int, bytes | Non
         offset, data = offset + size, data[size:]
 
 
-def _apply(content: bytes, writes: list[tuple[int, bytes | None]]) -> bytes:
-    after = bytearray(content)
+def _apply(content: bytearray, writes: list[tuple[int, bytes | None]]) -> None:
     for offset, data in writes:
         if data is None:
-            del after[offset:]
+            del content[offset:]
             continue
-        if len(after) < offset:
-            after += bytes(offset - len(after))
-        after[offset : offset + len(data)] = data
-    return bytes(after)
+        if len(content) < offset:
+            content += bytes(offset - len(content))
+        content[offset : offset + len(data)] = data
 
 
 @dataclass(frozen=True)
@@ -116,60 +131,74 @@ class NameChange:
 
 
 class Disk:
-    """Files and names, and which of them are synced. Directories are known by their paths; `root` is there from the start."""
+    """Files and names, and which of them are synced. Directories are known by their paths; `root` is there from the start.
+
+    What is below `root` when it is made counts as synced.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._files: dict[int, File] = {}
         self._synced: dict[str, File | None] = {}
-        self._now: dict[str, File | None] = {}
-        self._pending: list[tuple[NameChange, ...]] = []
-        """Changes of names that are not synced; those of a rename come or stay away together."""
+        self._changes = 0
+        self._pending: list[tuple[int, tuple[NameChange, ...]]] = []
+        """Changes of names that are not synced, numbered; those of a rename come or stay away together."""
         self._syncs: dict[int, tuple[File | None, int]] = {}
-        self._rename_from = ""
+        for path in Path(root).rglob("*"):
+            file = None if path.is_dir() else File(bytearray(path.read_bytes()))
+            self._synced[str(path)] = file
+            if file is not None:
+                self._files[path.stat().st_ino] = file
+        self._now = dict(self._synced)
 
     def do(self, step: Step) -> None:
         """One step of the record."""
-        path = step.data.decode() if step.what not in (What.WRITE, What.MARK) else ""
-        if step.what == What.CREATE:
-            self._files[step.file] = File()
-            self._change(NameChange(path, self._files[step.file]))
-        elif step.what == What.WRITE:
-            self._files[step.file].pending.append((step.number, step.data))
-        elif step.what == What.TRUNCATE:
-            self._files[step.file].pending.append((step.number, None))
-        elif step.what == What.RENAME_FROM:
-            self._rename_from = path
-        elif step.what == What.RENAME_TO:
-            self._change(NameChange(self._rename_from, None, False), NameChange(path, self._now[self._rename_from]))
-        elif step.what == What.UNLINK:
-            self._change(NameChange(path, None, False))
-        elif step.what == What.MKDIR:
-            self._change(NameChange(path, None))
+        if step.what in (What.WRITE, What.TRUNCATE, What.WRITE_SYNCED):
+            self._write(step)
         elif step.what == What.SYNC_BEGIN:
             file = self._files.get(step.file)
-            self._syncs[step.number] = file, len(self._pending if file is None else file.pending)
+            self._syncs[step.number] = file, self._changes if file is None else file.synced_writes + len(file.pending)
         elif step.what == What.SYNC_END:
-            self._end_sync(path, *self._syncs.pop(step.number))
+            self._end_sync(step.data.decode(), *self._syncs.pop(step.number))
+        elif step.what == What.CREATE:
+            self._files[step.file] = File()
+            self._change(NameChange(step.data.decode(), self._files[step.file]))
+        elif step.what == What.RENAME:
+            source, target = step.data.decode().split("\0")
+            if source in self._now:
+                self._change(NameChange(source, None, False), NameChange(target, self._now[source]))
+        elif step.what == What.UNLINK:
+            self._change(NameChange(step.data.decode(), None, False))
+        elif step.what == What.MKDIR:
+            self._change(NameChange(step.data.decode(), None))
+
+    def _write(self, step: Step) -> None:
+        file = self._files.get(step.file)
+        if file is None:
+            return  # what created it was killed before it could say so
+        if step.what == What.WRITE_SYNCED:
+            _apply(file.synced, [(step.number, step.data)])
+        else:
+            file.pending.append((step.number, step.data if step.what == What.WRITE else None))
 
     def _change(self, *changes: NameChange) -> None:
-        self._pending.append(changes)
+        self._pending.append((self._changes, changes))
+        self._changes += 1
         _rename(self._now, changes)
 
     def _end_sync(self, path: str, file: File | None, count: int) -> None:
         if file is not None:
-            file.synced = _apply(file.synced, file.pending[:count])
-            del file.pending[:count]
+            file.sync(count)
             return
-        covered = [changes for changes in self._pending[:count] if _parent(changes[0].path) == path]
-        for changes in covered:
-            self._pending.remove(changes)
-            _rename(self._synced, changes)
+        for number, changes in list(self._pending):
+            if number < count and _parent(changes[0].path) == path:
+                self._pending.remove((number, changes))
+                _rename(self._synced, changes)
 
     def cut(self, rng: random.Random, names: str, bytes_: str, place: Path) -> None:
         """Writes to `place` what a power cut leaves. `names`: nothing, all or some of those not synced; `bytes_`: see File."""
         left = dict(self._synced)
-        for changes in self._pending:
+        for _, changes in self._pending:
             if names == "all" or (names == "some" and rng.random() < 0.5):
                 _rename(left, changes)
         for path, file in sorted(left.items()):

@@ -1,9 +1,9 @@
 /* Writes down, in order, what a process does to files below RECORD_DIRECTORY, to the file RECORD_LOG; for LD_PRELOAD.
  *
- *   u32 size | u8 what | u64 file | u64 number | path or data            (size: of all behind it)
+ *   u32 magic | u32 size | u8 what | u64 file | u64 number | path or data            (size: of all behind it)
  *
- * A write is recorded when it has been done, a sync when it begins and when it has ended well: so what is recorded before the
- * beginning of a sync was covered by it. Files are known by their inodes, directories by their paths. tests/journal/power_cut.py
+ * Several processes may write it at once; one that is killed may leave a record unfinished. A write is recorded when it has been done, a sync when it begins and when it has ended well: so what is recorded before the
+ * beginning of a sync was covered by it. A write to a descriptor with O_DSYNC is there at once. Files are known by their inodes, directories by their paths. tests/journal/power_cut.py
  * reads it.
  */
 #define _GNU_SOURCE
@@ -21,7 +21,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { CREATE = 1, WRITE, TRUNCATE, SYNC_BEGIN, SYNC_END, RENAME_FROM, RENAME_TO, UNLINK, MKDIR, MARK };
+enum { CREATE = 1, WRITE, TRUNCATE, SYNC_BEGIN, SYNC_END, RENAME, UNLINK, MKDIR, MARK, WRITE_SYNCED };
+#define MAGIC 0x9D5EC0DEu
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static const char *below;
@@ -37,11 +38,11 @@ __attribute__((constructor)) static void begin(void) {
 }
 
 static void put(uint8_t what, uint64_t file, uint64_t number, const void *data, size_t size) {
-    uint32_t total = 17 + (uint32_t)size;
-    struct iovec parts[] = {{&total, 4}, {&what, 1}, {&file, 8}, {&number, 8}, {(void *)data, size}};
+    uint32_t magic = MAGIC, total = 17 + (uint32_t)size;
+    struct iovec parts[] = {{&magic, 4}, {&total, 4}, {&what, 1}, {&file, 8}, {&number, 8}, {(void *)data, size}};
     int before = errno;
     pthread_mutex_lock(&mutex);
-    if (writev(log_fd, parts, 5) != 4 + (ssize_t)total) abort();
+    if (REAL(writev)(log_fd, parts, 6) != 8 + (ssize_t)total) abort();
     pthread_mutex_unlock(&mutex);
     errno = before;
 }
@@ -61,23 +62,80 @@ static uint64_t file_of(int fd, char *path) {
 /* From Python: something that a reader of the record has to know happened now. */
 void record_mark(uint64_t kind, uint64_t number) { put(MARK, kind, number, "", 0); }
 
-int open64(const char *path, int flags, ...) {
-    va_list rest;
-    va_start(rest, flags);
-    int mode = flags & O_CREAT ? va_arg(rest, int) : 0;
-    va_end(rest);
-    int fd = REAL(open64)(path, flags, mode);
+static int opened(int (*real)(const char *, int, ...), const char *path, int flags, mode_t mode) {
     char real_path[PATH_MAX + 1];
     uint64_t file;
-    if (fd >= 0 && flags & O_CREAT && (file = file_of(fd, real_path))) put(CREATE, file, 0, real_path, strlen(real_path));
+    int there = access(path, F_OK) == 0;
+    int fd = real(path, flags, mode);
+    if (fd < 0 || !(flags & (O_CREAT | O_TRUNC)) || !(file = file_of(fd, real_path))) return fd;
+    if (!there) put(CREATE, file, 0, real_path, strlen(real_path));
+    else if (flags & O_TRUNC) put(TRUNCATE, file, 0, "", 0);
     return fd;
 }
 
-ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset) {
+static mode_t mode_in(int flags, va_list rest) { return flags & O_CREAT ? va_arg(rest, mode_t) : 0; }
+
+int open64(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    mode_t mode = mode_in(flags, rest);
+    va_end(rest);
+    return opened(REAL(open64), path, flags, mode);
+}
+
+int open(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    mode_t mode = mode_in(flags, rest);
+    va_end(rest);
+    return opened(REAL(open), path, flags, mode);
+}
+
+static void written(int fd, const void *data, ssize_t done, off64_t offset) {
     char path[PATH_MAX + 1];
-    ssize_t done = REAL(pwrite64)(fd, data, size, offset);
     uint64_t file = done > 0 ? file_of(fd, path) : 0;
-    if (file) put(WRITE, file, (uint64_t)offset, data, (size_t)done);
+    if (file) put(fcntl(fd, F_GETFL) & O_DSYNC ? WRITE_SYNCED : WRITE, file, (uint64_t)offset, data, (size_t)done);
+}
+
+ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset) {
+    ssize_t done = REAL(pwrite64)(fd, data, size, offset);
+    written(fd, data, done, offset);
+    return done;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset) {
+    ssize_t done = REAL(pwrite)(fd, data, size, offset);
+    written(fd, data, done, offset);
+    return done;
+}
+
+ssize_t write(int fd, const void *data, size_t size) {
+    ssize_t done = REAL(write)(fd, data, size);
+    int before = errno;
+    off64_t end = lseek64(fd, 0, SEEK_CUR);
+    if (end >= done) written(fd, data, done, end - done);
+    errno = before;
+    return done;
+}
+
+ssize_t writev(int fd, const struct iovec *parts, int count) {
+    ssize_t done = REAL(writev)(fd, parts, count), left = done;
+    int before = errno;
+    off64_t at = lseek64(fd, 0, SEEK_CUR) - done;
+    for (int i = 0; i < count && at >= 0 && left > 0; i++) {
+        ssize_t size = left < (ssize_t)parts[i].iov_len ? left : (ssize_t)parts[i].iov_len;
+        written(fd, parts[i].iov_base, size, at);
+        at += size;
+        left -= size;
+    }
+    errno = before;
+    return done;
+}
+
+int truncate64(const char *path, off64_t size) {
+    struct stat status;
+    int done = REAL(truncate64)(path, size);
+    if (done == 0 && is_below(path) && stat(path, &status) == 0) put(TRUNCATE, status.st_ino, (uint64_t)size, "", 0);
     return done;
 }
 
@@ -92,7 +150,7 @@ int ftruncate64(int fd, off64_t size) {
 static int sync_with(int (*real)(int), int fd) {
     static uint64_t syncs;
     char path[PATH_MAX + 1];
-    uint64_t file = file_of(fd, path), number = file ? __atomic_add_fetch(&syncs, 1, __ATOMIC_SEQ_CST) : 0;
+    uint64_t file = file_of(fd, path), number = (uint64_t)getpid() << 32 | __atomic_add_fetch(&syncs, 1, __ATOMIC_SEQ_CST);
     if (file) put(SYNC_BEGIN, file, number, path, strlen(path));
     int done = real(fd);
     if (file && done == 0) put(SYNC_END, file, number, path, strlen(path));
@@ -106,8 +164,9 @@ int fsync(int fd) { return sync_with(REAL(fsync), fd); }
 int rename(const char *from, const char *to) {
     int done = REAL(rename)(from, to);
     if (done == 0 && is_below(to)) {
-        put(RENAME_FROM, 0, 0, from, strlen(from));
-        put(RENAME_TO, 0, 0, to, strlen(to));
+        char both[2 * PATH_MAX + 2];
+        int size = snprintf(both, sizeof both, "%s%c%s", from, 0, to);
+        put(RENAME, 0, 0, both, (size_t)size);
     }
     return done;
 }

@@ -16,16 +16,20 @@ from pathlib import Path
 
 from tests.harness import Broker
 from tests.torture.checker import History, Kind
+from tests.torture.power import Power
 
 KINDS = ("worker", "acceptor", "manager", "supervisor", "everything")
+POWER = "power"
+"""The whole machine, as far as the broker can tell; at level `machine` only."""
 BURSTS = (1, 1, 1, 2, 3, 4)
 """Kills in a row."""
 PAUSES_S = ((0.0, 0.01), (0.0, 0.1), (0.05, 0.4), (0.4, 1.5))
 """Ranges of the pause within a burst, from the kill on: the first hit a process that is just being started."""
 RESTS_S = (5.2, 8.0)
 """Range of the rest. The supervisor restarts a process at once if it was 5 s old."""
-WHOLE = ("supervisor", "everything")
+WHOLE = ("supervisor", "everything", POWER)
 WHOLE_RESTS_S = (6.0, 16.0)
+POWER_RESTS_S = (0.3, 2.5)
 TRAPPED = 0.5
 """How many kills wait for an acknowledgement, for TRAP_S at most."""
 TRAP_S = 0.2
@@ -75,12 +79,21 @@ class Killer(threading.Thread):
     """
 
     def __init__(
-        self, broker: Broker, history: History, seed: int, kinds: tuple[str, ...], kills: int, acceptors: int, resize: bool = False
+        self,
+        broker: Broker,
+        history: History,
+        seed: int,
+        kinds: tuple[str, ...],
+        kills: int,
+        acceptors: int,
+        resize: bool = False,
+        power: Power | None = None,
     ) -> None:
         super().__init__(name="killer", daemon=True)
         self.broker, self.history, self.kills = broker, history, kills
         self.error: BaseException | None = None
         self._resize = resize
+        self._power = power
         self._acceptors = acceptors
         self._stopping = threading.Event()
         self._rng = random.Random(f"{seed}/killer")
@@ -118,7 +131,7 @@ class Killer(threading.Thread):
             return
         if place in WHOLE:
             self._start_again()
-            pause_s = self._rng.uniform(*WHOLE_RESTS_S)
+            pause_s = self._rng.uniform(*(POWER_RESTS_S if place == POWER else WHOLE_RESTS_S))
         else:
             self._left_in_burst[place] = (self._left_in_burst[place] or self._rng.choice(BURSTS)) - 1
             pause_s = self._rng.uniform(*(self._rng.choice(PAUSES_S) if self._left_in_burst[place] else RESTS_S))
@@ -133,6 +146,11 @@ class Killer(threading.Thread):
             return False
         if place == "supervisor":
             self._strike(self.broker.process.kill)
+        elif place == POWER:
+            assert self._power is not None
+            self._strike(self._power.switch_off)
+            self.history.killed(f"{POWER} ({self._power.cut(self._rng)})")
+            return True
         elif place == "everything":
             self._strike(lambda: os.killpg(self.broker.pid, signal.SIGKILL))
         else:

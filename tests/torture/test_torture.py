@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.torture.killer import KINDS
+from tests.torture.killer import KINDS, POWER
 from tests.torture.torture import Options, Outcome, run
 
 
@@ -39,4 +39,20 @@ def test_nothing_is_lost_when_anything_is_killed() -> None:
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_when_the_number_of_workers_changes() -> None:
     outcome = torture(6, kinds=("worker", "supervisor"), resize=True)
+    assert not outcome.faults, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_at_level_machine_when_processes_are_killed() -> None:
+    outcome = torture(25, kinds=KINDS, acceptors=4, level="machine")
+    assert not outcome.faults, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_at_level_machine_when_the_power_goes() -> None:
+    outcome = torture(14, kinds=(POWER, "worker"), level="machine", rate=600.0)
     assert not outcome.faults, str(outcome)

@@ -21,7 +21,8 @@ from pathlib import Path
 from tests.harness import Broker, client_id_on
 from tests.torture.checker import Fault, History, Kind, check, report
 from tests.torture.client import Network, Publisher, Reader, Subscriber
-from tests.torture.killer import KINDS, Killer
+from tests.torture.killer import KINDS, POWER, Killer
+from tests.torture.power import Power
 
 PUBLISHERS = 6
 SUBSCRIBERS = 9
@@ -179,10 +180,12 @@ def run(options: Options) -> Outcome:
     if options.level:
         settings["durability.level"] = options.level
     with _data_dir() as data_dir:
-        broker = Broker(options.workers, settings, data_dir=data_dir)
+        broker = Broker(options.workers, settings, data_dir=data_dir / "data")
+        (data_dir / "data").mkdir()
+        power = Power(broker, data_dir) if POWER in options.kinds else None
         try:
             broker.start()
-            _traffic(options, broker, history)
+            _traffic(options, broker, history, power)
             broker.stop()
         except AssertionError as error:
             history.fault(Kind.CRASH, "broker", str(error))
@@ -190,12 +193,14 @@ def run(options: Options) -> Outcome:
             with suppress(AssertionError):
                 broker.stop()  # whatever happened: nothing is left running, and nothing in shared memory
         _look_for_crashes(broker, history)
+        for path in power.damaged() if power is not None else ():
+            history.fault(Kind.CRASH, "broker", f"{path.name}: set aside as damaged")
     return Outcome(options, history, check(history))
 
 
-def _traffic(options: Options, broker: Broker, history: History) -> None:
+def _traffic(options: Options, broker: Broker, history: History, power: Power | None) -> None:
     traffic = Run(options, broker, history)
-    killer = Killer(broker, history, options.seed, options.kinds, options.kills, options.acceptors, options.resize)
+    killer = Killer(broker, history, options.seed, options.kinds, options.kills, options.acceptors, options.resize, power)
     with closing(traffic.network):
         traffic.begin()
         killer.start()
@@ -239,15 +244,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="end after so long, whatever has been killed")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--acceptors", type=int, default=2)
-    parser.add_argument("--kind", default=",".join(KINDS), help="what is killed, of %(default)s")
+    parser.add_argument("--kind", default=",".join(KINDS), help=f"what is killed, of %(default)s and {POWER}")
     parser.add_argument("--level", choices=("process", "machine"), default="", help="durability.level")
     parser.add_argument("--rate", type=float, default=400.0, help="messages a second")
     parser.add_argument("--resize", action="store_true", help="another number of workers at each start of the broker")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker ends with us
     kinds = tuple(given.kind.split(","))
-    if not set(kinds) <= set(KINDS):
-        parser.error(f"--kind: {given.kind} is not of {', '.join(KINDS)}")
+    if not set(kinds) <= {*KINDS, POWER}:
+        parser.error(f"--kind: {given.kind} is not of {', '.join((*KINDS, POWER))}")
+    if POWER in kinds and (given.level != "machine" or given.resize):
+        parser.error(f"--kind {POWER} needs --level machine, and goes without --resize")
     print(f"seed {given.seed}", flush=True)
     outcome = run(
         Options(

@@ -1,0 +1,84 @@
+"""Retained messages at level `machine`: a thread commits them, so that the loop does not wait for the disk.
+
+    loop: update(batch)   asked 7        thread: commits what has gathered, with syncs        done 5, and rings the worker
+
+What promises a retained message waits until `done` has come to the `asked` of its time. Until then nobody sees the message: a
+subscription's replay waits for what was asked for before it.
+"""
+
+import os
+import signal
+from queue import SimpleQueue
+from threading import Thread
+
+from shm.retained import Cursor, RetainedMessage, RetainedStore, RetainedStoreFull
+
+__all__ = ["SyncedRetained"]
+
+BATCH = 512
+"""Changes in one transaction: a commit costs two syncs, and while it runs other workers wait for theirs."""
+STOP_S = 5.0
+"""How long the end waits for what is under way."""
+
+Change = RetainedMessage | bytes
+
+
+class SyncedRetained:
+    """What a worker uses of a `RetainedStore` that syncs. bell: an eventfd that is written when something is done."""
+
+    def __init__(self, store: RetainedStore, bell: int) -> None:
+        self._store = store
+        self._bell = bell
+        self._queue: SimpleQueue[list[Change] | None] = SimpleQueue()
+        self._refused = 0
+        self.asked = 0
+        """Batches that update() was given."""
+        self.done = 0
+        """Batches that are on the disk, or were refused."""
+        self._thread = Thread(target=self._run, daemon=True)
+        # A signal that this thread took would not wake the loop from its epoll_wait.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._thread.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def update(self, operations: list[Change]) -> int:
+        """Changes to be made, in order. Returns how many of before were refused since the last call."""
+        self.asked += 1
+        self._queue.put(operations)
+        refused, self._refused = self._refused, 0
+        return refused
+
+    def scan(
+        self, filter: bytes, after: Cursor | None, limit: int, byte_limit: int, now_ms: int
+    ) -> tuple[list[RetainedMessage], Cursor | None]:
+        return self._store.scan(filter, after, limit, byte_limit, now_ms)
+
+    def holds_only_sys(self) -> bool:
+        return self.done == self.asked and self._store.holds_only_sys()
+
+    def close(self) -> None:
+        """Ends the thread behind what it was asked for."""
+        self._queue.put(None)
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            batches = 0
+            changes: list[Change] = []
+            while not ended and (not batches or (len(changes) < BATCH and not self._queue.empty())):
+                operations = self._queue.get()
+                ended = operations is None
+                if operations is not None:
+                    batches += 1
+                    changes += operations
+            if batches:
+                self._commit(changes)
+                self.done += batches
+                os.eventfd_write(self._bell, 1)
+
+    def _commit(self, changes: list[Change]) -> None:
+        try:
+            self._refused += self._store.update(changes)
+        except RetainedStoreFull:
+            self._refused += len(changes)

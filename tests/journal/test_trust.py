@@ -1,0 +1,94 @@
+"""Which blocks a recovery takes when one before them is missing."""
+
+from pathlib import Path
+
+import pytest
+
+from shardbroker.journal import Block, Damage, open_journal, read, trusted
+from shardbroker.journal.schema import Kind, encode
+
+BLOCKS = 5
+
+
+def write(directory: Path, synced: dict[int, int] | None, blocks: int = BLOCKS) -> tuple[Path, int]:
+    """A writer's blocks, one record each; `synced`: block -> blocks known to be on the disk then. Returns its segment and where its
+    records begin."""
+    writer = open_journal(directory)
+    first = writer.next_sequence
+    size = 1 if synced is None else 2
+    for number in range(blocks):
+        writer.append(encode(Kind.RELEASED, session=number, packet_id=1, reason=0))
+        if synced is not None:
+            writer.append(encode(Kind.SYNCED, position=first + size * synced[number]))
+        writer.seal(1 + number)
+    writer.close()
+    return sorted(directory.glob("*.sbj"))[-1], first
+
+
+def spoil(segment: Path, number: int) -> None:
+    """One bit of the block with this number."""
+    blocks = [part for part in read(segment.parent) if isinstance(part, Block) and part.path == segment]
+    content = bytearray(segment.read_bytes())
+    content[blocks[number].end - 1] ^= 1
+    segment.write_bytes(content)
+
+
+def taken(directory: Path) -> list[int]:
+    """Sessions of the records that count."""
+    parts = trusted(read(directory))
+    return [int(item[1]) for part in parts if isinstance(part, Block) for item in part.items() if item[0] == Kind.RELEASED]  # type: ignore[arg-type]
+
+
+def errors(directory: Path) -> list[Damage]:
+    return [part for part in trusted(read(directory)) if isinstance(part, Damage) and part.error]
+
+
+@pytest.mark.parametrize("lost", range(BLOCKS))
+def test_nothing_behind_a_hole_counts_if_the_disk_was_never_known_to_have_it(lost: int, tmp_path: Path) -> None:
+    segment, _ = write(tmp_path, dict.fromkeys(range(BLOCKS), 0))
+    spoil(segment, lost)
+    assert taken(tmp_path) == list(range(lost))
+    assert not errors(tmp_path)
+
+
+def test_what_the_disk_was_known_to_have_is_damage_and_the_rest_counts(tmp_path: Path) -> None:
+    segment, _ = write(tmp_path, {0: 0, 1: 0, 2: 1, 3: 2, 4: 3})
+    spoil(segment, 1)
+    assert taken(tmp_path) == [0, 2, 3, 4]
+    assert errors(tmp_path)
+
+
+def test_a_block_without_the_record_is_of_level_process_and_counts(tmp_path: Path) -> None:
+    segment, _ = write(tmp_path, None)
+    spoil(segment, 1)
+    assert taken(tmp_path) == [0, 2, 3, 4]
+
+
+def test_the_next_writer_counts_whatever_its_predecessor_lost(tmp_path: Path) -> None:
+    segment, _ = write(tmp_path, dict.fromkeys(range(BLOCKS), 0))
+    write(tmp_path, dict.fromkeys(range(BLOCKS), 0), blocks=2)
+    spoil(segment, 2)
+    assert taken(tmp_path) == [0, 1, 0, 1]
+    assert not errors(tmp_path)
+
+
+def test_a_hole_at_the_beginning_of_the_next_writer_is_its_own(tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys(range(BLOCKS), 0), blocks=1)
+    segment, _ = write(tmp_path, dict.fromkeys(range(BLOCKS), 0))
+    spoil(segment, 0)
+    assert taken(tmp_path) == [0]
+
+
+def test_a_first_segment_that_is_lost_as_a_whole_takes_the_rest_of_its_writer_along(tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys(range(BLOCKS), 0), blocks=1)
+    writer = open_journal(tmp_path, segment_bytes=100)
+    first = writer.next_sequence
+    for number in (7, 8):
+        writer.append(encode(Kind.RELEASED, session=number, packet_id=1, reason=0))
+        writer.append(encode(Kind.SYNCED, position=first))
+        writer.seal(number)
+    writer.close()
+    segments = sorted(tmp_path.glob("*.sbj"))
+    assert len(segments) == 3
+    segments[1].write_bytes(bytes(segments[1].stat().st_size))
+    assert taken(tmp_path) == [0]
