@@ -2,6 +2,7 @@
 
     db "topics"   topic, levels joined by NUL          -> message
     db "long"     prefix of whole levels | FF digest   -> message        topics longer than an LMDB key
+    db "marks"    worker u16                           -> mark u64 u64   with syncs only: which of its journal's changes are in it
 
     message: expires_ms u64 | created_ms u64 | id 16 bytes | qos u8 | sizes u32: topic, client id, properties, payload
              | topic | client id | properties | payload                                       little endian
@@ -29,7 +30,7 @@ import lmdb
 from shm.files import sync_path
 from shm.routes import matches
 
-__all__ = ["Cursor", "RetainedMessage", "RetainedStore", "RetainedStoreFull"]
+__all__ = ["Cursor", "Mark", "RetainedMessage", "RetainedStore", "RetainedStoreFull"]
 
 KEY_MAX = 511
 """Bytes of an LMDB key."""
@@ -48,6 +49,7 @@ READERS = 1024
 
 _DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.IncompatibleError)
 _HEADER = struct.Struct("<QQ16sBIIII")
+_MARK_KEY, _MARK = struct.Struct("<H"), struct.Struct("<QQ")
 
 
 class RetainedMessage(NamedTuple):
@@ -65,6 +67,10 @@ class RetainedMessage(NamedTuple):
 
 Cursor = tuple[int, bytes]
 """Where a scan goes on: number of the database, last key looked at."""
+
+
+Mark = tuple[int, int]
+"""Incarnation of a worker's journal, number of the last change in it that is in the store."""
 
 
 class RetainedStoreFull(Exception):
@@ -99,12 +105,13 @@ class RetainedStore:
 
     def _open(self, path: Path, map_bytes: int) -> None:
         self._env = lmdb.open(
-            str(path), map_size=map_bytes, max_dbs=2, max_readers=READERS, sync=self._sync, metasync=self._sync, mode=0o600
+            str(path), map_size=map_bytes, max_dbs=3, max_readers=READERS, sync=self._sync, metasync=self._sync, mode=0o600
         )
         try:
             self._env.reader_check()
             was_short = self._lengthen(path / "data.mdb")
             self._dbs: tuple[Any, Any] = (self._env.open_db(b"topics"), self._env.open_db(b"long"))
+            self._marks = self._env.open_db(b"marks") if self._sync else None
             if was_short:
                 self._verify()
             if self._sync:
@@ -149,8 +156,8 @@ class RetainedStore:
         """Ends the use of the store; every other method is an error from then on."""
         self._env.close()
 
-    def update(self, operations: list["RetainedMessage | bytes"]) -> int:
-        """In order and in one transaction: a message replaces its topic's, a bare topic deletes it.
+    def update(self, operations: list["RetainedMessage | bytes"], worker: int = 0, mark: Mark = (0, 0)) -> int:
+        """In order and in one transaction: a message replaces its topic's, a bare topic deletes it. With a mark of this worker.
 
         Returns how many messages were refused because of max_messages or max_bytes. Raises RetainedStoreFull.
         """
@@ -168,9 +175,17 @@ class RetainedStore:
                         txn.put(key, value, db=db)
                     else:
                         refused += 1
+                if mark[1]:
+                    txn.put(_MARK_KEY.pack(worker), _MARK.pack(*mark), db=self._marks)
         except (lmdb.MapFullError, lmdb.DiskError) as error:
             raise RetainedStoreFull(f"retained store {self._env.path()} is full: {error}") from error
         return refused
+
+    def mark(self, worker: int) -> Mark:
+        """The last mark of this worker; (0, 0) if there is none. With syncs only."""
+        with self._env.begin(db=self._marks) as txn:
+            value = txn.get(_MARK_KEY.pack(worker))
+        return (0, 0) if value is None else _MARK.unpack(value)
 
     def _may_store(self, txn: lmdb.Transaction, db: Any, key: bytes, size: int) -> bool:
         """Whether the limits allow it. A message no larger than the one that it replaces is always allowed."""

@@ -744,6 +744,7 @@ cdef class Loop(Shard):
     def guard_outputs(self, dict arrivals not None) -> None:
         """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
         cdef Ring ring
+        self.retained.incarnation = self.recorder.writer.incarnation
         self.gate = Gate(self.recorder.writer, self.retained, self.lanes, self.outboxes, self.doorbells, self.topology.workers)
         self.arrivals = arrivals
         for producer, ring in enumerate(self.inbox.lanes):
@@ -836,15 +837,16 @@ cdef class Loop(Shard):
             self.settle()
             if self.gate is not None:
                 # What was forwarded before the cycle is looked for in the journal until it has arrived.
-                self.gate.when_arrived(self.forget_older)
+                position = self.cycle_from
+                self.gate.when_arrived(lambda: self.forget_older(position))
             elif not self.holding:
-                self.forget_older()
+                self.forget_older(self.cycle_from)
             self.cycle_due_bytes = writer.bytes_written + max(<uint64_t>CYCLE_BYTES, 2 * (writer.bytes_written - self.cycle_due_bytes))
         return 0
 
-    def forget_older(self) -> None:
-        """What lies before the last cycle is not needed any more."""
-        arguments = (self.recorder.writer.directory, self.cycle_from, self.retention.age, self.retention.bytes, self.gate is not None)
+    def forget_older(self, position) -> None:
+        """What lies before this position of the journal is not needed any more."""
+        arguments = (self.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None)
         Thread(target=forget, args=arguments).start()
 
     cdef bint must_wait(self, Connection connection) noexcept:
@@ -1056,6 +1058,15 @@ cdef class Loop(Shard):
         return self.recorder.forwarded(
             (<Inbox>self.outboxes[destination]).identity, destination, position, publication.keep(), header.kind,
             header.member, header.attempts, group, filter, self.gate is not None)
+
+    cdef int note_retained(self, Publication publication) except -1:
+        """The store of retained messages is a destination like a worker, with numbers for positions."""
+        if self.gate is not None and self.gate.retained is not None:
+            self.gate.retained.noted += 1
+            self.recorder.forwarded(
+                self.recorder.writer.incarnation, RETAINED, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0, 0, b"",
+                b"", True)
+        return 0
 
     cdef int touch_lane(self, long destination) except -1:
         """There is something to commit; many messages in a row go to the same worker."""

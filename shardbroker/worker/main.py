@@ -26,7 +26,7 @@ __all__ = ["run"]
 def _retained(topology: Topology, number: int) -> RetainedStore | SyncedRetained:
     sync = topology.settings.durability.level == "machine"
     store = RetainedStore(topology.retained_dir, max_messages=topology.settings.retainer.max_messages, sync=sync)
-    return SyncedRetained(store, topology.doorbells[number]) if sync else store
+    return SyncedRetained(store, number, topology.doorbells[number]) if sync else store
 
 
 def run(topology: Topology, number: int) -> None:

@@ -21,7 +21,7 @@ from shardbroker.session.delivery cimport (
 from shardbroker.session.mqueue cimport MQueue
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session, Will
-from shardbroker.worker.loop cimport Loop
+from shardbroker.worker.loop cimport RETAINED, Loop
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
 from shm.ring cimport Inbox, Ring
 
@@ -390,7 +390,9 @@ cdef class Recovery:
         """
         cdef dict found = {}
         for (rings, destination), (_, items) in self.forwarded.items():
-            if (rings, destination) not in inboxes and until_arrived(items[0]):
+            if destination == RETAINED:
+                self.arrivals[rings, destination] = self.loop.retained.arrived(rings)
+            elif (rings, destination) not in inboxes and until_arrived(items[0]):
                 if destination not in found:
                     found[destination] = consumed_from(journal_of(destination), self.loop.number)
                 self.arrivals[rings, destination] = found[destination].get(rings, 0)
@@ -497,15 +499,27 @@ cdef class Recovery:
 
     cdef int forward_again(self, list item, dict inboxes) except -1:
         cdef Inbox inbox = inboxes.get((item[1], item[2]))
+        cdef Ring lane
+        cdef Publication publication
         cdef Message message
         if inbox is not None:
-            if inbox.lane(self.loop.number).committed() > <uint64_t>item[3]:
-                return 0                   # it had left
+            lane = inbox.lane(self.loop.number)
+            if lane.committed() > <uint64_t>item[3]:
+                # It had left. If it is in a ring still, it is not on that worker's disk, and stays on record.
+                if not until_arrived(item) or inbox.name != self.loop.topology.inbox_name(item[2]) or lane.is_secure(item[3] + 1):
+                    return 0
+                message = self.message(item[4])
+                return 0 if message is None else self.loop.recorder.forwarded(
+                    item[1], item[2], item[3], message, item[5], item[6], item[7], field_or_none(item, 8), field_or_none(item, 9), True)
         elif self.arrivals.get((item[1], item[2]), NEVER) > <uint64_t>item[3]:
             return 0                       # it had arrived, or the broker had ended in peace
         message = self.message(item[4])
         if message is None:
             return 0
+        if item[2] == RETAINED:
+            publication = Publication.__new__(Publication)
+            publication.borrow(message)
+            return self.loop.retain(publication)
         self.loop.write_later(
             item[2], item[5], item[7], item[6], message, field_or_none(item, 8) or b"", field_or_none(item, 9) or b"")
         return 0

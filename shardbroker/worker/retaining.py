@@ -11,7 +11,7 @@ import signal
 from queue import SimpleQueue
 from threading import Thread
 
-from shm.retained import Cursor, RetainedMessage, RetainedStore, RetainedStoreFull
+from shm.retained import Cursor, Mark, RetainedMessage, RetainedStore, RetainedStoreFull
 
 __all__ = ["SyncedRetained"]
 
@@ -26,15 +26,20 @@ Change = RetainedMessage | bytes
 class SyncedRetained:
     """What a worker uses of a `RetainedStore` that syncs. bell: an eventfd that is written when something is done."""
 
-    def __init__(self, store: RetainedStore, bell: int) -> None:
+    def __init__(self, store: RetainedStore, worker: int, bell: int) -> None:
         self._store = store
+        self._worker = worker
         self._bell = bell
-        self._queue: SimpleQueue[list[Change] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[list[Change], Mark] | None] = SimpleQueue()
         self._refused = 0
         self.asked = 0
         """Batches that update() was given."""
         self.done = 0
         """Batches that are on the disk, or were refused."""
+        self.incarnation = 0
+        """Of the journal in which noted changes stand."""
+        self.noted = 0
+        """Changes that stand in the journal too; their numbers are from 1 on."""
         self._thread = Thread(target=self._run, daemon=True)
         # A signal that this thread took would not wake the loop from its epoll_wait.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -44,7 +49,7 @@ class SyncedRetained:
     def update(self, operations: list[Change]) -> int:
         """Changes to be made, in order. Returns how many of before were refused since the last call."""
         self.asked += 1
-        self._queue.put(operations)
+        self._queue.put((operations, (self.incarnation, self.noted)))
         refused, self._refused = self._refused, 0
         return refused
 
@@ -56,6 +61,11 @@ class SyncedRetained:
     def holds_only_sys(self) -> bool:
         return self.done == self.asked and self._store.holds_only_sys()
 
+    def arrived(self, incarnation: int) -> int:
+        """One past the number of the last change, of those in the journal of this incarnation, that the store has."""
+        mark = self._store.mark(self._worker)
+        return mark[1] + 1 if mark[0] == incarnation else 0
+
     def close(self) -> None:
         """Ends the thread behind what it was asked for."""
         self._queue.put(None)
@@ -66,19 +76,21 @@ class SyncedRetained:
         while not ended:
             batches = 0
             changes: list[Change] = []
+            mark = (0, 0)
             while not ended and (not batches or (len(changes) < BATCH and not self._queue.empty())):
-                operations = self._queue.get()
-                ended = operations is None
-                if operations is not None:
+                batch = self._queue.get()
+                ended = batch is None
+                if batch is not None:
                     batches += 1
-                    changes += operations
+                    changes += batch[0]
+                    mark = batch[1]
             if batches:
-                self._commit(changes)
+                self._commit(changes, mark)
                 self.done += batches
                 os.eventfd_write(self._bell, 1)
 
-    def _commit(self, changes: list[Change]) -> None:
+    def _commit(self, changes: list[Change], mark: Mark) -> None:
         try:
-            self._refused += self._store.update(changes)
+            self._refused += self._store.update(changes, self._worker, mark)
         except RetainedStoreFull:
             self._refused += len(changes)

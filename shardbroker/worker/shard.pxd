@@ -72,6 +72,8 @@ cdef class Shard(Core):
     cdef void invalidate(self, bytes filter) noexcept
     cdef bint few_removals(self) noexcept
     cdef int retain(self, Publication publication) except -1
+    # It is to be retained, and nobody would send it again.
+    cdef int note_retained(self, Publication publication) except -1
     # End of a pass: what is due becomes visible to every worker, then SUBACKs may go out. `now`: everything.
     cdef int commit(self, bint now) except -1
     cdef bint commit_routes(self) except -1

@@ -445,6 +445,8 @@ cdef class Shard(Core):
         cdef bytes topic
         if self.retained is None:
             return 0
+        if self.unrepeatable and publication.qos and self.recorder is not None:
+            self.note_retained(publication)
         topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
         if publication.payload_size == 0:
             self.retained_changes.append(topic)            # [MQTT-3.3.1-6] [MQTT-3.3.1-7]
@@ -462,6 +464,9 @@ cdef class Shard(Core):
             expires_ms=publication.expires_ms,
             client_id=publication.client_id or b"",
         ))
+        return 0
+
+    cdef int note_retained(self, Publication publication) except -1:
         return 0
 
     cdef int replay_some(self) except -1:

@@ -331,7 +331,7 @@ class Publisher(Client):
             if not message.released:
                 self.fault(Kind.PROTOCOL, f"{packet} before PUBREC")
             del self.outbox[packet.packet_id]
-            self.history.acknowledged(message.number)
+            self.history.acknowledged(message.number, message.retain)
 
 
 # --- subscribers ------------------------------------------------------------------------------------------------------------

@@ -130,8 +130,10 @@ class Run:
 
     def _publish(self) -> None:
         if self._rng.random() < 0.1:
-            topic = self._rng.choice(RETAINED)
-            self._owners[topic].publish(topic, 1, retain=True)
+            number = self._rng.randrange(len(RETAINED))
+            topic = RETAINED[number]
+            # One QoS for a topic: what is sent again of another may come behind a newer message.
+            self._owners[topic].publish(topic, 1 + number % 2, retain=True)
         else:
             topic = self._rng.choice(STEADY if self._rng.random() < 0.7 else MOVING)
             self._rng.choice(self.publishers).publish(topic, self._rng.choice((1, 2)))
