@@ -46,6 +46,14 @@ class SyncedRetained:
         self._thread.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    @property
+    def max_messages(self) -> int:
+        return self._store.max_messages
+
+    @max_messages.setter
+    def max_messages(self, number: int) -> None:
+        self._store.max_messages = number
+
     def update(self, operations: list[Change]) -> int:
         """Changes to be made, in order. Returns how many of before were refused since the last call."""
         self.asked += 1
