@@ -8,8 +8,9 @@ subscription's replay waits for what was asked for before it.
 
 import os
 import signal
+import sys
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 
 from shm.retained import Cursor, Mark, RetainedMessage, RetainedStore, RetainedStoreFull
 
@@ -17,6 +18,8 @@ __all__ = ["SyncedRetained"]
 
 BATCH = 512
 """Changes in one transaction: a commit costs two syncs, and while it runs other workers wait for theirs."""
+RETRY_S = 1.0
+"""Between two tries while the disk refuses."""
 STOP_S = 5.0
 """How long the end waits for what is under way."""
 
@@ -32,6 +35,7 @@ class SyncedRetained:
         self._bell = bell
         self._queue: SimpleQueue[tuple[list[Change], Mark] | None] = SimpleQueue()
         self._refused = 0
+        self._closing = Event()
         self.asked = 0
         """Batches that update() was given."""
         self.done = 0
@@ -78,6 +82,7 @@ class SyncedRetained:
         """Ends the thread behind what it was asked for."""
         self._queue.put(None)
         self._thread.join(STOP_S)
+        self._closing.set()
 
     def _run(self) -> None:
         ended = False
@@ -92,13 +97,20 @@ class SyncedRetained:
                     batches += 1
                     changes += batch[0]
                     mark = batch[1]
-            if batches:
-                self._commit(changes, mark)
+            if batches and self._commit(changes, mark):
                 self.done += batches
                 os.eventfd_write(self._bell, 1)
 
-    def _commit(self, changes: list[Change], mark: Mark) -> None:
-        try:
-            self._refused += self._store.update(changes, self._worker, mark)
-        except RetainedStoreFull:
-            self._refused += len(changes)
+    def _commit(self, changes: list[Change], mark: Mark) -> bool:
+        """Tries until the disk takes it: until then nothing that promises these changes leaves. False: the worker ends first."""
+        while not self._closing.is_set():
+            try:
+                self._refused += self._store.update(changes, self._worker, mark)
+                return True
+            except RetainedStoreFull:
+                self._refused += len(changes)
+                return True
+            except Exception as error:
+                print(f"worker-{self._worker}: retained messages: {error!r}; tried again", file=sys.stderr, flush=True)
+                self._closing.wait(RETRY_S)
+        return False

@@ -1,4 +1,4 @@
-"""What survives the end of processes, at level `process`: each way in which they can end, seen from outside."""
+"""What survives the end of processes, at levels `process` and `machine`: each way in which they can end, seen from outside."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import Broker, Client, Publish, client_id_on
-from tests.harness.wire import PUBACK, PUBCOMP, PUBREC, Pubrec, Pubrel, Will, ack
+from tests.harness.wire import PUBACK, PUBCOMP, PUBREC, Puback, Pubrec, Pubrel, Will, ack
 
 pytestmark = pytest.mark.own_broker
 WORKERS = 2
@@ -19,9 +19,13 @@ SESSION = {"session_expiry_interval": 1000}
 ENDS = ["clean stop", "workers", "everything", "another number of workers"]
 
 
-@pytest.fixture
-def own() -> Iterator[Broker]:
-    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as data_dir, Broker(WORKERS, data_dir=Path(data_dir)) as broker:
+@pytest.fixture(params=["process", "machine"])
+def own(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    settings = {"durability.level": request.param}
+    with (
+        tempfile.TemporaryDirectory(prefix="shardbroker-test-") as data_dir,
+        Broker(WORKERS, settings, data_dir=Path(data_dir)) as broker,
+    ):
         yield broker
 
 
@@ -184,3 +188,27 @@ def test_captured_messages_stand_in_the_journal_of_the_publishers_worker(own: Br
     )
     messages = [line for line in printed.stdout.splitlines() if '"kind": "message"' in line]
     assert [("kept" in line, '"captured": true' in line) for line in messages] == [(True, True)] * 2
+
+
+@pytest.mark.parametrize("own", ["machine"], indirect=True)
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_acknowledgement_waits_for_the_disk_of_the_worker_that_keeps_the_message(own: Broker, qos: int) -> None:
+    """And no longer than for that: who sends to others is answered."""
+    with stay(own, client_id_on(1, WORKERS, "far")) as far, stay(own, client_id_on(0, WORKERS, "near")) as near:
+        far.subscribe("far", 2)
+        near.subscribe("near", 2)
+        with (
+            Client(own.address, 5, client_id_on(0, WORKERS, "a")) as waiting,
+            Client(own.address, 5, client_id_on(0, WORKERS, "b")) as other,
+        ):
+            (pid,) = own.child_pids("sb-worker-1")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                waiting.publish("far", b"1", qos, wait=False)
+                for _ in range(3):
+                    other.publish("near", b"2", qos)
+                waiting.expect_none()
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            waiting.expect(Puback if qos == 1 else Pubrec, timeout=10)
+            assert far.expect(Publish, timeout=10).payload == b"1"

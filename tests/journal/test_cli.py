@@ -99,11 +99,11 @@ def test_an_age(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_bytes_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = open_journal(tmp_path)
     writer.append(encode(Kind.WILL_SET, session=1, topic=b"t", payload=b"\xff\x00", flags=4, properties=b"", delay_s=0))
-    writer.append(b"\x83\x17\x01\x02")  # a kind of a later version
+    writer.append(b"\x83\x18\x63\x01\x02")  # a kind of a later version
     writer.close()
     will, later = cat(capsys, tmp_path)
     assert (will["payload_hex"], will["retain"]) == ("ff00", True)
-    assert (later["kind"], later["values"]) == (23, ["1", "2"])
+    assert (later["kind"], later["values"]) == (99, ["1", "2"])
 
 
 def test_ls(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
