@@ -18,7 +18,7 @@ from shm.ring cimport Inbox, Ring
 
 
 cdef enum:
-    RETAINED = 0xFF000000                  # a destination in the journal: the store of retained messages
+    RETAINED = 0x7F000000                  # a destination in the journal: the store of retained messages
 
 
 cdef enum Stop:                            # why a connection is not read

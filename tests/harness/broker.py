@@ -87,6 +87,7 @@ class Broker:
         self.ready_line = ""
         self.output: list[str] = []
         self.environment = dict(os.environ)
+        self.program: tuple[str, ...] = (str(Path(sys.executable).with_name("shardbroker")),)
         self._arguments = arguments
         self._own_dir = data_dir is None
         self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="shardbroker-test-"))
@@ -101,11 +102,10 @@ class Broker:
         self.stop()
 
     def command(self) -> list[str]:
-        program = Path(sys.executable).with_name("shardbroker")
         host, port = self.address
         options = [f"--set={key}={value}" for key, value in self.settings.items()]
         return [
-            str(program),
+            *self.program,
             "serve",
             f"--listen=tcp://{host}:{port}",
             f"--workers={self.workers}",

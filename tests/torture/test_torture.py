@@ -54,5 +54,5 @@ def test_nothing_is_lost_at_level_machine_when_processes_are_killed() -> None:
 @pytest.mark.own_broker
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_at_level_machine_when_the_power_goes() -> None:
-    outcome = torture(14, kinds=(POWER, "worker"), level="machine", rate=600.0)
+    outcome = torture(14, kinds=(POWER, "worker"), level="machine", rate=600.0, small=True)
     assert not outcome.faults, str(outcome)

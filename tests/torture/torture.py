@@ -55,6 +55,8 @@ class Options:
     """Messages a second, of all publishers together."""
     resize: bool = False
     """Another number of workers at each start of the whole broker."""
+    small: bool = False
+    """Journals that turn over every second."""
 
 
 @dataclass
@@ -179,11 +181,15 @@ def run(options: Options) -> Outcome:
     start = time.monotonic()
     history = History(lambda: time.monotonic() - start)
     settings: dict[str, object] = {"process.acceptors": options.acceptors, "mqtt.max_mqueue_len": 0}
+    if options.small:
+        settings["journal.retention.bytes"] = 1 << 20
     if options.level:
         settings["durability.level"] = options.level
     with _data_dir() as data_dir:
         broker = Broker(options.workers, settings, data_dir=data_dir / "data")
         (data_dir / "data").mkdir()
+        if options.small:
+            broker.program = sys.executable, "-m", "tests.torture.small"
         power = Power(broker, data_dir) if POWER in options.kinds else None
         try:
             broker.start()
@@ -250,6 +256,7 @@ def main() -> int:
     parser.add_argument("--level", choices=("process", "machine"), default="", help="durability.level")
     parser.add_argument("--rate", type=float, default=400.0, help="messages a second")
     parser.add_argument("--resize", action="store_true", help="another number of workers at each start of the broker")
+    parser.add_argument("--small", action="store_true", help="journals that turn over every second")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker ends with us
     kinds = tuple(given.kind.split(","))
@@ -260,7 +267,16 @@ def main() -> int:
     print(f"seed {given.seed}", flush=True)
     outcome = run(
         Options(
-            given.seed, given.kills, given.seconds, given.workers, given.acceptors, kinds, given.level, given.rate, given.resize
+            given.seed,
+            given.kills,
+            given.seconds,
+            given.workers,
+            given.acceptors,
+            kinds,
+            given.level,
+            given.rate,
+            given.resize,
+            given.small,
         )
     )
     print(outcome)
