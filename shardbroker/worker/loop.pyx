@@ -782,7 +782,7 @@ cdef class Loop(Shard):
         if writer.next_sequence != writer.durable:
             self.write_consumed()
             writer.seal_c(self.now_ms * 1000)
-            if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None:
+            if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.serving:
                 self.begin_cycle()
         self.holding = writer.durable < writer.next_sequence
         return 0
@@ -794,7 +794,7 @@ cdef class Loop(Shard):
             self.write_consumed()
             self.recorder.synced()
             self.settled = writer.next_sequence
-            if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None:
+            if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.serving:
                 self.begin_cycle()
                 self.write_arrivals()
         if writer.next_sequence != writer.durable:
@@ -818,6 +818,7 @@ cdef class Loop(Shard):
             self.recorder.consumed(self.inbox.identity, producer, ring.taken())
 
     cdef int begin_cycle(self) except -1:
+        """Not before it serves: until then the journal has messages for other workers that only the recovery knows."""
         self.recorder.next_cycle()
         self.cycle_from = self.recorder.writer.next_sequence
         self.cycle_left = list(self.sessions.values())

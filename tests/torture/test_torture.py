@@ -46,7 +46,7 @@ def test_nothing_is_lost_when_the_number_of_workers_changes() -> None:
 @pytest.mark.own_broker
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_at_level_machine_when_processes_are_killed() -> None:
-    outcome = torture(25, kinds=KINDS, acceptors=4, level="machine")
+    outcome = torture(20, kinds=KINDS, acceptors=4, level="machine")
     assert not outcome.faults, str(outcome)
 
 
@@ -54,5 +54,5 @@ def test_nothing_is_lost_at_level_machine_when_processes_are_killed() -> None:
 @pytest.mark.own_broker
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_at_level_machine_when_the_power_goes() -> None:
-    outcome = torture(14, kinds=(POWER, "worker"), level="machine", rate=600.0, small=True)
+    outcome = torture(20, kinds=(POWER, "worker"), level="machine", rate=600.0, small=True)
     assert not outcome.faults, str(outcome)
