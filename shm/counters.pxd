@@ -79,6 +79,10 @@ cpdef enum Counter:
     RETAINED_DROPPED                       # not retained: too large, too many, or no room for it
     OVERLOAD_OUTPUT_STOPPED                # times that a client was not read any more because it took none of its answers
     OVERLOAD_PUBLISHERS_PAUSED             # times that a publisher was not read any more, as memory is short
+    JOURNAL_REFUSED                        # times that the disk began to refuse writes
+    JOURNAL_GIVEN_UP                       # records that were never written, as durability.on_disk_error = continue
+    JOURNAL_NOT_CAPTURED                   # messages for analytics among them
+    JOURNAL_WRITE_MS                       # spent on writing
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT
@@ -88,6 +92,10 @@ cpdef enum Counter:
     MQUEUE_COUNT
     MEMORY_BYTES_COUNT                           # private memory of a worker
     OVERLOAD_LEVEL_COUNT                         # as worker/memory.pxd has it: all workers come to the same
+    JOURNAL_PENDING_COUNT                        # bytes that wait for a disk that refuses
+    JOURNAL_STAGE_COUNT                          # as worker/disk.pxd has it
+    JOURNAL_ERRNO_COUNT                          # what the disk says; 0: all is well
+    RETAINED_ERRNO_COUNT                         # the same about retained messages
     COUNTER_MAX
 
 

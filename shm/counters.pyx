@@ -72,9 +72,11 @@ NAMES = (
     "client.closed.not_connect", "client.closed.refused", "client.closed.max_connections",
     "client.closed.overload", "client.closed.kicked", "client.closed.reset", "session.created", "session.resumed",
     "session.takenover", "session.discarded", "session.terminated", "events.dropped", "retained.dropped",
-    "overload.output_stopped", "overload.publishers_paused", "connections.count",
+    "overload.output_stopped", "overload.publishers_paused", "journal.refused", "journal.given_up", "journal.not_captured",
+    "journal.write_ms", "connections.count",
     "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
-    "inflight.count", "mqueue.count", "memory.bytes.count", "overload.level.count",
+    "inflight.count", "mqueue.count", "memory.bytes.count", "overload.level.count", "journal.pending.count",
+    "journal.stage.count", "journal.errno.count", "retained.errno.count",
 )
 """Dotted names of the counters, in the order of the enum `Counter`."""
 

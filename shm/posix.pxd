@@ -29,4 +29,4 @@ cdef extern from "<time.h>" nogil:
         long tv_sec
         long tv_nsec
     int clock_gettime(int clock, timespec* time)
-    int CLOCK_MONOTONIC, CLOCK_REALTIME
+    int CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_REALTIME

@@ -14,6 +14,7 @@ cdef enum RecordKind:
     RECORD_PAUSE = 4                   # `client id` fills the queues of the sender, whose memory is short: not to be read for a while
     RECORD_COMMAND = 5                 # from the manager to a worker: CBOR in the payload, see worker/commands.pyx
     RECORD_ANSWER = 6                  # the worker's answer to it
+    RECORD_NOTE = 7                    # to the manager: a line for its log, its level in the topic
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits

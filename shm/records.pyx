@@ -6,12 +6,19 @@ from libc.string cimport memcpy, memset
 
 import time
 
-__all__ = ["ANSWER", "COMMAND", "EVENT", "encode_publish", "encode_record", "encode_spilled", "open_record"]
+__all__ = [
+    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "NOTE", "encode_note", "encode_publish", "encode_record", "encode_spilled", "note_of",
+    "open_record",
+]
 
 EVENT = int(RECORD_EVENT)
 COMMAND = int(RECORD_COMMAND)
 ANSWER = int(RECORD_ANSWER)
+NOTE = int(RECORD_NOTE)
 """Kinds of records that Python processes read and write."""
+
+DAMAGE = "damage"
+"""Level of a note about damaged files: an error, and an alarm."""
 
 
 cdef uint64_t record_size(const RecordHeader* header) noexcept:
@@ -22,15 +29,16 @@ cdef uint64_t record_size(const RecordHeader* header) noexcept:
 
 
 def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, bint retain=False, bytes properties=b"",
-                   int payload_format=0, int expires_ms=0, bytes client_id=b"") -> bytes:
+                   int payload_format=0, int expires_ms=0, bytes client_id=b"", bint originate=True) -> bytes:
     """A record by which a process without clients of its own (the manager) publishes through a worker.
 
-    The worker that reads it stores it if retained and routes it as if a client had published it there.
+    The worker that reads it stores it if retained and routes it as if a client had published it there; without `originate` it only
+    gives it to its own subscribers.
     """
     cdef RecordHeader header
     memset(&header, 0, sizeof(header))
     header.kind = RECORD_PUBLISH
-    header.flags = <uint8_t>((qos & FLAG_QOS) | (FLAG_RETAIN if retain else 0) | FLAG_ORIGINATE)
+    header.flags = <uint8_t>((qos & FLAG_QOS) | (FLAG_RETAIN if retain else 0) | (FLAG_ORIGINATE if originate else 0))
     header.payload_format = <uint8_t>payload_format
     header.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
     header.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
@@ -39,6 +47,25 @@ def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, b
     header.expires_ms = <uint64_t>expires_ms
     header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
     return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + properties + client_id + payload
+
+
+def encode_note(str level not None, str text not None) -> bytes:
+    """A record that has the manager write a line to its log; `level` as in shardbroker.management.log."""
+    cdef RecordHeader header
+    cdef bytes topic = level.encode(), payload = text.encode(errors="replace")
+    memset(&header, 0, sizeof(header))
+    header.kind = RECORD_NOTE
+    header.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+    header.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + payload
+
+
+def note_of(bytes record not None) -> tuple[str, str]:
+    """(level, text) of a note that open_record() knows as one."""
+    cdef RecordHeader header
+    cdef Py_ssize_t start = sizeof(header)
+    memcpy(&header, PyBytes_AS_STRING(record), start)
+    return record[start:start + header.topic_size].decode(), record[start + header.topic_size:].decode(errors="replace")
 
 
 def encode_record(int kind, bytes payload not None) -> bytes:

@@ -5,7 +5,7 @@
     db "marks"    worker u16                           -> mark u64 u64   with syncs only: which of its journal's changes are in it
 
     message: expires_ms u64 | created_ms u64 | id 16 bytes | qos u8 | sizes u32: topic, client id, properties, payload
-             | topic | client id | properties | payload                                       little endian
+             | CRC-32 u32 of all but itself | topic | client id | properties | payload             little endian
 
 NUL sorts before everything else, so the keys are ordered level by level, and a wildcard filter seeks: past a level that cannot
 match, to the next one that can. A scan holds no transaction between calls: its cursor is the last key it looked at.
@@ -14,23 +14,25 @@ Without syncs the file survives the kill of any process (page cache), not always
 one process at a time under a lock beside the directory: a file that cannot be read is renamed and an empty one takes its place.
 """
 
+import errno
 import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import lmdb
 
 from shm.files import sync_path
 from shm.routes import matches
 
-__all__ = ["Cursor", "Mark", "RetainedMessage", "RetainedStore", "RetainedStoreFull"]
+__all__ = ["Cursor", "Mark", "RetainedMessage", "RetainedStore", "RetainedStoreFull", "RetainedStoreRefused", "read_whole"]
 
 KEY_MAX = 511
 """Bytes of an LMDB key."""
@@ -48,7 +50,10 @@ SWEEP_VISITS = 10_000
 READERS = 1024
 
 _DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.IncompatibleError)
-_HEADER = struct.Struct("<QQ16sBIIII")
+_TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+_HEADER = struct.Struct("<QQ16sBIIIII")
+_SUM_END = _HEADER.size
+"""The checksum ends the header."""
 _MARK_KEY, _MARK = struct.Struct("<H"), struct.Struct("<QQ")
 
 
@@ -74,12 +79,21 @@ Mark = tuple[int, int]
 
 
 class RetainedStoreFull(Exception):
-    """The map, or the disk under it, has no room; nothing of the batch was stored."""
+    """The map has no room; nothing of the batch was stored."""
+
+
+class RetainedStoreRefused(Exception):
+    """The disk takes no writes: it is full, read-only or broken. Nothing of the batch was stored; `number` is an errno."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
 
 
 class RetainedStore:
     """One process's handle. A damaged file is set aside (`set_aside` names it) and an empty one takes its place.
 
+    Raises RetainedStoreRefused if the disk does not let it be opened.
     sync: a change is on the disk when update() returns. All processes must agree on that.
     max_messages and max_bytes (whole pages that the messages take in the file) bound what is kept; 0: no limit.
     """
@@ -87,17 +101,21 @@ class RetainedStore:
     def __init__(
         self, path: Path, *, map_bytes: int = MAP_BYTES, max_messages: int = 0, max_bytes: int = 0, sync: bool = False
     ) -> None:
+        self._path = path
+        self._map_bytes = map_bytes
         self.set_aside: Path | None = None
         self.max_messages = max_messages
         """May be changed at any time."""
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._swept: Cursor | None = None
         self._sync = sync
         with _opening(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 self._open(path, map_bytes)
-            except _DAMAGED:
+            except lmdb.Error as error:
+                if not isinstance(error, _DAMAGED):
+                    raise RetainedStoreRefused(f"retained store {path}: {error}", self._errno_of(error)) from error
                 self.set_aside = path.with_name(f"{path.name}.bad-{time.time_ns() // 1_000_000}")
                 os.rename(path, self.set_aside)
                 path.mkdir(mode=0o700)
@@ -113,7 +131,7 @@ class RetainedStore:
             self._dbs: tuple[Any, Any] = (self._env.open_db(b"topics"), self._env.open_db(b"long"))
             self._marks = self._env.open_db(b"marks") if self._sync else None
             if was_short:
-                self._verify()
+                self.verify()
             if self._sync:
                 self._sync_all(path)
         except BaseException:
@@ -139,47 +157,103 @@ class RetainedStore:
             os.truncate(file, needed)
             return True
 
-    def _verify(self) -> None:
-        """Reads every message. Raises one of _DAMAGED."""
+    def verify(self) -> None:
+        """Reads every message. Raises lmdb.Error."""
         with self._env.begin() as txn:
-            for number, db in enumerate(self._dbs):
-                count = 0
+            for db in self._dbs:
+                count, entries = 0, txn.stat(db)["entries"]
                 with txn.cursor(db) as cursor:
                     for key, value in cursor.iternext():
                         count += 1
-                        if not _is_whole(value) or self._place(_decode(value).topic) != (self._dbs[number], key):
+                        if not self._is_sound(db, key, value):
                             raise lmdb.CorruptedError(f"retained message {key!r} is damaged")
-                if count != txn.stat(db)["entries"]:
-                    raise lmdb.CorruptedError("retained messages are missing")
+                        if count > entries:
+                            break  # a damaged page may lead in circles
+                if count != entries:
+                    raise lmdb.CorruptedError(f"there are {count} retained messages, and should be {entries}")
+
+    def whole_messages(self, backwards: bool) -> Iterator[RetainedMessage]:
+        """Those of a damaged store that can be read, as far as that goes."""
+        with self._env.begin() as txn:
+            for db in self._dbs:
+                entries = txn.stat(db)["entries"]
+                with suppress(lmdb.Error), txn.cursor(db) as cursor:
+                    for number, (key, value) in enumerate(cursor.iterprev() if backwards else cursor.iternext()):
+                        if number > entries:
+                            break
+                        if self._is_sound(db, key, value):
+                            yield _decode(value)
+
+    def copy_to(self, descriptor: int) -> None:
+        """All pages that are in use, which LMDB counts against those that are free. Raises lmdb.Error."""
+        self._env.copyfd(descriptor, compact=True)
+
+    def _is_sound(self, db: Any, key: bytes, value: bytes) -> bool:
+        return _is_whole(value) and self._place(_decode(value).topic) == (db, key)
+
+    def __enter__(self) -> "RetainedStore":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends the use of the store; every other method is an error from then on."""
         self._env.close()
 
-    def update(self, operations: list["RetainedMessage | bytes"], worker: int = 0, mark: Mark = (0, 0)) -> int:
+    def update(self, operations: "Sequence[RetainedMessage | bytes]", worker: int = 0, mark: Mark = (0, 0)) -> int:
         """In order and in one transaction: a message replaces its topic's, a bare topic deletes it. With a mark of this worker.
 
-        Returns how many messages were refused because of max_messages or max_bytes. Raises RetainedStoreFull.
+        Returns how many messages were refused because of max_messages or max_bytes. Raises RetainedStoreFull, RetainedStoreRefused.
         """
         refused = 0
+        with self._writing() as txn:
+            for operation in operations:
+                if isinstance(operation, bytes):
+                    db, key = self._place(operation)
+                    txn.delete(key, db=db)
+                    continue
+                db, key = self._place(operation.topic)
+                value = _encode(operation)
+                if self._may_store(txn, db, key, len(value)):
+                    txn.put(key, value, db=db)
+                else:
+                    refused += 1
+            if mark[1]:
+                txn.put(_MARK_KEY.pack(worker), _MARK.pack(*mark), db=self._marks)
+        return refused
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        """A write transaction. Raises RetainedStoreFull, RetainedStoreRefused."""
         try:
             with self._env.begin(write=True) as txn:
-                for operation in operations:
-                    if isinstance(operation, bytes):
-                        db, key = self._place(operation)
-                        txn.delete(key, db=db)
-                        continue
-                    db, key = self._place(operation.topic)
-                    value = _encode(operation)
-                    if self._may_store(txn, db, key, len(value)):
-                        txn.put(key, value, db=db)
-                    else:
-                        refused += 1
-                if mark[1]:
-                    txn.put(_MARK_KEY.pack(worker), _MARK.pack(*mark), db=self._marks)
-        except (lmdb.MapFullError, lmdb.DiskError) as error:
-            raise RetainedStoreFull(f"retained store {self._env.path()} is full: {error}") from error
-        return refused
+                yield txn
+        except lmdb.MapFullError as error:
+            raise RetainedStoreFull(f"retained store {self._path} has no room in its map: {error}") from error
+        except lmdb.Error as error:
+            self._reopen_if_broken()
+            raise RetainedStoreRefused(f"retained store {self._path}: {error}", self._errno_of(error)) from error
+
+    def _reopen_if_broken(self) -> None:
+        """After a write of its first pages that failed, an environment is of no use any more, though the file is sound.
+
+        With syncs another thread may read it, so it stays, and so does the refusal until the process starts again.
+        """
+        if self._sync:
+            return
+        try:
+            self._env.begin().abort()
+        except lmdb.PanicError:
+            self._env.close()
+            self._open(self._path, self._map_bytes)
+
+    def _errno_of(self, error: Exception) -> int:
+        """LMDB says EIO when a full disk took a part of what it wrote."""
+        with suppress(OSError):
+            if os.statvfs(self._path).f_bavail == 0:
+                return errno.ENOSPC
+        return next((number for number in _TOLD if os.strerror(number) in str(error)), errno.EIO)
 
     def mark(self, worker: int) -> Mark:
         """The last mark of this worker; (0, 0) if there is none. With syncs only."""
@@ -193,7 +267,7 @@ class RetainedStore:
             return True
         entries = self._entries(txn)
         too_many = 0 < self.max_messages <= entries and self.max_messages <= entries - self._sys_entries(txn)
-        too_large = self._max_bytes and self._bytes(txn) + size > self._max_bytes
+        too_large = self.max_bytes and self._bytes(txn) + size > self.max_bytes
         if not too_many and not too_large:
             return True
         old = txn.get(key, db=db)
@@ -267,11 +341,12 @@ class RetainedStore:
         """Deletes up to `limit` expired messages and returns how many. Call it again and again.
 
         One call looks at SWEEP_VISITS messages at most; the next one goes on from there, and from the start again after the end.
+        Raises RetainedStoreRefused.
         """
         expired, self._swept = self._find_expired(now_ms, limit)
         removed = 0
         if expired:
-            with self._env.begin(write=True) as txn:
+            with self._writing() as txn:
                 for number, key in expired:
                     value = txn.get(key, db=self._dbs[number])
                     # It may have been replaced since it was found.
@@ -317,6 +392,14 @@ class RetainedStore:
             return self._dbs[0], key
         cut = key.rfind(b"\0", 0, KEY_MAX - DIGEST - 1)
         return self._dbs[1], key[: cut + 1] + LONG_MARK + blake2b(topic, digest_size=DIGEST).digest()
+
+
+def read_whole(path: Path, map_bytes: int) -> RetainedStore:
+    """A handle on a store that may be damaged, which is left as it is. Raises lmdb.Error."""
+    store = RetainedStore.__new__(RetainedStore)
+    store._sync = False
+    store._open(path, map_bytes)
+    return store
 
 
 @contextmanager
@@ -387,33 +470,23 @@ def _is_expired(value: Any, now_ms: int) -> bool:
 
 
 def _is_whole(value: bytes) -> bool:
-    """Whether a value has the size that its header says."""
-    return len(value) >= _HEADER.size and len(value) == _HEADER.size + sum(_HEADER.unpack_from(value)[4:])
+    """Whether a value has the size that its header says, and its checksum."""
+    if len(value) < _HEADER.size:
+        return False
+    *_, a, b, c, d, checksum = _HEADER.unpack_from(value)
+    size: int = _HEADER.size + a + b + c + d
+    return len(value) == size and crc32(value[_SUM_END:], crc32(value[: _SUM_END - 4])) == int(checksum)
 
 
 def _encode(message: RetainedMessage) -> bytes:
-    return b"".join(
-        (
-            _HEADER.pack(
-                message.expires_ms,
-                message.created_ms,
-                message.message_id,
-                message.qos,
-                len(message.topic),
-                len(message.client_id),
-                len(message.properties),
-                len(message.payload),
-            ),
-            message.topic,
-            message.client_id,
-            message.properties,
-            message.payload,
-        )
-    )
+    texts = (message.topic, message.client_id, message.properties, message.payload)
+    header = _HEADER.pack(message.expires_ms, message.created_ms, message.message_id, message.qos, *map(len, texts), 0)[:-4]
+    body = b"".join(texts)
+    return b"".join((header, crc32(body, crc32(header)).to_bytes(4, "little"), body))
 
 
 def _decode(value: bytes) -> RetainedMessage:
-    expires_ms, created_ms, message_id, qos, a, b, c, d = _HEADER.unpack_from(value)
+    expires_ms, created_ms, message_id, qos, a, b, c, d, _ = _HEADER.unpack_from(value)
     start = _HEADER.size
     return RetainedMessage(
         topic=value[start : start + a],

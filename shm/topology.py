@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PARTITIONS", "LeftOver", "ListenerSockets", "Topology"]
+__all__ = ["PARTITIONS", "RETAINED_DIR", "LeftOver", "ListenerSockets", "Topology"]
+
+RETAINED_DIR = "retained"
+"""Of the retained messages, in the data directory."""
 
 PARTITIONS = 1024
 """Virtual session partitions: partition = crc32(client_id) % PARTITIONS, worker = partition % workers."""
@@ -61,6 +64,8 @@ class Topology:
     """Where it came from, `shardbroker.config.Loaded`; None: nobody has said."""
     journal_workers: int = 0
     """Number of workers that the journals were written by last; 0: there are none."""
+    damage: tuple[str, ...] = ()
+    """What was found damaged before any process started, for the manager to tell."""
     left_over: tuple["LeftOver", ...] = ()
     """Rings of a broker that was killed, oldest first."""
     node_id: int = 0
@@ -107,4 +112,4 @@ class Topology:
 
     @property
     def retained_dir(self) -> Path:
-        return self.data_dir / "retained"
+        return self.data_dir / RETAINED_DIR

@@ -21,8 +21,8 @@ IN_FORCE = "settings.cbor"
 
 LIVE = ("mqtt.", "retainer.", "sys.", "journal.", "log.")
 """Sections whose keys take effect at once."""
-NOT_LIVE = ("mqtt.shared_subscription_strategy",)
-"""Keys of these sections that do not: publishers remember where they are in the strategy."""
+NOT_LIVE = ("mqtt.shared_subscription_strategy", "journal.segment_bytes", "journal.cycle_bytes")
+"""Keys of these sections that do not: publishers remember where they are in the strategy, journals where they are in a segment."""
 
 
 def is_live(key: str) -> bool:

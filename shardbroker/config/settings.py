@@ -5,7 +5,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Rate, Size, Whole
 from shardbroker.mqtt.errors import MqttError
@@ -133,6 +133,26 @@ class Durability(Section):
         description="none: sessions end with their worker; process: nothing acknowledged is lost when processes are killed; "
         "machine: nor when the machine loses power, for a sync of the disk before each acknowledgement.",
     )
+    on_disk_error: Literal["hold", "continue"] = Field(
+        "hold",
+        description="While the disk takes no writes. hold: acknowledgements and what sessions that stay would get wait; continue: "
+        "nothing waits, and once max_pending_bytes are to be written, they are given up, until the disk takes writes again and "
+        "every session has been written anew.",
+    )
+    max_pending_bytes: Size = Field(
+        64 << 20,
+        ge=1 << 18,
+        le=1 << 36,
+        description="Of one worker's journal, in memory while the disk takes no writes or is too slow; from there on publishers to "
+        "sessions that stay, and clients that have one, are not read (hold), or the journal is given up (continue).",
+    )
+
+    @field_validator("on_disk_error")
+    @classmethod
+    def _promise(cls, value: str, info: ValidationInfo) -> str:
+        if value == "continue" and info.data.get("level") == "machine":
+            raise ValueError("allowed is 'hold' with durability.level = machine, whose acknowledgements say that the disk has it")
+        return value
 
 
 class Retention(Section):
@@ -146,6 +166,14 @@ class Journal(Section):
     """Journals: one per worker, below `data_dir`/journal."""
 
     capture: Filters = Field([], description="Messages that are kept for analytics: those that match one of these.")
+    segment_bytes: Size = Field(64 << 20, ge=1 << 16, le=1 << 40, description="Of a file, before the next one is begun.")
+    cycle_bytes: Size = Field(
+        64 << 20,
+        ge=1 << 16,
+        le=1 << 40,
+        description="Of one worker's journal, after which every session is written anew (later if that took more than half of it): "
+        "what is older is not needed for a recovery, and retention may remove it.",
+    )
     retention: Retention = Retention()
 
     @field_validator("capture")
@@ -163,6 +191,13 @@ class Retainer(Section):
     """Retained messages."""
 
     max_messages: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Retained messages kept; 0: no limit.")
+    max_total_bytes: Size = Field(
+        0,
+        ge=0,
+        le=1 << 35,
+        description="Of their file, in whole pages of 4 KB; further retained messages are delivered, but not retained; "
+        "0: no limit but that of the file, 64 GB.",
+    )
     max_payload_size: Size = Field(
         1 << 20, ge=0, le=MAX_PACKET_SIZE, description="Larger payloads are delivered, but not retained; 0: no limit."
     )

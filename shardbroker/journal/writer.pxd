@@ -15,7 +15,8 @@ A pointer from `room` stays valid until the next call on the writer. Nothing her
 segment: syncing is done by a thread of its own, without Python.
 
 Errors of the disk are a state, never an exception: blocks wait in memory, each `flush` tries again from `retry_at_us` on, and
-`full` tells the worker to stop reading from publishers.
+`full` tells the worker to stop reading from publishers. Or it gives up what waits (`give_up`) and goes on without: then what is
+appended is thrown away too, until the disk takes a new segment.
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -66,7 +67,10 @@ cdef class Writer:
     cdef readonly int error                # errno of the last failure; 0 while all is well
     cdef readonly uint64_t failed_since_us
     cdef readonly uint64_t failures        # calls that failed, ever
+    cdef readonly bint without             # nothing is written: records are thrown away at the end of their pass
+    cdef readonly uint64_t given_up        # records that were thrown away, ever
     cdef readonly uint64_t bytes_written, blocks_written, syncs
+    cdef uint64_t write_ms                 # spent in writing since take_write_ms() was called last
     cdef uint64_t retry_at_us
     cdef int fd                            # -1: the next flush opens a segment
     cdef int directory_fd
@@ -101,6 +105,11 @@ cdef class Writer:
     cdef inline bint is_full(self) noexcept:
         return self.end - self.start >= self.pending_max
 
+    cdef inline uint64_t take_write_ms(self) noexcept:
+        cdef uint64_t spent = self.write_ms
+        self.write_ms = 0
+        return spent
+
     cdef int add(self, const void* record, size_t size) except -1
     cdef uint64_t seal_c(self, uint64_t now_us) except? 0xFFFFFFFFFFFFFFFF
 
@@ -115,6 +124,9 @@ cdef class Writer:
     cdef int fail(self, int error) except -1
     cdef void well(self) noexcept
     cdef int start_over(self) except -1
+    # Lets go of all that is not safe. False: the syncing thread still has some of it, so later.
+    cdef bint give_up(self) except -1
+    cdef int throw_away(self) except -1
     cdef int take_sync(self) except -1
     cdef int ask_sync(self) except -1
     cdef int start_thread(self, int bell) except -1

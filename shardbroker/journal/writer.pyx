@@ -17,6 +17,7 @@ from libc.string cimport memcpy, memmove, memset
 from shardbroker.journal.checksum import crc32
 from shardbroker.journal.layout import SegmentHeader, segment_name
 from shm.atomic cimport sb_load, sb_store
+from shm.posix cimport CLOCK_MONOTONIC_COARSE, clock_gettime, timespec
 
 __all__ = ["Writer"]
 
@@ -254,6 +255,9 @@ cdef class Writer:
             return self.durable
         if now_us > self.now_us:
             self.now_us = now_us
+        if self.without:
+            self.throw_away()
+            return self.durable
         if self.end != self.closed:
             self.close_block()
         if self.end != self.start or self.unsynced_fd >= 0:
@@ -276,8 +280,11 @@ cdef class Writer:
     cdef int write_out(self) except -1:
         cdef ssize_t size
         cdef int failed = 0
+        cdef timespec begin, end
         if self.fd < 0 and not self.open_segment():
             return 0
+        # Its grain is some ms, which on average is as good as exact, and it costs nearly nothing.
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &begin)
         while self.written < self.closed:
             size = pwrite(self.fd, self.data + self.written, self.closed - self.written, <long>self.offset)
             if size < 0 and errno == EINTR:
@@ -288,6 +295,8 @@ cdef class Writer:
             self.written += size
             self.offset += size
             self.bytes_written += size
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &end)
+        self.write_ms += (end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) // 1000000
         self.count_whole()
         if self.job == NULL:
             self.durable = self.written_end
@@ -413,6 +422,28 @@ cdef class Writer:
         self.written = self.whole = self.start
         self.written_end = self.durable
         self.segment += 1
+        return 0
+
+    cdef bint give_up(self) except -1:
+        if self.job != NULL:
+            self.take_sync()
+            if sb_load(&self.job.state) == ASKED:
+                return False
+        self.start_over()
+        self.without = True
+        self.throw_away()
+        return True
+
+    cdef int throw_away(self) except -1:
+        """Nobody has seen the numbers of these records: the next ones get them."""
+        self.given_up += self.next_sequence - self.written_end
+        self.next_sequence = self.written_end
+        self.count = 0
+        self.end = self.start
+        self.drop_safe(self.start)
+        if self.now_us >= self.retry_at_us and self.open_segment():
+            self.without = False
+            self.segment += 1              # what was named meanwhile is not in it
         return 0
 
     # --- syncing ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,24 +15,25 @@ import uvloop
 from shm.counters import HISTOGRAMS, RETAINED, Counters, ProcessState
 from shm.epochs import Epochs
 from shm.events import EventError, unpack_event
-from shm.records import ANSWER, EVENT, encode_publish, open_record
+from shm.records import ANSWER, DAMAGE, EVENT, NOTE, encode_publish, note_of, open_record
 from shm.ring import Inbox
 
 from shardbroker.config import Settings
 from shardbroker.config.live import dump
 from shardbroker.control import ControlError
 from shardbroker.management import handlers  # noqa: F401 - registers them
-from shardbroker.management.alarms import MemoryAlarm
+from shardbroker.management.alarms import Alarm, MemoryAlarm, StandingAlarm
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
+from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
 from shardbroker.management.server import ControlServer
 from shardbroker.management.sys_topics import SysTopics
 from shardbroker.management.workers import Workers
 from shm.registry import Registry
-from shm.retained import RetainedStore
+from shm.retained import RetainedStore, RetainedStoreFull, RetainedStoreRefused
 from shm.routes import RouteTable
 from shm.topology import Topology
 
@@ -91,6 +93,9 @@ class _Manager:
             Epochs.attach(topology.epochs_name),
         )
         self._memory_alarm = MemoryAlarm(topology.node_name)
+        self._disk_alarms = DiskAlarms(topology.node_name, topology.data_dir, settings.durability.on_disk_error == "continue")
+        self._damage_alarm = StandingAlarm(topology.node_name, "files_damaged", "error")
+        self._damaged = 0
         self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
@@ -118,6 +123,8 @@ class _Manager:
         await self._control.start()
         self._counters.set_state(self._topology.manager, ProcessState.READY)
         try:
+            for text in self._topology.damage:
+                self._tell_damage(text)
             self._take_events()
             await self._until_stopped()
         finally:
@@ -135,7 +142,7 @@ class _Manager:
             stop,
             asyncio.create_task(self._every(lambda: settings.settings.sys.heartbeat_interval, self._topics.heartbeat)),
             asyncio.create_task(self._every(lambda: settings.settings.sys.msg_interval, self._statistics)),
-            asyncio.create_task(self._every(lambda: ALARM_S, self._alarms)),
+            asyncio.create_task(self._watch()),
         ]
         done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
@@ -193,6 +200,20 @@ class _Manager:
             self._ring_bell()
             more = not self._inbox.go_to_sleep()
 
+    def _on_note(self, level: str, text: str) -> None:
+        """What a worker has to say."""
+        if level == DAMAGE:
+            self._tell_damage(text)
+        else:
+            self._log.add(level, text)
+
+    def _tell_damage(self, text: str) -> None:
+        """It stays until somebody repairs it, so the alarm does not end."""
+        self._damaged += 1
+        alarm = self._damage_alarm.look(self._damaged, text, time.time_ns() // 1_000_000)
+        if alarm is not None:
+            self._tell(alarm)
+
     def _log_events(self, records: list[bytes]) -> None:
         listened_to = self._look_who_listens()
         quiet = not listened_to and not self._log.enabled("info")
@@ -201,6 +222,8 @@ class _Manager:
             kind, spilled, event = open_record(record)
             if kind == ANSWER:
                 self._workers.on_answer(spilled, event)
+            elif kind == NOTE:
+                self._on_note(*note_of(record))
             if kind != EVENT or quiet:
                 continue
             try:
@@ -240,7 +263,8 @@ class _Manager:
                 await asyncio.sleep(min(left, INTERVAL_LOOK_S))
 
     def _statistics(self) -> Iterable[tuple[str, str]]:
-        self._retained.clear_expired(time.time_ns() // 1_000_000, EXPIRED_A_PASS)
+        with suppress(RetainedStoreFull, RetainedStoreRefused):  # then a later round clears them; the alarm is told
+            self._retained.clear_expired(time.time_ns() // 1_000_000, EXPIRED_A_PASS)
         self._slot.add(RETAINED, self._retained.count() - self._counters.of(self._topology.manager)["retained.count"])
         # Every worker tells the same level: a sum of them would tell nothing.
         totals = {**self._counters.totals(), "overload.level.count": self._overload_level()}
@@ -250,14 +274,28 @@ class _Manager:
         for name in HISTOGRAMS:
             yield from self._topics.latencies(name, self._counters.buckets(name))
 
-    def _alarms(self) -> Iterable[tuple[str, str]]:
-        alarm = self._memory_alarm.look(
-            self._overload_level(), self._counters.totals()["memory.bytes.count"], time.time_ns() // 1_000_000
-        )
-        if alarm is not None:
-            self._log.add(alarm.level, alarm.line)
-            self._log.flush()
-            yield alarm.topic, alarm.payload
+    async def _watch(self) -> None:
+        """Looks for alarms, and waits for nobody in telling them."""
+        while True:
+            self._look_for_alarms()
+            await asyncio.sleep(ALARM_S)
+
+    def _look_for_alarms(self) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        memory = self._memory_alarm.look(self._overload_level(), self._counters.totals()["memory.bytes.count"], now_ms)
+        workers = [self._counters.of(worker) for worker in range(self._topology.workers)]
+        for alarm in (memory, *self._disk_alarms.look(workers, now_ms)):
+            if alarm is not None:
+                self._tell(alarm)
+
+    def _tell(self, alarm: Alarm) -> None:
+        """Each worker gets it for its own subscribers: one that waits for the disk passes nothing on to others."""
+        self._log.add(alarm.level, alarm.line)
+        self._log.flush()
+        record = encode_publish(alarm.topic.encode(), alarm.payload.encode(), originate=False)
+        for worker, outbox in enumerate(self._workers.outboxes):
+            if outbox.lanes[self._topology.manager].put(record) and outbox.take_bell():
+                os.eventfd_write(self._topology.doorbells[worker], 1)
 
     def _overload_level(self) -> int:
         return max(int(self._counters.of(worker)["overload.level.count"]) for worker in range(self._topology.workers))

@@ -20,6 +20,7 @@ STATS = {
     "mqueue.count": "mqueue/count",
     "memory.bytes.count": "memory/bytes/count",
     "overload.level.count": "overload/level/count",
+    "journal.pending.count": "journal/pending/count",
 }
 """Gauge -> topic below `stats/`; each has a `max` beside its `count`."""
 

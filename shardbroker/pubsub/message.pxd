@@ -19,6 +19,13 @@ cdef class Message:
     cdef bytes client_id                   # of the publisher
 
 
+# The owning copy of a message that somebody has in parts. id: 16 bytes.
+cdef Message make_message(
+    bytes topic, bytes payload, bytes properties, bytes client_id, bytes id, uint64_t expires_ms, uint8_t qos, bint retain,
+    uint8_t payload_format, uint32_t logged,
+)
+
+
 cdef class Publication:
     cdef const uint8_t* topic
     cdef const uint8_t* properties

@@ -1,6 +1,6 @@
 """Messages inside the broker; see message.pxd."""
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyObject_Free, PyObject_Malloc
 from libc.string cimport memcpy
 
@@ -86,3 +86,25 @@ cdef class Publication:
         self.payload = NULL
         self.message = None
         self.client_id = None
+
+
+cdef Message make_message(
+    bytes topic, bytes payload, bytes properties, bytes client_id, bytes id, uint64_t expires_ms, uint8_t qos, bint retain,
+    uint8_t payload_format, uint32_t logged,
+):
+    cdef Publication publication = Publication.__new__(Publication)
+    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+    publication.properties = <const uint8_t*>PyBytes_AS_STRING(properties)
+    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
+    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
+    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    publication.id_high = int.from_bytes(id[:8], "big")
+    publication.id_low = int.from_bytes(id[8:], "big")
+    publication.expires_ms = expires_ms
+    publication.qos = qos
+    publication.retain = retain
+    publication.payload_format = payload_format
+    publication.client_id = client_id
+    publication.logged = logged
+    return publication.keep()

@@ -12,6 +12,7 @@ cdef class Core:
     cdef TimerWheel timers
     cdef Recorder recorder                 # None: nothing outlives this process
     cdef int memory_level                  # as worker/memory.pxd has it; 0: there is enough
+    cdef bint disk_full                    # as much waits for a disk that refuses as may: nothing is done that would add to it
     cdef int64_t budget                    # units of work left to whoever has its turn: a packet or a delivery is one
     # Settings, see docs/configuration.md. Times in ms; 0 means none unless said otherwise.
     cdef uint32_t max_inflight             # messages

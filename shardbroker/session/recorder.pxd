@@ -20,7 +20,6 @@ cdef enum DropCause:                       # schema.DropReason
     DROPPED_QUEUE_FULL = 1
     DROPPED_EXPIRED = 2
     DROPPED_TOO_LARGE = 3
-    DROPPED_MOVED = 5
 
 cdef enum EndCause:                        # schema.EndReason
     ENDED_CLEAN_START = 0
@@ -39,8 +38,11 @@ cdef enum:
 cdef class Recorder:
     cdef readonly Writer writer
     cdef readonly uint32_t cycle           # from 1 on
+    # Captured messages that may not be safe yet: those below the mark, and those behind it. Once what is below it is safe, the
+    # others take their place.
+    cdef uint64_t captured_mark, captured_below, captured_behind
 
-    cdef int message(self, Message message) except -1                 # once per message and journal
+    cdef int message(self, Message message) except -1                 # once per message and cycle
     cdef int captured(self, Publication publication) except -1        # a message that analytics asks for
     cdef int snapshot(self, Subscriber session) except -1              # its whole state
     # The connection that a session has got: new or resumed. `details` are schema.Detail's.
@@ -67,6 +69,9 @@ cdef class Recorder:
     ) except -1
     # What block this ends was written when everything below `durable` was on the disk.
     cdef int synced(self) except -1
+    # So many messages were to be captured, and are in no block that was written or will be; the count begins anew.
+    cdef uint64_t take_captured(self) noexcept
+    cdef int not_captured(self, uint64_t count, uint64_t from_us, int error) except -1
     cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1
     cdef int name(self, Subscriber session) except -1
     cdef int add(self, kind, dict fields) except -1

@@ -54,6 +54,11 @@ cdef class Recorder:
         )
 
     cdef int captured(self, Publication publication) except -1:
+        if self.writer.durable >= self.captured_mark:
+            self.captured_below = self.captured_behind
+            self.captured_behind = 0
+            self.captured_mark = self.writer.next_sequence
+        self.captured_behind += 1
         log_message(
             self.writer, publication.id_high, publication.id_low, publication.topic, publication.topic_size,
             publication.payload, publication.payload_size,
@@ -65,6 +70,16 @@ cdef class Recorder:
         if publication.message is not None:
             publication.message.logged = self.cycle
         return 0
+
+    cdef uint64_t take_captured(self) noexcept:
+        cdef uint64_t count = self.captured_behind
+        if self.writer.durable < self.captured_mark:
+            count += self.captured_below
+        self.captured_below = self.captured_behind = 0
+        return count
+
+    cdef int not_captured(self, uint64_t count, uint64_t from_us, int error) except -1:
+        return self.add(Kind.NOT_CAPTURED, {"count": count, "from_us": from_us, "errno": error})
 
     # --- coming and going -----------------------------------------------------------------------------------------------
 

@@ -18,16 +18,29 @@ from shm.epochs import Epochs
 from shm.ring import Inbox
 
 from shardbroker.config import Loaded, Settings
-from shardbroker.config.settings import parse_address
+from shardbroker.config.settings import PROCESSES_MAX, parse_address
 from shm.cleanup import cleanup, set_aside
 from shm.files import sync_path
-from shm.topology import ListenerSockets, Topology
+from shm.noted import read_number, write_number
+from shm.retained_check import check_retained
+from shm.topology import RETAINED_DIR, ListenerSockets, Topology
 
-__all__ = ["StartError", "journal_workers", "lay_out", "lock_data_dir", "set_journal_workers", "tear_down", "usable_cores"]
+__all__ = [
+    "UNKNOWN_WORKERS",
+    "StartError",
+    "journal_workers",
+    "lay_out",
+    "lock_data_dir",
+    "set_journal_workers",
+    "tear_down",
+    "usable_cores",
+]
 
 RUNTIME_ROOT = Path("/dev/shm")
 WORKERS_FILE = "workers"
 """In the directory of the journals: the number of workers that wrote them."""
+UNKNOWN_WORKERS = PROCESSES_MAX + 1
+"""Stands for that number when the file is damaged: no broker has so many workers, so every journal is read."""
 BACKLOG = 4096
 """Connections that may wait to be accepted on one socket; the kernel caps it with net.core.somaxconn."""
 HANDOVER_BYTES = 4 << 20
@@ -76,6 +89,7 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
     acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else process.acceptors
     keeps = settings.durability.level != "none"
     left_over = set_aside(instance, runtime_dir) if keeps else ()
+    written_by = journal_workers(data_dir) if keeps else 0
     cleanup(instance, runtime_dir)
     with ExitStack() as undo:
         undo.callback(cleanup, instance, runtime_dir)
@@ -95,7 +109,8 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
                 listeners=listeners,
                 settings=settings,
                 loaded=loaded,
-                journal_workers=journal_workers(data_dir) if keeps else 0,
+                journal_workers=written_by,
+                damage=_find_damage(data_dir, written_by),
                 left_over=left_over,
                 node_id=settings.node.id,
                 node_name=settings.node.name,
@@ -107,6 +122,17 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
     return topology
 
 
+def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
+    """In what is read before the workers start."""
+    found = []
+    if written_by == UNKNOWN_WORKERS:
+        found.append(f"{data_dir}/journal/{WORKERS_FILE}: damaged, so every journal is read")
+    retained = check_retained(data_dir / RETAINED_DIR)
+    if retained is not None:
+        found.append(retained)
+    return tuple(found)
+
+
 def _create_shared(topology: Topology) -> None:
     topology.spill_dir.mkdir(mode=0o700)
     Counters.create(topology.counters_name, topology.processes + topology.acceptors, len(topology.listeners))
@@ -116,27 +142,25 @@ def _create_shared(topology: Topology) -> None:
 
 
 def journal_workers(data_dir: Path) -> int:
-    """How many workers the sessions in the journals are divided among; 0: nobody has written any. Raises StartError."""
+    """How many workers the sessions in the journals are divided among; 0: nobody has written any; UNKNOWN_WORKERS: all journals
+    there are have to be read. Raises StartError."""
     path = data_dir / "journal" / WORKERS_FILE
     try:
-        return int(path.read_text())
-    except FileNotFoundError:
-        return 0
-    except (OSError, ValueError) as error:
-        raise StartError(f"{path}: the number of workers that wrote the journals cannot be read: {error}") from None
+        return read_number(path) or 0
+    except ValueError:
+        return UNKNOWN_WORKERS
+    except OSError as error:
+        raise StartError(f"{path}: the number of workers that wrote the journals cannot be read: {error.strerror}") from None
 
 
 def set_journal_workers(data_dir: Path, workers: int) -> None:
     """Every worker has the sessions that belong to it in its own journal. Those of workers that there are no more are set aside.
 
-    It is on the disk when this returns, at whatever level: without this file a broker does not start.
+    It is on the disk when this returns, at whatever level. Raises OSError.
     """
     journals = data_dir / "journal"
     journals.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = journals / f"{WORKERS_FILE}.new"
-    new.write_text(f"{workers}\n")
-    sync_path(new)
-    os.replace(new, journals / WORKERS_FILE)
+    write_number(journals / WORKERS_FILE, workers, sync=True)
     for path in journals.iterdir():
         if path.name.isdecimal() and int(path.name) >= workers:
             path.rename(journals / f"{path.name}.retired-{time.time_ns() // 10**9}")

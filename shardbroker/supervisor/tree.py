@@ -22,8 +22,8 @@ from shm.topology import LeftOver, Topology
 
 __all__ = ["Entries", "Supervisor"]
 
-START_TIMEOUT_S = 600.0
-"""How long all processes together may take to become ready."""
+NO_PROGRESS_S = 60.0
+"""How long a process that starts may show no progress; a recovery shows some with each block, and takes as long as it takes."""
 START_ATTEMPTS = 5
 """Processes in a row that die before they were ready, after which a broker that never was ready gives up."""
 LEFT_OVER_S = 5.0
@@ -80,14 +80,14 @@ class Supervisor:
     def _serve(self, topology: Topology) -> None:
         self._counters = Counters.attach(topology.counters_name)
         self._children = self._places(topology)
-        deadline = time.monotonic() + START_TIMEOUT_S
+        self._beats: dict[int, tuple[int, float]] = {}
         try:
             for child in self._children:
                 self._start(child)
             while not self._signals.count:
                 self._watch(None if self._ready else READY_POLL_S)
                 if not self._ready and not self._signals.count:
-                    self._check_ready(topology, deadline)
+                    self._check_ready(topology)
         finally:
             self._drain()
             forget_left_over(self._left_over)  # there are some only if everybody was ready: it is all in the journals
@@ -162,12 +162,12 @@ class Supervisor:
         if not self._ready and child.failed_starts >= START_ATTEMPTS:
             raise StartError(f"{child.title} failed {child.failed_starts} times before it was ready; see the lines above")
 
-    def _check_ready(self, topology: Topology, deadline: float) -> None:
-        waiting = [child.title for child in self._children if self._counters.state(child.slot) != ProcessState.READY]
+    def _check_ready(self, topology: Topology) -> None:
+        waiting = [child for child in self._children if self._counters.state(child.slot) != ProcessState.READY]
         if not waiting:
             self._ready = True
             if self._settings.durability.level != "none":
-                set_journal_workers(topology.data_dir, topology.workers)
+                self._note_workers(topology)
             self._counters.serve()
             self._left_over, self._forget_at = topology.left_over, time.monotonic() + LEFT_OVER_S
             for doorbell in topology.doorbells:
@@ -175,8 +175,25 @@ class Supervisor:
             addresses = ", ".join(_address(listener.descriptors[0]) for listener in topology.listeners)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
-        elif time.monotonic() > deadline:
-            raise StartError(f"not ready after {START_TIMEOUT_S:g} s: {', '.join(waiting)}")
+        for child in waiting:
+            self._look_for_progress(child)
+
+    def _look_for_progress(self, child: Child) -> None:
+        """Gives up on one that hangs."""
+        beat, now = self._counters.heartbeat(child.slot), time.monotonic()
+        before, since = self._beats.setdefault(child.slot, (beat, now))
+        if beat != before or child.process is None:
+            self._beats[child.slot] = beat, now
+        elif now - since > NO_PROGRESS_S:
+            raise StartError(f"{child.title} is not ready, and made no progress for {NO_PROGRESS_S:g} s")
+
+    def _note_workers(self, topology: Topology) -> None:
+        try:
+            set_journal_workers(topology.data_dir, topology.workers)
+        except OSError as error:
+            # Sessions have moved to the journals of these workers: were that not on record, the next start would not find them.
+            if topology.journal_workers != topology.workers:
+                raise StartError(f"{topology.data_dir}/journal: {error.strerror}: the number of workers cannot be noted") from None
 
     # --- draining -----------------------------------------------------------------------------------------------------------
 

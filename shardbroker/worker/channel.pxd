@@ -37,7 +37,7 @@ cdef class Channel(Link):
     cdef bint suback_waits                 # a SUBSCRIBE is not committed yet
     cdef bint problem_information          # Request Problem Information, 1 unless the client said 0
     cdef bint parked                       # a PUBLISH waits for room in a ring: nothing is read meanwhile
-    cdef bint paused                       # a greedy publisher while memory is short: nothing is read meanwhile
+    cdef bint paused                       # memory is short, or the disk refuses: nothing is read meanwhile
     cdef tuple subscribing                 # a SUBSCRIBE too long for one turn, see go_on_subscribing(); None mostly
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef uint64_t last_packet_ms

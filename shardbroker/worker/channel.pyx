@@ -64,6 +64,7 @@ cdef enum:                                 # reason codes that this file gives i
     IMPLEMENTATION_SPECIFIC_ERROR = 0x83
     CLIENT_ID_NOT_VALID = 0x85
     NOT_AUTHORIZED = 0x87
+    SERVER_UNAVAILABLE = 0x88
     SERVER_SHUTTING_DOWN = 0x8B
     BAD_AUTHENTICATION_METHOD = 0x8C
     KEEPALIVE_TIMEOUT = 0x8D
@@ -122,6 +123,8 @@ cdef class Channel(Link):
             self.fail(error.reason_code, str(error))
         except Exception as error:
             # An error of ours costs this connection, not the worker [MQTT-4.8.0-2]; the log line of its end carries it.
+            if self.closed:
+                self.shard.tell("error", f"internal error while a connection was closing: {error!r}")
             self.fail(IMPLEMENTATION_SPECIFIC_ERROR, f"internal error: {error!r}")
         return used
 
@@ -223,6 +226,8 @@ cdef class Channel(Link):
             # Who has a session is let in: it comes to empty its queue.
             core.count(CLIENT_CLOSED_OVERLOAD)
             return self.refuse(self.version, QUOTA_EXCEEDED, "the broker's memory is short")
+        if core.disk_full and (expiry_ms or packet.will is not None or client_id in self.shard.sessions):
+            return self.refuse(self.version, SERVER_UNAVAILABLE, "the disk takes no writes, and too much waits for it")
         self.receive_maximum = properties.get(PropertyId.RECEIVE_MAXIMUM, 65535)
         self.alias_maximum = properties.get(PropertyId.TOPIC_ALIAS_MAXIMUM, 0)
         self.problem_information = properties.get(PropertyId.REQUEST_PROBLEM_INFORMATION, 1) != 0
@@ -319,6 +324,8 @@ cdef class Channel(Link):
             self.shard.commit(True)        # it publishes right behind its SUBSCRIBE
         entry = self.shard.resolve(view.topic, view.topic_size)
         if not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
+            return False
+        if view.retain and core.disk_full:
             return False
         core.count(PACKETS_PUBLISH_RECEIVED)
         core.count(MESSAGES_RECEIVED)

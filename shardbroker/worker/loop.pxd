@@ -9,6 +9,7 @@ from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
+from shardbroker.worker.disk cimport DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
 from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.shard cimport Shard
@@ -25,6 +26,7 @@ cdef enum Stop:                            # why a connection is not read
     STOP_RING = 1                          # a PUBLISH waits for room in a ring
     STOP_OUTPUT = 2                        # it does not take what it has asked for
     STOP_MEMORY = 4                        # memory is short, and it is among those who fill it
+    STOP_DISK = 8                          # its session stays, and the disk does not take what happens to it
 
 
 cdef class Connection(Channel):
@@ -53,6 +55,7 @@ cdef class Connection(Channel):
     cdef int stop_reading(self, uint8_t why) except -1
     cdef int read_again(self, uint8_t why) except -1
     cdef int hang(self) except -1
+    cdef bint must_not_add(self) except -1
     cdef int finish_sending(self) except -1
     cdef int keep_rest(self, const uint8_t* data, size_t size) except -1
     cdef int flush(self) except -1
@@ -76,6 +79,8 @@ cdef class Loop(Shard):
     cdef MemoryWatch memory
     cdef uint64_t look_at_ms               # when memory is measured next
     cdef list paused                       # connections with STOP_MEMORY
+    cdef DiskWatch disk
+    cdef list unread                       # connections with STOP_DISK
     cdef uint8_t* buffer                   # what every socket is read into
     cdef Inbox inbox
     cdef list outboxes                     # process number -> Inbox
@@ -114,6 +119,7 @@ cdef class Loop(Shard):
     cdef readonly bint serving             # every worker was ready once: clients may come
     cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
     cdef list cycle_left                   # sessions still to be written in it; None between two
+    cdef uint64_t cycle_bytes              # journal.cycle_bytes
     cdef uint64_t cycle_due_bytes          # of the journal, from which on the next one begins
     cdef object retention                  # settings section
     cdef object spill_source               # directory of spilled messages
@@ -128,6 +134,7 @@ cdef class Loop(Shard):
     cdef int one_pass(self, int timeout_ms) except -1
     cdef int accept_some(self, int channel) except -1
     cdef int drain_lanes(self) except -1
+    cdef int drain_manager(self) except -1
     cdef int drain_lane(self, int producer, Ring ring) except -1
     cdef int settle(self) except -1
     cdef int release_lanes(self) except -1
@@ -135,6 +142,8 @@ cdef class Loop(Shard):
     cdef int settle_synced(self, Writer writer) except -1
     cdef int write_consumed(self) except -1
     cdef int begin_cycle(self) except -1
+    cdef int watch_disk(self) except -1
+    cdef bint would_record(self, TopicEntry entry) noexcept
     cdef bint must_wait(self, Connection connection) noexcept
     cdef int on_record(self, const uint8_t* record, uint32_t size) except -1
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1

@@ -13,7 +13,7 @@ from threading import Thread
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, EINTR, EIO, errno
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strerror
 
@@ -24,10 +24,11 @@ from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
+from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT, DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, MESSAGES_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED,
-    OVERLOAD_PUBLISHERS_PAUSED, CounterSlot,
+    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, JOURNAL_WRITE_MS, MESSAGES_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED,
+    OVERLOAD_PUBLISHERS_PAUSED, RETAINED_ERRNO_COUNT, CounterSlot,
 )
 from shm.address cimport address_text
 from shm.epochs cimport WILDCARD_BUCKET, Epochs, bucket_of
@@ -44,6 +45,7 @@ from shm.records cimport (
 
 from shardbroker.journal import apply_retention, set_recovery_start
 from shardbroker.mqtt.errors import MqttError
+from shm.records import encode_note
 from shm.routes import worker_destination
 
 __all__ = ["Connection", "Loop"]
@@ -82,9 +84,6 @@ EVENT_DELAY_MS = 50
 
 HOLD_MS = 20
 """How long a pass waits while the journal is behind: it tries again at once when a client writes, and else after this."""
-
-CYCLE_BYTES = 64 << 20
-"""Bytes of journal after which all sessions are written anew, so that older segments can go: bounds the time of a recovery."""
 
 CYCLE_BYTES_A_PASS = 1 << 16
 """Bytes of sessions written anew in a pass."""
@@ -128,8 +127,8 @@ cdef class Connection(Channel):
         cdef uint8_t* target = self.loop.buffer
         cdef size_t room = self.loop.turn_bytes
         cdef ssize_t got
-        if self.busy:
-            return 0                       # its turn comes with what it has sent before
+        if self.busy or self.must_not_add():
+            return 0                       # its turn comes with what it has sent before, or when the disk is well
         if self.rest_size and not self.lingering:
             # Grows with what has arrived, never with what was announced.
             room = min(max(self.rest_size, <size_t>REST_STEP), <size_t>READ_BYTES)
@@ -204,11 +203,21 @@ cdef class Connection(Channel):
 
     cdef int go_on(self) except -1:
         """Continues with what was read before, as far as this turn's budget goes."""
-        if self.fd < 0 or self.state == CLOSING or self.stops:
+        if self.fd < 0 or self.state == CLOSING or self.stops or self.must_not_add():
             return 0
         self.core.budget = self.loop.turn_budget
         self.parked = False
         return self.take_rest()
+
+    cdef bint must_not_add(self) except -1:
+        """Whether it is not read because the disk takes nothing of what it says."""
+        if not self.core.disk_full or self.session is None or not self.session.logged or self.state == CLOSING:
+            return False
+        if not self.stops & STOP_DISK:
+            self.paused = True
+            self.stop_reading(STOP_DISK)
+            self.loop.unread.append(self)
+        return True
 
     cdef int stop_reading(self, uint8_t why) except -1:
         self.stops |= why
@@ -391,7 +400,7 @@ cdef class Loop(Shard):
         self.spill_source = topology.spill_dir
         self.capture = [filter.encode() for filter in topology.settings.journal.capture]
         self.retention = topology.settings.journal.retention
-        self.cycle_due_bytes = CYCLE_BYTES
+        self.cycle_bytes = self.cycle_due_bytes = topology.settings.journal.cycle_bytes
         self.pass_times = counters.histogram(number, "pass_us")
         self.hop_times = counters.histogram(number, "ring.hop_us")
         self.registry = registry
@@ -409,6 +418,8 @@ cdef class Loop(Shard):
         self.paused = []
         self.commands = []
         self.answers = []
+        self.unread = []
+        self.disk = DiskWatch(topology.settings.durability, counters.slot(number))
         self.memory = memory
         self.share_out(1)
         self.registry_changes = {}
@@ -649,6 +660,7 @@ cdef class Loop(Shard):
         self.configure(settings.mqtt)
         self.retainer = settings.retainer
         self.retained.max_messages = settings.retainer.max_messages
+        self.retained.max_bytes = settings.retainer.max_total_bytes
         self.retention = settings.journal.retention
         capture = [filter.encode() for filter in settings.journal.capture]
         if capture != self.capture:
@@ -677,7 +689,7 @@ cdef class Loop(Shard):
                 if connection.paused_until_ms > self.now_ms and connection.fd >= 0:
                     self.paused.append(connection)
                 else:
-                    connection.paused = False
+                    connection.paused = connection.stops & STOP_DISK != 0
                     connection.read_again(STOP_MEMORY)
         return 0
 
@@ -739,7 +751,7 @@ cdef class Loop(Shard):
     def keep_journal(self, Recorder recorder not None, uint64_t old_bytes) -> None:
         """What sessions must not lose goes there from now on. old_bytes: what the journal has of before."""
         self.recorder = recorder
-        self.cycle_due_bytes = CYCLE_BYTES - min(old_bytes, <uint64_t>CYCLE_BYTES)
+        self.cycle_due_bytes = self.cycle_bytes - min(old_bytes, self.cycle_bytes)
 
     def guard_outputs(self, dict arrivals not None) -> None:
         """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
@@ -758,12 +770,11 @@ cdef class Loop(Shard):
         self.routes_due_ms = 0
         self.routes.replace(self.own_destination, wanted)
 
-    def settle_now(self) -> None:
-        """What was recovered stands in the journal. Raises OSError if the disk refuses."""
-        cdef Writer writer = self.recorder.writer
+    def settle_now(self) -> bool:
+        """Whether what was recovered stands in the journal. False: the disk refuses."""
+        self.read_clock()
         self.settle()
-        if self.holding or (self.gate is not None and not writer.wait_durable(RECOVERY_SYNC_S)):
-            raise OSError(writer.error or EIO, writer.problem or f"journal {writer.directory}: no sync within {RECOVERY_SYNC_S} s")
+        return not self.holding and (self.gate is None or self.recorder.writer.wait_durable(RECOVERY_SYNC_S))
 
     def save_sessions(self) -> None:
         """Every session goes into this journal as it is: some came from those of other workers."""
@@ -779,12 +790,18 @@ cdef class Loop(Shard):
         writer = self.recorder.writer
         if self.gate is not None:
             return self.settle_synced(writer)
-        if writer.next_sequence != writer.durable:
-            self.write_consumed()
+        if writer.next_sequence != writer.durable or self.disk.stage:
+            if not self.holding:           # else it stands in the block that waits
+                self.write_consumed()
             writer.seal_c(self.now_ms * 1000)
+            self.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
             if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.serving:
                 self.begin_cycle()
-        self.holding = writer.durable < writer.next_sequence
+            if writer.error or self.disk.stage or writer.is_full():
+                self.watch_disk()
+        self.holding = writer.durable < writer.next_sequence and not (self.disk.goes_on and writer.error)
+        if self.retained_retry_ms and self.retained_changes:
+            self.holding = True            # nor may what is retained be promised
         return 0
 
     cdef int settle_synced(self, Writer writer) except -1:
@@ -799,6 +816,9 @@ cdef class Loop(Shard):
                 self.write_arrivals()
         if writer.next_sequence != writer.durable:
             writer.seal_c(self.now_ms * 1000)
+            self.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
+        if writer.error or self.disk.stage or writer.is_full():
+            self.watch_disk()
         self.holding = writer.error != 0 or writer.is_full()
         return self.gate.advance()
 
@@ -824,6 +844,39 @@ cdef class Loop(Shard):
         self.cycle_left = list(self.sessions.values())
         return 0
 
+    cdef int watch_disk(self) except -1:
+        """The disk does not take the journal, or did not until now."""
+        cdef Connection connection
+        cdef int before = self.disk.stage, stage = self.disk.look(self.recorder)
+        if stage == DISK_WITHOUT:
+            self.cycle_left = None
+        elif stage == DISK_AGAIN and before != DISK_AGAIN:
+            self.begin_cycle()
+        self.disk_full = stage == DISK_LIMIT or self.retained_waiting > self.disk.limit
+        if self.unread and not self.disk_full:
+            for connection in self.unread:
+                connection.paused = connection.stops & STOP_MEMORY != 0
+                connection.read_again(STOP_DISK)
+            self.unread = []
+        return 0
+
+    cdef bint hold_retained(self, bint refused, int error) except -1:
+        self.counters[<int>RETAINED_ERRNO_COUNT] = <uint64_t>error
+        if self.recorder is None:
+            return False
+        self.watch_disk()
+        return refused and not self.disk.goes_on
+
+    cdef bint would_record(self, TopicEntry entry) noexcept:
+        """Whether a message for these would be written into the journal."""
+        cdef uint32_t i
+        if entry.captured or entry.groups:
+            return True
+        for i in range(entry.target_count):
+            if (<Session>entry.targets[i].subscriber).logged:
+                return True
+        return False
+
     cdef int take_snapshots(self) except -1:
         """Writes the state of some more sessions; when all are through, what is older can go."""
         cdef Writer writer = self.recorder.writer
@@ -835,14 +888,16 @@ cdef class Loop(Shard):
         if not self.cycle_left:
             self.cycle_left = None
             self.recorder.checkpoint(self.cycle_from)
+            if self.disk.stage:
+                self.disk.through(self.recorder)
             self.settle()
             if self.gate is not None:
                 # What was forwarded before the cycle is looked for in the journal until it has arrived.
                 position = self.cycle_from
                 self.gate.when_arrived(lambda: self.forget_older(position))
-            elif not self.holding:
+            elif writer.durable == writer.next_sequence:
                 self.forget_older(self.cycle_from)
-            self.cycle_due_bytes = writer.bytes_written + max(<uint64_t>CYCLE_BYTES, 2 * (writer.bytes_written - self.cycle_due_bytes))
+            self.cycle_due_bytes = writer.bytes_written + max(self.cycle_bytes, 2 * (writer.bytes_written - self.cycle_due_bytes))
         return 0
 
     def forget_older(self, position) -> None:
@@ -934,6 +989,8 @@ cdef class Loop(Shard):
         cdef Ring lane
         cdef long destination
         cdef uint64_t whole
+        if self.disk_full and self.would_record(entry):
+            return False
         if not entry.destinations and not entry.groups:
             return True
         for destination in entry.destinations:
@@ -1113,10 +1170,20 @@ cdef class Loop(Shard):
     cdef int drain_lanes(self) except -1:
         cdef int producer
         if self.holding:
-            return 0                       # what cannot be kept stays in the rings, and so with those who publish
+            return self.drain_manager()    # what cannot be kept stays in the rings, and so with those who publish
         for producer in range(len(self.inbox.lanes)):
             if producer != self.number:
                 self.drain_lane(producer, self.inbox.lane(producer))
+        return 0
+
+    cdef int drain_manager(self) except -1:
+        """What the manager says of the broker waits for no disk: it tells of that disk. None of it needs to be exact."""
+        cdef Ring ring = self.inbox.lane(self.manager)
+        cdef Py_ssize_t before = len(self.drained)
+        self.drain_lane(self.manager, ring)
+        del self.drained[before:]
+        if ring.release():
+            self.ring(self.manager)
         return 0
 
     cdef int drain_lane(self, int producer, Ring ring) except -1:
@@ -1287,6 +1354,15 @@ cdef class Loop(Shard):
             self.events_due_ms = self.now_ms + EVENT_DELAY_MS
         self.events += 1
         return 0
+
+    def tell(self, str level, str text) -> None:
+        """A line for the manager's log; counted as dropped if it is not there to read it."""
+        cdef Ring lane = self.lane_to(self.manager)
+        if not lane.put(encode_note(level, f"worker-{self.number}: {text}")):
+            self.count(EVENTS_DROPPED)
+            return
+        if (<Inbox>self.outboxes[self.manager]).must_ring():
+            self.ring(self.manager)
 
     cdef int end_session(self, Session session, bint redispatch) except -1:
         self.note_session(session)

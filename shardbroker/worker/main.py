@@ -2,10 +2,13 @@
 
 import gc
 import signal
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
+from shm.records import DAMAGE
 from shm.ring import Inbox
 
 from shardbroker.config import machine_memory, mark_bytes
@@ -16,21 +19,35 @@ from shardbroker.worker.memory import MemoryWatch, memory_share
 from shardbroker.worker.recover import recover
 from shardbroker.worker.retaining import SyncedRetained
 from shm.registry import Registry
-from shm.retained import RetainedStore
+from shm.retained import RetainedStore, RetainedStoreRefused
 from shm.routes import RouteTable, worker_destination
 from shm.topology import Topology
 
 __all__ = ["run"]
 
 
-def _retained(topology: Topology, number: int) -> RetainedStore | SyncedRetained:
+def _retained(topology: Topology, number: int) -> tuple[RetainedStore | SyncedRetained, Path | None]:
+    """The store, and where a damaged one was put that it takes the place of."""
     sync = topology.settings.durability.level == "machine"
-    store = RetainedStore(topology.retained_dir, max_messages=topology.settings.retainer.max_messages, sync=sync)
-    return SyncedRetained(store, number, topology.doorbells[number]) if sync else store
+    retainer = topology.settings.retainer
+    store = RetainedStore(
+        topology.retained_dir, max_messages=retainer.max_messages, max_bytes=retainer.max_total_bytes, sync=sync
+    )  # fmt: skip
+    return SyncedRetained(store, number, topology.doorbells[number]) if sync else store, store.set_aside
 
 
 def run(topology: Topology, number: int) -> None:
-    """Serves as worker `number` until SIGTERM; returns after the drain.
+    """Serves as worker `number` until SIGTERM; returns after the drain. Ends with one line if the disk does not let it start."""
+    try:
+        loop = _start(topology, number)
+    except (OSError, RetainedStoreRefused) as error:
+        sys.exit(f"worker-{number} cannot start: {error}")
+    loop.run()
+    Counters.attach(topology.counters_name).set_state(number, ProcessState.DOWN)
+
+
+def _start(topology: Topology, number: int) -> Loop:
+    """Everything up to the first pass.
 
     Its sessions are those of its journal. Until they are there again the route table stays as a predecessor left it, and what
     others publish for them waits in the rings.
@@ -42,13 +59,14 @@ def run(topology: Topology, number: int) -> None:
     routes = RouteTable(topology.routes_dir)
     epochs = Epochs.attach(topology.epochs_name)
     inbox = Inbox.attach(topology.inbox_name(number))
+    retained, set_aside = _retained(topology, number)
     mark = mark_bytes(topology.settings.overload.memory_high_water, machine_memory())
     loop = Loop(
         topology,
         number,
         counters,
         routes,
-        _retained(topology, number),
+        retained,
         epochs,
         Registry(topology.registry_dir(number), create=True),
         inbox,
@@ -61,6 +79,8 @@ def run(topology: Topology, number: int) -> None:
         ),
     )
     loop.on_command = Commands(loop, topology.spill_dir)
+    if set_aside is not None:
+        loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()
@@ -78,5 +98,4 @@ def run(topology: Topology, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     counters.set_state(number, ProcessState.READY)
-    loop.run()
-    counters.set_state(number, ProcessState.DOWN)
+    return loop

@@ -1,11 +1,12 @@
 """What a worker does before it serves: its sessions come back from the journal, and the journal goes on."""
 
-import sys
+import time
 import zlib
 from contextlib import suppress
 
 import posix_ipc
 from shm.counters import Counters
+from shm.records import DAMAGE
 from shm.ring import Inbox
 
 from shardbroker.journal import open_journal
@@ -17,8 +18,12 @@ from shm.topology import PARTITIONS, Topology
 
 __all__ = ["recover"]
 
+DAMAGE_LINES = 20
+"""Damaged places that are told one by one."""
 BLOCK_BYTES = 1 << 30
 """A pass of the loop is one block, whatever it holds: it happened, or it did not."""
+RETRY_S = 0.1
+"""Between two tries to write what was recovered, while the disk refuses."""
 
 
 def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
@@ -39,9 +44,7 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
     for worker in sources:
         with suppress(FileNotFoundError):
             recovery.replay(topology.journal_dir(worker), worker)
-    for damage in recovery.damage:
-        if damage.error:
-            print(f"worker-{number}: {damage}", file=sys.stderr, flush=True)
+    _tell_damage(loop, [str(damage) for damage in recovery.damage if damage.error])
     recovery.take_own_ring(inbox)
     synced = topology.settings.durability.level == "machine"
     journal = open_journal(
@@ -52,6 +55,8 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
         block_bytes=BLOCK_BYTES,
         sync=synced,
         bell=topology.doorbells[number],
+        segment_bytes=topology.settings.journal.segment_bytes,
+        pending_max=topology.settings.durability.max_pending_bytes,
     )
     recorder = Recorder(journal)
     loop.keep_journal(recorder, sum(path.stat().st_size for path in segment_paths(own)))
@@ -71,7 +76,10 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
                 recovery.take_old_rings(old, process, left_over.spill_dir)
     if moving:
         loop.save_sessions()
-    loop.settle_now()
+    counters = Counters.attach(topology.counters_name)
+    while not loop.settle_now():
+        counters.beat(number, time.monotonic_ns() // 1_000_000)
+        time.sleep(RETRY_S)  # the alarm says why; the others go on without this worker
     for process in range(topology.workers):
         if process != number:
             other = Inbox.attach(topology.inbox_name(process))
@@ -80,3 +88,9 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
         recovery.ask_others(old_rings, topology.journal_dir)
     loop.started = lambda: recovery.resume(old_rings)
 
+
+def _tell_damage(loop: Loop, damages: list[str]) -> None:
+    for text in damages[:DAMAGE_LINES]:
+        loop.tell(DAMAGE, text)
+    if len(damages) > DAMAGE_LINES:
+        loop.tell(DAMAGE, f"{len(damages) - DAMAGE_LINES} more damaged places; `shardbroker journal verify` names all")

@@ -11,9 +11,7 @@ another worker can be newer than the last block (docs/design/0002-durability.md)
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-
-from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.message cimport Message, make_message
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.delivery cimport (
     AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, Delivery, DeliveryRing, drop_delivery, take_delivery,
@@ -24,6 +22,8 @@ from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.loop cimport RETAINED, Loop
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
 from shm.ring cimport Inbox, Ring
+
+import time
 
 from shardbroker.journal import Block, read, recovery_start, trusted
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
@@ -94,6 +94,7 @@ cdef class Recovery:
             self.homes = {}
         for part in trusted(read(directory, recovery_start(directory))):
             if isinstance(part, Block):
+                self.beat()
                 for item in part.items():
                     if item[0] in OF_SESSIONS:
                         seen[item[1]] = 0 if item[0] == ENDED and item[2] == MOVED else part.header.time_us
@@ -110,6 +111,7 @@ cdef class Recovery:
             if not isinstance(part, Block):
                 self.damage.append(part)
                 continue
+            self.beat()
             self.time_ms = part.header.time_us // 1000
             self.bytes += part.header.length
             self.block = part.header.first_sequence
@@ -118,6 +120,11 @@ cdef class Recovery:
                 handler = handlers.get(item[0])
                 if handler is not None:
                     handler(item)
+
+    cdef int beat(self) except -1:
+        """The supervisor sees that there is progress."""
+        self.loop.counters_segment.beat(self.loop.number, <uint64_t>(time.monotonic() * 1000))
+        return 0
 
     def on_message(self, list item) -> None:
         self.messages[item[1]] = item
@@ -128,7 +135,7 @@ cdef class Recovery:
         found = self.messages.get(id)
         if found is None or isinstance(found, Message):
             return found
-        message = message_of(field(found, 2), field(found, 3), found[4], found[5], field(found, 6), field(found, 7) or None, id)
+        message = message_from(field(found, 2), field(found, 3), found[4], found[5], field(found, 6), field(found, 7) or None, id)
         self.messages[id] = message
         return message
 
@@ -345,7 +352,7 @@ cdef class Recovery:
         if session is None:
             return
         will = Will.__new__(Will)
-        will.message = message_of(item[2], item[3], item[4], 0, item[5], session.client_id, bytes(16))
+        will.message = message_from(item[2], item[3], item[4], 0, item[5], session.client_id, bytes(16))
         will.delay_s = item[6]
         expiry = item[7] if len(item) > 7 else None
         will.has_expiry = expiry is not None
@@ -561,20 +568,6 @@ cdef bint same_id(Message message, bytes id) noexcept:
     return message.id_high == <uint64_t>int.from_bytes(id[:8], "big") and message.id_low == <uint64_t>int.from_bytes(id[8:], "big")
 
 
-cdef Message message_of(bytes topic, bytes payload, uint32_t flags, uint64_t expires_ms, bytes properties, bytes publisher, bytes id):
-    cdef Publication publication = Publication.__new__(Publication)
-    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
-    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
-    publication.properties = <const uint8_t*>PyBytes_AS_STRING(properties)
-    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
-    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
-    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
-    publication.id_high = int.from_bytes(id[:8], "big")
-    publication.id_low = int.from_bytes(id[8:], "big")
-    publication.expires_ms = expires_ms
-    publication.qos = flags & FLAG_QOS
-    publication.retain = (flags & FLAG_RETAIN) != 0
-    publication.payload_format = (flags & FLAG_UTF8) != 0
-    publication.client_id = publisher
-    publication.logged = 1
-    return publication.keep()
+cdef Message message_from(bytes topic, bytes payload, uint32_t flags, uint64_t expires_ms, bytes properties, bytes publisher, bytes id):
+    return make_message(topic, payload, properties, publisher, id, expires_ms, flags & FLAG_QOS, (flags & FLAG_RETAIN) != 0,
+                        (flags & FLAG_UTF8) != 0, 1)

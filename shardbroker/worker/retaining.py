@@ -58,6 +58,14 @@ class SyncedRetained:
     def max_messages(self, number: int) -> None:
         self._store.max_messages = number
 
+    @property
+    def max_bytes(self) -> int:
+        return self._store.max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, number: int) -> None:
+        self._store.max_bytes = number
+
     def update(self, operations: list[Change]) -> int:
         """Changes to be made, in order. Returns how many of before were refused since the last call."""
         self.asked += 1

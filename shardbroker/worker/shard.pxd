@@ -33,6 +33,8 @@ cdef class Shard(Core):
     cdef uint32_t removals                 # since then
     cdef uint64_t routes_due_ms            # when they are to be committed; 0: nothing waits
     cdef list retained_changes
+    cdef uint64_t retained_retry_ms        # the disk took none of them; when they are tried again. 0: all is well
+    cdef uint64_t retained_waiting         # bytes of those that came since
     cdef list subacks                      # (channel, packet id, codes, subscriptions, replays) to be answered after the commit
     cdef list replaying                    # sessions with retained messages still to be sent
     cdef bint replays_moved                # some were sent in this pass: there is more to do at once
@@ -77,6 +79,9 @@ cdef class Shard(Core):
     # End of a pass: what is due becomes visible to every worker, then SUBACKs may go out. `now`: everything.
     cdef int commit(self, bint now) except -1
     cdef bint commit_routes(self) except -1
+    cdef int commit_retained(self) except -1
+    # The disk takes no retained messages (False: it does again). Whether they are kept until it does; else they are dropped.
+    cdef bint hold_retained(self, bint refused, int error) except -1
     cdef int replay_some(self) except -1
     cdef int leave_some(self) except -1
     # Whether this step of the pass has lasted long enough; the loop has a clock for it.

@@ -7,6 +7,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.string cimport memcmp
 
 from shardbroker.mqtt.topics cimport is_topic_name
+from shardbroker.pubsub.message cimport make_message
 from shardbroker.pubsub.subscriptions cimport Subscriber
 from shardbroker.session.link cimport Link
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
@@ -21,7 +22,7 @@ from shm.counters cimport (
 from shm.epochs cimport WILDCARD_BUCKET, bucket_of
 
 from shardbroker.mqtt.errors import MqttError
-from shm.retained import RetainedMessage, RetainedStoreFull
+from shm.retained import RetainedMessage, RetainedStoreFull, RetainedStoreRefused
 from shm.routes import RouteTableFull, matches
 
 __all__ = ["Shard"]
@@ -43,6 +44,12 @@ cdef enum:
     PROMPT_REMOVALS = 4
 # Routes of sessions that end are removed at once if they are few. When many end, their routes stand for REMOVAL_DELAY_MS and go in
 # one transaction, for a tenth of the price; until then other workers send messages here that find nobody.
+
+RETAINED_RETRY_MS = 100
+"""Between two tries to store retained messages while the disk refuses."""
+
+RETAINED_BYTES = 200
+"""What a retained message takes in memory beside its texts, while it waits for the disk."""
 
 LEAVE_BATCH = 128
 """Subscriptions of an ended session that one pass takes out: about 1 ms, the commit included."""
@@ -240,6 +247,9 @@ cdef class Shard(Core):
 
     cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1:
         return 0
+
+    def tell(self, str level, str text) -> None:
+        """A line for the log."""
 
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
@@ -448,6 +458,8 @@ cdef class Shard(Core):
         if self.unrepeatable and publication.qos and self.recorder is not None:
             self.note_retained(publication)
         topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
+        if self.retained_retry_ms:
+            self.retained_waiting += RETAINED_BYTES + publication.topic_size + publication.properties_size + publication.payload_size
         if publication.payload_size == 0:
             self.retained_changes.append(topic)            # [MQTT-3.3.1-6] [MQTT-3.3.1-7]
             return 0
@@ -503,7 +515,9 @@ cdef class Shard(Core):
         self.replays_moved = True
         publication = Publication.__new__(Publication)
         for stored in found:
-            message = message_of(stored)
+            message = make_message(
+                stored.topic, stored.payload, stored.properties, stored.client_id, stored.message_id, stored.expires_ms, stored.qos,
+                True, 0, 0)
             publication.borrow(message)
             # Kept RETAIN: it is sent because of a new subscription [MQTT-3.3.1-8].
             session.deliver(publication, subscription.qos, True, encode_identifier(subscription.identifier) or None, None)
@@ -522,13 +536,8 @@ cdef class Shard(Core):
         cdef bint full = False
         if self.route_changes and (now or self.now_ms >= self.routes_due_ms):
             full = self.commit_routes()
-        if self.retained_changes:
-            operations = self.retained_changes
-            self.retained_changes = []
-            try:
-                self.gauge(RETAINED_DROPPED, self.retained.update(operations))
-            except RetainedStoreFull:
-                self.gauge(RETAINED_DROPPED, len(operations))
+        if self.retained_changes and self.now_ms >= self.retained_retry_ms:
+            self.commit_retained()
         if self.subacks:
             subacks = self.subacks
             self.subacks = []
@@ -538,6 +547,28 @@ cdef class Shard(Core):
                     replays = []
                 channel.subscribed(packet_id, codes, replays)
         return 0
+
+    cdef int commit_retained(self) except -1:
+        cdef list operations = self.retained_changes
+        self.retained_changes = []
+        try:
+            self.gauge(RETAINED_DROPPED, self.retained.update(operations))
+        except RetainedStoreFull:
+            self.gauge(RETAINED_DROPPED, len(operations))
+        except RetainedStoreRefused as error:
+            self.retained_retry_ms = self.now_ms + RETAINED_RETRY_MS
+            if self.hold_retained(True, error.number):
+                self.retained_changes = operations
+            else:
+                self.gauge(RETAINED_DROPPED, len(operations))
+            return 0
+        if self.retained_retry_ms:
+            self.retained_retry_ms = self.retained_waiting = 0
+            self.hold_retained(False, 0)
+        return 0
+
+    cdef bint hold_retained(self, bint refused, int error) except -1:
+        return False
 
     cdef bint commit_routes(self) except -1:
         """All changes in one transaction, then the epochs. True if the table has no room for them; removals are tried again."""
@@ -594,22 +625,3 @@ cdef class Shard(Core):
             session.replays = []
             self.replaying.append(session)
         session.replays.extend([(subscription, None) for subscription in replays])
-
-
-cdef Message message_of(stored):
-    """A message from its stored form."""
-    cdef Publication publication = Publication.__new__(Publication)
-    cdef bytes topic = stored.topic, properties = stored.properties, payload = stored.payload, number = stored.message_id
-    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
-    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
-    publication.properties = <const uint8_t*>PyBytes_AS_STRING(properties)
-    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
-    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
-    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
-    publication.id_high = int.from_bytes(number[:8], "big")
-    publication.id_low = int.from_bytes(number[8:], "big")
-    publication.expires_ms = stored.expires_ms
-    publication.qos = stored.qos
-    publication.retain = True
-    publication.client_id = stored.client_id
-    return publication.keep()

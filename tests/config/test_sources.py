@@ -92,7 +92,7 @@ def test_no_limit_is_written_as_infinity_or_0() -> None:
             "qqq.www=1",
             "unknown key; allowed sections are process, node, listeners, mqtt, durability, journal, retainer, sys, overload, log",
         ),
-        ("retainer.zzz=1", "unknown key; allowed in retainer are max_messages, max_payload_size"),
+        ("retainer.zzz=1", "unknown key; allowed in retainer are max_messages, max_total_bytes, max_payload_size"),
         ("mqtt.max_inflight=true", "allowed is an integer from 1 to 65535"),
         ("mqtt.max_inflight=1\nmqtt=2", "allowed is an integer from 1 to 65535"),
         ("journal.capture=a/#/b", "journal.capture"),

@@ -1,0 +1,91 @@
+"""Whether the file of retained messages is sound, found out before anybody opens it, and what to save of one that is not.
+
+LMDB trusts its pages: one with a flipped bit can end whoever reads it with SIGSEGV or SIGBUS. So all of this happens in processes
+that may die: one reads every page. If it finds damage, or dies of it, others copy what can be read, one from the front and one
+from the back, so that what lies outside the damaged pages is kept; the file as it was is set aside.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shm.retained import MAP_BYTES, RetainedStore, read_whole
+
+__all__ = ["check_retained"]
+
+BATCH = 1000
+"""Messages copied in one transaction: those of the last one are lost if the process dies of a damaged page."""
+
+
+def check_retained(path: Path) -> str | None:
+    """Mends the store in `path` if it is damaged; None if it is sound or not there, else what was done. Nobody else may use it."""
+    clean = path.with_name(f"{path.name}.new")
+    if clean.exists() and not path.exists():
+        os.rename(clean, path)  # a check before this one was killed when only that was left to do
+    if not (path / "data.mdb").exists():
+        return None
+    problem = _in_child(lambda: _read(path))
+    if problem is None:
+        return None
+    shutil.rmtree(clean, ignore_errors=True)
+    for backwards in (False, True):
+        _in_child(lambda: _copy(path, clean, backwards))  # noqa: B023
+    aside = path.with_name(f"{path.name}.bad-{time.time_ns() // 1_000_000}")
+    os.rename(path, aside)
+    if not clean.exists() or _in_child(lambda: _read(clean)) is not None:
+        shutil.rmtree(clean, ignore_errors=True)
+        return f"{aside}/data.mdb: {problem}; nothing of it can be read, and no message is retained any more"
+    os.rename(clean, path)
+    path.with_name(f"{clean.name}.lock").unlink(missing_ok=True)
+    with RetainedStore(path) as store:
+        count = store.count()
+    return f"{aside}/data.mdb: {problem}; {count} retained messages that can be read were kept"
+
+
+def _read(path: Path) -> None:
+    """Every page and every message. Raises lmdb.Error."""
+    with read_whole(path, MAP_BYTES) as store:
+        store.verify()
+        with open(os.devnull, "wb") as nowhere:
+            store.copy_to(nowhere.fileno())  # looks at the free pages as well
+
+
+def _copy(path: Path, clean: Path, backwards: bool) -> None:
+    """Whatever is whole, as far as one gets."""
+    with read_whole(path, MAP_BYTES) as store, RetainedStore(clean, sync=True) as target:
+        batch = []
+        try:
+            for message in store.whole_messages(backwards):
+                batch.append(message)
+                if len(batch) == BATCH:
+                    target.update(batch)
+                    batch = []
+        finally:
+            target.update(batch)
+
+
+def _in_child(work: Callable[[], None]) -> str | None:
+    """Runs it in a process of its own; None if all went well, else what went wrong."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            work()
+        except BaseException as error:
+            os.write(writing, str(error).encode()[:1000])
+            code = 1
+        os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return f"damaged ({signal.Signals(os.WTERMSIG(status)).name} on reading it)"
+    return None if status == 0 else text or "damaged"
