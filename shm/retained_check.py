@@ -17,6 +17,8 @@ from shm.retained import MAP_BYTES, RetainedStore, read_whole
 
 __all__ = ["check_retained"]
 
+PAGE, TXNID_AT = 4096, 144
+"""Bytes of a page, and where in a meta page the number of the transaction stands (MDB_meta of LMDB 0.9)."""
 BATCH = 1000
 """Messages copied in one transaction: those of the last one are lost if the process dies of a damaged page."""
 
@@ -32,8 +34,17 @@ def check_retained(path: Path) -> str | None:
     if problem is None:
         return None
     shutil.rmtree(clean, ignore_errors=True)
-    for backwards in (False, True):
-        _in_child(lambda: _copy(path, clean, backwards))  # noqa: B023
+    _salvage(path, clean)
+    as_of = ""
+    if not (clean / "data.mdb").exists() or _in_child(lambda: _is_not_empty(clean)) is not None:
+        # The root page itself: the state before the last change has another one, and its pages are all there still.
+        older = path.with_name(f"{path.name}.older")
+        shutil.rmtree(older, ignore_errors=True)
+        older.mkdir(mode=0o700)
+        _copy_older(path / "data.mdb", older / "data.mdb")
+        _salvage(older, clean)
+        shutil.rmtree(older, ignore_errors=True)
+        as_of = ", as they were before the last change"
     aside = path.with_name(f"{path.name}.bad-{time.time_ns() // 1_000_000}")
     os.rename(path, aside)
     if not clean.exists() or _in_child(lambda: _read(clean)) is not None:
@@ -43,7 +54,27 @@ def check_retained(path: Path) -> str | None:
     path.with_name(f"{clean.name}.lock").unlink(missing_ok=True)
     with RetainedStore(path) as store:
         count = store.count()
-    return f"{aside}/data.mdb: {problem}; {count} retained messages that can be read were kept"
+    return f"{aside}/data.mdb: {problem}; {count} retained messages that can be read were kept{as_of}"
+
+
+def _salvage(path: Path, clean: Path) -> None:
+    for backwards in (False, True):
+        _in_child(lambda: _copy(path, clean, backwards))  # noqa: B023
+
+
+def _is_not_empty(path: Path) -> None:
+    with RetainedStore(path) as store:
+        if not store.count():
+            raise ValueError("empty")
+
+
+def _copy_older(file: Path, target: Path) -> None:
+    """A copy in which the newer of the two meta pages counts as the older one."""
+    shutil.copyfile(file, target)
+    with target.open("r+b") as copy:
+        metas = [os.pread(copy.fileno(), 8, page * PAGE + TXNID_AT) for page in (0, 1)]
+        newer = max((0, 1), key=lambda page: int.from_bytes(metas[page], "little"))
+        os.pwrite(copy.fileno(), bytes(8), newer * PAGE + TXNID_AT)
 
 
 def _read(path: Path) -> None:

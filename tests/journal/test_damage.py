@@ -1,7 +1,6 @@
 """Damaged journals: the reader names what is damaged, and everything outside it is there."""
 
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,6 @@ from shardbroker.journal import Block, find_end, open_journal, read
 from shardbroker.journal.layout import BLOCK_HEADER_BYTES, INCARNATION_STEP, SEGMENT_HEADER_BYTES, segment_name, segment_paths
 from shardbroker.journal.schema import Kind, encode
 from tests.journal.samples import Sample, found, write_sample
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return write_sample(tmp_path_factory.mktemp("journal"))
-
-
-@pytest.fixture
-def copy(sample: Sample, tmp_path: Path) -> Sample:
-    shutil.copytree(sample.directory, tmp_path / "copy")
-    return Sample(tmp_path / "copy", sample.records)
 
 
 def check(copy: Sample, whole: Sample, hit: dict[str, set[int]]) -> bool:

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-SHIM = Path(__file__).with_name("faults.c")
+from tests.journal.faulty_disk import build_shim
+
 REAL = ("size_limit",)
 FAULTS = ("full", "reports_full", "no_new_segment", "write_error", "sync_error")
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> str:
-    library = tmp_path_factory.mktemp("faults") / "faults.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-o", library, SHIM, "-ldl"], check=True)
-    return str(library)
+    return str(build_shim(tmp_path_factory.mktemp("faults")))
 
 
 def run(name: str, directory: Path, seed: int, preload: str | None = None) -> None:

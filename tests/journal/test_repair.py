@@ -1,25 +1,13 @@
 """verify and repair: afterwards nothing fails a check, what was there is there, and what was damaged is set aside."""
 
 import random
-import shutil
 from pathlib import Path
 
 import pytest
 
 from shardbroker.journal import JournalBusy, JournalTooNew, open_journal, read, repair, verify
 from shardbroker.journal.layout import BLOCK_MAGIC, SegmentHeader, segment_paths
-from tests.journal.samples import Sample, found, write_sample
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return write_sample(tmp_path_factory.mktemp("journal"))
-
-
-@pytest.fixture
-def copy(sample: Sample, tmp_path: Path) -> Sample:
-    shutil.copytree(sample.directory, tmp_path / "copy")
-    return Sample(tmp_path / "copy", sample.records)
+from tests.journal.samples import Sample, found
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -1,0 +1,121 @@
+"""Recovery without a broker around it, so often that every byte gets its turn: whatever is cut off or flipped, sessions are back."""
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from shardbroker.worker.loop import Loop
+from shardbroker.worker.memory import MemoryWatch
+from shardbroker.worker.recovery import Recovery
+from shm.counters import Counters
+from shm.epochs import Epochs
+from shm.ring import Inbox
+
+from shardbroker.config import Settings
+from shardbroker.journal import Block, read_segment
+from shardbroker.journal.layout import segment_paths
+from shardbroker.supervisor.layout import lay_out, tear_down
+from shm.registry import Registry
+from shm.retained import RetainedStore
+from shm.routes import RouteTable
+from tests.harness import Broker, Client
+from tests.harness.wire import Will
+
+pytestmark = pytest.mark.own_broker
+SESSION = {"session_expiry_interval": 1000}
+SEED = int(os.environ.get("DAMAGE_SEED", random.SystemRandom().getrandbits(32)))
+FLIPS = 400
+NAMES = {b"first", b"second", b"third"}
+
+
+@pytest.fixture(scope="module")
+def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a broker that was killed: sessions with subscriptions, wills, queues and deliveries in flight, in some dozen blocks."""
+    directory = tmp_path_factory.mktemp("broker")
+    broker = Broker(1, data_dir=directory)
+    try:
+        broker.start()
+        for name in sorted(NAMES):
+            will = Will(f"will/{name.decode()}", b"gone", 1)
+            client = Client(broker.address, 5, name.decode(), clean=False, properties=SESSION, will=will, auto_ack=False)
+            with client, Client(broker.address, 5) as publisher:
+                client.subscribe("q/#", 2)
+                for number in range(6):
+                    publisher.publish(f"q/{number}", b"%d" % number, 1 + number % 2)
+                client.ping()
+        os.killpg(broker.pid, signal.SIGKILL)
+    finally:
+        broker.kill()
+        for path in broker.leftovers():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return segment_paths(directory / "journal" / "0")[-1]
+
+
+@pytest.fixture(scope="module")
+def recover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], Recovery]]:
+    """Recovers the journal in a directory; gives the recovery and the client ids that are there."""
+    data_dir = tmp_path_factory.mktemp("data")
+    settings = Settings.model_validate(
+        {"process": {"data_dir": data_dir, "workers": 1, "acceptors": 1}, "listeners": {"default": {"bind": "127.0.0.1:0"}}}
+    )
+    topology = lay_out(settings, [0])
+    try:
+        counters = Counters.attach(topology.counters_name)
+        routes, retained = RouteTable(topology.routes_dir), RetainedStore(topology.retained_dir)
+        epochs, inbox = Epochs.attach(topology.epochs_name), Inbox.attach(topology.inbox_name(0))
+        registry = Registry(topology.registry_dir(0), create=True)
+
+        def run(directory: Path) -> tuple[Recovery, set[bytes]]:
+            memory = MemoryWatch(counters, 0, 1, 0)
+            loop = Loop(topology, 0, counters, routes, retained, epochs, registry, inbox, memory)
+            recovery = Recovery(loop, lambda client_id: True)
+            recovery.replay(directory, 0)
+            return recovery, set(loop.sessions)
+
+        yield run  # type: ignore[misc]
+        routes.close()
+        retained.close()
+        registry.close()
+    finally:
+        tear_down(topology)
+
+
+Recover = Callable[[Path], tuple[Recovery, set[bytes]]]
+
+
+def test_every_length_of_the_last_block(segment: Path, recover: Recover, tmp_path: Path) -> None:
+    """What was not finished has not happened; all before it has, and nothing of it is called damaged."""
+    copy = tmp_path / segment.name
+    shutil.copyfile(segment, copy)
+    blocks = [item for item in read_segment(segment) if isinstance(item, Block)]
+    whole, sessions = recover(tmp_path)
+    assert sessions == NAMES and not whole.damage
+    for size in range(blocks[-1].end - 1, blocks[-1].offset - 1, -1):
+        os.truncate(copy, size)
+        recovery, sessions = recover(tmp_path)
+        assert sessions == NAMES, size
+        assert recovery.records == whole.records - blocks[-1].header.count, size
+        assert not any(damage.error for damage in recovery.damage), size
+
+
+def test_a_bit_anywhere(segment: Path, recover: Recover, tmp_path: Path) -> None:
+    """Never an error, always a name for it; only the sessions whose records were hit can be missing."""
+    rng = random.Random(SEED)
+    sound = segment.read_bytes()
+    blocks = [item for item in read_segment(segment) if isinstance(item, Block)]
+    total = sum(block.header.count for block in blocks)
+    copy = tmp_path / segment.name
+    for _ in range(FLIPS):
+        broken = bytearray(sound)
+        at = rng.randrange(len(broken))
+        broken[at] ^= 1 << rng.randrange(8)
+        copy.write_bytes(broken)
+        recovery, sessions = recover(tmp_path)
+        hit = [block for block in blocks if block.offset <= at < block.end]
+        assert recovery.damage, (SEED, at)
+        assert recovery.records >= total - sum(block.header.count for block in hit), (SEED, at)
+        assert len(NAMES - sessions) <= len(hit), (SEED, at)
