@@ -11,7 +11,7 @@ another worker can be newer than the last block (docs/design/0002-durability.md)
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from shardbroker.pubsub.message cimport Message, make_message
+from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.delivery cimport (
     AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, Delivery, DeliveryRing, drop_delivery, take_delivery,
