@@ -847,10 +847,10 @@ cdef class Loop(Shard):
     cdef int watch_disk(self) except -1:
         """The disk does not take the journal, or did not until now."""
         cdef Connection connection
-        cdef int before = self.disk.stage, stage = self.disk.look(self.recorder)
+        cdef int stage = self.disk.look(self.recorder)
         if stage == DISK_WITHOUT:
             self.cycle_left = None
-        elif stage == DISK_AGAIN and before != DISK_AGAIN:
+        elif stage == DISK_AGAIN and self.serving and self.cycle_left is None and not self.disk.written_anew:
             self.begin_cycle()
         self.disk_full = stage == DISK_LIMIT or self.retained_waiting > self.disk.limit
         if self.unread and not self.disk_full:

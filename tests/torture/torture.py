@@ -182,14 +182,12 @@ def run(options: Options) -> Outcome:
     history = History(lambda: time.monotonic() - start)
     settings: dict[str, object] = {"process.acceptors": options.acceptors, "mqtt.max_mqueue_len": 0}
     if options.small:
-        settings["journal.retention.bytes"] = 1 << 20
+        settings |= {"journal.retention.bytes": 1 << 20, "journal.segment_bytes": 1 << 16, "journal.cycle_bytes": 1 << 17}
     if options.level:
         settings["durability.level"] = options.level
     with _data_dir() as data_dir:
         broker = Broker(options.workers, settings, data_dir=data_dir / "data")
         (data_dir / "data").mkdir()
-        if options.small:
-            broker.program = sys.executable, "-m", "tests.torture.small"
         power = Power(broker, data_dir) if POWER in options.kinds else None
         try:
             broker.start()
