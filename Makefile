@@ -56,6 +56,7 @@ types: install
 
 docs: install
 	$(BIN)/shardbroker config reference > docs/configuration.md
+	$(BIN)/shardbroker ctl reference > docs/ctl.md
 
 clean:
 	rm -rf build dist *.egg-info

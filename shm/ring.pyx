@@ -147,6 +147,11 @@ cdef class Ring:
         if position > self.local_tail and position <= self.committed():
             self.local_tail = position
 
+    def fill(self) -> int:
+        """Bytes that are committed and not consumed; for whoever looks on."""
+        cdef uint64_t consumed = sb_load(word(self.base, CONSUMED))
+        return sb_load(word(self.base, HEAD)) - consumed
+
     def put(self, bytes payload not None, *, bint commit=True) -> bool:
         """Slow-path producer: one record. False if there is no room; ValueError for one that never fits.
 

@@ -14,13 +14,14 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import click
+from click.shell_completion import shell_complete
 from pydantic.fields import FieldInfo
 
 from shardbroker.cli import render
 from shardbroker.config import ConfigError, load
 from shardbroker.control import VERBS, Control, ControlError, Verb
 
-__all__ = ["app", "main"]
+__all__ = ["app", "complete", "main"]
 
 GROUPS = {
     "clients": "Clients: look, find, kick.",
@@ -70,14 +71,27 @@ def app(context: click.Context, data_dir: Path | None, config: Path | None, as_j
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a script that completes `shardbroker ctl` in this shell: eval it, or keep it where the shell looks."""
-    from click.shell_completion import get_completion_class
+    complete(f"{shell}_source")
 
-    kind = get_completion_class(shell)
-    assert kind is not None
-    print(kind(app, {}, "shardbroker ctl", COMPLETE_VARIABLE).source().replace("shardbroker ctl", "shardbroker"))
+
+@app.command("reference")
+def reference() -> None:
+    """Print docs/ctl.md."""
+    from shardbroker.cli.ctl_reference import reference as page
+
+    print(page(), end="")
 
 
 COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
+"""What the shell sets when it wants words to choose from."""
+
+
+def complete(instruction: str) -> int:
+    """Words for a shell, or the script that asks for them; the exit code."""
+    whole = click.Group(
+        "shardbroker", commands={"ctl": app, **{name: click.Command(name) for name in ("serve", "config", "journal", "perf")}}
+    )
+    return shell_complete(whole, {}, "shardbroker", COMPLETE_VARIABLE, instruction)
 
 
 def add_verbs(root: click.Group, verbs: Iterable[Verb]) -> None:

@@ -22,6 +22,10 @@ def main(argv: list[str] | None = None) -> int:
         from perf.cli import main as perf  # has options of its own
 
         return perf(argv[1:])
+    if "_SHARDBROKER_COMPLETE" in os.environ:
+        from shardbroker.cli.ctl import complete
+
+        return complete(os.environ["_SHARDBROKER_COMPLETE"])
     if argv[:1] == ["ctl"]:
         from shardbroker.cli.ctl import main as ctl  # made from the table of verbs; `serve` need not load it
 

@@ -20,6 +20,7 @@ __all__ = [
     "Node",
     "Overload",
     "Process",
+    "Prometheus",
     "Retainer",
     "Retention",
     "Settings",
@@ -234,6 +235,21 @@ class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level written.")
 
 
+class Prometheus(Section):
+    """Metrics for Prometheus, at /metrics of an address of its own, in plain HTTP without a password."""
+
+    bind: Annotated[str, Allowed(f"{ADDRESS_HELP}, or disabled")] = Field(
+        "disabled", description="HOST:PORT to answer at, such as 127.0.0.1:18084."
+    )
+
+    @field_validator("bind")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value != "disabled":
+            parse_address(value)
+        return value
+
+
 class Node(Section):
     """This broker's place in a cluster."""
 
@@ -266,6 +282,7 @@ class Settings(Section):
     sys: Sys = Sys()
     overload: Overload = Overload()
     log: Log = Log()
+    prometheus: Prometheus = Prometheus()
 
     @field_validator("listeners")
     @classmethod

@@ -175,6 +175,7 @@ def table(*verbs: Verb) -> None:
 table(
     Verb("status", "What runs, since when, and how much of it."),
     Verb("metrics", "All counters and gauges.", Metrics),
+    Verb("prometheus", "Metrics as Prometheus reads them, with histograms, rings and journals."),
     Verb(
         "workers list", "Processes of the broker.", columns=("name", "state", "pid", "core", "started_at", "starts", "connections")
     ),

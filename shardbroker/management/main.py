@@ -20,6 +20,7 @@ from shm.ring import Inbox
 
 from shardbroker.config import Settings
 from shardbroker.config.live import dump
+from shardbroker.config.settings import parse_address
 from shardbroker.control import ControlError
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.alarms import Alarm, MemoryAlarm, StandingAlarm
@@ -29,6 +30,8 @@ from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
+from shardbroker.management.prometheus import render
+from shardbroker.management.scrape import ScrapeServer
 from shardbroker.management.server import ControlServer
 from shardbroker.management.sys_topics import SysTopics
 from shardbroker.management.workers import Workers
@@ -99,7 +102,7 @@ class _Manager:
         self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
-        context = Context(
+        self._context = context = Context(
             topology,
             self._counters,
             self._retained,
@@ -144,6 +147,10 @@ class _Manager:
             asyncio.create_task(self._every(lambda: settings.settings.sys.msg_interval, self._statistics)),
             asyncio.create_task(self._watch()),
         ]
+        bind = settings.settings.prometheus.bind
+        if bind != "disabled":
+            server = ScrapeServer(*parse_address(bind), partial(render, self._context), self._complain)
+            tasks.append(asyncio.create_task(server.serve()))
         done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
             task.cancel()
@@ -154,6 +161,10 @@ class _Manager:
         # An interrupt from the terminal reaches the whole group: the supervisor says when it is our turn.
         if number == signal.SIGTERM:
             self._stop.set()
+
+    def _complain(self, text: str) -> None:
+        self._log.add("error", text)
+        self._log.flush()
 
     def _on_reload(self) -> None:
         """SIGHUP: as `ctl config reload`; what is wrong is logged, and nothing changes then."""

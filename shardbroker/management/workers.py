@@ -77,6 +77,12 @@ class Workers:
                 raise result
         return results
 
+    async def ask_all(self, verb: str, **args: Any) -> list[Any]:
+        """As call_all(), with None where a worker does not answer."""
+        calls = (self.call(worker, verb, **args) for worker in range(len(self)))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return [None if isinstance(result, ControlError) else result for result in results]
+
     def tell_all(self, verb: str, **args: Any) -> None:
         """A command to every worker that nobody waits for; one that is down finds it when it comes back."""
         for worker in range(len(self)):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from shardbroker.cli.ctl import app
+from shardbroker.cli.ctl import COMPLETE_VARIABLE, app
+from shardbroker.cli.ctl_reference import reference
 from shardbroker.control import VERBS, Control, ControlError
 from shardbroker.control.protocol import SOCKET_NAME, Frames, encode_frame
 from shardbroker.management.context import HANDLERS
@@ -49,6 +50,20 @@ def test_every_verb_has_a_handler_and_a_command() -> None:
         for word in words:
             command = command.commands[word]
         assert command.help
+
+
+def test_the_page_of_verbs_is_up_to_date() -> None:
+    page = Path(__file__).parents[2] / "docs" / "ctl.md"
+    assert page.read_text() == reference(), "make docs"
+
+
+def test_completion_names_the_verbs(broker: Broker) -> None:
+    program = Path(sys.executable).with_name("shardbroker")
+    done = subprocess.run([program, "ctl", "completion", "bash"], capture_output=True, text=True, check=True)
+    assert COMPLETE_VARIABLE in done.stdout
+    environment = {**os.environ, COMPLETE_VARIABLE: "bash_complete", "COMP_WORDS": "shardbroker ctl clients k", "COMP_CWORD": "3"}
+    done = subprocess.run([program], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["plain,kick", "plain,kick-all"]
 
 
 # --- node ---------------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The broker as a whole: its processes, counters, listeners, journals and log."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -12,6 +13,12 @@ from shardbroker import __version__
 from shardbroker.control import ControlError
 from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params
 from shardbroker.management.context import Context, handles
+from shardbroker.management.prometheus import render
+
+SEAL_S = 3.0
+"""How long a journal may take to be sealed."""
+SEAL_POLL_S = 0.02
+"""Between two tries."""
 
 
 @handles("status")
@@ -44,6 +51,11 @@ async def metrics(context: Context, params: Metrics) -> dict[str, Any]:
         return {**context.counters.totals(), "routes.count": context.routes.count()}
     context.workers.check(params.worker)
     return dict(context.counters.of(params.worker))
+
+
+@handles("prometheus")
+async def prometheus(context: Context, params: Params) -> str:
+    return await render(context)
 
 
 @handles("workers list")
@@ -120,7 +132,15 @@ async def journal_status(context: Context, params: Params) -> dict[str, Any]:
 
 @handles("journal seal")
 async def seal_journals(context: Context, params: Params) -> dict[str, Any]:
-    return await of_each_journal(context, "journal seal")
+    """At level `machine` the segment before may still be on its way to the disk: it is tried for SEAL_S."""
+    deadline = time.monotonic() + SEAL_S
+    while True:
+        try:
+            return await of_each_journal(context, "journal seal")
+        except ControlError as error:
+            if error.code != "TRY_AGAIN" or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(SEAL_POLL_S)
 
 
 async def of_each_journal(context: Context, command: str) -> dict[str, Any]:

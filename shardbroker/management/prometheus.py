@@ -1,0 +1,120 @@
+"""Metrics for Prometheus, text format 0.0.4, from the shared counters.
+
+    shardbroker_<name>                   over all processes; EMQX's names with another first word, dots as underscores
+    shardbroker_worker_<name>{worker}    the same of one worker
+
+Histograms have the powers of two of a microsecond as bounds: the shared ones are finer, and these fall on their bounds exactly.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
+
+from shardbroker import __version__
+from shardbroker.management.context import Context
+
+__all__ = ["CONTENT_TYPE", "render"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BOUNDS_US = [(1 << power) - 1 for power in range(3, 25)]
+"""7 µs to 16.8 s."""
+HISTOGRAM_HELP = {
+    "ring.hop_us": "A record's way from one process to another.",
+    "pass_us": "One pass of a worker's loop: how long whoever comes may have to wait.",
+}
+NOT_SUMMED = ("overload.level.count",)
+"""Gauges that every worker tells the same of."""
+
+Labels = Mapping[str, object]
+
+
+async def render(context: Context) -> str:
+    """The whole text. What a worker does not answer is left out."""
+    return "\n".join([*_shared(context), *_journals(await context.workers.ask_all("journal"))]) + "\n"
+
+
+def _shared(context: Context) -> Iterator[str]:
+    """All that stands in shared memory."""
+    topology, counters = context.topology, context.counters
+    workers = [counters.of(worker) for worker in range(topology.workers)]
+    yield from _family("build_info", "gauge", "Always 1.", [({"version": __version__, "node": topology.node_name}, 1)])
+    routes = context.routes.count()
+    yield from _family("routes_count", "gauge", "Routes: one for each filter and destination, or group member.", [({}, routes)])
+    for name, value in counters.totals().items():
+        kind = "gauge" if name in GAUGES else "counter"
+        if name in NOT_SUMMED:
+            value = max(of[name] for of in workers)
+        metric = name.replace(".", "_")
+        yield from _family(metric, kind, f"{name}, of all processes.", [({}, value)])
+        yield from _family(
+            f"worker_{metric}", kind, f"{name}, of each worker.", [({"worker": n}, of[name]) for n, of in enumerate(workers)]
+        )
+    for name in HISTOGRAMS:
+        yield from _histogram(counters, name)
+    yield from _processes(context)
+    sockets = [({"listener": one.name}, counters.sockets(number)) for number, one in enumerate(topology.listeners)]
+    yield from _family("listener_connections", "gauge", "Open sockets of a listener.", sockets)
+    fills = [
+        ({"worker": worker, "producer": producer}, lane.fill())
+        for worker, inbox in enumerate(context.workers.outboxes)
+        for producer, lane in enumerate(inbox.lanes)
+        if producer != worker
+    ]
+    yield from _family("ring_fill_bytes", "gauge", "Bytes in the ring from a process to a worker that it has not taken.", fills)
+    yield from _family("ring_size_bytes", "gauge", "Bytes that a ring has room for.", [({}, topology.ring_bytes)])
+
+
+def _processes(context: Context) -> Iterator[str]:
+    counters, topology = context.counters, context.topology
+    places = [(f"worker-{number}", number) for number in range(topology.workers)]
+    places.append(("manager", topology.manager))
+    places += [(f"acceptor-{number}", topology.processes + number) for number in range(topology.acceptors)]
+    up = [({"process": name}, int(counters.state(slot) == ProcessState.READY)) for name, slot in places]
+    yield from _family("process_up", "gauge", "Whether it serves.", up)
+    starts = [({"process": name}, counters.life(slot)[2]) for name, slot in places]
+    yield from _family("process_starts", "counter", "Times that it was started.", starts)
+    uptime_s = (time.time_ns() // 1_000_000 - counters.life(topology.manager)[1]) / 1000
+    yield from _family("uptime_seconds", "gauge", "Since the manager was started.", [({}, uptime_s)])
+
+
+def _journals(states: Iterable[Any]) -> Iterator[str]:
+    """`states` by worker; None where it has not answered, empty where there is no journal."""
+    known = [(worker, state) for worker, state in enumerate(states) if state]
+    for name, kind, text in (
+        ("bytes_written", "counter", "Bytes written to the journal."),
+        ("blocks_written", "counter", "Blocks written to the journal."),
+        ("pending_bytes", "gauge", "Bytes of the journal that are not yet as safe as they should be."),
+        ("next_sequence", "counter", "Records of the journal."),
+    ):
+        yield from _family(f"journal_{name}", kind, text, [({"worker": worker}, state[name]) for worker, state in known])
+    failing = [({"worker": worker}, int(state["problem"] is not None)) for worker, state in known]
+    yield from _family("journal_failing", "gauge", "Whether the disk refuses what the journal writes.", failing)
+
+
+def _histogram(counters: Counters, name: str) -> Iterator[str]:
+    """In seconds, as Prometheus wants it."""
+    metric = f"shardbroker_{name.replace('.', '_').removesuffix('_us')}_seconds"
+    buckets = counters.buckets(name)
+    total = sum(count for _, count in buckets)
+    yield f"# HELP {metric} {HISTOGRAM_HELP[name]}"
+    yield f"# TYPE {metric} histogram"
+    for bound in BOUNDS_US:
+        passed = sum(count for greatest, count in buckets if greatest <= bound)
+        yield f'{metric}_bucket{{le="{bound / 1e6:g}"}} {passed}'
+    yield f'{metric}_bucket{{le="+Inf"}} {total}'
+    yield f"{metric}_sum {counters.mean(name) * total / 1e6:.6f}"
+    yield f"{metric}_count {total}"
+
+
+def _family(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:
+    yield f"# HELP shardbroker_{name} {text}"
+    yield f"# TYPE shardbroker_{name} {kind}"
+    for labels, value in samples:
+        shown = ",".join(f'{label}="{_escaped(str(one))}"' for label, one in labels.items())
+        yield f"shardbroker_{name}{{{shown}}} {value}" if shown else f"shardbroker_{name} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,106 @@
+"""Configuration of a running broker: by `ctl config` and by SIGHUP, kept over restarts, and told when it has no effect."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardbroker.control import Control, ControlError
+from tests.harness import Broker, Client, Publish, client_id_on
+
+pytestmark = pytest.mark.own_broker
+
+
+def until(look: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+    return found
+
+
+def window_of(broker: Broker, client_id: str, topic: str) -> int:
+    """How many unacknowledged messages a new client of this id gets."""
+    with Client(broker.address, 5, client_id, auto_ack=False) as client, Client(broker.address, 5, "publisher") as publisher:
+        client.subscribe(topic, 1)
+        for _ in range(6):
+            publisher.publish(topic, b"x", qos=1)
+        count = 0
+        while isinstance(client.recv(0.3), Publish):
+            count += 1
+        return count
+
+
+def row(control: Control, key: str) -> dict[str, Any]:
+    (found,) = control.ask("config get", key=key)["data"]
+    return dict(found)
+
+
+def test_a_live_key_changes_in_every_worker_and_is_kept(tmp_path: Path) -> None:
+    with Broker(3, {"log.level": "warning"}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
+        done = control.ask("config set", key="mqtt.max_inflight", value="2")
+        assert done == {"key": "mqtt.max_inflight", "value": "2", "applied": ["mqtt.max_inflight"], "needs_restart": []}
+        for worker in range(3):
+            assert window_of(broker, client_id_on(worker, 3, "live"), f"live/{worker}") == 2
+        # A worker that is started again has it too.
+        before = control.ask("workers list")["data"][0]
+        os.kill(before["pid"], signal.SIGKILL)
+        until(lambda: control.ask("workers list")["data"][0]["starts"] > before["starts"])
+        until(lambda: control.ask("workers list")["data"][0]["state"] == "ready")
+        assert window_of(broker, client_id_on(0, 3, "live"), "live/0") == 2
+    with Broker(3, {"log.level": "warning"}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
+        found = row(control, "mqtt.max_inflight")
+        assert found["value"] == "2" and found["source"] == f"file {tmp_path / 'data' / 'runtime.toml'}"
+        assert control.ask("config reset", key="mqtt.max_inflight")["value"] == "32"
+        assert row(control, "mqtt.max_inflight")["source"] == "default"
+        assert window_of(broker, "again", "again") == 6
+
+
+def test_what_needs_a_restart_is_kept_and_says_so(tmp_path: Path) -> None:
+    with Broker(1, {}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
+        done = control.ask("config set", key="mqtt.shared_subscription_strategy", value="sticky")
+        assert done["needs_restart"] == ["mqtt.shared_subscription_strategy"] and done["applied"] == []
+        found = row(control, "mqtt.shared_subscription_strategy")
+        assert (found["value"], found["after_restart"]) == ('"round_robin"', '"sticky"')
+    with Broker(1, {}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
+        assert row(control, "mqtt.shared_subscription_strategy")["value"] == '"sticky"'
+
+
+def test_a_value_that_stands_under_another_says_by_what_it_is_shadowed(tmp_path: Path) -> None:
+    with Broker(1, {"mqtt.max_inflight": 5}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
+        done = control.ask("config set", key="mqtt.max_inflight", value="2")
+        assert done["shadowed_by"] == "--set" and done["value"] == "5" and done["applied"] == []
+        assert window_of(broker, "shadowed", "shadowed") == 5
+
+
+def test_sighup_reads_the_file_again_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("[mqtt]\nmax_inflight = 3\n[log]\nlevel = 'info'\n")
+    with Broker(2, {}, tmp_path / "data", arguments=(f"--config={file}",)) as broker, Control(broker.data_dir) as control:
+        file.write_text("[mqtt]\nmax_inflight = 4\n[log]\nlevel = 'info'\n[process]\nring_size = '128KB'\n")
+        os.kill(broker.pid, signal.SIGHUP)
+        line = until(lambda: next((one for one in broker.output if "reloaded" in one), None))
+        assert "applied: mqtt.max_inflight" in line and "needs a restart: process.ring_size" in line
+        assert window_of(broker, client_id_on(1, 2, "hup"), "hup") == 4
+        file.write_text("[mqtt]\nmax_inflight = 'many'\n")
+        os.kill(broker.pid, signal.SIGHUP)
+        until(lambda: any("not reloaded" in one and "max_inflight" in one for one in broker.output))
+        assert row(control, "mqtt.max_inflight")["value"] == "4"
+        file.write_text("[mqtt]\nmax_inflight = 6\n")
+        assert control.ask("config reload")["applied"] == ["mqtt.max_inflight"]
+
+
+def test_every_change_is_in_the_audit_log_without_secrets(tmp_path: Path) -> None:
+    with Broker(1, {}, tmp_path / "data") as broker, Control(broker.data_dir, by="somebody") as control:
+        control.ask("config set", key="mqtt.max_inflight", value="2")
+        control.ask("publish", topic="a", payload=b"hidden")
+        with pytest.raises(ControlError):
+            control.ask("clients kick", clientids=["nobody"])
+        lines = until(lambda: [one for one in broker.output if " audit " in one and len(broker.output) >= 4])
+        text = "".join(lines)
+        assert "by='somebody' verb='config set' code=OK" in text and "code=CLIENTID_NOT_FOUND" in text
+        assert "verb='publish'" in text and "hidden" not in text

@@ -1,0 +1,123 @@
+"""What Prometheus scrapes: read by its official parser, and the same figures as the clients saw."""
+
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from shm.counters import HISTOGRAMS, NAMES
+
+from shardbroker.control import Control
+from tests.harness import Broker, Client, Publish, client_id_on, free_port
+
+pytestmark = pytest.mark.own_broker
+PANELS = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, int]]:
+    port = free_port()
+    settings = {"prometheus.bind": f"127.0.0.1:{port}", "log.level": "warning"}
+    with Broker(3, settings, tmp_path_factory.mktemp("scraped")) as broker:
+        yield broker, port
+
+
+def get(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, str, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def samples(text: str) -> Samples:
+    """Every sample; a name that comes twice with the same labels is an error."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            key = one.name, tuple(sorted(one.labels.items()))
+            assert key not in found, key
+            found[key] = one.value
+    return found
+
+
+def plain(name: str) -> str:
+    return "shardbroker_" + name.replace(".", "_")
+
+
+def value(of: Samples, name: str) -> float:
+    """Of a counter; the parser may give its name the ending that newer formats want."""
+    return of[(f"{name}_total", ()) if (f"{name}_total", ()) in of else (name, ())]
+
+
+def test_the_official_parser_reads_every_counter_of_every_worker(scraped: tuple[Broker, int]) -> None:
+    status, content_type, text = get(scraped[1])
+    assert status == 200 and content_type.startswith("text/plain; version=0.0.4")
+    found = {(name.removesuffix("_total"), labels) for name, labels in samples(text)}
+    for name in NAMES:
+        assert (plain(name), ()) in found
+        for worker in "012":
+            assert (plain(name).replace("shardbroker_", "shardbroker_worker_"), (("worker", worker),)) in found
+    assert {plain(name).removesuffix("_us") + "_seconds_sum" for name in HISTOGRAMS} <= {name for name, _ in found}
+
+
+def test_the_figures_are_those_that_the_clients_saw(scraped: tuple[Broker, int]) -> None:
+    broker, port = scraped
+    before = samples(get(port)[2])
+    with (
+        Client(broker.address, 5, client_id_on(0, 3, "sub")) as subscriber,
+        Client(broker.address, 5, client_id_on(1, 3, "pub")) as publisher,
+    ):
+        subscriber.subscribe("figures", 1)
+        for _ in range(20):
+            publisher.publish("figures", b"x", qos=1)
+            subscriber.expect(Publish)
+        after = samples(get(port)[2])
+        assert after["shardbroker_connections_count", ()] == before["shardbroker_connections_count", ()] + 2
+        for name in ("messages_qos1_received", "messages_qos1_sent", "messages_forward"):
+            assert value(after, f"shardbroker_{name}") - value(before, f"shardbroker_{name}") >= 20
+        hops = ("shardbroker_ring_hop_seconds_count", ())
+        assert after[hops] > before[hops]
+
+
+def test_a_histogram_grows_from_bound_to_bound_and_ends_with_its_count(scraped: tuple[Broker, int]) -> None:
+    found = samples(get(scraped[1])[2])
+    for metric in ("shardbroker_pass_seconds", "shardbroker_ring_hop_seconds"):
+        buckets = sorted(
+            (float(dict(labels)["le"]), value) for (name, labels), value in found.items() if name == f"{metric}_bucket"
+        )
+        values = [value for _, value in buckets]
+        assert values == sorted(values) and values[-1] == found[f"{metric}_count", ()]
+        assert buckets[-1][0] == float("inf")
+
+
+def test_ctl_gives_the_same_text(scraped: tuple[Broker, int]) -> None:
+    with Control(scraped[0].data_dir) as control:
+        assert {name for name, _ in samples(control.ask("prometheus"))} == {name for name, _ in samples(get(scraped[1])[2])}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("GET", "/metrics/x", 404), ("POST", "/metrics", 405), ("HEAD", "/metrics", 200)],
+)
+def test_anything_but_metrics_is_refused(scraped: tuple[Broker, int], method: str, path: str, status: int) -> None:
+    assert get(scraped[1], path, method)[0] == status
+
+
+def test_every_metric_of_the_dashboard_is_there(scraped: tuple[Broker, int]) -> None:
+    dashboard = json.loads(PANELS.read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+        for name in re.findall(r"shardbroker_\w+", target["expr"])
+    }
+    found = {name for name, _ in samples(get(scraped[1])[2])}
+    assert asked and asked <= found | {name.removesuffix("_total") for name in found}
