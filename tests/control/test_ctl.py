@@ -321,10 +321,9 @@ def test_retained_messages_are_listed_shown_and_deleted(ctl: Run, control: Contr
 # --- journals -------------------------------------------------------------------------------------------------------------------
 
 
-def test_sealing_closes_the_segments_so_that_the_next_block_starts_new_ones(
-    broker_with: Callable[..., Broker], tmp_path: Path
-) -> None:
-    broker = broker_with(journal__capture="#")
+@pytest.mark.parametrize("level", ["process", "machine"])
+def test_sealing_closes_the_segments_so_that_the_next_block_starts_new_ones(broker_with: Callable[..., Broker], level: str) -> None:
+    broker = broker_with(journal__capture="#", durability__level=level)
     with Control(broker.data_dir) as control, Client(broker.address, 5, "sealer") as client:
         client.publish("sealed/1", b"x", qos=1)
         sealed = control.ask("journal seal")["data"]
