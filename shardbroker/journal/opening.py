@@ -59,7 +59,7 @@ def open_journal(
         if sync:
             _sync_all(directory, fd, paths)
         try:
-            end = find_end(directory)
+            end = _end_of_retired(directory) if not paths else find_end(directory)
         except OSError:
             # It cannot be read now, but its name says where it begins, and incarnations begin far behind each other.
             end = segment_start(paths[-1]) if paths else None
@@ -71,6 +71,13 @@ def open_journal(
     except BaseException:
         os.close(fd)
         raise
+
+
+def _end_of_retired(directory: Path) -> int | None:
+    """Where the journals of earlier workers of this number end, which were set aside when there were fewer workers; None: there are
+    none. Who follows a journal by positions must not meet the same ones twice."""
+    retired = [path for path in directory.parent.glob(f"{directory.name}.retired-*") if path.is_dir()]
+    return max((end for path in retired if (end := find_end(path)) is not None), default=None)
 
 
 def _sync_all(directory: Path, directory_fd: int, paths: list[Path]) -> None:
