@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: install serve test conformance lint types fuzz sim torture soak debug docs clean
+.PHONY: install spark serve test conformance lint types fuzz sim torture soak debug docs clean
 
 install: $(VENV)/.installed
 
@@ -14,10 +14,17 @@ $(VENV)/.installed: $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --editable ".[test,dev]"
 	touch $@
 
+# Spark, and the package that reads journals with it; needs Java 17.
+spark: $(VENV)/.spark
+
+$(VENV)/.spark: $(VENV)/.installed spark/pyproject.toml
+	$(BIN)/pip install --quiet --no-build-isolation --editable "./spark[plots]"
+	touch $@
+
 serve: install
 	$(BIN)/shardbroker serve
 
-test: install lint types
+test: install spark lint types
 	$(BIN)/python -m pytest -q
 	$(BIN)/python -m tests.conformance.coverage
 
@@ -51,7 +58,7 @@ soak: install
 lint: install
 	$(BIN)/ruff check .
 
-types: install
+types: install spark
 	$(BIN)/mypy
 
 docs: install

@@ -1,0 +1,355 @@
+"""CBOR records to Arrow columns, with numpy over all records of a window at once.
+
+Python's CBOR decoders make objects, and objects are the limit. Here nothing is made for a record:
+
+    1. candidates     every place in the window that looks like the start of a record: an array's head and a kind
+    2. lockstep       field by field, all candidates of a shape at a time: what the item is, its number, where the next one begins
+    3. chain          from the start of each block, each record says where the next one is: what only looks like one is left out
+    4. columns        those that are wanted; byte strings are never touched by Python: Arrow gathers them out of the window
+
+What the lockstep cannot do (maps, arrays of 16 items and more) a slow reader in plain Python does, record by record.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_shardbroker.records import FIELDS, NAMING
+from pyspark_shardbroker.segments import PADDING, Blocks, Window
+from pyspark_shardbroker.slow_cbor import BYTES, NULL, OTHER, UINT, BadRecord, SlowRecord, read_record
+
+__all__ = ["BadBlock", "Records", "decode_window"]
+
+_NOTHING, _SLOW = -1, -2
+"""In place of the next candidate: what follows is none; only the slow reader knows what follows."""
+_HEADS = np.full(256, OTHER, np.uint8)
+_HEADS[0x00:0x1C] = UINT
+_HEADS[0x40:0x5C] = BYTES
+_HEADS[0xF6] = NULL
+"""First byte of an item -> what it is."""
+_WIDTHS = np.zeros(256, np.uint8)
+for _major in (0x00, 0x40):
+    _WIDTHS[_major + 24 : _major + 28] = (1, 2, 4, 8)
+"""First byte of an item -> bytes of its number behind it; 0: it stands in the first byte."""
+_SHIFTS = (64 - 8 * _WIDTHS.astype(np.uint64)) & np.uint64(63)
+_ID_HEAD, _ID_BYTES = 0x50, 17
+"""A message id: head and bytes with it."""
+_FIRST_HEADS = np.zeros((25, 256), bool)
+for _kind in range(1, 24):
+    _FIRST_HEADS[_kind, 0x00:0x1C] = True
+    _FIRST_HEADS[_kind, 0x40:0x5C] = True
+_FIRST_HEADS[1] = False
+_FIRST_HEADS[1, _ID_HEAD] = True
+"""Kind, first byte of the first field -> whether a record can begin like this. Leaves out most of what only looks like one."""
+
+
+@dataclass
+class _Field:
+    """A field of a group of records: what the items are (one for all, or an array), numbers or lengths, where bytes begin."""
+
+    head: Any
+    value: np.ndarray
+    start: np.ndarray
+
+
+@dataclass
+class _Group:
+    """Candidates of one kind with the same number of fields. rows: their places among the records; -1: none."""
+
+    kind: int
+    candidates: np.ndarray
+    fields: dict[str, _Field]
+    rows: np.ndarray
+
+
+class BadBlock(Exception):
+    """A block whose records cannot be read although its checksum is right: number in the window, and why."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+
+
+class Records:
+    """Records of a window, in their order."""
+
+    def __init__(
+        self, data: np.ndarray, kinds: np.ndarray, sequence: np.ndarray, time_us: np.ndarray, groups: list[_Group],
+        slow: dict[int, SlowRecord],
+    ) -> None:  # fmt: skip
+        self.data = data
+        self.kinds = kinds
+        self.sequence = sequence
+        self.time_us = time_us
+        self._groups = groups
+        self._slow = slow
+        self._cache: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def keep(self, mask: np.ndarray) -> "Records":
+        """Those for which the mask is true."""
+        if mask.all():
+            return self
+        at = np.flatnonzero(mask)
+        moved = np.full(len(self) + 1, -1, np.int64)  # the last one is for rows that are -1 already
+        moved[at] = np.arange(len(at))
+        groups = [_Group(group.kind, group.candidates, group.fields, moved[group.rows]) for group in self._groups]
+        slow = {int(moved[row]): record for row, record in self._slow.items() if moved[row] >= 0}
+        return Records(self.data, self.kinds[at], self.sequence[at], self.time_us[at], groups, slow)
+
+    def field(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What each record has in this field: what the item is, its number or length, and where its bytes begin."""
+        if name not in self._cache:
+            self._cache[name] = self._field(name)
+        return self._cache[name]
+
+    def _field(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        head = np.zeros(len(self), np.uint8)
+        value = np.zeros(len(self), np.uint64)
+        start = np.zeros(len(self), np.int64)
+        for group in self._groups:
+            part = group.fields.get(name)
+            if part is None:
+                continue
+            if len(group.rows) == len(self) and group.rows[0] == 0 and group.rows[-1] == len(self) - 1:
+                head[:], value[:], start[:] = part.head, part.value, part.start  # nothing but this group
+                continue
+            there = group.rows >= 0
+            rows = group.rows[there]
+            head[rows] = part.head[there] if isinstance(part.head, np.ndarray) else part.head
+            value[rows], start[rows] = part.value[there], part.start[there]
+        for row, record in self._slow.items():
+            names = FIELDS.get(int(self.kinds[row]), ())
+            if name in names and names.index(name) < len(record.items):
+                head[row], value[row], start[row] = record.items[names.index(name)]
+        return head, value, start
+
+    @property
+    def maps(self) -> dict[int, dict[int, Any]]:
+        """Row -> its field `details`, where there is one."""
+        return {row: record.details for row, record in self._slow.items() if record.details}
+
+    # --- plain columns ------------------------------------------------------------------------------------------------------
+
+    def numbers(self, name: str, type: pa.DataType) -> pa.Array:
+        """A field of unsigned numbers; null where it is null or the record has none."""
+        head, value, _ = self.field(name)
+        return _with_nulls(value.astype(type.to_pandas_dtype()), head == UINT, type)
+
+    def binary(self, name: str, where: np.ndarray | None = None) -> pa.Array:
+        """A field of bytes."""
+        head, value, start = self.field(name)
+        valid = head == BYTES
+        if where is not None:
+            valid = valid & where
+        return self._gather(start, value.astype(np.int64), valid)
+
+    def _gather(self, start: np.ndarray, length: np.ndarray, valid: np.ndarray) -> pa.Array:
+        """Byte strings out of the window, which Arrow takes for strings already: wanted ones and what lies between, in turns."""
+        count = len(start)
+        if not valid.any():
+            return pa.nulls(count, pa.binary())
+        # A row without a value is an empty string at the end of the one before it.
+        behind = np.maximum.accumulate(np.where(valid, start + length, 0))
+        offsets = np.empty(2 * count + 1, np.int32)
+        offsets[0:-1:2] = np.where(valid, start, behind)
+        offsets[1::2] = behind
+        offsets[-1] = behind[-1]
+        strings = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)])
+        wanted = pa.array(np.arange(0, 2 * count, 2, dtype=np.int64), mask=None if valid.all() else ~valid)
+        return strings.take(wanted)
+
+    def text(self, name: str) -> pa.Array:
+        """A field of UTF-8."""
+        return _text(self.binary(name))
+
+    def flag(self, bit: int) -> pa.Array:
+        """A bit of field `flags`."""
+        head, value, _ = self.field("flags")
+        return pa.array((value & np.uint64(bit)) != 0, mask=head != UINT)
+
+    def sessions(self) -> dict[int, bytes]:
+        """Session number -> client id, of the records that say so."""
+        naming = np.isin(self.kinds, NAMING)
+        if not naming.any():
+            return {}
+        number = self.field("session")[1][naming].tolist()
+        _, length, start = (part[naming].tolist() for part in self.field("client_id"))
+        return {session: self.data[at : at + size].tobytes() for session, at, size in zip(number, start, length, strict=True)}
+
+
+def _with_nulls(values: np.ndarray, valid: np.ndarray, type: pa.DataType) -> pa.Array:
+    return pa.array(values, type, mask=None if valid.all() else ~valid)
+
+
+def _text(binary: pa.Array) -> pa.Array:
+    try:
+        return binary.cast(pa.string())
+    except pa.ArrowInvalid:
+        # The broker lets no such text in, but what is read may be older than that.
+        return pa.array([None if one is None else one.decode(errors="replace") for one in binary.to_pylist()], pa.string())
+
+
+# --- finding the records ----------------------------------------------------------------------------------------------------
+
+
+def decode_window(window: Window) -> Records:
+    """All records of the window's blocks. Raises BadBlock."""
+    data, blocks = window.data, window.blocks
+    candidates, kinds = _find(data)
+    groups, ends = _measure(data, candidates, kinds)
+    counts = np.array(blocks.count, np.int64)
+    total = int(counts.sum())
+    chain, skipped, slow = _follow(data, blocks, counts, candidates, ends)
+    shift = np.array(blocks.first, np.int64) - (np.cumsum(counts) - counts)
+    sequence = np.repeat(shift, counts) + np.arange(total)
+    time_us = np.repeat(np.array(blocks.time_us, np.int64), counts)
+    if skipped:
+        sequence, time_us = np.delete(sequence, skipped), np.delete(time_us, skipped)
+    if chain is None:
+        for group in groups:
+            group.rows = group.candidates
+        return Records(data, kinds, sequence, time_us, groups, {})
+    at = np.array(chain, np.int64)
+    rows = np.full(len(candidates), -1, np.int64)
+    rows[at] = np.arange(len(at))
+    for group in groups:
+        group.rows = rows[group.candidates]
+    return Records(data, kinds[at], sequence, time_us, groups, {int(rows[one]): record for one, record in slow.items()})
+
+
+def _find(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where records may begin, and of which kind those would be."""
+    heads = data[: len(data) - PADDING]
+    candidates = np.flatnonzero((heads - np.uint8(0x82)) < 14)  # arrays of 2 to 15 items
+    kinds = data[candidates + 1]
+    likely = _FIRST_HEADS[np.minimum(kinds, 0x18), data[candidates + 2]]
+    return (candidates, kinds) if likely.all() else (candidates[likely], kinds[likely])
+
+
+def _measure(data: np.ndarray, candidates: np.ndarray, kinds: np.ndarray) -> tuple[list[_Group], np.ndarray]:
+    """The fields of all candidates, group by group, and where each ends; _SLOW where only the slow reader can tell."""
+    ends = np.full(len(candidates), _SLOW, np.int64)
+    groups = []
+    shapes = kinds.astype(np.int64) << 4 | data[candidates] & 15
+    for shape in np.unique(shapes).tolist():
+        members = np.flatnonzero(shapes == shape)
+        while len(members):
+            group = _Group(shape >> 4, members, {}, members)
+            end, good = _lockstep(data, group, candidates[members], (shape & 15) - 1)
+            if good is None:
+                ends[members] = end
+                groups.append(group)
+                break
+            members = members[good]  # without those that it cannot read, and once more
+    return groups, ends
+
+
+def _lockstep(data: np.ndarray, group: _Group, at: Any, fields: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Goes through the fields of the group's candidates. Returns where they end, or which of them it can read if not all."""
+    size = len(data) - PADDING
+    numbers = np.ndarray((len(data) - 8,), ">u8", data.data, 0, (1,))
+    names = FIELDS.get(group.kind, ())
+    at = at + 2
+    for place in range(fields):
+        first = data[at]
+        low, high = int(first.min()), int(first.max())
+        head: Any = UINT if high < 0x1C else BYTES if low >= 0x40 and high < 0x5C else _HEADS[first]
+        if isinstance(head, np.ndarray) and (head == OTHER).any():
+            return at, head != OTHER
+        widths: Any
+        if low == high or (low >> 5 == high >> 5 and (high & 0x1F) < 24):
+            widths = int(_WIDTHS[high])
+        else:
+            widths = _WIDTHS[first]
+        if isinstance(widths, int) and widths == 0:
+            value = first & np.uint8(0x1F)
+        else:
+            value = numbers[at + 1].astype(np.uint64) >> _SHIFTS[first]
+            if not isinstance(widths, int):
+                value = np.where(widths == 0, first & np.uint8(0x1F), value)
+        start = at + (1 + widths)
+        if isinstance(head, np.ndarray):
+            value = np.where(head == NULL, 0, value)
+            taken = np.where(head == BYTES, value, 0)
+        else:
+            taken = value if head == BYTES else None  # type: ignore[assignment]
+        at = start
+        if taken is not None:
+            if int(taken.max()) > size:
+                return at, taken <= size
+            at = start + taken.astype(np.int64)
+            if int(at.max()) > size:
+                return at, at <= size
+        if place < len(names):
+            group.fields[names[place]] = _Field(head, value, start)
+    return at, None
+
+
+def _follow(
+    data: np.ndarray, blocks: Blocks, counts: np.ndarray, candidates: np.ndarray, ends: np.ndarray
+) -> tuple[list[int] | None, list[int], dict[int, SlowRecord]]:
+    """The candidates that are records, in order (None: all of them); places of records that are left out, because their kind is
+    not known here; and what the slow reader read, by candidate."""
+    offsets = np.array(blocks.offset, np.int64)
+    behind = offsets + np.array(blocks.length, np.int64)
+    firsts = np.searchsorted(candidates, offsets)
+    if len(candidates) == int(counts.sum()) and (np.append(firsts[1:], len(candidates)) - firsts == counts).all():
+        wanted = np.append(candidates[1:], 0)
+        wanted[firsts + counts - 1] = behind
+        if (wanted == ends).all() and (candidates[firsts] == offsets).all():
+            return None, [], {}
+    following = np.searchsorted(candidates, ends)
+    following[following == len(candidates)] = 0
+    if len(candidates):
+        following[candidates[following] != ends] = _NOTHING
+    following[ends == _SLOW] = _SLOW
+    return _walk(data, blocks, behind.tolist(), candidates.tolist(), firsts.tolist(), following.tolist(), ends.tolist())
+
+
+def _walk(
+    data: np.ndarray, blocks: Blocks, behind: list[int], places: list[int], firsts: list[int], following: list[int], ends: list[int]
+) -> tuple[list[int], list[int], dict[int, SlowRecord]]:
+    """_follow, one record after the other."""
+    chain: list[int] = []
+    skipped: list[int] = []
+    slow: dict[int, SlowRecord] = {}
+    add = chain.append
+    for number, (offset, end, count, here) in enumerate(zip(blocks.offset, behind, blocks.count, firsts, strict=True)):
+        mark = len(chain)
+        if here < len(places) and places[here] == offset:
+            for _ in range(count):
+                if here < 0:
+                    break
+                add(here)
+                here = following[here]
+            else:
+                if ends[chain[-1]] == end:
+                    continue
+        del chain[mark:]
+        position = offset
+        for _ in range(count):
+            here = bisect_left(places, position)
+            known = here < len(places) and places[here] == position
+            if known and ends[here] != _SLOW:
+                add(here)
+                position = ends[here]
+                continue
+            try:
+                record = read_record(data, position, end)
+            except BadRecord as error:
+                raise BadBlock(number, str(error)) from None
+            if known:
+                slow[here] = record
+                add(here)
+            else:
+                skipped.append(len(chain) + len(skipped))
+            position = record.end
+        if position != end:
+            raise BadBlock(number, f"its {count} records end at byte {position - offset} of {end - offset}")
+    return chain, skipped, slow

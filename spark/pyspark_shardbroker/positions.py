@@ -1,0 +1,121 @@
+"""Positions in journals: where they begin and end, how far a batch may go, and whether what is yet to be read is still there."""
+
+import sys
+from collections.abc import Iterator
+
+from pyspark_shardbroker.errors import RemovedError
+from pyspark_shardbroker.journals import Journal, find_journals
+from pyspark_shardbroker.segments import SEGMENT_BYTES, SEQUENCE, Segment, SegmentInfo, end_of, follow, seek
+
+__all__ = ["Positions"]
+
+
+class Positions:
+    """Of all journals below a path. Remembers how far the last segment of each was followed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._followed: dict[str, tuple[str, int, int]] = {}
+        """Key -> path of a segment, offset, position."""
+
+    def earliest(self) -> dict[str, int]:
+        """The first record of each journal that is still there."""
+        found = {journal.key: journal.segments() for journal in find_journals(self._path)}
+        return {key: infos[0].first if infos else 0 for key, infos in found.items()}
+
+    def latest(self) -> dict[str, int]:
+        """Where the last whole block of each ends."""
+        return {journal.key: self._end(journal) for journal in find_journals(self._path)}
+
+    def _end(self, journal: Journal) -> int:
+        infos = journal.segments()
+        if not infos:
+            return 0
+        # The newest segment may have no whole block, and the one before may then be the one that counts.
+        ends = []
+        for info in infos[-2:]:
+            path, offset, position = self._followed.get(journal.key, ("", SEGMENT_BYTES, info.first))
+            try:
+                offset, position = end_of(info, offset, position) if path == info.path else end_of(info)
+            except FileNotFoundError:
+                continue
+            self._followed[journal.key] = info.path, offset, position
+            ends.append(position)
+        return max(ends, default=infos[-1].first)
+
+    def limited(self, start: dict[str, int], latest: dict[str, int], rows: int | None, size: int | None) -> dict[str, int]:
+        """As far as so many records or bytes reach, shared out evenly among the journals; at least one block of each.
+
+        Bytes end with a block, so a batch may be one block larger for each journal.
+        """
+        journals = {journal.key: journal for journal in find_journals(self._path)}
+        behind = [key for key, position in latest.items() if position > start.get(key, 0) and key in journals]
+        ends = dict(latest)
+        for number, key in enumerate(behind):
+            left = len(behind) - number
+            share = max((rows if rows is not None else size or 0) // left, 1)
+            ends[key], used = _reach(journals[key].segments(), start.get(key, 0), latest[key], share, rows is not None)
+            if rows is not None:
+                rows = max(rows - used, 0)
+                if rows == 0:
+                    for rest in behind[number + 1 :]:
+                        ends[rest] = start.get(rest, 0)
+                    break
+            else:
+                size = max((size or 0) - used, 0)
+        return ends
+
+    def ranges(self, start: dict[str, int], end: dict[str, int], fail_fast: bool) -> Iterator[tuple[Journal, int, int]]:
+        """Journals with the positions to read from and to. Raises RemovedError."""
+        journals = {journal.key: journal for journal in find_journals(self._path)}
+        for key, highest in end.items():
+            lowest = start.get(key, 0)
+            if highest <= lowest:
+                continue
+            missing = _missing(key, journals[key].segments() if key in journals else [], lowest, highest, key in start)
+            if missing is not None:
+                if fail_fast:
+                    raise RemovedError(f"{missing}. mode permissive goes on with what is left")
+                print(f"pyspark_shardbroker: {missing}", file=sys.stderr, flush=True)
+            if key in journals:
+                yield journals[key], lowest, highest
+
+
+def _missing(key: str, infos: list[SegmentInfo], lowest: int, highest: int, started: bool) -> str | None:
+    """What is not there any more of the records that a stream has to read."""
+    if not infos:
+        return f"journal {key}: records {lowest} to {highest - 1} are gone: there is no segment left"
+    first = infos[0]
+    # A stream that has not read this journal yet begins with what there is.
+    if not started or first.first <= lowest or (not first.problem and first.previous_end <= lowest):
+        return None
+    last = min(first.previous_end or first.first, highest) - 1
+    return (
+        f"journal {key}: records {lowest} to {last} are gone: retention removed them before they were read; the oldest segment is "
+        f"{first.path}"
+    )
+
+
+def _reach(infos: list[SegmentInfo], start: int, latest: int, share: int, by_rows: bool) -> tuple[int, int]:
+    """The position that is reached from `start` with so many records or bytes, and how many those are."""
+    used = 0
+    for place, info in enumerate(infos):
+        if place + 1 < len(infos) and infos[place + 1].first <= start:
+            continue
+        if info.first >= latest:
+            break
+        with Segment(info) as segment:
+            offset = seek(segment, SEQUENCE, start + 1)[0] if start > info.first else SEGMENT_BYTES
+            for first, count, size in follow(segment, offset):
+                low, high = max(first, start), min(first + count, latest)
+                if high <= low:
+                    continue
+                if by_rows:
+                    if used + high - low >= share:
+                        return low + share - used, share
+                    used += high - low
+                else:
+                    used += size
+                    if used >= share:
+                        return high, used
+    return latest, used
