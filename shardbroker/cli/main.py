@@ -26,6 +26,10 @@ def main(argv: list[str] | None = None) -> int:
         from shardbroker.cli.ctl import complete
 
         return complete(os.environ["_SHARDBROKER_COMPLETE"])
+    if argv[:1] == ["export"]:
+        from shardbroker.cli.export import main as export
+
+        return export(argv[1:], _add_sources)
     if argv[:1] == ["ctl"]:
         from shardbroker.cli.ctl import main as ctl  # made from the table of verbs; `serve` need not load it
 
@@ -57,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add_journal(commands, _add_sources)
     commands.add_parser("ctl", help="look into a running broker and change it: ctl --help")
     commands.add_parser("perf", help="load a broker and measure it: perf --help")
+    commands.add_parser("export", help="journals to Parquet or Delta with Spark, exactly once: export --help")
     verbs.add_parser("reference", help="print docs/configuration.md").set_defaults(run=_reference)
     return parser
 

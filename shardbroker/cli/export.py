@@ -1,0 +1,31 @@
+"""`shardbroker export`: journals to Parquet or Delta. Spark does the work, with `pyspark_shardbroker`, which clusters have too."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from shardbroker.config import ConfigError
+
+__all__ = ["main"]
+
+
+def main(argv: list[str], add_sources: Callable[[argparse.ArgumentParser], None]) -> int:
+    """Runs it; `add_sources` adds the options that lead to the data directory. Spark is loaded here and for no other command."""
+    try:
+        from pyspark_shardbroker import export
+    except ImportError as error:
+        print(f"export needs Spark and the package pyspark_shardbroker ({error}): run make spark", file=sys.stderr)
+        return 1
+    parser = argparse.ArgumentParser(
+        prog="shardbroker export", description="Write what is new in the journals as Parquet or Delta, each record once."
+    )
+    parser.add_argument("path", nargs="?", type=Path, metavar="PATH", help="journals, in place of <data_dir>/journal")
+    export.add_arguments(parser)
+    add_sources(parser)
+    arguments = parser.parse_args(argv)
+    try:
+        return export.main(arguments.path or arguments.load(arguments).settings.process.data_dir / "journal", arguments)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2

@@ -1,0 +1,351 @@
+"""`shardbroker export`: what is new in the journals, as Parquet or Delta, each record once.
+
+    journals -> stream, availableNow -> batch N, fixed by the checkpoint -> _staging/N -> _batches/N: names -> files in place
+
+A batch is a range of positions that Spark's checkpoint has on record before it is read. Its files are written aside; then their
+final names are put on record; then they are moved. Killed before the record, the batch begins anew. Killed behind it, what was
+moved already is deleted by those names, and the batch begins anew. So each record is in exactly one file, whenever a run is killed,
+and a reader sees no file that is not whole.
+
+Delta has a log of its own, which takes a batch once (txnAppId, txnVersion).
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pyspark_shardbroker.columns import JOURNAL, JOURNAL_VERSION
+from pyspark_shardbroker.errors import OptionError, ShardbrokerSourceError
+from pyspark_shardbroker.files import Files
+from pyspark_shardbroker.options import Options
+from pyspark_shardbroker.session import make_session
+
+__all__ = ["Export", "add_arguments", "compact", "main", "run"]
+
+PARTITIONS = {
+    "date": lambda: F.to_date("time"),
+    "hour": lambda: F.hour("time"),
+    "topic_root": lambda: F.coalesce(F.element_at(F.split("topic", "/"), 1), F.lit("")),
+    "type": None,
+    "worker": None,
+    "node": None,
+}
+"""What `--partition-by` may name: made of columns, or a column itself."""
+BATCH_BYTES = 2 << 30
+"""Of journals in one batch: what a kill makes a run do again at most."""
+FILE_BYTES = 128 << 20
+"""Size of the files that compaction makes; smaller ones are put together."""
+PROGRESS_S = 0.5
+_CHECKPOINT, _BATCHES, _STAGING, _RECORD, _COMPACTION = "_checkpoint", "_batches", "_staging", "_export.json", "_compaction.json"
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is exported, from where, and how it is to look."""
+
+    source: str
+    to: str
+    format: str = "parquet"
+    since: str = ""
+    until: str = ""
+    topics: str = ""
+    types: str = ""
+    partition_by: tuple[str, ...] = ()
+    payload: str = "raw"
+    columns: tuple[str, ...] = ()
+    permissive: bool = False
+    batch_bytes: int = BATCH_BYTES
+
+    def options(self) -> dict[str, str]:
+        """For the data source."""
+        options = {"mode": "permissive" if self.permissive else "failFast", "maxBytesPerTrigger": str(self.batch_bytes)}
+        for name in ("since", "until", "topics", "types"):
+            if getattr(self, name):
+                options[name] = getattr(self, name)
+        if self.columns:
+            needed = [*self.columns, *(("time",) if {"date", "hour"} & {*self.partition_by} else ())]
+            needed += ["topic"] if "topic_root" in self.partition_by else []
+            needed += [name for name in self.partition_by if PARTITIONS[name] is None]
+            needed += ["payload"] if self.payload != "raw" else []
+            options["columns"] = ",".join(dict.fromkeys(needed))
+        return options
+
+    def record(self) -> dict[str, object]:
+        """What may not change from one run to the next, or some records would be missing or twice."""
+        return {
+            "format": self.format, "since": self.since, "until": self.until, "topics": self.topics, "types": self.types,
+            "partition_by": list(self.partition_by), "payload": self.payload, "columns": list(self.columns),
+            "journal_version": JOURNAL_VERSION,
+        }  # fmt: skip
+
+    def check(self) -> None:
+        """Raises OptionError."""
+        wrong = [name for name in self.partition_by if name not in PARTITIONS]
+        if wrong:
+            raise OptionError(f"--partition-by {wrong[0]}: allowed are {', '.join(PARTITIONS)}")
+        unknown = [name for name in self.columns if name not in JOURNAL]
+        if unknown:
+            raise OptionError(f"--columns {unknown[0]}: allowed are {', '.join(JOURNAL)}")
+        Options.parse({"path": self.source, **self.options()})
+
+    def shape(self, frame: DataFrame) -> DataFrame:
+        """The rows as they are written."""
+        if self.payload == "json":
+            text = F.col("payload").cast("string")
+            frame = frame.withColumn("payload_json", F.when(F.get_json_object(text, "$").isNotNull(), text))
+        elif self.payload != "raw":
+            frame = frame.withColumn("payload_json", F.from_json(F.col("payload").cast("string"), self.payload))
+        for name in self.partition_by:
+            make = PARTITIONS[name]
+            frame = frame if make is None else frame.withColumn(name, make())
+        kept = [*self.columns, *(("payload_json",) if self.payload != "raw" else ()), *self.partition_by]
+        return frame.select(*dict.fromkeys(kept)) if self.columns else frame
+
+
+def run(spark: SparkSession, export: Export) -> int:
+    """Writes what is new; how many records that were. Raises ShardbrokerSourceError, OSError, PySparkException."""
+    export.check()
+    files = Files(spark, export.to)
+    _check_record(files, export)
+    _finish_compaction(files)
+    written = 0
+
+    def write(frame: DataFrame, number: int) -> None:
+        nonlocal written
+        shaped = export.shape(frame)
+        if export.format == "delta":
+            _write_delta(shaped, files, export, number)
+        else:
+            _write_parquet(shaped, files, export, number)
+
+    stream = spark.readStream.format("shardbroker").options(**export.options()).load(export.source)
+    query = (
+        stream.writeStream.foreachBatch(write)
+        .option("checkpointLocation", files.path(_CHECKPOINT))
+        .trigger(availableNow=True)
+        .queryName("shardbroker-export")
+        .start()
+    )
+    started, shown = time.monotonic(), -1
+    try:
+        while not query.awaitTermination(PROGRESS_S):
+            written, shown = _show(query, shown, started)
+        written, _ = _show(query, shown, started)
+    except BaseException:
+        query.stop()
+        raise
+    _say("")
+    return written
+
+
+def _check_record(files: Files, export: Export) -> None:
+    """A target keeps the options that it was begun with. Raises OptionError."""
+    text = files.read(_RECORD)
+    if text is None:
+        if any(True for _ in files.list()):
+            raise OptionError(f"--to {export.to}: there are files in it that no export has written; choose an empty directory")
+        files.write(_RECORD, json.dumps(export.record(), indent=1) + "\n")
+        return
+    before = json.loads(text)
+    for name, value in export.record().items():
+        if before.get(name) != value:
+            raise OptionError(
+                f"--to {export.to}: it was begun with {name} {before.get(name)!r}, not {value!r}; run with the same "
+                "options, or choose another directory"
+            )
+
+
+def _write_parquet(frame: DataFrame, files: Files, export: Export, number: int) -> None:
+    intent, staging = f"{_BATCHES}/{number}", f"{_STAGING}/{number}"
+    before = files.read(intent)
+    for target in json.loads(before) if before else ():
+        files.delete(target)
+    files.delete(staging)
+    writer = frame.write.mode("overwrite").format("parquet")
+    (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.path(staging))
+    moves = _targets(files, staging, f"part-{number:08d}")
+    files.write(intent, json.dumps(list(moves.values())))
+    for source, target in moves.items():
+        files.move(source, target)
+    files.delete(staging)
+    files.delete(f"{_BATCHES}/{number - 1}")  # its commit is in the checkpoint, or this batch would not run
+
+
+def _targets(files: Files, staging: str, prefix: str) -> dict[str, str]:
+    """Each file of a staging directory, and its final name."""
+    moves = {}
+    for place, (name, _) in enumerate(sorted(files.list(staging))):
+        directory = name.removeprefix(f"{staging}/").rpartition("/")[0]
+        moves[name] = f"{directory}/{prefix}-{place:05d}.parquet".lstrip("/")
+    return moves
+
+
+def _write_delta(frame: DataFrame, files: Files, export: Export, number: int) -> None:
+    writer = frame.write.mode("append").format("delta").option("txnAppId", files.root).option("txnVersion", number)
+    try:
+        (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.root)
+    except PySparkException as error:
+        if error.getCondition() == "DATA_SOURCE_NOT_FOUND":
+            raise OptionError("--format delta needs the package delta-spark, see docs/spark.md") from None
+        raise
+
+
+def _show(query: object, shown: int, started: float) -> tuple[int, int]:
+    """Prints how far it is; records so far, and the last batch that was told of."""
+    total = 0
+    for progress in query.recentProgress:  # type: ignore[attr-defined]
+        total += progress.numInputRows
+        if progress.batchId > shown and progress.numInputRows:
+            shown = progress.batchId
+            seconds = time.monotonic() - started
+            _say(f"batch {progress.batchId}: {total:,} records, {total / seconds:,.0f} a second")
+    return total, shown
+
+
+def _say(text: str) -> None:
+    """A line of progress that overwrites the one before, on a terminal; else a line for each batch."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+# --- compaction -----------------------------------------------------------------------------------------------------------------
+
+
+def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple[int, int]:
+    """Puts small files of the same partition together; how many there were, and how many they are now.
+
+    The new files are written aside and their names and those of the old ones put on record. From then on it is finished by whoever
+    comes next, if this run is killed. Whoever reads meanwhile may for a moment see records twice.
+    """
+    files = Files(spark, to)
+    text = files.read(_RECORD)
+    if text is None:
+        raise OptionError(f"{to}: there is no export in it")
+    if json.loads(text)["format"] != "parquet":
+        raise OptionError(f"{to}: tables of Delta are compacted by Delta: OPTIMIZE delta.`{to}`")
+    _finish_compaction(files)
+    directories: dict[str, list[tuple[str, int]]] = {}
+    for name, size in files.list():
+        if size < file_bytes // 2:
+            directories.setdefault(name.rpartition("/")[0], []).append((name, size))
+    groups = {directory: small for directory, small in directories.items() if len(small) > 1}
+    moves: dict[str, str] = {}
+    stamp = time.time_ns() // 1_000_000
+    for number, (directory, small) in enumerate(sorted(groups.items())):
+        staging = f"{_STAGING}/compaction-{number}"
+        files.delete(staging)
+        frame = spark.read.parquet(*(files.path(name) for name, _ in sorted(small)))
+        count = max(1, round(sum(size for _, size in small) / file_bytes))
+        frame.coalesce(count).write.mode("overwrite").parquet(files.path(staging))
+        for source, target in _targets(files, staging, f"part-compact-{stamp}-{number}").items():
+            moves[source] = f"{directory}/{target}".lstrip("/")
+    old = [name for small in groups.values() for name, _ in small]
+    if moves:
+        files.write(_COMPACTION, json.dumps({"moves": moves, "old": old}))
+        _finish_compaction(files)
+    return len(old), len(moves)
+
+
+def _finish_compaction(files: Files) -> None:
+    text = files.read(_COMPACTION)
+    if text is None:
+        return
+    plan = json.loads(text)
+    for source, target in plan["moves"].items():
+        if files.exists(source):
+            files.move(source, target)
+    for name in plan["old"]:
+        files.delete(name)
+    files.delete(_COMPACTION)
+    files.delete(_STAGING)
+
+
+# --- command line ---------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `shardbroker export`, but for the source."""
+    parser.add_argument(
+        "--to", required=True, metavar="DIR|s3a://...", help="where the files go; each target has a checkpoint of its own"
+    )
+    parser.add_argument("--format", choices=("parquet", "delta"), default="parquet")
+    parser.add_argument("--since", default="", metavar="TIME", help="a time such as 2026-01-31T12:00, of UTC, or an age such as 7d")
+    parser.add_argument("--until", default="", metavar="TIME", help="as --since; records of that moment are left out")
+    parser.add_argument("--topics", default="", metavar="FILTER", help="only records with a topic that matches this topic filter")
+    parser.add_argument("--types", default="", metavar="TYPE,...", help="only these types of records, such as message")
+    parser.add_argument("--columns", default="", metavar="NAME,...", help="only these columns")
+    parser.add_argument("--partition-by", default="", metavar="NAME,...", help=f"directories: {', '.join(PARTITIONS)}")
+    parser.add_argument(
+        "--payload",
+        default="raw",
+        metavar="raw|json|SCHEMA",
+        help="json: also as text if it is JSON; a schema such as 'v DOUBLE': also parsed",
+    )
+    parser.add_argument(
+        "--mode", choices=("failFast", "permissive"), default="failFast", help="permissive: leave out what is damaged"
+    )
+    parser.add_argument("--master", default=None, metavar="local[*]|spark://...", help="where Spark runs; default: local[*]")
+    parser.add_argument("--batch-bytes", type=int, default=BATCH_BYTES, metavar="N", help="of journals read in one batch")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="KEY=VALUE", help="any setting of Spark; may be given several times"
+    )
+    parser.add_argument("--compact", action="store_true", help="put small files together afterwards")
+
+
+def main(source: Path | str, arguments: argparse.Namespace) -> int:
+    """Exit codes: 0 well, 1 it could not be finished, 2 wrong usage."""
+
+    def names(text: str) -> tuple[str, ...]:
+        return tuple(one.strip() for one in text.split(",") if one.strip())
+
+    export = Export(
+        str(source), arguments.to, arguments.format, arguments.since, arguments.until, arguments.topics, arguments.types,
+        names(arguments.partition_by), arguments.payload, names(arguments.columns), arguments.mode == "permissive",
+        arguments.batch_bytes,
+    )  # fmt: skip
+    try:
+        export.check()
+        settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", **_settings(arguments.conf)}
+        spark = make_session("shardbroker export", arguments.master or "local[*]", settings)
+        count = run(spark, export)
+        print(f"{count:,} records exported to {export.to}")
+        if arguments.compact:
+            before, after = compact(spark, export.to)
+            print(f"{before} small files are {after} now")
+    except OptionError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (ShardbrokerSourceError, StreamingQueryException, PySparkException, OSError) as error:
+        print(f"export stopped: {_reason(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for one in given:
+        key, separator, value = one.partition("=")
+        if not separator:
+            raise OptionError(f"--conf {one}: allowed is KEY=VALUE")
+        settings[key] = value
+    return settings
+
+
+def _reason(error: Exception) -> str:
+    """What our side said, without the stack traces that Spark wraps it in."""
+    lines = str(error).splitlines()
+    for line in lines:
+        name, separator, text = line.strip().partition(": ")
+        if separator and name.startswith("pyspark_shardbroker.errors."):
+            return text
+    return "\n".join(lines[:8])

@@ -1,0 +1,78 @@
+"""Files of an export, wherever Hadoop can write: local directories, s3a://, hdfs://. Whole files appear by a rename."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+__all__ = ["Files"]
+
+
+class Files:
+    """The files below one directory. Names are relative to it."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        jvm: Any = spark._jvm
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._root = self._path(root)
+        self._fs: Any = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        self._root = self._fs.makeQualified(self._root)
+        self.root = str(self._root.toString())
+
+    def path(self, name: str) -> str:
+        """The full name."""
+        return f"{self.root}/{name}"
+
+    def _of(self, name: str) -> Any:
+        return self._path(self.path(name))
+
+    def exists(self, name: str) -> bool:
+        return bool(self._fs.exists(self._of(name)))
+
+    def read(self, name: str) -> str | None:
+        """A small text file, or None if it is not there."""
+        if not self.exists(name):
+            return None
+        stream = self._fs.open(self._of(name))
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        """At any moment there is the whole file or none."""
+        new = self._of(f"{name}.new")
+        stream = self._fs.create(new, True)
+        try:
+            stream.write(text.encode())
+        finally:
+            stream.close()
+        self._fs.delete(self._of(name), False)
+        if not self._fs.rename(new, self._of(name)):
+            raise OSError(f"{self.path(name)} cannot be written")
+
+    def delete(self, name: str) -> None:
+        """A file or a directory with all in it; nothing if it is not there."""
+        self._fs.delete(self._of(name), True)
+
+    def move(self, name: str, target: str) -> None:
+        """Raises OSError."""
+        self._fs.mkdirs(self._of(target).getParent())
+        if not self._fs.rename(self._of(name), self._of(target)):
+            raise OSError(f"{self.path(name)} cannot be moved to {self.path(target)}")
+
+    def list(self, name: str = "") -> Iterator[tuple[str, int]]:
+        """Names and sizes of all files below a directory, but for those with a `.` or `_` in front of a part of their name."""
+        start = self._of(name) if name else self._root
+        if not self._fs.exists(start):
+            return
+        found = self._fs.listFiles(start, True)
+        hidden = f"{start.toString()}/"
+        if name:
+            hidden = f"{self._fs.makeQualified(start).toString()}/"
+        while found.hasNext():
+            status = found.next()
+            full = str(status.getPath().toString())
+            below = full.removeprefix(hidden)
+            if not any(part.startswith((".", "_")) for part in below.split("/")):
+                yield full.removeprefix(f"{self.root}/"), int(status.getLen())
