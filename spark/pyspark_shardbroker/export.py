@@ -21,6 +21,7 @@ from pathlib import Path
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 from pyspark_shardbroker.columns import JOURNAL, JOURNAL_VERSION
 from pyspark_shardbroker.errors import OptionError, ShardbrokerSourceError
@@ -116,10 +117,8 @@ def run(spark: SparkSession, export: Export) -> int:
     files = Files(spark, export.to)
     _check_record(files, export)
     _finish_compaction(files)
-    written = 0
 
     def write(frame: DataFrame, number: int) -> None:
-        nonlocal written
         shaped = export.shape(frame)
         if export.format == "delta":
             _write_delta(shaped, files, export, number)
@@ -134,16 +133,16 @@ def run(spark: SparkSession, export: Export) -> int:
         .queryName("shardbroker-export")
         .start()
     )
-    started, shown = time.monotonic(), -1
+    started = time.monotonic()
+    batches: dict[int, int] = {}
     try:
         while not query.awaitTermination(PROGRESS_S):
-            written, shown = _show(query, shown, started)
-        written, _ = _show(query, shown, started)
+            _show(query, batches, started)
+        _show(query, batches, started)
     except BaseException:
         query.stop()
         raise
-    _say("")
-    return written
+    return sum(batches.values())
 
 
 def _check_record(files: Files, export: Export) -> None:
@@ -198,24 +197,17 @@ def _write_delta(frame: DataFrame, files: Files, export: Export, number: int) ->
         raise
 
 
-def _show(query: object, shown: int, started: float) -> tuple[int, int]:
-    """Prints how far it is; records so far, and the last batch that was told of."""
-    total = 0
-    for progress in query.recentProgress:  # type: ignore[attr-defined]
-        total += progress.numInputRows
-        if progress.batchId > shown and progress.numInputRows:
-            shown = progress.batchId
-            seconds = time.monotonic() - started
-            _say(f"batch {progress.batchId}: {total:,} records, {total / seconds:,.0f} a second")
-    return total, shown
+def _show(query: StreamingQuery, batches: dict[int, int], started: float) -> None:
+    """Notes the records of each batch, and prints how far it is."""
+    for progress in query.recentProgress:
+        if progress.numInputRows and progress.batchId not in batches:
+            batches[progress.batchId] = progress.numInputRows
+            total = sum(batches.values())
+            _say(f"batch {progress.batchId}: {total:,} records, {total / (time.monotonic() - started):,.0f} a second")
 
 
 def _say(text: str) -> None:
-    """A line of progress that overwrites the one before, on a terminal; else a line for each batch."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
-        print(text, file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 # --- compaction -----------------------------------------------------------------------------------------------------------------

@@ -132,7 +132,9 @@ def dead_subscriptions(journal: DataFrame) -> DataFrame:
         F.regexp_replace(F.regexp_replace(F.regexp_replace(quoted, r"\+", "[^/]*"), "/#$", "(/.*)?"), "^#$", ".*"),
         F.lit("$"),
     )
-    return filters.join(topics, F.expr("true") & topics.topic.rlike(pattern), "left_anti").orderBy("client_id", "topic_filter")
+    filters = filters.withColumn("pattern", pattern)
+    dead = filters.join(topics, F.rlike(topics.topic, filters.pattern), "left_anti")
+    return dead.drop("pattern").orderBy("client_id", "topic_filter")
 
 
 def retained_growth(journal: DataFrame, interval: str = "1 hour") -> DataFrame:

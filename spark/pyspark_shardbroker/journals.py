@@ -114,9 +114,7 @@ def pieces(journal: Journal, wanted: Wanted, partition_bytes: int, lowest: int =
     known = frozenset(info.incarnation for info in infos if info.incarnation is not None)
     for place, info in enumerate(infos):
         following = infos[place + 1] if place + 1 < len(infos) else None
-        if info.first >= highest or (
-            following is not None and following.first <= lowest and following.incarnation == info.incarnation
-        ):
+        if info.first >= highest or (following is not None and following.first <= lowest):
             continue
         if wanted.workers is not None and info.incarnation is not None and info.worker not in wanted.workers:
             continue

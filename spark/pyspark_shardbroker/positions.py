@@ -31,17 +31,14 @@ class Positions:
         infos = journal.segments()
         if not infos:
             return 0
-        # The newest segment may have no whole block, and the one before may then be the one that counts.
-        ends = []
-        for info in infos[-2:]:
-            path, offset, position = self._followed.get(journal.key, ("", SEGMENT_BYTES, info.first))
-            try:
-                offset, position = end_of(info, offset, position) if path == info.path else end_of(info)
-            except FileNotFoundError:
-                continue
-            self._followed[journal.key] = info.path, offset, position
-            ends.append(position)
-        return max(ends, default=infos[-1].first)
+        newest = infos[-1]  # all that is in others lies below its first record
+        path, offset, position = self._followed.get(journal.key, ("", SEGMENT_BYTES, newest.first))
+        try:
+            offset, position = end_of(newest, offset, position) if path == newest.path else end_of(newest)
+        except FileNotFoundError:
+            return newest.first  # it was retired just now: the next look finds it under its other name
+        self._followed[journal.key] = newest.path, offset, position
+        return position
 
     def limited(self, start: dict[str, int], latest: dict[str, int], rows: int | None, size: int | None) -> dict[str, int]:
         """As far as so many records or bytes reach, shared out evenly among the journals; at least one block of each.
