@@ -10,9 +10,11 @@ cpdef enum Counter:
     PACKETS_CONNECT_RECEIVED
     PACKETS_CONNACK_SENT
     PACKETS_CONNACK_ERROR
+    PACKETS_CONNACK_AUTH_ERROR
     PACKETS_PUBLISH_RECEIVED
     PACKETS_PUBLISH_SENT
     PACKETS_PUBLISH_ERROR
+    PACKETS_PUBLISH_AUTH_ERROR
     PACKETS_PUBACK_RECEIVED
     PACKETS_PUBACK_SENT
     PACKETS_PUBACK_MISSED
@@ -27,6 +29,7 @@ cpdef enum Counter:
     PACKETS_PUBCOMP_MISSED
     PACKETS_SUBSCRIBE_RECEIVED
     PACKETS_SUBSCRIBE_ERROR
+    PACKETS_SUBSCRIBE_AUTH_ERROR
     PACKETS_SUBACK_SENT
     PACKETS_UNSUBSCRIBE_RECEIVED
     PACKETS_UNSUBACK_SENT
@@ -35,6 +38,7 @@ cpdef enum Counter:
     PACKETS_DISCONNECT_RECEIVED
     PACKETS_DISCONNECT_SENT
     PACKETS_AUTH_RECEIVED
+    PACKETS_AUTH_SENT
     MESSAGES_RECEIVED
     MESSAGES_SENT
     MESSAGES_QOS0_RECEIVED
@@ -83,6 +87,16 @@ cpdef enum Counter:
     JOURNAL_GIVEN_UP                       # records that were never written, as durability.on_disk_error = continue
     JOURNAL_NOT_CAPTURED                   # messages for analytics among them
     JOURNAL_WRITE_MS                       # spent on writing
+    AUTHENTICATION_SUCCESS
+    AUTHENTICATION_SUCCESS_ANONYMOUS
+    AUTHENTICATION_FAILURE
+    AUTHENTICATION_UNAVAILABLE             # logins without a verdict: back ends or integrations failed, or too many waited
+    AUTHORIZATION_ALLOW                    # decisions; what a connection remembers of them is not counted again, but denials are
+    AUTHORIZATION_DENY
+    AUTHORIZATION_NOMATCH
+    AUTHORIZATION_SUPERUSER
+    CLIENT_BANNED
+    CLIENT_FLAPPING
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT
@@ -145,6 +159,7 @@ cdef class Counters:
     cdef uint64_t* histogram_words(self, int number, int which) except NULL
     cdef list bucket_sums(self, str name)
     cdef uint64_t memory_of(self, int number) except? 0
+    cdef uint64_t access_generation_c(self) noexcept
     cdef bint connected_wanted(self, uint64_t epoch) noexcept
     cdef ListenerSockets* sockets_of(self, int number) except NULL
     # Open sockets of a listener in the whole broker, those between two processes included.

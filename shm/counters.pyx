@@ -38,6 +38,7 @@ cdef enum:
     WANTED = 3                             # words of the header page: events of clients that come are wanted,
     WANTED_EPOCH = 4                       # as of this epoch
     SERVING = 5                            # every process was ready once
+    ACCESS = 6                             # generations of rules, and of users and bans
     HISTOGRAM_COUNT = 2
     HISTOGRAM_BUCKETS = 496                # 8 exact ones, then 8 for each of the 61 powers of two from 8 on
     HISTOGRAM_SUM = HISTOGRAM_BUCKETS      # word behind the buckets
@@ -55,13 +56,14 @@ class ProcessState(IntEnum):
 
 NAMES = (
     "bytes.received", "bytes.sent", "packets.received", "packets.sent", "packets.connect.received", "packets.connack.sent",
-    "packets.connack.error", "packets.publish.received", "packets.publish.sent", "packets.publish.error",
+    "packets.connack.error", "packets.connack.auth_error", "packets.publish.received", "packets.publish.sent", "packets.publish.error",
+    "packets.publish.auth_error",
     "packets.puback.received", "packets.puback.sent", "packets.puback.missed", "packets.pubrec.received",
     "packets.pubrec.sent", "packets.pubrec.missed", "packets.pubrel.received", "packets.pubrel.sent",
     "packets.pubrel.missed", "packets.pubcomp.received", "packets.pubcomp.sent", "packets.pubcomp.missed",
-    "packets.subscribe.received", "packets.subscribe.error", "packets.suback.sent", "packets.unsubscribe.received",
+    "packets.subscribe.received", "packets.subscribe.error", "packets.subscribe.auth_error", "packets.suback.sent", "packets.unsubscribe.received",
     "packets.unsuback.sent", "packets.pingreq.received", "packets.pingresp.sent", "packets.disconnect.received",
-    "packets.disconnect.sent", "packets.auth.received", "messages.received", "messages.sent", "messages.qos0.received",
+    "packets.disconnect.sent", "packets.auth.received", "packets.auth.sent", "messages.received", "messages.sent", "messages.qos0.received",
     "messages.qos1.received", "messages.qos2.received", "messages.qos0.sent", "messages.qos1.sent", "messages.qos2.sent",
     "messages.acked", "messages.forward", "messages.dropped", "messages.dropped.no_subscribers",
     "messages.dropped.await_pubrel_timeout", "messages.dropped.receive_maximum", "delivery.dropped",
@@ -73,7 +75,10 @@ NAMES = (
     "client.closed.overload", "client.closed.kicked", "client.closed.reset", "session.created", "session.resumed",
     "session.takenover", "session.discarded", "session.terminated", "events.dropped", "retained.dropped",
     "overload.output_stopped", "overload.publishers_paused", "journal.refused", "journal.given_up", "journal.not_captured",
-    "journal.write_ms", "connections.count",
+    "journal.write_ms",
+    "authentication.success", "authentication.success.anonymous", "authentication.failure", "authentication.unavailable",
+    "authorization.allow", "authorization.deny", "authorization.nomatch", "authorization.superuser", "client.banned", "client.flapping",
+    "connections.count",
     "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
     "inflight.count", "mqueue.count", "memory.bytes.count", "overload.level.count", "journal.pending.count",
     "journal.stage.count", "journal.errno.count", "retained.errno.count",
@@ -320,6 +325,18 @@ cdef class Counters:
     cdef bint connected_wanted(self, uint64_t epoch) noexcept:
         """Also if the epoch has moved since: who has just subscribed to them misses none."""
         return sb_load(<uint64_t*>self.base + WANTED_EPOCH) != epoch or sb_load(<uint64_t*>self.base + WANTED) != 0
+
+    def access_changed(self, bint rules=False) -> None:
+        """Users or bans have changed, or rules: every process looks at them again within a moment. One writer at a time."""
+        sb_store(<uint64_t*>self.base + ACCESS, sb_load(<uint64_t*>self.base + ACCESS) + ((<uint64_t>1 << 32) if rules else 1))
+
+    cdef uint64_t access_generation_c(self) noexcept:
+        return sb_load(<uint64_t*>self.base + ACCESS)
+
+    @property
+    def access_generation(self) -> int:
+        """Changes so far: of rules in the upper 32 bits, of the rest in the lower."""
+        return self.access_generation_c()
 
     @property
     def serving(self) -> bool:

@@ -9,6 +9,9 @@ from shm.address cimport PeerAddress
 cdef enum:
     EVENT_CONNECTED = 1
     EVENT_DISCONNECTED = 2
+    EVENT_DENIED = 3                       # something that a client may not do
+    EVENT_FLAPPING = 4                     # a client came and went too often, and is banned
+    EVENT_REFUSED = 5                      # a client that never was connected went, or was sent away
     DETAIL_MAX = 400                       # bytes of free text
     EVENT_EXPIRY_NEVER = 0xFFFFFFFF        # seconds, MQTT 5.0 §3.1.2.11.2
 

@@ -8,11 +8,15 @@ from shm.address cimport address_text, parse_address
 from typing import NamedTuple
 
 __all__ = [
-    "EXPIRY_NEVER", "KIND_CONNECTED", "KIND_DISCONNECTED", "SIDES", "ClientEvent", "EventError", "pack_event", "unpack_event",
+    "EXPIRY_NEVER", "KIND_CONNECTED", "KIND_DENIED", "KIND_DISCONNECTED", "KIND_FLAPPING", "KIND_REFUSED",
+    "SIDES", "ClientEvent", "EventError", "kind_of", "pack_event", "unpack_event",
 ]
 
 KIND_CONNECTED = int(EVENT_CONNECTED)
 KIND_DISCONNECTED = int(EVENT_DISCONNECTED)
+KIND_DENIED = int(EVENT_DENIED)
+KIND_FLAPPING = int(EVENT_FLAPPING)
+KIND_REFUSED = int(EVENT_REFUSED)
 EXPIRY_NEVER = int(<uint32_t>EVENT_EXPIRY_NEVER)
 """Seconds, MQTT 5.0 §3.1.2.11.2."""
 SIDES = ("client", "server", "network")
@@ -68,6 +72,11 @@ def pack_event(int kind, int reason_code, int side, int version, int keepalive_s
     header.expiry_s = expiry_s
     header.listener = listener
     return (<char*>&header)[:sizeof(header)] + client_id + text + username
+
+
+def kind_of(bytes data not None) -> int:
+    """The kind of an event; 0 for no bytes."""
+    return data[0] if data else 0
 
 
 cdef int check(const uint8_t* data, size_t size, EventHeader* header) except -1:

@@ -68,6 +68,8 @@ class Topology:
     """What was found damaged before any process started, for the manager to tell."""
     left_over: tuple["LeftOver", ...] = ()
     """Rings of a broker that was killed, oldest first."""
+    access: tuple[tuple[int, int], ...] = ()
+    """A SOCK_SEQPACKET pair for each worker (worker's end, integrations' end): questions about clients, and verdicts."""
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"
@@ -81,6 +83,11 @@ class Topology:
     def processes(self) -> int:
         """Processes with an inbox and a counter slot: workers and the manager."""
         return self.workers + 1
+
+    @property
+    def integrations(self) -> int:
+        """Counter slot of the process integrations; it has no inbox."""
+        return self.processes + self.acceptors
 
     def inbox_name(self, process: int) -> str:
         """POSIX shared memory name of a process's inbox."""

@@ -18,7 +18,9 @@ MAY_USE = {
     "shardbroker.session": ("shardbroker.journal", "shardbroker.pubsub", "shardbroker.mqtt", "shm"),
     "shardbroker.journal": ("shm",),
     "acceptor": ("shm",),
+    "shardbroker.access": ("shardbroker.mqtt", "shm"),
     "shardbroker.worker": (
+        "shardbroker.access",
         "shardbroker.session",
         "shardbroker.config",
         "shardbroker.pubsub",
@@ -30,9 +32,18 @@ MAY_USE = {
     "shardbroker.config": ("shardbroker.mqtt",),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
-    "shardbroker.management": ("shardbroker.config", "shardbroker.control", "shardbroker.mqtt", "shm"),
+    "shardbroker.integrations": ("shardbroker.access", "shardbroker.config", "shardbroker.management", "shardbroker.mqtt", "shm"),
+    "shardbroker.management": ("shardbroker.access", "shardbroker.config", "shardbroker.control", "shardbroker.mqtt", "shm"),
     # It starts the processes, so it knows their entry points.
-    "shardbroker.supervisor": ("shardbroker.config", "shardbroker.management", "shardbroker.worker", "acceptor", "shm"),
+    "shardbroker.supervisor": (
+        "shardbroker.access",
+        "shardbroker.config",
+        "shardbroker.integrations",
+        "shardbroker.management",
+        "shardbroker.worker",
+        "acceptor",
+        "shm",
+    ),
     "perf": ("shardbroker.mqtt", "shm"),
     "shardbroker.cli": (
         "shardbroker.config",

@@ -35,6 +35,9 @@ GROUPS = {
     "workers": "Processes.",
     "config": "Configuration of the running broker.",
     "log": "What is logged.",
+    "users": "Users of the broker's own store.",
+    "acl": "Who may publish and subscribe what.",
+    "banned": "Who is not let in.",
 }
 """Help of the first word of verbs with two."""
 
@@ -82,6 +85,8 @@ def reference() -> None:
     print(page(), end="")
 
 
+SECRET = "password"
+"""The field of a verb that is never an option."""
 COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
 """What the shell sets when it wants words to choose from."""
 
@@ -114,7 +119,8 @@ def command_of(verb: Verb, name: str) -> click.Command:
     fields = verb.params.model_fields
     params: list[click.Parameter] = []
     for field_name, field in fields.items():
-        params.append(parameter_of(field_name, field))
+        if field_name != SECRET:
+            params.append(parameter_of(field_name, field))
     if "payload" in fields and fields["payload"].annotation is bytes:
         params.append(click.Option(["--stdin", "from_stdin"], is_flag=True, help="Read the payload from standard input."))
     if "cursor" in fields:
@@ -129,12 +135,21 @@ def command_of(verb: Verb, name: str) -> click.Command:
         all_pages = given.pop("all_pages", False)
         if given.pop("from_stdin", False):
             given["payload"] = sys.stdin.buffer.read()
+        if SECRET in fields:
+            given[SECRET] = read_secret()
         asked = {key: wire(fields[key], value) for key, value in given.items() if value is not None and value != ()}
         with Control(find_data_dir(), by=f"ctl:{os.getuid()}") as control:
             carry_out(control, verb, asked, as_json, all_pages)
         return 0
 
     return click.Command(name, params=params, callback=run, help=verb.summary, short_help=verb.summary)
+
+
+def read_secret() -> str:
+    """Asked for on a terminal, else a line of standard input: a command line is seen by everybody."""
+    if sys.stdin.isatty():
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
+    return sys.stdin.readline().rstrip("\r\n")
 
 
 def wire(field: FieldInfo, value: Any) -> Any:
@@ -166,7 +181,7 @@ def parameter_of(name: str, field: FieldInfo) -> click.Parameter:
         return click.Option([flag, name], multiple=True, callback=check_pairs, metavar="NAME=VALUE", help=field.description)
     shown = None if field.default in (None, ..., "") or field.is_required() else str(field.default)
     text = f"{field.description} [default: {shown}]" if shown else field.description
-    return click.Option([flag, name], type=type_, required=field.is_required(), help=text)
+    return click.Option([flag, name], type=type_, multiple=many, required=field.is_required(), help=text)
 
 
 def check_pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

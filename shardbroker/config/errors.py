@@ -7,13 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardbroker.config.keys import KeyPath, allowed_at, dotted, known_keys, resolve
+from shardbroker.config.keys import MASK, KeyPath, allowed_at, dotted, is_secret, known_keys, resolve
 
 __all__ = ["ConfigError", "explain", "refusal"]
 
 UNBUILT = (
-    "auth",
-    "acl",
     *(f"listeners.<name>.{key}" for key in ("tls", "websocket", "proxy_protocol", "access_rules")),
 )
 """Keys that the broker will have one day. They are refused like any unknown key, so nobody relies on what is not there."""
@@ -48,7 +46,8 @@ def explain(error: ValidationError, values: Mapping[KeyPath, Any], sources: Mapp
         else:
             custom = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
             text = custom if custom.startswith("allowed is") else f"allowed is {allowed_at(path)}"
-            lines.setdefault(dotted(path), refusal(dotted(path), values.get(path, problem["input"]), _source(path, sources), text))
+            value = MASK if is_secret(path) else values.get(path, problem["input"])
+            lines.setdefault(dotted(path), refusal(dotted(path), value, _source(path, sources), text))
     return "\n".join(lines.values())
 
 

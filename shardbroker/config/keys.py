@@ -14,18 +14,23 @@ from shardbroker.config.settings import Settings
 from shardbroker.config.units import Allowed, Unit, format_duration, format_rate, format_size
 
 __all__ = [
+    "MASK",
     "KeyPath",
     "allowed_at",
     "allowed_text",
     "dotted",
     "field_at",
     "is_map",
+    "is_secret",
     "known_keys",
     "resolve",
     "takes_text",
     "toml",
     "toml_value",
 ]
+
+MASK = "******"
+"""Shown in place of a secret."""
 
 KeyPath: TypeAlias = tuple[str, ...]
 """A key, part by part: a part may hold dots, as topics do."""
@@ -80,6 +85,16 @@ def resolve(location: Iterable[int | str]) -> KeyPath:
 def is_map(field: FieldInfo) -> bool:
     """Whether the value is a table with free keys, such as mqtt.mqueue_priorities."""
     return get_origin(field.annotation) is dict
+
+
+def is_secret(path: KeyPath) -> bool:
+    """Whether the value at this path is shown to nobody."""
+    field, _ = field_at(path)
+    return field is not None and _hidden(field)
+
+
+def _hidden(field: FieldInfo) -> bool:
+    return _unit(list(_all_marks(field.annotation, field.metadata))) is Unit.SECRET
 
 
 def takes_text(field: FieldInfo) -> bool:
@@ -171,6 +186,8 @@ def toml(field: FieldInfo, value: Any) -> str:
     if value is None:
         return '"disabled"'
     marks = list(_all_marks(field.annotation, field.metadata))
+    if _hidden(field) and value:
+        value = dict.fromkeys(value, MASK) if isinstance(value, dict) else MASK
     if _unit(marks) is Unit.DURATION and isinstance(value, float):
         return f'"{format_duration(value)}"'
     if _unit(marks) is Unit.SIZE and isinstance(value, int):
@@ -193,11 +210,15 @@ def toml_value(value: Any) -> str:
     return _quoted(str(value))
 
 
+def _item(value: int | str) -> str:
+    return _quoted(value) if isinstance(value, str) else str(value)
+
+
 def _all_marks(annotation: Any, metadata: Iterable[Any]) -> Iterator[Any]:
     yield from metadata
     if hasattr(annotation, "__metadata__"):
         yield from _all_marks(annotation.__origin__, annotation.__metadata__)
-    elif get_origin(annotation) not in (None, dict, Literal):
+    elif get_origin(annotation) not in (None, Literal):
         for branch in get_args(annotation):
             yield from _all_marks(branch, ())
 

@@ -5,8 +5,10 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
+from shardbroker.config.access import CHAIN_HELP, Acl, Auth, FlappingDetect, Names, chain_names
+from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Rate, Size, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter
@@ -31,15 +33,6 @@ __all__ = [
 MAX_PACKET_SIZE = 256 << 20
 """Largest packet that the protocol can express, and the largest allowed limit, bytes."""
 
-SHORTEST_S = 0.001
-"""Least duration of a limit, seconds: timers count milliseconds, and 0 ms would mean no limit."""
-
-LONGEST_WAIT_S = 86400.0
-"""Longest wait for a peer or a process, seconds: a day stands for ever, and still fits every timer."""
-
-LIMIT_MAX = 2**31 - 1
-"""Largest limit on a count, short of none: what a signed 32-bit counter holds."""
-
 LEVELS_MAX = 65535
 """Levels of the longest topic."""
 
@@ -62,12 +55,6 @@ Strategy = Literal["random", "round_robin", "round_robin_per_group", "sticky", "
 ADDRESS_HELP = "HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:1883 or [::1]:1883"
 LISTENER_NAME = re.compile(r"[a-z0-9_-]+")
 """Names that need no quotes in TOML and can be written in the environment."""
-
-
-class Section(BaseModel):
-    """Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Mqtt(Section):
@@ -118,6 +105,12 @@ class Listener(Section):
     type: Literal["tcp"] = Field("tcp", description="Transport.")
     max_connections: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Connections at a time, others are closed; 0: no limit.")
     max_conn_rate: Rate = Field(inf, description="Connections accepted a second; further ones wait.")
+    enable_authn: bool | Literal["quick_deny_anonymous"] = Field(
+        True, description="Whether its clients go through the chain; quick_deny_anonymous: not those without a user name."
+    )
+    auth_chain: Annotated[Names, AfterValidator(chain_names), Allowed(f"inherit, or {CHAIN_HELP}")] = Field(
+        ["inherit"], description="Takes the place of auth.chain for its clients."
+    )
 
     @field_validator("bind")
     @classmethod
@@ -274,7 +267,7 @@ class Settings(Section):
 
     process: Process = Process()
     node: Node = Node()
-    listeners: dict[str, Listener] = {"default": Listener()}
+    listeners: dict[str, Listener] = Field({"default": Listener()})
     mqtt: Mqtt = Mqtt()
     durability: Durability = Durability()
     journal: Journal = Journal()
@@ -283,6 +276,9 @@ class Settings(Section):
     overload: Overload = Overload()
     log: Log = Log()
     prometheus: Prometheus = Prometheus()
+    auth: Auth = Auth()
+    acl: Acl = Acl()
+    flapping_detect: FlappingDetect = FlappingDetect()
 
     @field_validator("listeners")
     @classmethod

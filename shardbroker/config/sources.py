@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardbroker.config.errors import ConfigError, explain, refusal
-from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, takes_text, toml_value
+from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, is_secret, takes_text, toml_value
 from shardbroker.config.settings import Settings
 
 __all__ = ["KEPT_FILE", "ConfigError", "Loaded", "load", "parse_assignment", "read_kept", "write_kept"]
@@ -92,7 +92,10 @@ def _gather(
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {assignment}: allowed is key=value, such as mqtt.max_inflight=64")
-        values.put(*parse_assignment(key, text), "--set")
+        path, value = parse_assignment(key, text)
+        if is_secret(path):
+            raise ConfigError(f"--set {dotted(path)}: a command line is seen by everybody; allowed is a file or the environment")
+        values.put(path, value, "--set")
     listening = {_split(key)[1] for key in options if key.startswith("listeners.")}
     for known in list(values.values) if listening else ():
         # --listen says where to listen, not where else; the limits of a listener are still its own.

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isnan
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -16,6 +17,7 @@ __all__ = [
     "Number",
     "OptionalDuration",
     "Rate",
+    "Secret",
     "Size",
     "Unit",
     "Whole",
@@ -36,6 +38,8 @@ _LONGEST_S = 36500 * 86400.0
 """Longest duration short of infinity, seconds: a hundred years, which in milliseconds still fits every counter."""
 LEAST_MARK = 128 << 20
 """Least memory limit, bytes: a broker without clients takes about half of it."""
+SECRET_FILE = "file:"
+"""Begins a secret that stands in a file of its own."""
 _BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
@@ -46,6 +50,7 @@ class Unit(Enum):
     SIZE = "size"
     LIMIT = "limit"
     RATE = "rate"
+    SECRET = "secret"
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,17 @@ def _limit(value: object) -> object:
     return 0 if value == "infinity" or value == inf else _number(value)
 
 
+def _secret(value: object) -> str:
+    """`file:PATH` stands for what that file holds, without the line end: such as a systemd credential."""
+    text = str(value)
+    if not text.startswith(SECRET_FILE):
+        return text
+    try:
+        return Path(text.removeprefix(SECRET_FILE)).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"allowed is text, or file:PATH of a file that can be read; {error}") from None
+
+
 def _memory_mark(value: object) -> str:
     text = str(value).strip()
     if not isinstance(value, bool):
@@ -150,6 +166,8 @@ Rate = Annotated[float, BeforeValidator(_rate), Unit.RATE, Allowed("a rate such 
 """Things a second; infinity means no limit."""
 Number = Annotated[float, BeforeValidator(_number)]
 """Any number."""
+Secret = Annotated[str, BeforeValidator(_secret), Unit.SECRET, Allowed("text, or file:PATH")]
+"""Text that is shown to nobody."""
 MemoryMark = Annotated[
     str, BeforeValidator(_memory_mark), Allowed("a share of the memory from 1% to 100%, a size of 128MB or more, disabled")
 ]

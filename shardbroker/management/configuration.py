@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardbroker.config import ConfigError, Loaded, Settings
-from shardbroker.config.keys import KeyPath, dotted, toml
+from shardbroker.config.keys import KeyPath, dotted, is_secret, toml
 from shardbroker.config.live import in_force, is_live, keep_in_force, replaced
 from shardbroker.config.show import leaves, sections
 from shardbroker.config.sources import KEPT_FILE, parse_assignment, read_kept, write_kept
@@ -51,6 +51,8 @@ class Configuration:
         """Keeps a value, and applies it if it can change while the broker runs. Raises ControlError; nothing has changed then."""
         try:
             path, value = parse_assignment(key, text)
+            if is_secret(path):
+                raise ControlError("BAD_REQUEST", f"{key} is a secret: it belongs into the file of the configuration")
             if dotted(path) in FIXED:
                 raise ControlError("BAD_REQUEST", f"{key} says where values are kept, so it cannot be set here")
             kept = {known: old for known, old in self._kept().items() if known[: len(path)] != path}

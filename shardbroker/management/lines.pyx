@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
 from shm.address cimport ADDRESS_TEXT_MAX, write_address
-from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED, EventHeader, check
+from shm.events cimport EVENT_CONNECTED, EVENT_DENIED, EVENT_DISCONNECTED, EVENT_FLAPPING, EventHeader, check
 
 from datetime import UTC, datetime
 
@@ -32,6 +32,9 @@ def _reason(int code) -> bytes:
 
 cdef list REASONS = [_reason(code) for code in range(CODES)]
 cdef list SIDE_NAMES = [(SIDES[side] if side < len(SIDES) else str(side)).encode() for side in range(CODES)]
+cdef dict WORDS = {
+    int(EVENT_DENIED): b" INFO client may not do this client_id=", int(EVENT_FLAPPING): b" WARNING client is flapping client_id=",
+}
 cdef uint64_t stamped_s = 0
 cdef bytes stamped = b""
 
@@ -99,6 +102,9 @@ def client_line(bytes event not None) -> bytes:
     if header.kind == EVENT_CONNECTED:
         return b"%b DEBUG client connected client_id=%b peer=%b version=%d keepalive=%ds\n" % (
             stamp_of(header.at_ms), client_id, address, header.version, header.keepalive_s)
+    if header.kind == EVENT_DENIED or header.kind == EVENT_FLAPPING:
+        detail = event[sizeof(header) + header.client_size:sizeof(header) + header.client_size + header.detail_size]
+        return join((stamp_of(header.at_ms), WORDS[header.kind], client_id, b" peer=", address, b" detail=", escaped(detail, True), b"\n"))
     if header.detail_size:
         detail = event[sizeof(header) + header.client_size:sizeof(header) + header.client_size + header.detail_size]
         return join((stamp_of(header.at_ms), b" INFO client gone client_id=", client_id, b" peer=", address,

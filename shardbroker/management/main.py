@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 from shm.counters import HISTOGRAMS, RETAINED, Counters, ProcessState
 from shm.epochs import Epochs
-from shm.events import EventError, unpack_event
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, KIND_FLAPPING, EventError, kind_of, unpack_event
 from shm.records import ANSWER, DAMAGE, EVENT, NOTE, encode_publish, note_of, open_record
 from shm.ring import Inbox
 
@@ -23,6 +23,7 @@ from shardbroker.config.live import dump
 from shardbroker.config.settings import parse_address
 from shardbroker.control import ControlError
 from shardbroker.management import handlers  # noqa: F401 - registers them
+from shardbroker.management.access import AccessAdmin, AccessError
 from shardbroker.management.alarms import Alarm, MemoryAlarm, StandingAlarm
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
@@ -84,6 +85,7 @@ class _Manager:
         self._configuration = Configuration(topology, self._on_configured)
         settings = self._configuration.settings
         self._log = Log(settings.log.level)
+        self._flapping: list[str] = []
         self._topics = SysTopics(topology.node_name, time.monotonic())
         self._workers = Workers(topology, self._counters)
         self._outbox = self._workers.outboxes[SYS_WORKER]
@@ -177,6 +179,11 @@ class _Manager:
             if done["needs_restart"]:
                 text += f"; needs a restart: {', '.join(done['needs_restart'])}"
             self._log.add("info", f"configuration reloaded; {text}")
+        try:
+            with AccessAdmin(self._topology.settings, self._topology.data_dir, self._counters) as admin:
+                admin.reload()
+        except AccessError as error:
+            self._log.add("error", f"rules and passwords not reloaded: {error}")
         self._log.flush()
 
     def _on_configured(self, settings: Settings) -> None:
@@ -227,7 +234,6 @@ class _Manager:
 
     def _log_events(self, records: list[bytes]) -> None:
         listened_to = self._look_who_listens()
-        quiet = not listened_to and not self._log.enabled("info")
         lines = []
         for record in records:
             kind, spilled, event = open_record(record)
@@ -235,13 +241,16 @@ class _Manager:
                 self._workers.on_answer(spilled, event)
             elif kind == NOTE:
                 self._on_note(*note_of(record))
-            if kind != EVENT or quiet:
+            if kind != EVENT:
                 continue
             try:
                 line = client_line(event)
                 if self._log.enabled("debug" if b" DEBUG " in line[:64] else "info"):
                     lines.append(line)
-                if listened_to:
+                what = kind_of(event)
+                if what == KIND_FLAPPING:
+                    self._flapping.append(unpack_event(event).client_id.decode(errors="replace"))
+                elif listened_to and what in (KIND_CONNECTED, KIND_DISCONNECTED):
                     self._publish_event(event)
             except EventError as error:
                 self._log.add("error", f"event that cannot be read: {error}")
@@ -288,6 +297,7 @@ class _Manager:
     async def _watch(self) -> None:
         """Looks for alarms, and waits for nobody in telling them."""
         while True:
+            self._store_flapping()
             self._look_for_alarms()
             await asyncio.sleep(ALARM_S)
 
@@ -307,6 +317,17 @@ class _Manager:
         for worker, outbox in enumerate(self._workers.outboxes):
             if outbox.lanes[self._topology.manager].put(record) and outbox.take_bell():
                 os.eventfd_write(self._topology.doorbells[worker], 1)
+
+    def _store_flapping(self) -> None:
+        """Bans that workers have decided on, so that ctl shows them and a worker that starts again knows them: all in one go."""
+        flapping = self._topology.settings.flapping_detect
+        names, self._flapping = dict.fromkeys(self._flapping), []
+        if names:
+            try:
+                with AccessAdmin(self._topology.settings, self._topology.data_dir, self._counters) as admin:
+                    admin.ban_many("clientid", names, seconds=flapping.ban_time, by="flapping detector")
+            except AccessError as error:
+                self._log.add("error", f"bans of flapping clients cannot be kept: {error}")
 
     def _overload_level(self) -> int:
         return max(int(self._counters.of(worker)["overload.level.count"]) for worker in range(self._topology.workers))

@@ -26,6 +26,7 @@ cdef struct Target:
 cdef class TopicEntry:
     cdef readonly bytes topic
     cdef uint64_t stamp
+    cdef uint64_t serial                   # unlike that of any other entry of this process: by it others remember what they know of it
     cdef uint32_t bucket
     cdef bint captured                     # analytics asks for its messages (journal.capture)
     cdef Target* targets

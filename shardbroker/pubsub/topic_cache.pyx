@@ -37,6 +37,8 @@ cdef extern from *:
 
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 
+cdef uint64_t serials = 0                  # given to entries so far
+
 cdef enum:
     FIRST_SLOTS = 1024
     SUBSCRIPTION_IDENTIFIER = 0x0B         # MQTT 5.0 §3.3.2.3.8
@@ -151,6 +153,9 @@ cdef TopicEntry build_entry(bytes topic, list filters, SubscriptionTable table, 
             by_subscriber.setdefault(subscription.subscriber.key, []).append(subscription)
 
     cdef TopicEntry entry = TopicEntry.__new__(TopicEntry)
+    global serials
+    serials += 1
+    entry.serial = serials
     entry.topic = topic
     entry.destinations = destinations
     entry.groups = groups

@@ -17,6 +17,8 @@ from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.ring import Inbox
 
+from shardbroker.access.files import FileError
+from shardbroker.access.gate import publish_rules
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.settings import PROCESSES_MAX, parse_address
 from shm.cleanup import cleanup, set_aside
@@ -105,6 +107,7 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
                 cores=tuple(usable_cores[i % len(usable_cores)] for i in range(workers)),
                 ring_bytes=_ring_bytes(process.ring_size, workers),
                 doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(workers + 1)),
+                access=tuple(_channel(undo) for _ in range(workers)),
                 handover=tuple(tuple(_channel(undo) for _ in range(workers)) for _ in range(acceptors)),
                 listeners=listeners,
                 settings=settings,
@@ -116,6 +119,9 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
                 node_name=settings.node.name,
             )
             _create_shared(topology)
+            publish_rules(settings, runtime_dir)
+        except FileError as error:
+            raise StartError(str(error)) from None
         except OSError as error:
             raise StartError(f"cannot set up shared memory and descriptors: {error.strerror or error}") from None
         undo.pop_all()
@@ -135,7 +141,7 @@ def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
 
 def _create_shared(topology: Topology) -> None:
     topology.spill_dir.mkdir(mode=0o700)
-    Counters.create(topology.counters_name, topology.processes + topology.acceptors, len(topology.listeners))
+    Counters.create(topology.counters_name, topology.integrations + 1, len(topology.listeners))
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)
@@ -175,7 +181,7 @@ def tear_down(topology: Topology) -> None:
             os.close(descriptor)
     for descriptor in topology.doorbells:
         os.close(descriptor)
-    for channels in topology.handover:
+    for channels in (*topology.handover, topology.access):
         for ends in channels:
             os.close(ends[0])
             os.close(ends[1])

@@ -13,6 +13,7 @@ from multiprocess.connection import wait
 from shm.counters import Counters, ProcessState
 
 from shardbroker import __version__
+from shardbroker.access.gate import needs_integrations
 from shardbroker.config import Loaded, Settings
 from shardbroker.supervisor.child import Child, Entry
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_journal_workers, tear_down, usable_cores
@@ -39,15 +40,17 @@ class Entries:
     worker: Entry
     acceptor: Entry
     manager: Entry
+    integrations: Entry
 
     @classmethod
     def real(cls) -> "Entries":
         """The broker's. Imported here, so that commands which start nothing do not load the data plane."""
         from acceptor.main import run as acceptor
+        from shardbroker.integrations.main import run as integrations
         from shardbroker.management.main import run as manager
         from shardbroker.worker.main import run as worker
 
-        return cls(worker, acceptor, manager)
+        return cls(worker, acceptor, manager, integrations)
 
 
 class Supervisor:
@@ -98,7 +101,10 @@ class Supervisor:
         manager = Child("manager", entries.manager, (topology,), topology.manager)
         first = topology.processes
         acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i) for i in range(topology.acceptors)]
-        return [*workers, manager, *acceptors]
+        # An idle one would take memory for nothing: it runs where somebody is to be asked.
+        asked = needs_integrations(topology.settings)
+        integrations = [Child("integrations", entries.integrations, (topology,), topology.integrations)] if asked else []
+        return [*workers, manager, *integrations, *acceptors]
 
     # --- watching -----------------------------------------------------------------------------------------------------------
 
@@ -199,7 +205,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         """Acceptors first, so that nobody new comes; then workers, who send their clients away; the manager last."""
-        for kind in ("acceptor", "worker", "manager"):
+        for kind in ("acceptor", "worker", "integrations", "manager"):
             group = [child for child in self._children if child.title.startswith(kind) and child.process is not None]
             for child in group:
                 child.terminate()

@@ -1,15 +1,18 @@
 """One connection's protocol state machine: bytes in, packets out, no socket (MQTT 3.1.1 §3, 5.0 §3 and §4).
 
     WAIT_CONNECT -- CONNECT accepted --> CONNECTED -- DISCONNECT, error, takeover, timeout --> CLOSING
+         |  \-- challenge --> AUTHENTICATING -- AUTH --^                                        ^
          \-- anything else ------------------------------------------------------------------>/
 
 In CLOSING nothing more is read; the loop flushes `out` and closes the socket.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from shardbroker.access.verdicts cimport Verdicts
 from shardbroker.mqtt.codec cimport PublishView
 from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe
 from shardbroker.session.link cimport Link
+from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.shard cimport Shard
 from shm.address cimport PeerAddress
@@ -18,6 +21,7 @@ cdef enum ChannelState:
     WAIT_CONNECT = 0
     CONNECTED = 1
     CLOSING = 2
+    AUTHENTICATING = 3                     # an AUTH of the client is expected (MQTT 5.0 §4.12)
 
 cdef enum Side:                            # who ended the connection
     SIDE_CLIENT = 0
@@ -32,6 +36,11 @@ cdef class Channel(Link):
     cdef PeerAddress peer
     cdef readonly bytes username           # of the CONNECT; None without
     cdef readonly bint clean_start
+    cdef readonly object access            # shardbroker.worker.access.Access; None: nobody checks anything about this client
+    cdef Verdicts verdicts                 # None: it may publish and subscribe everything
+    cdef bytes wanted_id                   # client id of a CONNECT that is not accepted yet
+    cdef uint64_t ends_at_ms               # its credentials end then, 0: they do not
+    cdef bint waiting                      # for a verdict: nothing is read meanwhile
     cdef readonly bytes assigned_id        # made by the acceptor for a CONNECT without a client id
     cdef bint closed                       # close() was called: counted, logged, session informed
     cdef bint suback_waits                 # a SUBSCRIBE is not committed yet
@@ -56,7 +65,7 @@ cdef class Channel(Link):
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
     cdef int fail(self, int reason_code, str message) except -1
     cdef int on_connect(self, Connect packet) except -1
-    cdef int refuse(self, int version, int reason_code, str reason) except -1
+    cdef int refuse(self, int version, int reason_code, str reason, str detail=*) except -1    # detail: for the log, if it says more
     cdef int accept(self, Connect packet, bytes client_id) except -1
     cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1
     cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
@@ -70,3 +79,11 @@ cdef class Channel(Link):
     cdef int report_failure(self, object kind, int packet_id, object outcome, int counter, str reason) except -1
     cdef int disconnect(self, int reason_code, str reason) except -1
     cdef uint64_t keepalive_ms(self) noexcept
+    cdef int arm_deadline(self) except -1
+    cdef int recheck(self, bint rules) except -1       # bans have changed, or rules too
+    # Nothing is read until resume(): a verdict is waited for. The loop overrides both.
+    cdef int hold(self) except -1
+    cdef int resume(self) except -1
+    cdef dict certificate(self)            # what the listener knows of the client's certificate; None without
+    cdef str listener_name(self)
+    cdef int may_publish(self, TopicEntry entry, PublishView* view) except -2

@@ -3,6 +3,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 
+from shardbroker.access.verdicts cimport DENIED, UNKNOWN
 from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, write_ack, write_codes
 from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe, decode_body
 from shardbroker.pubsub.message cimport Message, Publication
@@ -17,9 +18,9 @@ from shm.counters cimport (
     PACKETS_AUTH_RECEIVED, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_CONNECT_RECEIVED,
     PACKETS_DISCONNECT_RECEIVED, PACKETS_DISCONNECT_SENT, PACKETS_PINGREQ_RECEIVED, PACKETS_PINGRESP_SENT,
     PACKETS_PUBACK_MISSED, PACKETS_PUBACK_RECEIVED, PACKETS_PUBACK_SENT, PACKETS_PUBCOMP_MISSED, PACKETS_PUBCOMP_RECEIVED,
-    PACKETS_PUBCOMP_SENT, PACKETS_PUBLISH_ERROR, PACKETS_PUBLISH_RECEIVED, PACKETS_PUBREC_MISSED, PACKETS_PUBREC_RECEIVED,
+    PACKETS_PUBCOMP_SENT, PACKETS_PUBLISH_AUTH_ERROR, PACKETS_PUBLISH_ERROR, PACKETS_PUBLISH_RECEIVED, PACKETS_PUBREC_MISSED, PACKETS_PUBREC_RECEIVED,
     PACKETS_PUBREC_SENT, PACKETS_PUBREL_MISSED, PACKETS_PUBREL_RECEIVED, PACKETS_PUBREL_SENT, PACKETS_RECEIVED,
-    PACKETS_SENT, PACKETS_SUBACK_SENT, PACKETS_SUBSCRIBE_ERROR, PACKETS_SUBSCRIBE_RECEIVED, PACKETS_UNSUBACK_SENT,
+    PACKETS_SENT, PACKETS_SUBACK_SENT, PACKETS_SUBSCRIBE_AUTH_ERROR, PACKETS_SUBSCRIBE_ERROR, PACKETS_SUBSCRIBE_RECEIVED, PACKETS_UNSUBACK_SENT,
     PACKETS_UNSUBSCRIBE_RECEIVED,
 )
 from shm.address cimport address_text
@@ -79,6 +80,7 @@ cdef enum:                                 # reason codes that this file gives i
     PAYLOAD_FORMAT_INVALID = 0x99
     RETAIN_NOT_SUPPORTED = 0x9A
     QOS_NOT_SUPPORTED = 0x9B
+    MAXIMUM_CONNECT_TIME = 0xA0
     SHARED_NOT_SUPPORTED = 0x9E
     WILDCARD_NOT_SUPPORTED = 0xA2
 
@@ -114,11 +116,13 @@ cdef class Channel(Link):
                 if whole > size - used:
                     break
                 if not self.handle(header.first, data + used + header.size, header.remaining):
-                    self.parked = True
+                    self.parked = not self.waiting
                     break
                 used += whole
                 self.core.budget -= 1
                 self.core.count(PACKETS_RECEIVED)
+                if self.waiting:
+                    break
         except MqttError as error:
             self.fail(error.reason_code, str(error))
         except Exception as error:
@@ -129,7 +133,7 @@ cdef class Channel(Link):
         return used
 
     cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
-        """One whole packet. False: it must wait for room in a ring and was not touched."""
+        """One whole packet. False: it must wait for room in a ring or for a verdict, and was not touched."""
         cdef int kind = first >> 4
         if kind == PUBLISH and self.state == CONNECTED:
             if not self.on_publish(first, body, size):
@@ -137,6 +141,8 @@ cdef class Channel(Link):
             self.last_packet_ms = self.core.now_ms
             return True
         self.last_packet_ms = self.core.now_ms
+        if self.state == AUTHENTICATING and kind != AUTH and kind != DISCONNECT:
+            raise ProtocolError("only AUTH and DISCONNECT are allowed before CONNACK", "MQTT-3.1.2-30")
         if first == PINGREQ_FIRST and size == 0:
             self.core.count(PACKETS_PINGREQ_RECEIVED)
             self.reply(PACKETS_PINGRESP_SENT, b"\xd0\x00")
@@ -156,8 +162,9 @@ cdef class Channel(Link):
                 self.on_disconnect(packet)
             elif kind == AUTH:
                 self.core.count(PACKETS_AUTH_RECEIVED)
-                # No authentication method is offered, so no AUTH can be right. [MQTT-4.12.0-7]
-                raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
+                if self.access is None:
+                    raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
+                self.access.on_auth(packet)
             else:
                 raise ProtocolError(f"packet type {kind} is not for a server", "MQTT-4.13.1-1")
         return True
@@ -167,18 +174,19 @@ cdef class Channel(Link):
     cdef int on_connect(self, Connect packet) except -1:
         cdef bytes client_id = packet.client_id
         cdef dict properties = packet.properties or {}
-        if self.state == CONNECTED:
+        if self.state != WAIT_CONNECT:
             raise ProtocolError("a second CONNECT", "MQTT-3.1.0-2")
         self.core.count(PACKETS_CONNECT_RECEIVED)
         self.version = packet.version
         self.max_packet = properties.get(PropertyId.MAXIMUM_PACKET_SIZE, 0)
-        if PropertyId.AUTHENTICATION_METHOD in properties:
+        self.wanted_id = client_id
+        if PropertyId.AUTHENTICATION_METHOD in properties and self.shard.access_gate is None:
             return self.refuse(5, BAD_AUTHENTICATION_METHOD, "no such authentication method")   # [MQTT-4.12.0-1]
         if not client_id:
             if self.version < 5 and not packet.clean_start:
                 # [MQTT-3.1.3-8]
                 return self.refuse(self.version, CLIENT_ID_NOT_VALID, "an empty client id needs a clean session")
-            client_id = self.assigned_id
+            client_id = self.wanted_id = self.assigned_id
         elif <uint32_t>PyBytes_GET_SIZE(client_id) > self.core.max_client_id:
             return self.refuse(
                 self.version, CLIENT_ID_NOT_VALID, f"client id longer than {self.core.max_client_id} bytes")
@@ -189,9 +197,14 @@ cdef class Channel(Link):
             if will.retain and not self.core.retain_available:
                 return self.refuse(self.version, RETAIN_NOT_SUPPORTED, "retain not supported")    # [MQTT-3.2.2-13]
             check_topic_name(will.topic, self.core.max_topic_levels)
-        return self.accept(packet, client_id)
+        if self.shard.access_gate is None or (self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties):
+            return self.accept(packet, client_id)
+        self.username = packet.username
+        self.access = self.shard.access_type(self, packet, client_id, self.listener_name(), self.certificate())
+        self.access.start()
+        return 0
 
-    cdef int refuse(self, int version, int reason_code, str reason) except -1:
+    cdef int refuse(self, int version, int reason_code, str reason, str detail=None) except -1:
         """CONNACK with a failure, then close [MQTT-3.2.2-7]; 3.x gets the return code that fits, or none if none does."""
         cdef bytes encoded
         self.core.count(PACKETS_CONNACK_ERROR)
@@ -205,7 +218,7 @@ cdef class Channel(Link):
             return_code = connack_return_code(reason_code)
             if return_code is not None:
                 self.reply(PACKETS_CONNACK_SENT, bytes((0x20, 2, 0, return_code)))
-        return self.close(reason_code, SIDE_SERVER, reason, True)
+        return self.close(reason_code, SIDE_SERVER, detail or reason, True)
 
     cdef int accept(self, Connect packet, bytes client_id) except -1:
         cdef Core core = self.core
@@ -249,10 +262,8 @@ cdef class Channel(Link):
         self.reply(PACKETS_CONNACK_SENT, encoded)
         core.count(CLIENT_CONNECTED)
         core.gauge(CONNECTIONS_COUNT, 1)
-        if keepalive_s:
-            core.timers.arm(self, core.now_ms + self.keepalive_ms())
-        else:
-            core.timers.disarm(self)
+        self.last_packet_ms = core.now_ms
+        self.arm_deadline()
         self.shard.report(EVENT_CONNECTED, self, SUCCESS, SIDE_CLIENT, "")
         return self.session.attach(self)
 
@@ -298,6 +309,8 @@ cdef class Channel(Link):
             answer[PropertyId.SERVER_KEEP_ALIVE] = core.server_keepalive_s
         if core.response_information and properties.get(PropertyId.REQUEST_RESPONSE_INFORMATION, 0):
             answer[PropertyId.RESPONSE_INFORMATION] = core.response_information  # [MQTT-3.1.2-28]
+        if self.access is not None:
+            answer |= self.access.connack_properties()
         return answer
 
     # --- PUBLISH --------------------------------------------------------------------------------------------------------------
@@ -309,7 +322,7 @@ cdef class Channel(Link):
         cdef TopicEntry entry
         cdef bytes topic = None
         cdef bint heard
-        cdef int arrival
+        cdef int arrival, permission
         cdef uint64_t expiry_ms
         parse_publish(first, body, size, self.version, &view)
         if view.qos > core.max_qos:
@@ -323,6 +336,11 @@ cdef class Channel(Link):
         if self.suback_waits:
             self.shard.commit(True)        # it publishes right behind its SUBSCRIBE
         entry = self.shard.resolve(view.topic, view.topic_size)
+        if self.verdicts is not None and not self.verdicts.passes(
+                entry.serial, view.qos | view.retain << 2, core.now_ms, self.shard.access_generation):
+            permission = self.may_publish(entry, &view)
+            if permission <= DENIED:
+                return permission == DENIED
         if not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
             return False
         if view.retain and core.disk_full:
@@ -377,6 +395,20 @@ cdef class Channel(Link):
         elif view.qos == 2:
             self.ack(PUBREC_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBREC_SENT)
         return True
+
+    cdef int may_publish(self, TopicEntry entry, PublishView* view) except -2:
+        """ALLOWED; DENIED, and answered; UNKNOWN: held until a back end has told."""
+        cdef int known = self.access.may_publish(entry.topic, view.qos, view.retain, entry.serial)
+        if known != DENIED:
+            return known
+        self.core.count(PACKETS_PUBLISH_RECEIVED)
+        self.core.count(PACKETS_PUBLISH_AUTH_ERROR)
+        if self.shard.acl.deny_action == "disconnect":
+            self.disconnect(NOT_AUTHORIZED, "not allowed to publish this")
+            self.close(NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to publish {entry.topic.decode()}", True)
+        else:
+            self.reject_publish(view, NOT_AUTHORIZED, "not allowed to publish this")
+        return DENIED
 
     cdef bint reject_publish(self, PublishView* view, uint8_t reason_code, str reason) except -1:
         """Acknowledged as failed in 5.0, as done in 3.x [MQTT-3.3.5-2]; delivered to nobody."""
@@ -471,6 +503,8 @@ cdef class Channel(Link):
         self.core.count(PACKETS_SUBSCRIBE_RECEIVED)
         identifier = (packet.properties or {}).get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
         self.subscribing = (packet.packet_id, identifier, iter(packet.topics), bytearray(), [], [], self.shard.full_tables)
+        if self.verdicts is not None and not self.access.prepare(packet.topics):
+            return 0                       # held until back ends have told
         return self.go_on_subscribing()
 
     cdef int go_on_subscribing(self) except -1:
@@ -479,7 +513,15 @@ cdef class Channel(Link):
         cdef Core core = self.core
         packet_id, identifier, topics, codes, subscribed, replays, full_tables = self.subscribing
         for wire_filter, options in topics:
-            code = self.subscribe_one(wire_filter, options, identifier, subscribed, replays)
+            if self.verdicts is None or self.access.may_subscribe(wire_filter, options):
+                code = self.subscribe_one(wire_filter, options, identifier, subscribed, replays)
+            else:
+                core.count(PACKETS_SUBSCRIBE_AUTH_ERROR)
+                code = NOT_AUTHORIZED
+                if self.shard.acl.deny_action == "disconnect":
+                    self.disconnect(NOT_AUTHORIZED, "not allowed to subscribe this")
+                    return self.close(
+                        NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to subscribe {wire_filter.decode()}", True)
             if code >= UNSPECIFIED_ERROR:
                 core.count(PACKETS_SUBSCRIBE_ERROR)
             codes.append(code)
@@ -487,6 +529,8 @@ cdef class Channel(Link):
             if core.budget <= 0:
                 return 0
         self.subscribing = None
+        if self.verdicts is not None:
+            self.access.packet_done()
         if full_tables != self.shard.full_tables:
             # Some of its routes found no room in a pass before this one.
             codes[:] = self.shard.undo_subscribe(self, bytes(codes), subscribed)
@@ -573,7 +617,7 @@ cdef class Channel(Link):
     cdef int on_disconnect(self, Disconnect packet) except -1:
         cdef dict properties = packet.properties or {}
         self.core.count(PACKETS_DISCONNECT_RECEIVED)
-        if PropertyId.SESSION_EXPIRY_INTERVAL in properties:
+        if PropertyId.SESSION_EXPIRY_INTERVAL in properties and self.session is not None:
             seconds = properties[PropertyId.SESSION_EXPIRY_INTERVAL]
             if self.session.expiry_ms == 0 and seconds:
                 raise ProtocolError("a session without expiry cannot get one in DISCONNECT", "MQTT-3.14.2-2")
@@ -588,7 +632,7 @@ cdef class Channel(Link):
             self.core.count(CLIENT_CLOSED_TOO_LARGE)
         else:
             self.core.count(CLIENT_CLOSED_PROTOCOL_ERROR)
-        if self.state == WAIT_CONNECT:
+        if self.state == WAIT_CONNECT or self.state == AUTHENTICATING:
             # Without a whole CONNECT its version is not known; 3.x gets a bare close for a malformed one [MQTT-3.1.4-1].
             version = self.version or self.announced_version
             if version == 5 or reason_code == 0x84 or reason_code == CLIENT_ID_NOT_VALID:
@@ -613,6 +657,8 @@ cdef class Channel(Link):
         if self.closed:
             return 0
         self.closed = True
+        if self.access is not None:
+            self.access.closed(self.state == CONNECTED and reason_code != SERVER_SHUTTING_DOWN)
         self.subscribing = None
         self.core.timers.disarm(self)
         if self.state == CONNECTED:
@@ -648,20 +694,64 @@ cdef class Channel(Link):
             self.core.count(CLIENT_CLOSED_RESET)
         self.close(UNSPECIFIED_ERROR, SIDE_NETWORK, detail, True)
 
+    cdef int hold(self) except -1:
+        self.waiting = True
+        return 0
+
+    cdef int resume(self) except -1:
+        self.waiting = False
+        return 0
+
+    cdef int recheck(self, bint rules) except -1:
+        if self.access is None:
+            if not self.shard.access_gate.banned.any:
+                return 0
+            # It came while nobody was banned.
+            self.access = self.shard.access_type(self, None, self.session.client_id, self.listener_name(), self.certificate())
+        self.access.check_ban()
+        if rules:
+            self.access.recheck()
+        return 0
+
+    cdef dict certificate(self):
+        return None
+
+    cdef str listener_name(self):
+        return ""
+
     cdef uint64_t keepalive_ms(self) noexcept:
         return <uint64_t>(self.keepalive_s * 1000 * self.core.keepalive_multiplier)
 
+    cdef int arm_deadline(self) except -1:
+        """The next of two: the client is silent for too long, or its credentials end."""
+        cdef uint64_t due_ms = NEVER
+        if self.keepalive_s:
+            # Who is not read is not silent.
+            due_ms = self.core.now_ms if self.parked or self.paused or self.waiting else self.last_packet_ms
+            due_ms += self.keepalive_ms()
+        if self.ends_at_ms and self.ends_at_ms < due_ms:
+            due_ms = self.ends_at_ms
+        if due_ms == NEVER:
+            self.core.timers.disarm(self)
+        else:
+            self.core.timers.arm(self, due_ms)
+        return 0
+
     cdef int expire(self, uint64_t now_ms) except -1:
         """The deadline of CONNECT, or of the keepalive [MQTT-3.1.2-22] (3.1.1: [MQTT-3.1.2-24])."""
-        if self.state == WAIT_CONNECT:
+        if self.state == WAIT_CONNECT or self.state == AUTHENTICATING:
+            if self.waiting:
+                self.core.timers.arm(self, now_ms + self.core.idle_timeout_ms)
+                return 0                   # for a verdict, whose time is bounded elsewhere
             self.core.count(CLIENT_CLOSED_IDLE_TIMEOUT)
             return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, "no complete CONNECT within mqtt.idle_timeout", True)
         if self.state == CONNECTED:
-            if self.parked or self.paused or self.last_packet_ms + self.keepalive_ms() > now_ms:
-                # A parked client is not silent: we do not read it.
-                self.core.timers.arm(
-                    self, max(self.last_packet_ms, now_ms if self.parked or self.paused else 0) + self.keepalive_ms())
-                return 0
+            if self.ends_at_ms and self.ends_at_ms <= now_ms:
+                self.disconnect(MAXIMUM_CONNECT_TIME, "the credentials have expired")
+                return self.close(MAXIMUM_CONNECT_TIME, SIDE_SERVER, "the credentials have expired", True)
+            if self.parked or self.paused or self.waiting or not self.keepalive_s \
+                    or self.last_packet_ms + self.keepalive_ms() > now_ms:
+                return self.arm_deadline()
             self.core.count(CLIENT_CLOSED_KEEPALIVE)
             self.disconnect(KEEPALIVE_TIMEOUT, "")
             return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, f"nothing heard for {self.keepalive_ms()} ms", True)

@@ -27,6 +27,7 @@ cdef enum Stop:                            # why a connection is not read
     STOP_OUTPUT = 2                        # it does not take what it has asked for
     STOP_MEMORY = 4                        # memory is short, and it is among those who fill it
     STOP_DISK = 8                          # its session stays, and the disk does not take what happens to it
+    STOP_ACCESS = 16                       # a verdict is waited for
 
 
 cdef class Connection(Channel):
@@ -45,6 +46,7 @@ cdef class Connection(Channel):
     cdef readonly str listener
     cdef int listener_number               # its place in the topology
     cdef Guard guard                       # level `machine`: how far its output may go; else None
+    cdef dict extra                        # what the listener knows beyond the address, see acceptor.handover; mostly None
 
     cdef int on_readable(self) except -1
     cdef int take(self, const uint8_t* data, size_t size) except -1
@@ -116,6 +118,10 @@ cdef class Loop(Shard):
     cdef uint64_t settled                  # position of the journal that the last settle() came to
     cdef bint note_consumed                # records were taken whose sender wants the journal to say so
     cdef readonly dict arrivals            # (rings, producer) -> position: records dealt with that came through rings of before
+    cdef int access_fd                       # verdicts come by it; -1: nobody checks
+    cdef uint64_t access_seen              # what Counters.access_generation was last
+    cdef list rechecking                   # connections that a reload of rules or bans has not come to yet
+    cdef bint rules_moved                  # of rules, too
     cdef readonly bint serving             # every worker was ready once: clients may come
     cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
     cdef list cycle_left                   # sessions still to be written in it; None between two
@@ -156,6 +162,8 @@ cdef class Loop(Shard):
     cdef int resume_parked(self) except -1
     cdef int resume_busy(self) except -1
     cdef int look_at_memory(self) except -1
+    cdef int look_at_access(self) except -1
+    cdef int take_verdicts(self) except -1
     cdef int pause_client(self, bytes client_id) except -1
     cdef int send_pause(self, long destination, bytes client_id) except -1
     cdef int share_out(self, int ready) except -1

@@ -32,7 +32,7 @@ from shm.counters cimport (
 )
 from shm.address cimport address_text
 from shm.epochs cimport WILDCARD_BUCKET, Epochs, bucket_of
-from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EVENT_EXPIRY_NEVER, EventHeader
+from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EVENT_DISCONNECTED, EVENT_EXPIRY_NEVER, EVENT_REFUSED, EventHeader
 from shm.posix cimport (
     CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
     EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
@@ -45,6 +45,7 @@ from shm.records cimport (
 
 from shardbroker.journal import apply_retention, set_recovery_start
 from shardbroker.mqtt.errors import MqttError
+from shardbroker.worker.access import Access
 from shm.records import encode_note
 from shm.routes import worker_destination
 
@@ -244,6 +245,20 @@ cdef class Connection(Channel):
             self.touch()                   # output that is left shows the error, and ends it
         return 0
 
+    cdef int hold(self) except -1:
+        Channel.hold(self)
+        return self.stop_reading(STOP_ACCESS)
+
+    cdef int resume(self) except -1:
+        Channel.resume(self)
+        return self.read_again(STOP_ACCESS)
+
+    cdef dict certificate(self):
+        return self.extra
+
+    cdef str listener_name(self):
+        return self.listener
+
     cdef int want(self, uint32_t interest) except -1:
         cdef epoll_event event
         if (interest == self.interest and not self.hung) or self.fd < 0:
@@ -379,6 +394,9 @@ cdef class Connection(Channel):
         self.rest_capacity = 0
         self.out.clear()
         self.session = None
+        self.access = None                 # it refers to us, and nobody collects cycles here
+        self.verdicts = None
+        self.extra = None
         self.aliases_in = None
         self.aliases_out = None
 
@@ -420,6 +438,8 @@ cdef class Loop(Shard):
         self.answers = []
         self.unread = []
         self.disk = DiskWatch(topology.settings.durability, counters.slot(number))
+        self.rechecking = []
+        self.access_fd = -1
         self.memory = memory
         self.share_out(1)
         self.registry_changes = {}
@@ -546,6 +566,8 @@ cdef class Loop(Shard):
             if connection is None:
                 if fd == self.doorbells[self.number]:
                     read(fd, &rung, sizeof(rung))
+                elif fd == self.access_fd:
+                    self.take_verdicts()
                 elif fd in self.handovers:
                     self.accept_some(fd)
                 continue
@@ -585,6 +607,8 @@ cdef class Loop(Shard):
             self.flush_registry()
         if self.now_ms >= self.look_at_ms:
             self.look_at_memory()
+            if self.access_fd >= 0:
+                self.look_at_access()
         self.pass_times.record(self.read_clock() - self.pass_start_us)
         return 0
 
@@ -725,6 +749,45 @@ cdef class Loop(Shard):
             memcpy(target, &header, sizeof(header))
             memcpy(target + sizeof(header), PyBytes_AS_STRING(client_id), header.client_size)
             self.touched_lanes.add(destination)
+        return 0
+
+    # --- access control ----------------------------------------------------------------------------------------------------------
+
+    def check_access(self, gate) -> None:
+        """Who may come and what they may do is checked from now on; `gate`: shardbroker.access.gate.Gate."""
+        self.access_gate = gate
+        self.access_type = Access
+        self.access_fd = gate.fileno()
+        self.access_seen = self.counters_segment.access_generation_c()
+        self.access_generation = <uint32_t>(self.access_seen >> 32)
+        while len(self.by_fd) <= self.access_fd:
+            self.by_fd.append(None)
+        self.watch(self.access_fd, EPOLLIN)
+
+    cdef int take_verdicts(self) except -1:
+        for waiter, verdict in self.access_gate.take_verdicts():
+            self.budget = self.turn_budget
+            waiter.on_verdict(verdict)
+        return 0
+
+    cdef int look_at_access(self) except -1:
+        """What nobody has answered in time, and what has changed since."""
+        cdef Connection connection
+        for waiter, verdict in self.access_gate.overdue():
+            self.budget = self.turn_budget
+            waiter.on_verdict(verdict)
+        if self.counters_segment.access_generation_c() != self.access_seen:
+            self.access_seen = self.counters_segment.access_generation_c()
+            self.rules_moved = self.access_generation != <uint32_t>(self.access_seen >> 32) or (self.rechecking and self.rules_moved)
+            self.access_generation = <uint32_t>(self.access_seen >> 32)
+            self.access_gate.reload(self.rules_moved)
+            self.rechecking = [connection for connection in self.by_fd if connection is not None]
+        if self.rechecking:
+            self.step_start_us = self.read_clock()
+            while self.rechecking and not self.step_is_over():
+                connection = <Connection>self.rechecking.pop()
+                if connection.fd >= 0 and connection.state == CONNECTED:
+                    connection.recheck(self.rules_moved)
         return 0
 
     cdef bint step_is_over(self) noexcept:
@@ -958,6 +1021,7 @@ cdef class Loop(Shard):
                 connection.guard = Guard.__new__(Guard)
                 connection.guard.link = connection
             connection.assigned_id = handover.assigned_id
+            connection.extra = handover.extra
             connection.interest = EPOLLIN
             while len(self.by_fd) <= handover.fd:
                 self.by_fd.append(None)
@@ -1306,9 +1370,11 @@ cdef class Loop(Shard):
         cdef Session session = connection.session
         if session is not None:
             self.note_session(session)
+        elif kind == EVENT_DISCONNECTED:
+            kind = EVENT_REFUSED
         if kind == EVENT_CONNECTED and not self.counters_segment.connected_wanted(self.epochs.current(self.sys_bucket)):
             return 0
-        return self.send_event(kind, connection, session.client_id if session is not None else b"", reason_code, side,
+        return self.send_event(kind, connection, session.client_id if session is not None else connection.wanted_id or b"", reason_code, side,
                                detail.encode(errors="replace")[:<int>DETAIL_MAX] if detail else b"")
 
     cdef int send_event(self, int kind, Connection connection, bytes client_id, int reason_code, int side, bytes detail) except -1:

@@ -11,6 +11,7 @@ from shm.epochs import Epochs
 from shm.records import DAMAGE
 from shm.ring import Inbox
 
+from shardbroker.access.gate import Gate
 from shardbroker.config import machine_memory, mark_bytes
 from shardbroker.config.live import in_force
 from shardbroker.worker.commands import Commands
@@ -81,6 +82,7 @@ def _start(topology: Topology, number: int) -> Loop:
     loop.on_command = Commands(loop, topology.spill_dir)
     if set_aside is not None:
         loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
+    loop.check_access(Gate(topology.settings, topology.data_dir, topology.runtime_dir, topology.access[number][0]))
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()

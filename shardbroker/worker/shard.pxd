@@ -45,6 +45,10 @@ cdef class Shard(Core):
     cdef uint64_t id_low_base              # node and process part of message ids
     cdef uint16_t id_sequence
     cdef object node_process
+    cdef readonly object access_gate       # shardbroker.access.gate.Gate; None: everybody may do everything
+    cdef object access_type                # shardbroker.worker.access.Access, where there is a gate
+    cdef readonly object auth, acl         # settings sections
+    cdef readonly uint32_t access_generation   # of rules, users and bans
     cdef list capture                      # topic filters of journal.capture, bytes
     cdef bint unrepeatable                 # what is published now comes from nobody who would send it again: a lost record is lost
 

@@ -75,6 +75,7 @@ cdef class Shard(Core):
         self.routes = routes
         self.retained = retained
         self.retainer = settings.retainer
+        self.auth, self.acl = settings.auth, settings.acl
         self.own_destination = own_destination
         self.picker = GroupPicker(settings.mqtt.shared_subscription_strategy, self.turn, own_destination, seed)
         self.publication = Publication.__new__(Publication)

@@ -122,8 +122,6 @@ def test_words_of_refusals(assignment: str, line: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "auth.users",
-        "acl.file",
         "listeners.default.tls.cert",
         "listeners.default.websocket.path",
         "listeners.default.proxy_protocol",

@@ -24,26 +24,11 @@ FOLDERS = ("conformance", "clients")
 """Where marked tests are collected from."""
 
 _WEBSOCKET = "WebSocket listener: not built yet"
-_AUTH = "enhanced authentication: no method is offered yet, every CONNECT with one is refused (MQTT-4.12.0-1)"
 
 OUT_OF_SCOPE: dict[tuple[str, str], str] = {
     ("3.1.1", "MQTT-6.0.0-1"): _WEBSOCKET,
     ("3.1.1", "MQTT-6.0.0-2"): _WEBSOCKET,
     ("3.1.1", "MQTT-6.0.0-4"): _WEBSOCKET,
-    **{
-        ("5.0", f"MQTT-{number}"): _AUTH
-        for number in (
-            "3.1.2-30",
-            "3.15.2-2",
-            "3.15.2-3",
-            "4.12.0-2",
-            "4.12.0-3",
-            "4.12.0-4",
-            "4.12.0-5",
-            "4.12.1-1",
-            "4.12.1-2",
-        )
-    },
     ("5.0", "MQTT-6.0.0-1"): _WEBSOCKET,
     ("5.0", "MQTT-6.0.0-2"): _WEBSOCKET,
     ("5.0", "MQTT-6.0.0-4"): _WEBSOCKET,

@@ -35,6 +35,9 @@ class Dummies:
     def manager(self, topology: Topology) -> None:
         self._live(topology, "manager", topology.manager)
 
+    def integrations(self, topology: Topology) -> None:
+        self._live(topology, "integrations", topology.integrations)
+
     def _live(self, topology: Topology, title: str, slot: int) -> None:
         behaviour = self._behaviour.get(title, "obedient")
         note(topology.data_dir, title, "start", os.getpid(), *sorted(os.sched_getaffinity(0)))
@@ -65,7 +68,7 @@ def main() -> int:
     before = set(os.listdir("/proc/self/fd"))
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
-        code = Supervisor(settings, Entries(dummies.worker, dummies.acceptor, dummies.manager)).run()
+        code = Supervisor(settings, Entries(dummies.worker, dummies.acceptor, dummies.manager, dummies.integrations)).run()
     except StartError as error:
         print(f"cannot start: {error}", file=sys.stderr)
         code = 1

@@ -1,0 +1,108 @@
+"""Placeholders such as ${username} in what back ends are asked. They are bound or encoded, never just put in."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from shardbroker.access.contract import Client, Question
+
+__all__ = ["NAMES", "PlaceholderError", "Template", "values_of"]
+
+NAMES = (
+    "username", "clientid", "password", "peerhost", "peerport", "cert_common_name", "cert_subject", "listener", "proto_ver",
+    "topic", "action", "qos", "retain",
+)  # fmt: skip
+"""What may stand between ${ and }; the last four only where topics are checked."""
+
+_PART = re.compile(r"\$\{([^}]*)\}")
+_MASK = "\0%d\0"
+
+
+class PlaceholderError(ValueError):
+    """A template with a placeholder that does not exist."""
+
+
+def values_of(client: Client, question: Question | None = None) -> dict[str, str | None]:
+    """The value of each placeholder; None: this client has none."""
+    values: dict[str, str | None] = {
+        "username": client.username,
+        "clientid": client.client_id,
+        "password": None if client.password is None else client.password.decode(errors="surrogateescape"),
+        "peerhost": client.peerhost,
+        "peerport": str(client.peerport),
+        "cert_common_name": client.cert_common_name,
+        "cert_subject": client.cert_subject,
+        "listener": client.listener,
+        "proto_ver": str(client.version),
+    }
+    if question is not None:
+        values |= {
+            "topic": question.topic,
+            "action": question.action,
+            "qos": str(question.qos),
+            "retain": str(question.retain).lower(),
+        }
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Text with placeholders; `${$}` is a dollar sign. `parts` alternate: text, name, text, name, ..., text."""
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, allowed: Iterable[str] = NAMES) -> "Template":
+        """Raises PlaceholderError."""
+        names = tuple(allowed)
+        parts = _PART.split(text)
+        merged = [parts[0]]
+        for name, following in zip(parts[1::2], parts[2::2], strict=True):
+            if name == "$":
+                merged[-1] += "$" + following
+            elif name in names:
+                merged += [name, following]
+            else:
+                raise PlaceholderError(f"${{{name}}} in {text!r}: allowed are {', '.join(f'${{{one}}}' for one in names)}")
+        return cls(tuple(merged))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The placeholders in it, in order, as often as they occur."""
+        return self.parts[1::2]
+
+    def fill(self, values: Mapping[str, str | None], escape: Callable[[str], str] = str) -> str | None:
+        """The text with every value escaped; None if a value is missing."""
+        filled = [self.parts[0]]
+        for name, following in zip(self.parts[1::2], self.parts[2::2], strict=True):
+            value = values.get(name)
+            if value is None:
+                return None
+            filled += [escape(value), following]
+        return "".join(filled)
+
+    def bind(self, marker: Callable[[int], str]) -> tuple[str, tuple[str, ...]]:
+        """(text with a marker for each parameter, names of the parameters). Quotes around a placeholder go."""
+        count = len(self.names)
+        text = "".join(
+            part if place % 2 == 0 else _MASK % (place // 2) for place, part in enumerate(self.parts)
+        )
+        for number in range(count):
+            mask = _MASK % number
+            for quote in ("'", '"'):
+                text = text.replace(quote + mask + quote, mask)
+            text = text.replace(mask, marker(number + 1))
+        return text, self.names
+
+    def words(self) -> list[Callable[[Mapping[str, str | None]], str | None]]:
+        """The words of a command line, each as a template of its own: a value with blanks stays one word."""
+        words: list[list[str]] = [[""]]
+        for place, part in enumerate(self.parts):
+            if place % 2:
+                words[-1] += [part, ""]
+                continue
+            first, *more = re.split(r"\s+", part)
+            words[-1][-1] += first
+            words += [[word] for word in more]
+        return [partial(Template(tuple(word)).fill) for word in words if word != [""]]

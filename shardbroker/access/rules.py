@@ -1,0 +1,314 @@
+"""Rules: who may publish and subscribe what. Files, stores, back ends and tokens all end as these.
+
+    Rule (as read) -> RuleSet (in order) -> for_client(): those that concern one client, placeholders filled -> decide()
+
+A rule's topic covers a topic name as an MQTT filter matches it, and a subscription's filter if everything that the filter lets
+through is covered: `a/+` covers `a/b` and `a/+`, not `a/#`. A rule that denies is stricter: `a/+` denies `a/#` too. As in MQTT, a
+wildcard in front covers no topic that begins with `$`. What a client put into a placeholder is never a wildcard.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from shardbroker.access.contract import Client, Question
+from shardbroker.access.placeholders import Template, values_of
+
+__all__ = ["ClientRules", "Rule", "RuleError", "RuleSet", "client_rules", "rule_of"]
+
+PUBLISH, SUBSCRIBE = 1, 2
+ACTIONS = {"publish": PUBLISH, "subscribe": SUBSCRIBE, "all": PUBLISH | SUBSCRIBE, "pubsub": PUBLISH | SUBSCRIBE}
+EQ = "eq "
+"""Before a topic: it is meant literally, wildcards too."""
+TOPIC_NAMES = ("username", "clientid", "cert_common_name", "listener", "peerhost")
+"""Placeholders that may stand in the topics of rules."""
+WHO_KEYS = ("username", "clientid", "ipaddr", "listener", "and", "or")
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class RuleError(ValueError):
+    """A rule that cannot be understood: what stands there, and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Who:
+    """A condition on a client. `value` is text, a pattern, networks, or a tuple of further conditions."""
+
+    key: str
+    value: Any = None
+
+    def matches(self, client: Client) -> bool:
+        if self.key == "all":
+            return True
+        if self.key == "and":
+            return all(one.matches(client) for one in self.value)
+        if self.key == "or":
+            return any(one.matches(client) for one in self.value)
+        if self.key == "ipaddr":
+            return _in_networks(client.peerhost, self.value)
+        text = {"username": client.username, "clientid": client.client_id, "listener": client.listener}[self.key]
+        if text is None:
+            return False
+        return self.value.search(text) is not None if isinstance(self.value, re.Pattern) else bool(text == self.value)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule as it was written. topics None: every topic. qos and retain None: any."""
+
+    allow: bool
+    who: Who = Who("all")
+    actions: int = PUBLISH | SUBSCRIBE
+    qos: tuple[int, ...] | None = None
+    retain: bool | None = None
+    topics: tuple["Topic", ...] | None = None
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of a rule. levels: a template each, or the wildcards themselves; `literal` instead for `eq`."""
+
+    text: str
+    literal: bool = False
+
+    @cached_property
+    def levels(self) -> tuple[Template | str, ...]:
+        return tuple(
+            level if level in ("+", "#") else Template.parse(level, TOPIC_NAMES) for level in self.text.split("/")
+        )
+
+    def fill(self, values: Mapping[str, str | None]) -> "Levels | str | None":
+        """For one client; None if it has no value for a placeholder."""
+        if self.literal:
+            return Template.parse(self.text, TOPIC_NAMES).fill(values)
+        filled: list[str | None] = []
+        for level in self.levels:
+            if isinstance(level, str):
+                filled.append(_ANY if level == "+" else _REST)
+                continue
+            text = level.fill(values)
+            if text is None:
+                return None
+            filled += text.split("/") if level.names else [text]
+        return tuple(filled)
+
+
+Levels: TypeAlias = tuple[str | None, ...]
+_ANY = None
+_REST = "\0#"
+"""Stands for `#`; no topic has a NUL."""
+
+
+@dataclass(frozen=True)
+class ClientRules:
+    """The rules that concern one client."""
+
+    rules: tuple[tuple[bool, int, tuple[int, ...] | None, bool | None, tuple[Levels | str, ...] | None], ...]
+
+    def decide(self, question: Question) -> bool | None:
+        """What the first rule that matches says; None: none does."""
+        action = ACTIONS[question.action]
+        levels = question.topic.split("/")
+        for allow, actions, qos, retain, topics in self.rules:
+            if not actions & action or (qos is not None and question.qos not in qos):
+                continue
+            if action == PUBLISH and retain is not None and retain != question.retain:
+                continue
+            if topics is None or any(_covers(topic, question.topic, levels, allow) for topic in topics):
+                return allow
+        return None
+
+
+class RuleSet:
+    """Rules in order; the first that matches decides."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.rules = tuple(rules)
+
+    def for_client(self, client: Client) -> ClientRules:
+        """Worked out once for each client."""
+        values = values_of(client)
+        found = []
+        for rule in self.rules:
+            if not rule.who.matches(client):
+                continue
+            topics = None
+            if rule.topics is not None:
+                filled = [topic.fill(values) for topic in rule.topics]
+                topics = tuple(topic for topic in filled if topic is not None)
+            found.append((rule.allow, rule.actions, rule.qos, rule.retain, topics))
+        return ClientRules(tuple(found))
+
+
+
+def _covers(topic: Levels | str, name: str, levels: Sequence[str], allow: bool) -> bool:
+    if isinstance(topic, str):
+        return topic == name
+    if name.startswith("$") and topic[0] in (_ANY, _REST):
+        return False
+    for place, level in enumerate(topic):
+        if level == _REST:
+            return True
+        if place >= len(levels):
+            return False
+        if level is _ANY:
+            if levels[place] == "#" and allow:
+                return False  # the subscription would get more than this rule allows
+        elif level != levels[place]:
+            return False
+    return len(topic) == len(levels)
+
+
+def _in_networks(host: str, networks: Sequence[Network]) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks)
+
+
+# --- reading rules ------------------------------------------------------------------------------------------------------------
+
+
+def rule_of(plain: Mapping[str, Any]) -> Rule:
+    """A rule from a table: of TOML, JSON, a row, a document. Raises RuleError."""
+    known = {"permission", "who", "action", "qos", "retain", "topic", "topics", "username", "clientid", "ipaddress"}
+    if not isinstance(plain, Mapping):
+        raise RuleError(f"allowed is a table of {', '.join(sorted(known))}, not {plain!r}")
+    permission = str(plain.get("permission", "")).lower()
+    if permission not in ("allow", "deny"):
+        raise RuleError(f"permission {plain.get('permission')!r}: allowed are allow, deny")
+    topics = plain.get("topics", plain.get("topic"))
+    return Rule(
+        permission == "allow",
+        _who_of_row(plain),
+        actions_of(plain.get("action", "all")),
+        _qos(plain.get("qos")),
+        _retain(plain.get("retain")),
+        None if topics is None else tuple(topic_of(one) for one in ([topics] if isinstance(topics, str) else topics)),
+    )
+
+
+def client_rules(acl: Any) -> RuleSet:
+    """Rules that an authenticator or a token gives to one client: a list of tables that are asked before the sources, or
+    {"pub": [...], "sub": [...], "all": [...]}, and then nothing else is allowed. Raises RuleError."""
+    if isinstance(acl, Mapping):
+        rules = []
+        for key, action in (("pub", "publish"), ("sub", "subscribe"), ("all", "all")):
+            topics = acl.get(key, ())
+            if not isinstance(topics, list | tuple) or not all(isinstance(topic, str) for topic in topics):
+                raise RuleError(f"{key} of a client's acl: allowed is a list of topics")
+            rules.append(Rule(True, actions=ACTIONS[action], topics=tuple(topic_of(topic) for topic in topics)))
+        return RuleSet([*rules, Rule(False)])
+    if not isinstance(acl, list | tuple):
+        raise RuleError("a client's acl: allowed is a list of rules, or a table of pub, sub, all")
+    return RuleSet(rule_of(one) for one in acl)
+
+
+def topic_of(text: Any) -> Topic:
+    """`eq ` before it makes it literal. Raises RuleError."""
+    if not isinstance(text, str) or not text:
+        raise RuleError(f"topic {text!r}: allowed is a topic filter, or `eq ` and a topic")
+    topic = Topic(text.removeprefix(EQ), True) if text.startswith(EQ) else Topic(text)
+    try:
+        levels = topic.levels
+    except ValueError as error:
+        raise RuleError(str(error)) from None
+    if not topic.literal:
+        for place, level in enumerate(levels):
+            if level == "#" and place != len(levels) - 1:
+                raise RuleError(f"topic {text!r}: # is allowed at the end only")
+            if isinstance(level, Template) and any(c in part for part in level.parts[::2] for c in "+#"):
+                raise RuleError(f"topic {text!r}: + and # are allowed as whole levels only")
+    return topic
+
+
+def actions_of(text: Any) -> int:
+    """Raises RuleError."""
+    if not isinstance(text, str) or text.lower() not in ACTIONS:
+        raise RuleError(f"action {text!r}: allowed are publish, subscribe, all")
+    return ACTIONS[text.lower()]
+
+
+def who_of(key: str, value: Any) -> Who:
+    """A condition; a pattern is given as re.Pattern, addresses as texts. Raises RuleError."""
+    if key in ("and", "or"):
+        return Who(key, tuple(value))
+    if key == "ipaddr":
+        return Who(key, tuple(network_of(one) for one in ([value] if isinstance(value, str) else value)))
+    if not isinstance(value, str | re.Pattern):
+        raise RuleError(f"{key} {value!r}: allowed is text or a pattern")
+    return Who(key, value)
+
+
+def pattern_of(text: Any) -> re.Pattern[str]:
+    """Raises RuleError."""
+    try:
+        return re.compile(text)
+    except (re.error, TypeError) as error:
+        raise RuleError(f"pattern {text!r}: {error}") from None
+
+
+def network_of(text: Any) -> Network:
+    """An address or a network. Raises RuleError."""
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise RuleError(f"address {text!r}: allowed is such as 10.0.0.1, 10.0.0.0/8, ::1, fd00::/8") from None
+
+
+def _who_of_row(plain: Mapping[str, Any]) -> Who:
+    conditions = [_who(plain["who"])] if plain.get("who") is not None else []
+    for key, name in (("username", "username"), ("clientid", "clientid"), ("ipaddress", "ipaddr")):
+        value = plain.get(key)
+        if value not in (None, ""):
+            conditions.append(who_of(name, value))
+    if not conditions:
+        return Who("all")
+    return conditions[0] if len(conditions) == 1 else Who("and", tuple(conditions))
+
+
+def _who(plain: Any) -> Who:
+    if plain == "all":
+        return Who("all")
+    if not isinstance(plain, Mapping) or len(plain) != 1:
+        raise RuleError(f'who {plain!r}: allowed is "all" or a table with one of {", ".join(WHO_KEYS)}, username_re, clientid_re')
+    ((key, value),) = plain.items()
+    if key in ("username_re", "clientid_re"):
+        return Who(key.removesuffix("_re"), pattern_of(value))
+    if key in ("and", "or") and isinstance(value, list):
+        return Who(key, tuple(_who(one) for one in value))
+    if key in WHO_KEYS and key not in ("and", "or"):
+        return who_of(key, value)
+    raise RuleError(f"who {key!r}: allowed are {', '.join(WHO_KEYS)}, username_re, clientid_re")
+
+
+def _qos(value: Any) -> tuple[int, ...] | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        value = value.split(",")
+    try:
+        levels = tuple(int(one) for one in (value if isinstance(value, list | tuple) else [value]))
+    except (TypeError, ValueError):
+        levels = (-1,)
+    if any(level not in (0, 1, 2) for level in levels):
+        raise RuleError(f"qos {value!r}: allowed are 0, 1, 2 or a list of them")
+    return levels
+
+
+def _retain(value: Any) -> bool | None:
+    if value is None or value in ("", "all"):
+        return None
+    if isinstance(value, bool):
+        return value
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if str(value).lower() not in known:
+        raise RuleError(f"retain {value!r}: allowed are true, false, all")
+    return known[str(value).lower()]

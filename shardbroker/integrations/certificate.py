@@ -1,0 +1,25 @@
+"""Clients that have shown a certificate. The listener has verified it; here it is compared with who the client says it is."""
+
+from shardbroker.access.contract import IGNORE, Answer, Client, allow, deny
+
+__all__ = ["Certificates"]
+
+
+class Certificates:
+    """auth.certificate"""
+
+    priority = 0
+
+    def __init__(self, identity: str) -> None:
+        self._identity = identity
+
+    async def authenticate(self, client: Client) -> Answer:
+        if client.cert_subject is None and client.cert_common_name is None:
+            return IGNORE
+        if self._identity == "any":
+            return allow()
+        shown = client.cert_common_name if self._identity == "cn" else client.cert_subject
+        return allow() if shown is not None and shown == client.username else deny()
+
+    async def close(self) -> None:
+        pass

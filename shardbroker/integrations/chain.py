@@ -1,0 +1,90 @@
+"""Chains: one back end after the other, until one decides."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from shardbroker.access.contract import Answer, Authenticator, Authorizer, BackendError, Client, Outcome, Question, deny
+
+__all__ = ["AuthenticatorChain", "SourceChain"]
+
+BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_UNAVAILABLE = 0x86, 0x87, 0x88
+Report = Callable[[str, str], None]
+"""(name of the back end, what went wrong)"""
+
+
+class AuthenticatorChain:
+    """Who is asked about clients."""
+
+    def __init__(self, members: Mapping[str, Authenticator], on_error: str, report: Report) -> None:
+        self._members = members
+        self._denies_on_error = on_error == "deny"
+        self._report = report
+
+    async def authenticate(self, names: Sequence[str], client: Client) -> tuple[Answer, str]:
+        """The verdict, and a few words about it for the log.
+
+        A user whom nobody knows gets what a wrong password gets (0x86), so that nobody can tell the two apart; a client without a
+        user name 0x87. If a back end that might know the client failed: 0x88.
+        """
+        failed = ""
+        for name in names:
+            member = self._members.get(name)
+            if member is None:
+                continue  # scram takes part in conversations only
+            try:
+                answer = await member.authenticate(client)
+                if not isinstance(answer, Answer):
+                    raise BackendError(f"its answer is a {type(answer).__name__}")
+            except Exception as error:
+                self._report(name, describe(error))
+                if self._denies_on_error:
+                    return deny(SERVER_UNAVAILABLE), f"{name} failed"
+                failed = failed or name
+                continue
+            if answer.outcome is Outcome.OK:
+                return answer, name
+            if answer.outcome is Outcome.DENY:
+                return answer, f"denied by {name}"
+        if failed:
+            return deny(SERVER_UNAVAILABLE), f"{failed} failed, and nobody else knows this client"
+        return deny(BAD_USER_NAME_OR_PASSWORD if client.username else NOT_AUTHORIZED), "nobody knows this client"
+
+
+class SourceChain:
+    """Who is asked about topics, from the first source on that a worker cannot evaluate."""
+
+    def __init__(self, members: Sequence[tuple[str, Authorizer]], on_error: str, report: Report) -> None:
+        self._members = members
+        self._denies_on_error = on_error == "deny"
+        self._report = report
+
+    async def authorize(self, client: Client, questions: Sequence[Question]) -> list[bool | None]:
+        """True, False, or None where no source has a rule."""
+        decided: list[bool | None] = [None] * len(questions)
+        open_places = list(range(len(questions)))
+        for name, member in self._members:
+            if not open_places:
+                break
+            try:
+                answers = await member.authorize(client, [questions[place] for place in open_places])
+                if len(answers) != len(open_places) or any(answer not in (True, False, None) for answer in answers):
+                    raise BackendError("it did not answer each question with True, False or None")
+            except Exception as error:
+                self._report(name, describe(error))
+                if self._denies_on_error:
+                    for place in open_places:
+                        decided[place] = False
+                    break
+                continue
+            for place, answer in zip(open_places, answers, strict=True):
+                decided[place] = answer
+            open_places = [place for place in open_places if decided[place] is None]
+        return decided
+
+
+def describe(error: Exception) -> str:
+    """What went wrong, in one line. Texts of other libraries may hold what a client sent, so only ours are repeated."""
+    if isinstance(error, BackendError):
+        return str(error)
+    return "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+
+

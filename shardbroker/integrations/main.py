@@ -1,0 +1,245 @@
+"""Entry point of the process integrations: takes the workers' questions, sends verdicts."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import uvloop
+from shm.counters import Counters, ProcessState
+
+from shardbroker.access.contract import Answer, BackendError, Outcome
+from shardbroker.access.files import FileError
+from shardbroker.access.gate import LOCAL_SOURCES, rules_dir, users_dir
+from shardbroker.access.scram import METHODS
+from shardbroker.access.stores import RuleStore, StoreError, UserStore
+from shardbroker.access.wire import (
+    MESSAGE_MAX,
+    Asked,
+    Kind,
+    Status,
+    WireError,
+    decode_question,
+    encode_verdict,
+    question_of,
+)  # fmt: skip
+from shardbroker.integrations import modules
+from shardbroker.integrations.building import build_authenticators, build_sources
+from shardbroker.integrations.chain import AuthenticatorChain, SourceChain, describe
+from shardbroker.integrations.enhanced import ScramExchange
+from shardbroker.management.log import Log
+from shm.topology import Topology
+
+__all__ = ["run"]
+
+READS_A_TURN = 64
+"""Questions taken from one worker before the others get their turn."""
+TASKS_MAX = 20_000
+"""Questions under way; further ones fail at once. Each takes some KB."""
+VERDICTS_MAX = 20_000
+"""Verdicts that wait for one worker to read; the oldest go first, and time out there."""
+CONVERSATIONS_MAX = 10_000
+"""Enhanced authentications under way; the oldest goes."""
+RELOAD_S = 0.25
+"""Between two looks whether users and rules have changed."""
+TELL_S = 10.0
+"""Least time between two log lines about the same failure of the same back end."""
+BAD_USER_NAME_OR_PASSWORD = 0x86
+
+
+def run(topology: Topology) -> None:
+    """Serves until SIGTERM."""
+    try:
+        service = _Service(topology)
+    except (BackendError, StoreError) as error:
+        sys.exit(f"integrations: {error}")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(service.serve())
+
+
+class _Service:
+    def __init__(self, topology: Topology) -> None:
+        settings = topology.settings
+        self._topology, self._settings = topology, settings
+        self._counters = Counters.attach(topology.counters_name)
+        self._counters.set_state(topology.integrations, ProcessState.STARTING)
+        self._generation = self._counters.access_generation
+        self._log = Log(settings.log.level)
+        self._threads = ThreadPoolExecutor(settings.auth.hash_threads, thread_name_prefix="hash")
+        chains = [settings.auth.chain, *(one.auth_chain for one in settings.listeners.values())]
+        names = list(dict.fromkeys(name for chain in chains for name in chain if name != "inherit"))
+        self._users = UserStore(users_dir(topology.data_dir)) if {"builtin", "scram"} & set(names) else None
+        self._members, self._installed = build_authenticators(settings, names, self._users, self._threads)
+        sources = list(settings.acl.sources)
+        while sources and sources[0] in LOCAL_SOURCES:
+            sources.pop(0)
+        self._source_members = build_sources(settings, sources, lambda: RuleStore(rules_dir(topology.data_dir)))
+        self._chain = AuthenticatorChain(self._members, settings.auth.on_error, self._report)
+        self._sources = SourceChain(self._source_members, settings.acl.on_error, self._report)
+        self._conversations: OrderedDict[tuple[int, int], ScramExchange] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told: dict[tuple[str, str], float] = {}
+        self._links: list[_Link] = []
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor says when it is our turn
+        self._links = [_Link(self, worker, ends[1]) for worker, ends in enumerate(self._topology.access)]
+        reloading = asyncio.create_task(self._watch_changes())
+        self._counters.set_state(self._topology.integrations, ProcessState.READY)
+        await stop.wait()
+        reloading.cancel()
+        for task in [*self._tasks]:
+            task.cancel()
+        closing = [member.close for member in self._members.values()] + [member.close for _, member in self._source_members]
+        for close in closing:
+            with suppress(Exception):
+                await close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._log.close()
+        self._counters.set_state(self._topology.integrations, ProcessState.DOWN)
+
+    # --- questions ------------------------------------------------------------------------------------------------------------
+
+    def take(self, link: "_Link", message: bytes) -> None:
+        """One message of a worker."""
+        try:
+            asked = decode_question(message)
+        except WireError as error:
+            self._report("wire", f"a question that cannot be read: {error}")
+            return
+        if asked.kind is Kind.FORGET:
+            self._conversations.pop((link.worker, asked.details[0]), None)
+            return
+        if asked.deadline <= time.monotonic():
+            return  # of before this process was started again: nobody waits for it
+        if len(self._tasks) >= TASKS_MAX:
+            link.send(encode_verdict(asked.id, Status.FAILED, "too many questions at a time"))
+            return
+        task = asyncio.create_task(self._answer(link, asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, link: "_Link", asked: Asked) -> None:
+        try:
+            async with asyncio.timeout(asked.deadline - time.monotonic()):
+                verdict = await self._verdict(link, asked)
+        except TimeoutError:
+            verdict = encode_verdict(asked.id, Status.FAILED, "no verdict in time")
+        except Exception as error:
+            self._report(asked.kind.name.lower(), describe(error))
+            verdict = encode_verdict(asked.id, Status.FAILED, "the question could not be answered")
+        link.send(verdict)
+
+    async def _verdict(self, link: "_Link", asked: Asked) -> bytes:
+        if asked.kind is Kind.ACL:
+            questions = [question_of(fields) for fields in asked.details]
+            return encode_verdict(asked.id, Status.DECIDED, await self._sources.authorize(asked.client, questions))
+        if asked.kind is Kind.AUTH:
+            return await self._go_on(link, asked, asked.details[0], asked.details[1] or b"")
+        chain, method, data = asked.details
+        if method is not None:
+            assert self._users is not None, "workers ask only for what is configured"
+            exchange = ScramExchange(self._users, METHODS[method], self._settings.auth.scram.iteration_count)
+            self._conversations[link.worker, asked.id] = exchange
+            while len(self._conversations) > CONVERSATIONS_MAX:
+                self._conversations.popitem(last=False)
+            return await self._go_on(link, asked, asked.id, data or b"")
+        answer, told = await self._chain.authenticate(modules.expand(chain, self._installed), asked.client)
+        return _login_verdict(asked.id, answer, told, None)
+
+    async def _go_on(self, link: "_Link", asked: Asked, conversation: int, data: bytes) -> bytes:
+        exchange = self._conversations.get((link.worker, conversation))
+        if exchange is None:
+            return encode_verdict(asked.id, Status.FAILED, "the conversation was lost")
+        step = await exchange.step(data)
+        if isinstance(step, bytes):
+            return encode_verdict(asked.id, Status.CONTINUE, step)
+        del self._conversations[link.worker, conversation]
+        return _login_verdict(asked.id, step, "denied by scram", exchange.username)
+
+    # --- what changes ---------------------------------------------------------------------------------------------------------
+
+    async def _watch_changes(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            generation = self._counters.access_generation
+            if generation == self._generation:
+                continue
+            self._generation = generation
+            for name, member in [*self._members.items(), *self._source_members]:
+                reload = getattr(member, "reload", None)
+                if reload is not None:
+                    try:
+                        reload()
+                    except FileError as error:
+                        self._log.add("error", f"integrations {name}: reload: {error}; what was there before stays")
+            self._log.flush()
+
+    def _report(self, name: str, text: str) -> None:
+        """A failure of a back end: one line now, and no more of the same for a while."""
+        now = time.monotonic()
+        if now - self._told.get((name, text), -TELL_S) < TELL_S:
+            return
+        if len(self._told) > TASKS_MAX:
+            self._told.clear()
+        self._told[name, text] = now
+        self._log.add("error", f"integrations {name}: {text}")
+        self._log.flush()
+
+
+class _Link:
+    """The way to one worker and back."""
+
+    def __init__(self, service: _Service, worker: int, descriptor: int) -> None:
+        self.worker = worker
+        self._service = service
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._socket.setblocking(False)
+        self._waiting: deque[bytes] = deque(maxlen=VERDICTS_MAX)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._read)
+
+    def _read(self) -> None:
+        for _ in range(READS_A_TURN):
+            try:
+                message = self._socket.recv(MESSAGE_MAX)
+            except (BlockingIOError, InterruptedError):
+                return
+            self._service.take(self, message)
+
+    def send(self, verdict: bytes) -> None:
+        """Waits for nobody: what a worker does not take now is sent when it does."""
+        if not self._waiting and self._sent(verdict):
+            return
+        if not self._waiting:
+            self._loop.add_writer(self._socket, self._send_waiting)
+        self._waiting.append(verdict)
+
+    def _send_waiting(self) -> None:
+        while self._waiting and self._sent(self._waiting[0]):
+            self._waiting.popleft()
+        if not self._waiting:
+            self._loop.remove_writer(self._socket)
+
+    def _sent(self, verdict: bytes) -> bool:
+        try:
+            self._socket.send(verdict)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True  # too large, or nobody there: it times out
+        return True
+
+
+def _login_verdict(number: int, answer: Answer, told: str, username: str | None) -> bytes:
+    if answer.outcome is not Outcome.OK:
+        return encode_verdict(number, Status.DENY, answer.reason_code or BAD_USER_NAME_OR_PASSWORD, told)
+    return encode_verdict(number, Status.OK, answer.is_superuser, answer.acl, answer.expires_at, answer.data, username)

@@ -1,0 +1,123 @@
+"""JSON web tokens (RFC 7519) as passwords: signed with a shared secret or a private key, or one of a JWKS.
+
+What is no token, or was signed by somebody else, is ignored, so that another back end may know it. A token of ours that has
+expired, is not valid yet, or says something else than `verify_claims`, is denied.
+"""
+
+import asyncio
+import base64
+import binascii
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jwt
+
+from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, allow, deny
+from shardbroker.access.placeholders import Template, values_of
+
+__all__ = ["Tokens"]
+
+HMAC = ["HS256", "HS384", "HS512"]
+PUBLIC_KEY = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
+JWKS_MAX_BYTES = 1 << 20
+"""A longer JWKS is a failure."""
+UNKNOWN_KEY_S = 5.0
+"""Least time between two reads of the JWKS because a token names a key that is not in it."""
+
+
+class Tokens:
+    """auth.jwt"""
+
+    priority = 0
+
+    def __init__(self, section: Any) -> None:
+        self._section = section
+        self._claims = {name: Template.parse(text) for name, text in section.verify_claims.items()}
+        self._algorithms = HMAC if section.algorithm == "hmac-based" else PUBLIC_KEY
+        self._key: Any = None
+        self._keys: dict[str | None, Any] = {}
+        self._read_at = -float("inf")
+        self._reading = asyncio.Lock()
+        if section.endpoint:
+            return
+        if section.algorithm == "hmac-based":
+            self._key = _secret(section)
+        elif not section.public_key:
+            raise BackendError("auth.jwt: public-key needs auth.jwt.public_key or auth.jwt.endpoint")
+        else:
+            try:
+                self._key = Path(section.public_key).read_bytes()
+            except OSError as error:
+                raise BackendError(f"auth.jwt.public_key {section.public_key}: {error.strerror}") from None
+
+    async def authenticate(self, client: Client) -> Answer:
+        token = client.username if self._section.source == "username" else (client.password or b"").decode(errors="replace")
+        if not token or token.count(".") != 2:
+            return IGNORE
+        try:
+            header = jwt.get_unverified_header(token)
+            if header.get("alg") not in self._algorithms:
+                return IGNORE
+            key = await self._find(header.get("kid"))
+            if key is None:
+                return IGNORE
+            claims = jwt.decode(token, key, algorithms=self._algorithms, options={"verify_aud": False, "verify_sub": False})
+        except (jwt.ExpiredSignatureError, jwt.ImmatureSignatureError, jwt.InvalidIssuedAtError):
+            return deny()
+        except jwt.InvalidTokenError:
+            return IGNORE
+        values = values_of(client)
+        for name, template in self._claims.items():
+            wanted = template.fill(values)
+            if wanted is None or name not in claims or str(claims[name]) != wanted:
+                return deny()
+        expires_at = claims.get("exp") if self._section.disconnect_after_expire else None
+        return allow(
+            is_superuser=claims.get("is_superuser") is True, acl=claims.get(self._section.acl_claim_name), expires_at=expires_at
+        )
+
+    async def _find(self, name: str | None) -> Any:
+        if not self._section.endpoint:
+            return self._key
+        age_s = time.monotonic() - self._read_at
+        if age_s > self._section.refresh_interval or (name not in self._keys and age_s > UNKNOWN_KEY_S):
+            async with self._reading:
+                if time.monotonic() - self._read_at >= min(age_s, UNKNOWN_KEY_S):
+                    await self._read_keys()
+        if name is None and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(name)
+
+    async def _read_keys(self) -> None:
+        """Keys that were read before stay if the endpoint fails, unless there are none."""
+        try:
+            async with (
+                asyncio.timeout(self._section.timeout),
+                aiohttp.ClientSession() as session,
+                session.get(self._section.endpoint, allow_redirects=False) as answer,
+            ):
+                body = await answer.content.read(JWKS_MAX_BYTES)
+            keys = jwt.PyJWKSet.from_json(body.decode()).keys
+        except Exception as error:
+            if not self._keys:
+                raise BackendError(f"JWKS endpoint: {type(error).__name__}") from None
+            self._read_at = time.monotonic() - self._section.refresh_interval + UNKNOWN_KEY_S
+            return
+        self._keys = {key.key_id: key for key in keys}
+        self._read_at = time.monotonic()
+
+    async def close(self) -> None:
+        pass
+
+
+def _secret(section: Any) -> bytes:
+    if not section.secret:
+        raise BackendError("auth.jwt.secret is empty")
+    if not section.secret_base64_encoded:
+        return bytes(section.secret.encode())
+    try:
+        return base64.b64decode(section.secret, validate=True)
+    except binascii.Error:
+        raise BackendError("auth.jwt.secret is not base64") from None

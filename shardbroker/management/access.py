@@ -1,0 +1,215 @@
+"""Users, rules and bans as an administrator handles them: what `shardbroker ctl users|acl|banned` calls, and the manager.
+
+Every change is one LMDB transaction in the data directory; then a running broker is told. It needs no socket for that: the
+generation in the shared counters moves, and workers and integrations look within some ten milliseconds (`Counters.access_changed`).
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import posix_ipc
+from shm.counters import Counters
+
+from shardbroker.access.files import FileError
+from shardbroker.access.gate import publish_rules, rules_dir, users_dir
+from shardbroker.access.hashing import hash_password
+from shardbroker.access.rules import RuleError
+from shardbroker.access.scram import scram_user
+from shardbroker.access.stores import BAN_KINDS, Ban, RuleStore, StoreError, User, UserStore
+
+__all__ = ["AccessAdmin", "AccessError"]
+
+RUNTIME_ROOT = Path("/dev/shm")
+USER_KINDS = ("username", "clientid")
+RULE_KINDS = ("username", "clientid", "all")
+NAME_MAX = 65535
+"""Bytes of a user name or client id, by the protocol."""
+
+
+class AccessError(Exception):
+    """What was asked for cannot be done: why, and what is allowed."""
+
+
+class AccessAdmin:
+    """Opens the stores of one data directory. `counters`: of the broker that runs there, if this is one of its processes."""
+
+    def __init__(self, settings: Any, data_dir: Path, counters: Counters | None = None) -> None:
+        self._settings = settings
+        self._data_dir = data_dir.resolve()
+        self._counters = counters
+        self._users: UserStore | None = None
+        self._rules: RuleStore | None = None
+
+    def close(self) -> None:
+        for store in (self._users, self._rules):
+            if store is not None:
+                store.close()
+
+    def __enter__(self) -> "AccessAdmin":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- users ------------------------------------------------------------------------------------------------------------------
+
+    def users(self, kind: str = "username") -> list[dict[str, Any]]:
+        """Names and flags; hashes stay where they are."""
+        _one_of("kind", kind, USER_KINDS)
+        return [{"name": user.name, "superuser": user.is_superuser} for user in self._user_store.all(kind)]
+
+    def scram_users(self) -> list[dict[str, Any]]:
+        """Names and flags of those that authenticate by SCRAM."""
+        return [
+            {"name": user.name, "superuser": user.is_superuser, "iterations": user.iterations}
+            for user in self._user_store.all_scram()
+        ]
+
+    def add_user(self, name: str, password: str, *, kind: str = "username", superuser: bool = False, scram: bool = False) -> None:
+        """Adds a user, or gives one that there is another password."""
+        _one_of("kind", kind, USER_KINDS)
+        _name(name)
+        if not password:
+            raise AccessError("password: allowed is text that is not empty")
+        if scram:
+            section = self._settings.auth.scram
+            user = scram_user(name, password, section.algorithm, section.iteration_count, superuser)
+            self._user_store.put_scram(section.algorithm, user)
+        else:
+            self._user_store.put(kind, User(name, hash_password(password.encode()), superuser))
+        self._changed()
+
+    def add_hashed_user(self, name: str, stored: str, *, kind: str = "username", salt: str = "", superuser: bool = False) -> None:
+        """A user whose hash was made elsewhere: argon2 or bcrypt text, which say themselves what they are."""
+        _one_of("kind", kind, USER_KINDS)
+        _name(name)
+        if not stored.startswith(("$argon2", "$2a$", "$2b$", "$2y$")):
+            raise AccessError("hash: allowed is text that begins with $argon2, $2a$, $2b$ or $2y$")
+        self._user_store.put(kind, User(name, stored, superuser, salt))
+        self._changed()
+
+    def delete_user(self, name: str, *, kind: str = "username", scram: bool = False) -> bool:
+        """Whether there was one. Connections that are open stay; `ban` ends them."""
+        _one_of("kind", kind, USER_KINDS)
+        store = self._user_store
+        found = store.delete_scram(self._settings.auth.scram.algorithm, name) if scram else store.delete(kind, name)
+        self._changed()
+        return found
+
+    # --- rules ------------------------------------------------------------------------------------------------------------------
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Of users, clients and all."""
+        return [{"kind": kind, "name": name, "rules": rules} for kind, name, rules in self._rule_store.listed()]
+
+    def set_rules(self, kind: str, name: str, rules: list[Mapping[str, Any]]) -> None:
+        """Takes the place of those there are; an empty list removes them. A rule: permission, action, topic, qos, retain."""
+        _one_of("kind", kind, RULE_KINDS)
+        if kind != "all":
+            _name(name)
+        try:
+            if rules:
+                self._rule_store.put_rules(kind, name, rules)
+            else:
+                self._rule_store.delete_rules(kind, name)
+        except (RuleError, StoreError) as error:
+            raise AccessError(str(error)) from None
+        self._changed(rules=True)
+
+    def add_rule(self, kind: str, name: str, rule: Mapping[str, Any]) -> None:
+        """Behind those there are."""
+        _one_of("kind", kind, RULE_KINDS)
+        self.set_rules(kind, name, [*self._rule_store.get_rules(kind, name), rule])
+
+    # --- bans -------------------------------------------------------------------------------------------------------------------
+
+    def bans(self) -> list[Ban]:
+        """Those in force."""
+        now = time.time()
+        return [ban for ban in self._rule_store.bans() if not ban.expired(now)]
+
+    def ban(self, kind: str, value: str, *, seconds: float | None = None, by: str = "", reason: str = "") -> None:
+        """Whoever falls under it and is connected is sent away, and is not let in until it is over."""
+        self.ban_many(kind, [value], seconds=seconds, by=by, reason=reason)
+
+    def ban_many(
+        self, kind: str, values: Iterable[str], *, seconds: float | None = None, by: str = "", reason: str = ""
+    ) -> None:
+        """As ban(), and the broker is told once."""
+        _one_of("kind", kind, BAN_KINDS)
+        now = time.time()
+        until = None if seconds is None else now + seconds
+        with _told():
+            self._rule_store.purge_bans(now)
+            self._rule_store.ban_many([Ban(kind, value, until, by, reason, now) for value in values])  # type: ignore[arg-type]
+        self._changed()
+
+    def unban(self, kind: str, value: str) -> bool:
+        """Whether there was such a ban."""
+        _one_of("kind", kind, BAN_KINDS)
+        found = self._rule_store.unban(kind, value)
+        self._changed()
+        return found
+
+    # --- reload -----------------------------------------------------------------------------------------------------------------
+
+    def reload(self) -> bool:
+        """Reads the files of rules and passwords again; whether a broker runs that was told. Raises AccessError for a bad file."""
+        runtime_dir = RUNTIME_ROOT / f"shardbroker-{self._instance}"
+        if runtime_dir.is_dir():
+            try:
+                publish_rules(self._settings, runtime_dir)
+            except FileError as error:
+                raise AccessError(str(error)) from None
+        return self._changed(rules=True)
+
+    def _changed(self, rules: bool = False) -> bool:
+        counters = self._counters
+        if counters is None:
+            try:
+                counters = Counters.attach(f"/shardbroker-{self._instance}-counters")
+            except (posix_ipc.Error, OSError, ValueError):
+                return False  # nobody runs there
+        counters.access_changed(rules)
+        return True
+
+    @property
+    def _instance(self) -> str:
+        return sha256(str(self._data_dir).encode()).hexdigest()[:12]
+
+    @property
+    def _user_store(self) -> UserStore:
+        if self._users is None:
+            with _told():
+                self._users = UserStore(users_dir(self._data_dir))
+        return self._users
+
+    @property
+    def _rule_store(self) -> RuleStore:
+        if self._rules is None:
+            with _told():
+                self._rules = RuleStore(rules_dir(self._data_dir))
+        return self._rules
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors of a store as AccessError."""
+    try:
+        yield
+    except StoreError as error:
+        raise AccessError(str(error)) from None
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise AccessError(f"{what} {value!r}: allowed are {', '.join(allowed)}")
+
+
+def _name(name: str) -> None:
+    if not name or len(name.encode(errors="surrogateescape")) > NAME_MAX or "\0" in name:
+        raise AccessError(f"name: allowed is text of 1 to {NAME_MAX} bytes without NUL")

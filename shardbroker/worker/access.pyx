@@ -1,0 +1,480 @@
+"""What one connection is allowed; see access.pxd."""
+
+from cpython.bytes cimport PyBytes_GET_SIZE
+
+from shardbroker.access.verdicts cimport ALLOWED, DENIED, UNKNOWN, Verdicts
+from shardbroker.mqtt.packets cimport Connect
+from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.worker.channel cimport AUTHENTICATING, CLOSING, CONNECTED, SIDE_SERVER, Channel
+from shm.address cimport address_text
+from shm.counters cimport (
+    AUTHENTICATION_FAILURE, AUTHENTICATION_SUCCESS, AUTHENTICATION_SUCCESS_ANONYMOUS, AUTHENTICATION_UNAVAILABLE, AUTHORIZATION_ALLOW,
+    AUTHORIZATION_DENY, AUTHORIZATION_NOMATCH, AUTHORIZATION_SUPERUSER, CLIENT_BANNED, CLIENT_FLAPPING, PACKETS_AUTH_SENT,
+    PACKETS_CONNACK_AUTH_ERROR,
+)
+from shm.events cimport EVENT_DENIED, EVENT_FLAPPING
+
+import time
+from dataclasses import replace
+
+from shardbroker.access.contract import Client, Question
+from shardbroker.access.rules import RuleError, client_rules
+from shardbroker.access.wire import Kind, Status
+from shardbroker.mqtt.errors import MqttError, ProtocolError
+from shardbroker.mqtt.packets import Auth
+from shardbroker.mqtt.spec import PropertyId
+from shardbroker.mqtt.topics import parse_subscription
+
+__all__ = ["Access"]
+
+cdef enum:
+    BAD_USER_NAME_OR_PASSWORD = 0x86
+    NOT_AUTHORIZED = 0x87
+    SERVER_UNAVAILABLE = 0x88
+    SERVER_BUSY = 0x89
+    BANNED = 0x8A
+    BAD_AUTHENTICATION_METHOD = 0x8C
+    ADMINISTRATIVE_ACTION = 0x98
+    CONTINUE_AUTHENTICATION = 0x18
+    REAUTHENTICATE = 0x19
+    INTERNAL = 0x83
+
+cdef uint64_t NEVER = <uint64_t>-1
+
+TOLD = {
+    BAD_USER_NAME_OR_PASSWORD: "bad user name or password", NOT_AUTHORIZED: "not authorized", SERVER_UNAVAILABLE: "try again later",
+    BANNED: "banned",
+}
+"""What a client is told; the log has the details. Who tries names must not learn which of them exist."""
+
+QUESTIONS_A_MESSAGE = 64
+"""Topics that are asked about at a time."""
+
+QUESTION_BYTES = 65536
+"""Of topics that are asked about at a time."""
+
+
+cdef class Inquiry:
+    """Questions about topics that only back ends can decide."""
+
+    def __init__(self, Access access, list questions, then):
+        self.access = access
+        self.open = questions
+        self.asked = []
+        self.then = then
+
+    cdef bint send(self) except -1:
+        """The next ones; False if there are none left."""
+        cdef int size = 0
+        while self.open:
+            self.asked = []
+            size = 0
+            while self.open and len(self.asked) < QUESTIONS_A_MESSAGE and size < QUESTION_BYTES:
+                question = self.open.pop()
+                self.asked.append(question)
+                size += len(question.topic)
+            acl = self.access.channel.shard.acl
+            self.id = self.access.gate.ask(
+                Kind.ACL, self, self.access.client, [[one.action, one.topic, one.qos, one.retain] for one in self.asked], acl.timeout)
+            if self.id:
+                return True
+            self.answer(None, True)
+        return False
+
+    cdef int answer(self, object decisions, bint failed) except -1:
+        """Notes what was decided. What failed is not remembered beyond the packet in hand."""
+        cdef Access access = self.access
+        cdef Channel channel = access.channel
+        cdef Verdicts verdicts = channel.verdicts
+        cdef bint allowed
+        acl = channel.shard.acl
+        if decisions is None or len(decisions) != len(self.asked):
+            failed = True
+        for place, question in enumerate(self.asked):
+            if failed:
+                allowed = acl.on_timeout == "allow"
+            elif decisions[place] is None:
+                channel.core.count(AUTHORIZATION_NOMATCH)
+                allowed = acl.no_match == "allow"
+            else:
+                allowed = bool(decisions[place])
+            access.decided[question] = allowed
+            if not failed and acl.cache.enable and verdicts is not None:
+                verdicts.remember(question.topic.encode(), question.action == "subscribe", question.qos | question.retain << 2, allowed,
+                                  channel.core.now_ms + <uint64_t>(acl.cache.ttl * 1000), channel.shard.access_generation)
+        self.asked = []
+        return 0
+
+    def on_verdict(self, verdict) -> None:
+        """Called by the loop with what integrations has said, or that it said nothing in time."""
+        cdef Channel channel = self.access.channel
+        self.id = 0
+        try:
+            decided = verdict.status == Status.DECIDED and verdict.details
+            self.answer(verdict.details[0] if decided else None, not decided)
+            if not self.send():
+                self.access.inquiries.discard(self)
+                self.then()
+        except MqttError as error:
+            channel.fail(error.reason_code, str(error))
+        except Exception as error:
+            channel.fail(INTERNAL, f"internal error: {error!r}")
+
+    def cancel(self) -> None:
+        if self.id:
+            self.access.gate.forget(self.id)
+
+
+cdef class Access:
+    def __init__(self, Channel channel not None, Connect packet, bytes client_id not None, str listener, dict certificate):
+        cdef str host
+        cdef bytes username = channel.username
+        cdef bytes password = None
+        host, _, port = address_text(&channel.peer).rpartition(":")
+        self.channel = channel
+        self.gate = channel.shard.access_gate
+        self.packet = packet
+        self.client_id = client_id
+        if packet is not None:
+            self.method = (packet.properties or {}).get(PropertyId.AUTHENTICATION_METHOD)
+            password = packet.password
+        self.decided = {}
+        self.inquiries = set()
+        certificate = certificate or {}
+        self.client = Client(
+            client_id.decode(), None if username is None else username.decode(), password, host.strip("[]"), int(port or 0), listener,
+            channel.version, certificate.get("cn"), certificate.get("dn"))
+
+    # --- who is it? ---------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The CONNECT is well-formed: may this client come in?"""
+        cdef list chain = self.gate.chain_of(self.client.listener)
+        ban = self.gate.ban_of(self.client)
+        if ban is not None:
+            self.channel.core.count(CLIENT_BANNED)
+            self.denied(BANNED, f"banned by {ban.kind}" + (f": {ban.reason}" if ban.reason else ""))
+        elif self.method is not None and self.method.decode() not in self.gate.methods_of(self.client.listener):
+            self.denied(BAD_AUTHENTICATION_METHOD, "no such authentication method")      # [MQTT-4.12.0-1]
+        elif not self.client.username and self.method is None and self.gate.denies_anonymous(self.client.listener):
+            self.channel.core.count(AUTHENTICATION_FAILURE)
+            self.denied(NOT_AUTHORIZED, "clients without a user name are not let in")
+        elif not chain:
+            self.check_and_accept()
+        elif self.gate.waiting >= self.channel.shard.auth.max_waiting:
+            self.channel.core.count(AUTHENTICATION_UNAVAILABLE)
+            self.denied(SERVER_BUSY, "too many logins wait for a verdict")
+        else:
+            data = (self.packet.properties or {}).get(PropertyId.AUTHENTICATION_DATA)
+            self.ask_login(Kind.LOGIN, [chain, None if self.method is None else self.method.decode(), data])
+            self.client = replace(self.client, password=None)
+
+    cdef int ask_login(self, object kind, list details) except -1:
+        self.challenged = False
+        self.login = self.gate.ask(kind, self, self.client, details, self.channel.shard.auth.timeout)
+        if not self.login:
+            return self.login_failed("the authentication service takes no more questions")
+        if kind == Kind.LOGIN:
+            self.conversation = self.login
+        return self.channel.hold()
+
+    def on_verdict(self, verdict) -> None:
+        """Called by the loop with what integrations has said, or that it said nothing in time."""
+        cdef Channel channel = self.channel
+        self.login = 0
+        try:
+            if verdict.status == Status.OK:
+                self.logged_in(verdict.details)
+            elif verdict.status == Status.CONTINUE:
+                self.challenge(verdict.details[0])
+            elif verdict.status == Status.DENY:
+                channel.core.count(AUTHENTICATION_FAILURE)
+                self.denied(verdict.details[0], verdict.details[1])
+            else:
+                self.login_failed(verdict.details[0] if verdict.details else "no verdict")
+        except MqttError as error:
+            channel.fail(error.reason_code, str(error))
+        except Exception as error:
+            channel.fail(INTERNAL, f"internal error: {error!r}")
+
+    cdef int login_failed(self, str text) except -1:
+        """Nobody could say who this is; the configuration says what follows."""
+        self.channel.core.count(AUTHENTICATION_UNAVAILABLE)
+        if self.channel.shard.auth.on_timeout == "allow" and self.method is None:
+            return self.logged_in([False, None, None, None, None])
+        return self.denied(SERVER_UNAVAILABLE, text)
+
+    cdef int logged_in(self, list details) except -1:
+        """[superuser, acl, expires at, authentication data, user name]"""
+        cdef Channel channel = self.channel
+        self.superuser, self.own_acl, expires_at, self.data, username = details
+        if self.own_acl is not None:
+            try:
+                client_rules(self.own_acl)
+            except RuleError as error:
+                return self.denied(NOT_AUTHORIZED, f"the rules that came with the verdict cannot be used: {error}")
+        if username is not None:
+            self.client = replace(self.client, username=username)
+        if expires_at is not None:
+            # CLOCK_MONOTONIC drives now_ms, so a clock that is set moves no deadline.
+            channel.ends_at_ms = channel.core.now_ms + <uint64_t>max(1.0, (expires_at - time.time()) * 1000)
+        channel.core.count(AUTHENTICATION_SUCCESS if self.client.username else AUTHENTICATION_SUCCESS_ANONYMOUS)
+        self.rules = None
+        if channel.state == CONNECTED:
+            self.reauthenticated()
+        else:
+            self.check_and_accept()
+        return 0
+
+    cdef int denied(self, int reason_code, str text) except -1:
+        """CONNACK, or DISCONNECT to one that was to authenticate again [MQTT-4.12.1-2]."""
+        cdef Channel channel = self.channel
+        if channel.state == CONNECTED:
+            channel.disconnect(NOT_AUTHORIZED, text)
+            return channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"re-authentication: {text}", True)
+        channel.core.count(PACKETS_CONNACK_AUTH_ERROR)
+        return channel.refuse(channel.version, reason_code, TOLD.get(reason_code, text), text)
+
+    # --- enhanced authentication (MQTT 5.0 §4.12) ------------------------------------------------------------------------------------
+
+    cdef int challenge(self, bytes data) except -1:
+        cdef Channel channel = self.channel
+        cdef bytes packet = Auth(
+            CONTINUE_AUTHENTICATION, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: data}).encode(5)
+        if channel.max_packet and <uint32_t>PyBytes_GET_SIZE(packet) > channel.max_packet:
+            return self.denied(NOT_AUTHORIZED, "the client takes no packet that is large enough for the challenge")
+        if channel.state != CONNECTED:
+            channel.state = AUTHENTICATING
+            channel.core.timers.arm(channel, channel.core.now_ms + channel.core.idle_timeout_ms)
+        self.challenged = True
+        channel.reply(PACKETS_AUTH_SENT, packet)             # [MQTT-4.12.0-2] [MQTT-4.12.0-5]
+        return channel.resume()
+
+    def on_auth(self, packet) -> None:
+        """AUTH of the client: its answer, or the wish to authenticate again."""
+        properties = packet.properties or {}
+        if self.method is None:
+            raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
+        if properties.get(PropertyId.AUTHENTICATION_METHOD) != self.method:
+            raise ProtocolError("AUTH with another authentication method than CONNECT", "MQTT-4.12.0-5")
+        data = properties.get(PropertyId.AUTHENTICATION_DATA, b"")
+        if packet.reason_code == CONTINUE_AUTHENTICATION and self.challenged:
+            self.ask_login(Kind.AUTH, [self.conversation, data])
+        elif packet.reason_code == REAUTHENTICATE and self.channel.state == CONNECTED and not self.challenged:
+            self.ask_login(Kind.LOGIN, [self.gate.chain_of(self.client.listener), self.method.decode(), data])
+        else:
+            raise ProtocolError(f"AUTH with reason 0x{packet.reason_code:02x} is not expected here", "MQTT-4.12.0-3")
+
+    cdef int reauthenticated(self) except -1:
+        """It is who it was, or somebody else by now: what it may do is looked at again."""
+        cdef Channel channel = self.channel
+        channel.reply(PACKETS_AUTH_SENT, Auth(
+            0, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: self.data or b""}).encode(5))
+        channel.arm_deadline()
+        channel.verdicts = None if self.unchecked() else Verdicts(channel.shard.acl.cache.max_size)
+        channel.resume()
+        self.recheck()
+        return 0
+
+    def connack_properties(self) -> dict:
+        """What CONNACK says of the authentication [MQTT-4.12.0-5] [MQTT-4.12.0-6]."""
+        if self.method is None:
+            return {}
+        return {PropertyId.AUTHENTICATION_METHOD: self.method} | (
+            {} if self.data is None else {PropertyId.AUTHENTICATION_DATA: self.data})
+
+    # --- from the verdict to CONNACK --------------------------------------------------------------------------------------------------
+
+    cdef bint unchecked(self) except -1:
+        """Whether it may do everything."""
+        return self.superuser or (self.own_acl is None and not self.gate.has_sources)
+
+    def check_and_accept(self) -> None:
+        """Topics that it has asked for before it says a word: of its will, and of the session that it comes back to."""
+        cdef Session session = self.channel.shard.sessions.get(self.client_id)
+        cdef list questions = []
+        if self.superuser:
+            self.channel.core.count(AUTHORIZATION_SUPERUSER)
+        if self.unchecked():
+            self.finish_login()
+            return
+        self.channel.verdicts = Verdicts(self.channel.shard.acl.cache.max_size)
+        will = self.packet.will
+        if will is not None:
+            questions.append(Question("publish", will.topic.decode(), will.qos, bool(will.retain)))
+        if session is not None and not self.packet.clean_start:
+            questions += self.topics_of(session)
+        if self.inquire(questions, self.check_and_accept):
+            self.finish_login()
+
+    cdef int finish_login(self) except -1:
+        cdef Channel channel = self.channel
+        cdef Session session
+        packet, will = self.packet, self.packet.will
+        if will is not None and not self.unchecked():
+            if not self.decide(Question("publish", will.topic.decode(), will.qos, bool(will.retain))):
+                self.tell_denied("will", will.topic)
+                return self.denied(NOT_AUTHORIZED, "not allowed to publish its will")
+        session = channel.shard.sessions.get(self.client_id)
+        if session is not None and not self.unchecked() and not packet.clean_start:
+            self.drop_denied(session)      # before what waits for them in its queue goes out
+        self.packet = None
+        self.decided.clear()
+        channel.accept(packet, self.client_id)
+        return channel.resume()
+
+    cdef list topics_of(self, Session session):
+        cdef Subscription subscription
+        return [
+            Question("subscribe", subscription.filter.decode(), subscription.qos) for subscription in session.all_subscriptions()
+        ]
+
+    cdef int drop_denied(self, Session session) except -1:
+        """Subscriptions that are not allowed any more end."""
+        cdef Subscription subscription
+        cdef Channel channel = self.channel
+        for subscription in session.all_subscriptions():
+            if not self.decide(Question("subscribe", subscription.filter.decode(), subscription.qos)):
+                self.tell_denied("subscription", subscription.filter)
+                if channel.shard.unsubscribe(session, subscription.wire_filter, 0) and session.logged:
+                    channel.core.recorder.unsubscribed(session, subscription.wire_filter)
+        return 0
+
+    # --- topics -----------------------------------------------------------------------------------------------------------------------
+
+    cdef int work_out_rules(self) except -1:
+        cdef uint32_t generation = self.channel.shard.access_generation
+        if self.rules is None or self.rules_of != generation:
+            self.rules = [] if self.own_acl is None else [client_rules(self.own_acl).for_client(self.client)]
+            self.rules += self.gate.local_rules(self.client)
+            self.rules_of = generation
+        return 0
+
+    cdef object decide(self, object question):
+        """True or False; None if only a back end can tell, and has not told yet."""
+        self.work_out_rules()
+        for rules in self.rules:
+            decision = rules.decide(question)
+            if decision is not None:
+                return decision
+        if self.gate.has_remote:
+            return self.decided.get(question)
+        self.channel.core.count(AUTHORIZATION_NOMATCH)
+        return self.channel.shard.acl.no_match == "allow"
+
+    cdef list unknown_of(self, list questions):
+        return [question for question in dict.fromkeys(questions) if self.decide(question) is None]
+
+    def inquire(self, list questions, then, bint hold=True) -> bool:
+        """Whether all are decided. If not they are asked, the connection is held, and `then` is called once they are."""
+        cdef Inquiry inquiry
+        unknown = self.unknown_of(questions)
+        if not unknown:
+            return True
+        inquiry = Inquiry(self, unknown, then)
+        if not inquiry.send():
+            return True
+        self.inquiries.add(inquiry)
+        if hold:
+            self.channel.hold()
+        return False
+
+    def may_publish(self, bytes topic, int qos, bint retain, uint64_t serial) -> int:
+        """1: yes, 0: no, -1: the connection is held, and is asked about it once more."""
+        cdef Channel channel = self.channel
+        cdef uint8_t combination = <uint8_t>(qos | retain << 2)
+        cdef uint32_t generation = channel.shard.access_generation
+        cdef Verdicts verdicts = channel.verdicts
+        cdef int known = verdicts.look(topic, False, combination, channel.core.now_ms, generation, serial)
+        if known == UNKNOWN:
+            question = Question("publish", topic.decode(), qos, retain)
+            if not self.inquire([question], self.go_on):
+                return UNKNOWN
+            remote = question in self.decided
+            known = ALLOWED if self.decide(question) else DENIED
+            if remote:
+                del self.decided[question]
+            else:
+                verdicts.remember(topic, False, combination, known == ALLOWED, NEVER, generation)
+        channel.core.count(AUTHORIZATION_ALLOW if known == ALLOWED else AUTHORIZATION_DENY)
+        if known == DENIED:
+            self.tell_denied("publish", topic)
+        return known
+
+    def prepare(self, list topics) -> bool:
+        """Before a SUBSCRIBE: whether all of its filters are decided. If not, the connection is held until they are."""
+        return self.inquire([question for question in map(filter_question, topics) if question is not None], self.go_on)
+
+    def may_subscribe(self, bytes wire_filter, int options) -> bool:
+        """After prepare()."""
+        question = filter_question((wire_filter, options))
+        if question is None:
+            return True                    # it is refused for what is wrong with it
+        allowed = bool(self.decide(question))
+        self.channel.core.count(AUTHORIZATION_ALLOW if allowed else AUTHORIZATION_DENY)
+        if not allowed:
+            self.tell_denied("subscribe", wire_filter)
+        return allowed
+
+    def go_on(self) -> None:
+        """What the connection waits for is decided."""
+        self.channel.resume()
+
+    def packet_done(self) -> None:
+        """What was decided for the packet in hand is not needed any more."""
+        self.decided.clear()
+
+    cdef int tell_denied(self, str action, bytes topic) except -1:
+        """One line in the log, unless there were many just now."""
+        cdef Channel channel = self.channel
+        if self.gate.may_tell(channel.core.now_ms):
+            channel.shard.report(EVENT_DENIED, channel, NOT_AUTHORIZED, SIDE_SERVER, f"{action} {topic.decode(errors='replace')}")
+        return 0
+
+    # --- when something has changed ---------------------------------------------------------------------------------------------------
+
+    def recheck(self) -> None:
+        """The rules have changed, or who this is: subscriptions that are not allowed any more end."""
+        cdef Session session = self.channel.session
+        if self.channel.state != CONNECTED or self.unchecked():
+            return
+        if self.inquire(self.topics_of(session), self.recheck, False):
+            self.drop_denied(session)
+            if not self.inquiries:
+                self.decided.clear()
+
+    def check_ban(self) -> None:
+        """The bans have changed."""
+        cdef Channel channel = self.channel
+        ban = self.gate.ban_of(self.client)
+        if ban is not None and channel.state == CONNECTED:
+            channel.core.count(CLIENT_BANNED)
+            channel.disconnect(ADMINISTRATIVE_ACTION, "banned")
+            channel.close(ADMINISTRATIVE_ACTION, SIDE_SERVER, f"banned by {ban.kind}" + (f": {ban.reason}" if ban.reason else ""), True)
+
+    def closed(self, bint was_connected) -> None:
+        """The connection is over: nobody waits for verdicts any more."""
+        cdef Inquiry inquiry
+        if self.login:
+            self.gate.forget(self.login)
+        if self.conversation and (self.challenged or self.login):
+            self.gate.ask(Kind.FORGET, self, Client(""), [self.conversation], 1.0)
+        for inquiry in self.inquiries:
+            inquiry.cancel()
+        self.inquiries.clear()
+        flapping = self.gate.flapping
+        if was_connected and flapping is not None and flapping.disconnected(self.client.client_id, self.channel.core.now_ms / 1000):
+            self.channel.core.count(CLIENT_FLAPPING)
+            self.gate.banned.flapped(self.client.client_id, time.time() + flapping.ban_s)
+            self.channel.shard.report(
+                EVENT_FLAPPING, self.channel, BANNED, SIDE_SERVER,
+                f"banned for {flapping.ban_s:g} s: {flapping.max_count} disconnects within {flapping.window_s:g} s")
+
+
+def filter_question(topic):
+    """A filter of SUBSCRIBE with its options as a question; None for what is no filter."""
+    wire_filter, options = topic
+    try:
+        return Question("subscribe", parse_subscription(wire_filter)[1].decode(), options & 3)
+    except MqttError:
+        return None
