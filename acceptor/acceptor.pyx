@@ -1,16 +1,18 @@
 """The acceptor's loop: accept, read up to the client id, hand over (DESIGN: hand-over).
 
-    accept -> [ pending: waits for bytes ] -> peek -> worker of crc32(client id) % 1024 % workers
-                    | idle_timeout, counted            | worker down or channel full: [ held ], then CONNACK 0x88
+    accept -> [ pending: opening, waits for bytes ] -> peek -> worker of crc32(client id) % 1024 % workers
+                    | timeouts, counted                 | worker down or channel full: [ held ], then CONNACK 0x88
+                                                        `-> with TLS: a socketpair to the worker, [ pump ]
 
 A socket is taken out of epoll before it is handed over: the registration belongs to the open file, which lives on in the
 worker. Mostly the CONNECT is there when the connection is, and the socket never gets into epoll.
 
-Invariants: a socket is in `pending` or in `held`, or it is gone; only pending ones are in epoll; `kept_bytes` is the sum of
-the buffers of both.
+Invariants: a socket is in `pending`, in `held` or in a pump, or it is gone; only pending ones and pumps are in epoll; `kept_bytes` is
+the sum of the buffers of pending and held ones.
 """
 
 import resource
+import socket
 from collections import OrderedDict, deque
 from math import inf
 from zlib import crc32
@@ -18,35 +20,46 @@ from zlib import crc32
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from acceptor.handover cimport HandoverHeader, pack_header, send_socket
 from acceptor.peek cimport FOUND, NEED_MORE, NOT_CONNECT, TOO_LARGE, UNCLEAR, peek, protocol_level
+from acceptor.pump cimport Pump
 from acceptor.sockets cimport (
     AF_INET, AF_INET6, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, ntohs, setsockopt,
     sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
 )
-from shm.address cimport PeerAddress
+from shm.address cimport PeerAddress, address_text, parse_address
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_MAX_CONNECTIONS, CLIENT_CLOSED_NOT_CONNECT,
-    CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_SENT,
+    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_ACCESS_RULES, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_MAX_CONNECTIONS, CLIENT_CLOSED_NOT_CONNECT,
+    CLIENT_CLOSED_PROXY, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TLS, CLIENT_CLOSED_TOO_LARGE, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_SENT,
     Counters, CounterSlot,
 )
 from shm.posix cimport (
-    CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime,
+    CLOCK_MONOTONIC, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime,
     close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, recv, send, shutdown, timespec,
 )
 
+import cbor2
+
 from acceptor.admission import TokenBucket, new_client_id
-from shm.counters import ProcessState
+from acceptor.control import receive_order, send_answer
+from acceptor.notices import Notices, quoted
+from acceptor.opening import READY, TLS, UPGRADE, Opening
+from acceptor.refusal import Refused
+from acceptor.rules import AccessRules
+from acceptor.tls import TlsError, build_context
+from shm.counters import NAMES, ProcessState
 from shm.topology import PARTITIONS
 
 __all__ = ["HOLD_LIMIT_S", "PENDING_MAX", "Acceptor"]
 
 cdef enum:
     READ_BYTES = 65536                     # one recv, bytes
+    PUMP_BYTES = 262144                    # ciphertext and plaintext of one round of a pump, bytes
+    HANDSHAKES = 4                         # steps of TLS handshakes a pass: a signature takes up to a millisecond
     EVENTS = 512                           # epoll events a pass
     ACCEPTS = 256                          # sockets accepted from one listener a pass
     BUFFER_MIN = 256                       # first buffer of a trickling client, bytes; most CONNECTs fit
@@ -65,6 +78,12 @@ PENDING_BYTES_MAX = 64 << 20
 HOLD_LIMIT_S = 5
 """How long a socket waits for a worker that is down or busy: several times what a restart takes."""
 
+HANDSHAKES_MAX = 1024
+"""TLS handshakes under way in one acceptor, at about 50 KB each. The oldest goes first."""
+
+LAST_WORDS_MS = 2000
+"""How long the ends of a TLS connection that is over stay for the peers to close theirs: twice what a worker waits."""
+
 TICK_MS = 50
 """Between two tries to hand over what is held."""
 
@@ -76,7 +95,9 @@ CONNECT_BURST_S = 1.0
 
 cdef const char* MAPPED = b"\0\0\0\0\0\0\0\0\0\0\xff\xff"   # ::ffff:0:0/96
 
-cdef int READY = int(ProcessState.READY)
+cdef int STATE_READY = int(ProcessState.READY)
+cdef int TLS_LAYER = TLS
+cdef int UPGRADE_LAYER = UPGRADE
 cdef uint64_t BYTES_MAX = PENDING_BYTES_MAX
 cdef uint64_t HOLD_LIMIT_MS = HOLD_LIMIT_S * 1000
 
@@ -85,9 +106,19 @@ cdef class Listener:
     """A listening socket of this acceptor."""
     cdef int fd, number                    # number: its place in the topology
     cdef bytes name
+    cdef dict demands                      # on its clients, for their workers; mostly empty
+    cdef object settings                   # shardbroker.config.listeners.Listener
+    cdef object rules                      # AccessRules, None if everybody may
     cdef object bucket                     # TokenBucket of max_conn_rate, or None
     cdef int64_t max_connections           # 0: no limit
     cdef uint64_t paused_until_ms          # 0: in epoll
+    cdef bint plain                        # MQTT and nothing else: no Opening
+    cdef public object context             # ssl.SSLContext for new connections, None without TLS
+    cdef object opening                    # for layers PROXY and TLS: OrderedDict fd -> Pending, oldest first
+    cdef object timeouts_ms                # of these layers
+
+    def context_now(self):
+        return self.context
 
 
 cdef class Pending:
@@ -100,13 +131,20 @@ cdef class Pending:
     cdef uint64_t accepted_ms, held_ms
     cdef bytes header                      # of the hand-over, from the moment the worker is known
     cdef bint watched
+    cdef object opening                    # Opening, None for plain MQTT
+    cdef int layer                         # of the opening: in which queue of the listener it is
+    cdef size_t charged                    # bytes of the opening in kept_bytes
+    cdef int inner, far                    # socketpair to the worker, of a TLS connection that waits for the hand-over; else -1
 
     def __cinit__(self):
         self.data = NULL
-        self.worker = -1
+        self.worker = self.inner = self.far = -1
 
     def __dealloc__(self):
         free(self.data)
+        if self.inner >= 0:
+            close(self.inner)
+            close(self.far)
 
     cdef int keep(self, const uint8_t* data, size_t size) except -1:
         """Appends; the buffer grows to what is there, by doubling, so that single bytes are not copied over and over."""
@@ -135,10 +173,16 @@ cdef class Acceptor:
     cdef uint32_t max_packet
     cdef size_t pending_max, held_count
     cdef dict listeners                    # fd -> Listener
+    cdef dict pumps                        # both of its descriptors -> Pump
+    cdef object endings                    # OrderedDict: Pump -> None, those that are ending, in the order of their times
+    cdef object handshaking                # OrderedDict: fd -> Pending, those whose TLS handshake has begun, oldest first
+    cdef int control                       # where the supervisor's orders come from
+    cdef object notices                    # Notices
     cdef object pending                    # OrderedDict: fd -> Pending, oldest first
     cdef list held                         # of each worker: deque of Pending, longest held first
     cdef public bint draining
     cdef uint8_t buffer[READ_BYTES]
+    cdef uint8_t pump_buffer[PUMP_BYTES]
 
     def __init__(self, topology, int number, Counters counters):
         cdef uint64_t descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -153,34 +197,100 @@ cdef class Acceptor:
         self.pending = OrderedDict()
         self.held = [deque() for _ in range(self.workers)]
         self.listeners = {}
+        self.pumps = {}
+        self.endings = OrderedDict()
+        self.handshaking = OrderedDict()
+        self.control = topology.control[number][1]
+        self.notices = Notices(topology.notices[1])
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
             raise OSError(errno, "epoll_create1")
-        for place, sockets in enumerate(topology.listeners):
-            self.add_listener(place, sockets)
+        self.watch(self.control)
+        for sockets in topology.listeners:
+            self.put_listener(sockets, sockets.descriptors[number])
 
     def __dealloc__(self):
         close(self.epoll)
 
-    cdef int add_listener(self, int place, sockets) except -1:
+    # --- listeners ------------------------------------------------------------------------------------------------------------
+
+    cdef int put_listener(self, sockets, int fd) except -1:
+        """A new listener, or other settings for connections that come from now on. Raises OSError, TlsError."""
         cdef int on = 1
-        cdef Listener listener = Listener.__new__(Listener)
-        settings = self.topology.settings.listeners[sockets.name]
-        rate = settings.max_conn_rate
-        listener.number = place
-        listener.fd = sockets.descriptors[self.number]
+        cdef Listener listener = self.find_listener(sockets.number)
+        settings = sockets.settings
+        # What may fail comes first: a listener is as it was, or as it shall be.
+        context = build_context(settings.tls, settings.over_websocket) if settings.secure else None
+        if listener is None:
+            listener = Listener.__new__(Listener)
+            listener.opening = OrderedDict(), OrderedDict()
+            listener.number = sockets.number
+            listener.fd = fd
+            # Acknowledgements are small and must not wait for each other. Linux hands the option down to what is accepted.
+            if sockets.port and setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) < 0:
+                raise OSError(errno, "TCP_NODELAY")
+            self.listeners[fd] = listener
+            self.watch(fd)
+        elif fd >= 0:
+            close(fd)
+        listener.context = context
+        listener.settings = settings
+        listener.demands = demands_of(settings)
         listener.name = sockets.name.encode()
-        # Acknowledgements are small and must not wait for each other. Linux hands the option down to what is accepted.
-        if setsockopt(listener.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) < 0:
-            raise OSError(errno, "TCP_NODELAY")
+        listener.plain = settings.type == "tcp" and not settings.proxy_protocol
+        listener.timeouts_ms = int(settings.proxy_protocol_timeout * 1000), int(settings.tls.handshake_timeout * 1000)
+        rules = AccessRules(settings.access_rules)
+        listener.rules = None if rules.open else rules
         listener.max_connections = settings.max_connections
-        if rate != inf:
+        listener.bucket = None
+        if settings.max_conn_rate != inf:
             # The kernel spreads connections evenly over the acceptors, so each gets its share of the rate.
-            share = rate / self.topology.acceptors
+            share = settings.max_conn_rate / self.topology.acceptors
             listener.bucket = TokenBucket(share, share * CONNECT_BURST_S)
-        self.listeners[listener.fd] = listener
-        self.watch(listener.fd)
         return 0
+
+    cdef Listener find_listener(self, int number):
+        cdef Listener listener
+        for listener in self.listeners.values():
+            if listener.number == number:
+                return listener
+        return None
+
+    cdef int remove_listener(self, int number) except -1:
+        """Nobody new comes by it. Who has come stays."""
+        cdef Listener listener = self.find_listener(number)
+        cdef Pending pending
+        if listener is None:
+            return 0
+        for pending in list(self.pending.values()):
+            if pending.listener is listener:
+                self.drop(pending, CLIENT_CLOSED_REFUSED)
+        if not listener.paused_until_ms:
+            self.unwatch(listener.fd)
+        del self.listeners[listener.fd]
+        close(listener.fd)
+        return 0
+
+    def carry_out_orders(self) -> None:
+        """Of the supervisor, which waits for the answer."""
+        cdef Listener listener
+        received = receive_order(self.control)
+        while received is not None:
+            order, fd = received
+            problem = ""
+            try:
+                if order.verb == "remove":
+                    self.remove_listener(order.listener.number)
+                elif order.verb == "reload":
+                    listener = self.find_listener(order.listener.number)
+                    settings = listener.settings
+                    listener.context = build_context(settings.tls, settings.over_websocket)
+                else:
+                    self.put_listener(order.listener, fd)
+            except (TlsError, OSError) as error:
+                problem = str(error)
+            send_answer(self.control, problem)
+            received = receive_order(self.control)
 
     cdef int watch(self, int fd) except -1:
         cdef epoll_event event
@@ -200,28 +310,48 @@ cdef class Acceptor:
 
     def run(self) -> None:
         """Serves until `draining` is set. Raises OSError for what is no client's doing."""
-        cdef epoll_event events[EVENTS]
-        cdef int count, i, fd
         self.read_clock()
         while not self.draining:
-            count = self.wait(events, self.sleep_ms())
-            PyErr_CheckSignals()
-            self.read_clock()
-            for i in range(count):
-                fd = events[i].data.fd
-                pending = self.pending.get(fd)
-                if pending is not None:
-                    self.read_some(<Pending>pending)
-                elif fd in self.listeners:
-                    self.accept_some(<Listener>self.listeners[fd])
-            self.expire()
-            self.retry_held()
+            self.one_pass()
 
-    def finish(self) -> None:
-        """The end: hands over what is complete, refuses what is held, closes the rest."""
+    cdef int one_pass(self) except -1:
+        cdef epoll_event events[EVENTS]
+        cdef int count, i, fd
+        cdef list handshakes = []
+        count = self.wait(events, self.sleep_ms())
+        PyErr_CheckSignals()
+        self.read_clock()
+        for i in range(count):
+            fd = events[i].data.fd
+            pump = self.pumps.get(fd) if self.pumps else None
+            if pump is not None:
+                self.work_pump(<Pump>pump, fd, events[i].events)
+                continue
+            pending = self.pending.get(fd)
+            if pending is not None:
+                if (<Pending>pending).layer == TLS_LAYER:
+                    handshakes.append(pending)
+                else:
+                    self.read_some(<Pending>pending)
+            elif fd in self.listeners:
+                self.accept_some(<Listener>self.listeners[fd])
+            elif fd == self.control:
+                self.carry_out_orders()
+        # Established connections first, and a few handshakes a pass: epoll reports the others again.
+        for pending in handshakes[:<int>HANDSHAKES]:
+            if self.pending.get((<Pending>pending).fd) is pending:
+                self.read_some(<Pending>pending)
+        self.expire()
+        return self.retry_held()
+
+    def stop_accepting(self) -> None:
+        """The beginning of the end: hands over what is complete, refuses what is held, closes the rest."""
         cdef Pending pending
-        for listener in self.listeners:
-            self.unwatch(listener)
+        cdef Listener listener
+        for listener in self.listeners.values():
+            if not listener.paused_until_ms:
+                self.unwatch(listener.fd)
+        self.listeners.clear()
         self.read_clock()
         for pending in list(self.pending.values()):
             self.read_some(pending)
@@ -231,6 +361,11 @@ cdef class Acceptor:
                 self.refuse(<Pending>held.popleft())
         for pending in list(self.pending.values()):
             self.drop(pending, CLIENT_CLOSED_REFUSED)
+
+    def see_off(self) -> None:
+        """Carries what workers still say to clients over TLS; ends when none is left, which the workers see to."""
+        while self.pumps:
+            self.one_pass()
 
     cdef void read_clock(self) noexcept:
         cdef timespec now
@@ -248,6 +383,12 @@ cdef class Acceptor:
         for listener in self.listeners.values():
             if listener.paused_until_ms:
                 wake = min(wake, listener.paused_until_ms)
+            if not listener.plain:
+                for queue, timeout_ms in zip(listener.opening, listener.timeouts_ms):
+                    if queue:
+                        wake = min(wake, <uint64_t>((<Pending>next(iter(queue.values()))).accepted_ms + timeout_ms))
+        if self.endings:
+            wake = min(wake, (<Pump>next(iter(self.endings))).ending_ms)
         return <int>(wake - self.now_ms) if wake > self.now_ms else 0
 
     cdef int wait(self, epoll_event* events, int timeout_ms) except -1:
@@ -273,6 +414,24 @@ cdef class Acceptor:
             if listener.paused_until_ms and listener.paused_until_ms <= self.now_ms:
                 listener.paused_until_ms = 0
                 self.watch(listener.fd)
+            if not listener.plain:
+                self.expire_openings(listener)
+        while self.endings and (<Pump>next(iter(self.endings))).ending_ms <= self.now_ms:
+            self.end_pump(<Pump>next(iter(self.endings)))
+        return 0
+
+    cdef int expire_openings(self, Listener listener) except -1:
+        """Ends those whose PROXY header or TLS handshake takes too long."""
+        cdef Pending pending
+        for queue, timeout_ms, counter, words in zip(
+            listener.opening, listener.timeouts_ms, (CLIENT_CLOSED_PROXY, CLIENT_CLOSED_TLS),
+            ("no PROXY header in time", "no TLS handshake in time"),
+        ):
+            while queue:
+                pending = <Pending>next(iter(queue.values()))
+                if pending.accepted_ms + <uint64_t>timeout_ms > self.now_ms:
+                    break
+                self.drop(pending, counter, words)
         return 0
 
     # --- accepting ------------------------------------------------------------------------------------------------------------
@@ -295,6 +454,9 @@ cdef class Acceptor:
                 return 0                   # nobody there; any other error belongs to a connection that is gone already
             if listener.bucket is not None:
                 listener.bucket.take()
+            if listener.rules is not None and not self.may_come(listener, &address):
+                close(fd)
+                continue
             # Counted first, then looked at, so that acceptors together never let in one too many; they may both refuse the last.
             self.opened(listener.number)
             if listener.max_connections and self.counters.sockets(listener.number) > listener.max_connections:
@@ -311,11 +473,49 @@ cdef class Acceptor:
         pending.listener = listener
         put_peer(&pending.peer, address)
         pending.accepted_ms = self.now_ms
+        pending.layer = READY
         self.pending[fd] = pending
+        if not listener.plain:
+            pending.opening = Opening(listener.settings, listener.context_now if listener.context is not None else None)
+            self.note_layer(pending)
         if len(self.pending) + self.held_count > self.pending_max:
-            self.drop(<Pending>next(iter(self.pending.values())), CLIENT_CLOSED_REFUSED)
-        if fd in self.pending:
-            self.read_some(pending)
+            self.drop(<Pending>next(iter(self.pending.values())), CLIENT_CLOSED_REFUSED, "too many connections wait here")
+        if fd not in self.pending:
+            return 0
+        # Of TLS nothing is there yet: its first bytes come a round trip later.
+        return self.wait_for_more(pending) if pending.layer == TLS_LAYER else self.read_some(pending)
+
+    cdef bint may_come(self, Listener listener, const sockaddr_storage* address) except -1:
+        cdef PeerAddress peer
+        put_peer(&peer, address)
+        if peer.family == 0 or listener.rules.allow(peer.host[:4] if peer.family == IPV4 else peer.host[:16]):
+            return True                    # a unix socket has no address; who may open it says the file system
+        self.count(CLIENT_CLOSED_ACCESS_RULES)
+        self.tell(listener, &peer, CLIENT_CLOSED_ACCESS_RULES, "")
+        return False
+
+    cdef int note_layer(self, Pending pending) except -1:
+        """Each layer has a timeout of its own, from accept, and so its own queue."""
+        cdef int layer = pending.opening.layer
+        if layer != pending.layer:
+            if pending.layer < UPGRADE_LAYER:
+                del pending.listener.opening[pending.layer][pending.fd]
+            if layer < UPGRADE_LAYER:
+                pending.listener.opening[layer][pending.fd] = pending
+            pending.layer = layer
+        if layer == TLS_LAYER and pending.opening.tls is not None:
+            if pending.fd not in self.handshaking:
+                self.handshaking[pending.fd] = pending
+                if len(self.handshaking) > HANDSHAKES_MAX:
+                    self.drop(<Pending>next(iter(self.handshaking.values())), CLIENT_CLOSED_TLS, "too many handshakes at a time")
+        else:
+            self.handshaking.pop(pending.fd, None)
+        return 0
+
+    cdef int tell(self, Listener listener, const PeerAddress* peer, int counter, str text) except -1:
+        """A line for the log about one that goes before it has a worker."""
+        cdef str line = f"client refused listener={listener.name.decode()} peer={address_text(peer) or chr(34) * 2} reason={NAMES[counter].removeprefix('client.closed.')}"
+        self.notices.say("info", f"{line} detail={quoted(text)}" if text else line, self.now_ms)
         return 0
 
     cdef int pause(self, Listener listener, int pause_ms) except -1:
@@ -345,6 +545,8 @@ cdef class Acceptor:
             return self.wait_for_more(pending)
         if got <= 0:
             return self.drop(pending, CLIENT_CLOSED_RESET)
+        if pending.opening is not None:
+            return self.open_some(pending, self.buffer[:got])
         if pending.size:
             if not self.keep(pending, data, size):
                 return self.drop(pending, CLIENT_CLOSED_TOO_LARGE)
@@ -362,6 +564,63 @@ cdef class Acceptor:
         self.choose_worker(pending, outcome, client_id, id_size)
         return self.leave(pending, data, size)
 
+    cdef int open_some(self, Pending pending, bytes data) except -1:
+        """Bytes for the layers below MQTT; what comes out of them is looked at as any CONNECT."""
+        cdef bytes mqtt, output
+        cdef const uint8_t* client_id = NULL
+        cdef uint32_t id_size = 0
+        cdef int outcome
+        opening = pending.opening
+        self.count(BYTES_RECEIVED, PyBytes_GET_SIZE(data))
+        try:
+            opening.receive(data)
+        except Refused as refused:
+            return self.turn_away(pending, refused)
+        output = opening.take_output()
+        # A few KB into an empty socket: what does not fit goes to somebody who takes nothing.
+        if output and send(pending.fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_NOSIGNAL | MSG_DONTWAIT) \
+                != PyBytes_GET_SIZE(output):
+            return self.drop(pending, CLIENT_CLOSED_RESET)
+        self.kept_bytes += <size_t>opening.kept - pending.charged
+        pending.charged = <size_t>opening.kept
+        if self.kept_bytes > BYTES_MAX:
+            return self.drop(pending, CLIENT_CLOSED_TOO_LARGE, "too many bytes wait here")
+        self.note_layer(pending)
+        if pending.fd not in self.pending:
+            return 0
+        if opening.layer != READY or not opening.mqtt:
+            return self.wait_for_more(pending)
+        mqtt = bytes(opening.mqtt)
+        outcome = peek(<const uint8_t*>PyBytes_AS_STRING(mqtt), PyBytes_GET_SIZE(mqtt), self.max_packet, &client_id, &id_size)
+        if outcome == NOT_CONNECT:
+            return self.drop(pending, CLIENT_CLOSED_NOT_CONNECT)   # [MQTT-3.1.0-1]
+        if outcome == TOO_LARGE:
+            return self.drop(pending, CLIENT_CLOSED_TOO_LARGE)
+        if outcome == NEED_MORE:
+            return self.wait_for_more(pending)
+        if opening.peer:
+            pending.peer = parse_address(opening.peer)
+        self.choose_worker(pending, outcome, client_id, id_size)
+        data = opening.for_worker
+        return self.leave(pending, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef int turn_away(self, Pending pending, refused) except -1:
+        """Tells the peer why, as far as its protocol can, and the log."""
+        cdef bytes words = pending.opening.last_words(refused)
+        self.speak_last(pending.fd, <const uint8_t*>PyBytes_AS_STRING(words), PyBytes_GET_SIZE(words))
+        return self.drop(pending, refused.counter, str(refused))
+
+    cdef bint speak_last(self, int fd, const uint8_t* words, size_t size) noexcept:
+        """Sends, and shuts the socket so that what was sent arrives. Whether it was taken."""
+        cdef int i
+        cdef bint taken = size > 0 and send(fd, words, size, MSG_NOSIGNAL | MSG_DONTWAIT) == <ssize_t>size
+        # Closing a socket with unread bytes resets the connection, and the answer would be lost with it.
+        shutdown(fd, SHUT_WR)
+        for i in range(LAST_READS):
+            if recv(fd, self.buffer, READ_BYTES, MSG_DONTWAIT) <= 0:
+                break
+        return taken
+
     cdef int wait_for_more(self, Pending pending) except -1:
         if not pending.watched:
             self.watch(pending.fd)
@@ -377,21 +636,40 @@ cdef class Acceptor:
         self.kept_bytes += pending.capacity - before
         return True
 
-    cdef int drop(self, Pending pending, int counter) except -1:
-        """Closes a pending socket."""
+    cdef int drop(self, Pending pending, int counter, str text="") except -1:
+        """Closes a pending socket. `text`: what the log shall say."""
         self.count(counter)
         self.count(BYTES_RECEIVED, pending.size)
-        del self.pending[pending.fd]
-        self.kept_bytes -= pending.capacity
+        if text:
+            self.tell(pending.listener, &pending.peer, counter, text)
+        self.forget(pending)
         self.closed(pending.listener.number)
         close(pending.fd)
+        return 0
+
+    cdef int forget(self, Pending pending) except -1:
+        """It is pending no more."""
+        del self.pending[pending.fd]
+        self.kept_bytes -= pending.capacity + pending.charged
+        pending.charged = 0
+        if pending.opening is not None:
+            self.handshaking.pop(pending.fd, None)
+            if pending.layer < UPGRADE_LAYER:
+                del pending.listener.opening[pending.layer][pending.fd]
         return 0
 
     # --- handing over ---------------------------------------------------------------------------------------------------------
 
     cdef int choose_worker(self, Pending pending, int outcome, const uint8_t* client_id, uint32_t size) except -1:
-        cdef bytes assigned_id = b""
+        cdef bytes assigned_id = b"", forced
         cdef HandoverHeader header
+        extra = pending.listener.demands
+        if pending.opening is not None:
+            extra = extra | pending.opening.extra()
+        if extra and "client_id" in extra:
+            forced = extra["client_id"]
+            client_id = <const uint8_t*>PyBytes_AS_STRING(forced)
+            size = <uint32_t>PyBytes_GET_SIZE(forced)
         if outcome == UNCLEAR:
             # Whose it is cannot be known, nor does it matter who refuses it: the workers take turns.
             self.next_worker = (self.next_worker + 1) % self.workers
@@ -404,7 +682,8 @@ cdef class Acceptor:
             pending.worker = crc32(PyBytes_FromStringAndSize(<const char*>client_id, size)) % PARTITIONS % self.workers
         header.accepted_ms = pending.accepted_ms
         header.peer = pending.peer
-        pending.header = pack_header(&header, pending.listener.name, assigned_id, b"")
+        header.listener = <uint16_t>pending.listener.number
+        pending.header = pack_header(&header, pending.listener.name, assigned_id, cbor2.dumps(extra) if extra else b"")
         return 0
 
     cdef int leave(self, Pending pending, const uint8_t* data, size_t size) except -1:
@@ -415,25 +694,92 @@ cdef class Acceptor:
             pending.watched = False
         # Nobody overtakes those who already wait for this worker.
         if not held and self.hand_over(pending, data, size):
-            del self.pending[pending.fd]
-            self.kept_bytes -= pending.capacity
+            self.forget(pending)
             return 0
         if not pending.size and not self.keep(pending, data, size):
             return self.drop(pending, CLIENT_CLOSED_REFUSED)
-        del self.pending[pending.fd]
+        self.forget(pending)
+        self.kept_bytes += pending.capacity
         pending.held_ms = self.now_ms
         held.append(pending)
         self.held_count += 1
         return 0
 
     cdef bint hand_over(self, Pending pending, const uint8_t* data, size_t size) except -1:
-        if self.counters.state(pending.worker) != READY:
+        cdef int channel = self.topology.handover[self.number][pending.worker][0]
+        if self.counters.state(pending.worker) != STATE_READY:
             return False
-        if not send_socket(self.topology.handover[self.number][pending.worker][0], pending.fd, data, size, pending.header):
+        if pending.opening is not None and pending.opening.tls is not None:
+            if not self.make_pair(pending) or not send_socket(channel, pending.far, data, size, pending.header):
+                return False
+            self.slot.sockets[pending.listener.number].here -= 1
+            close(pending.far)
+            return self.start_pump(pending)
+        if not send_socket(channel, pending.fd, data, size, pending.header):
             return False
         self.slot.sockets[pending.listener.number].here -= 1
         close(pending.fd)
         return True
+
+    cdef bint make_pair(self, Pending pending) except -1:
+        """The worker's end and ours, of a connection whose TLS stays here. False if there are no descriptors for it now."""
+        if pending.inner < 0:
+            try:
+                near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            except OSError:
+                return False
+            pending.inner = near.detach()
+            pending.far = far.detach()
+        return True
+
+    # --- TLS that has a worker --------------------------------------------------------------------------------------------------
+
+    cdef bint start_pump(self, Pending pending) except -1:
+        cdef Pump pump = Pump.__new__(Pump)
+        opening = pending.opening
+        pump.outer = pending.fd
+        pump.inner = pending.inner
+        pending.inner = pending.far = -1
+        pump.tls = opening.tls
+        pump.incoming = opening.incoming
+        pump.outgoing = opening.outgoing
+        self.pumps[pump.outer] = self.pumps[pump.inner] = pump
+        self.watch_pump(pump)
+        return True
+
+    cdef int work_pump(self, Pump pump, int fd, uint32_t events) except -1:
+        if not pump.ready(fd, events, self.pump_buffer, PUMP_BYTES):
+            return self.end_pump(pump)
+        if (pump.inner_ended or pump.outer_ended) and not pump.ending_ms:
+            pump.ending_ms = self.now_ms + <uint64_t>LAST_WORDS_MS
+            self.endings[pump] = None
+        return self.watch_pump(pump)
+
+    cdef int watch_pump(self, Pump pump) except -1:
+        """Asks for what it can go on with. An end that is over is out of epoll: it would report its end again and again."""
+        cdef uint32_t outer = (0 if pump.kept_in is not None or pump.outer_ended else EPOLLIN) | (EPOLLOUT if pump.kept_out is not None else 0)
+        cdef uint32_t inner = (0 if pump.kept_out is not None or pump.inner_ended else EPOLLIN) | (EPOLLOUT if pump.kept_in is not None else 0)
+        self.ask(pump.outer, pump.outer_interest, outer)
+        self.ask(pump.inner, pump.inner_interest, inner)
+        pump.outer_interest = outer
+        pump.inner_interest = inner
+        return 0
+
+    cdef int ask(self, int fd, uint32_t before, uint32_t interest) except -1:
+        cdef epoll_event event
+        if before == interest:
+            return 0
+        event.events = interest
+        event.data.fd = fd
+        if epoll_ctl(self.epoll, EPOLL_CTL_DEL if not interest else EPOLL_CTL_MOD if before else EPOLL_CTL_ADD, fd, &event) < 0:
+            raise OSError(errno, "epoll_ctl")
+        return 0
+
+    cdef int end_pump(self, Pump pump) except -1:
+        del self.pumps[pump.outer], self.pumps[pump.inner]
+        self.endings.pop(pump, None)
+        pump.close()
+        return 0
 
     cdef int retry_held(self) except -1:
         """Each worker's queue is tried from its head until one does not go through."""
@@ -455,22 +801,21 @@ cdef class Acceptor:
 
     cdef int refuse(self, Pending pending) except -1:
         """CONNACK "server unavailable" to one that was held, and the end of it (MQTT 5.0 §3.2.2.2, 3.1.1 §3.2.2.3)."""
-        cdef const uint8_t* answer = <const uint8_t*>b"\x20\x02\x00\x03"
-        cdef size_t size = 4
-        cdef int i
-        if protocol_level(pending.data, pending.size) >= 5:
-            answer = <const uint8_t*>b"\x20\x03\x00\x88\x00"
-            size = 5
-        if send(pending.fd, answer, size, MSG_NOSIGNAL | MSG_DONTWAIT) == <ssize_t>size:
+        cdef bytes answer = b"\x20\x02\x00\x03", mqtt
+        if pending.opening is None:
+            level = protocol_level(pending.data, pending.size)
+        else:
+            mqtt = bytes(pending.opening.mqtt)
+            level = protocol_level(<const uint8_t*>PyBytes_AS_STRING(mqtt), PyBytes_GET_SIZE(mqtt))
+        if level >= 5:
+            answer = b"\x20\x03\x00\x88\x00"
+        if pending.opening is not None:
+            answer = pending.opening.wrap(answer)
+        if self.speak_last(pending.fd, <const uint8_t*>PyBytes_AS_STRING(answer), PyBytes_GET_SIZE(answer)):
             self.count(PACKETS_SENT)
             self.count(PACKETS_CONNACK_SENT)
             self.count(PACKETS_CONNACK_ERROR)
-            self.count(BYTES_SENT, size)
-        # Closing a socket with unread bytes resets the connection, and the answer would be lost with it.
-        shutdown(pending.fd, SHUT_WR)
-        for i in range(LAST_READS):
-            if recv(pending.fd, self.buffer, READ_BYTES, MSG_DONTWAIT) <= 0:
-                break
+            self.count(BYTES_SENT, PyBytes_GET_SIZE(answer))
         self.closed(pending.listener.number)
         close(pending.fd)
         self.count(CLIENT_CLOSED_REFUSED)
@@ -478,6 +823,12 @@ cdef class Acceptor:
         self.held_count -= 1
         self.kept_bytes -= pending.capacity
         return 0
+
+
+def demands_of(settings) -> dict:
+    """What a worker must know of a listener."""
+    rates = [0.0 if rate == inf else rate for rate in (settings.messages_rate, settings.bytes_rate)]
+    return {"rates": rates} if any(rates) else {}
 
 
 cdef void put_peer(PeerAddress* peer, const sockaddr_storage* address) noexcept:

@@ -10,6 +10,7 @@ from shm.address cimport PeerAddress
 cdef packed struct HandoverHeader:
     uint64_t accepted_ms                   # CLOCK_MONOTONIC at accept: the idle timeout runs from there
     PeerAddress peer
+    uint16_t listener                      # its number
     uint8_t listener_size
     uint16_t assigned_size
     uint32_t extra_size                    # 0: no extra
@@ -22,7 +23,7 @@ cdef class Handover:
     cdef HandoverHeader header
     cdef readonly str listener
     cdef readonly bytes assigned_id        # client id made for a CONNECT that has none, else empty
-    cdef readonly dict extra               # TLS subject, PROXY data, WebSocket state: room for other listeners; mostly None
+    cdef readonly dict extra               # what Opening.extra() has told, and what the listener asks of its clients; mostly None
 
 # Reads one message; None when there is none. Raises OSError.
 cdef Handover receive(int channel)

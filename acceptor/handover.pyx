@@ -76,6 +76,7 @@ cdef class Handover:
 def encode_header(str peer, str listener, uint64_t accepted_ms, bytes assigned_id, dict extra=None) -> bytes:
     """Slow-path form of pack_header. `extra` is room for TLS subject, PROXY data and WebSocket state."""
     cdef HandoverHeader header
+    memset(&header, 0, sizeof(header))
     header.accepted_ms = accepted_ms
     header.peer = parse_address(peer)
     return pack_header(&header, listener.encode(), assigned_id, cbor2.dumps(extra) if extra else b"")

@@ -11,7 +11,7 @@ __all__ = ["run"]
 
 
 def run(topology: Topology, number: int) -> None:
-    """Accepts and hands over until SIGTERM; what can still be handed over then is.
+    """Accepts and hands over until SIGTERM; what can still be handed over then is, and TLS connections are served to their end.
 
     Its counter slot and its state are those of process number `topology.processes + number`.
     """
@@ -27,6 +27,7 @@ def run(topology: Topology, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     counters.set_state(slot, ProcessState.READY)
     acceptor.run()
+    acceptor.stop_accepting()
     counters.set_state(slot, ProcessState.DRAINING)
-    acceptor.finish()
+    acceptor.see_off()
     counters.set_state(slot, ProcessState.DOWN)

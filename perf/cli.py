@@ -15,7 +15,7 @@ from perf.engine import LoadError
 from perf.launch import LaunchError, on_core
 from perf.live import Live
 from perf.measure import Result, run_plan, sound
-from perf.options import LOADS, Parser, add_load, add_scenario, number, plan_from
+from perf.options import LOADS, Parser, add_load, add_scenario, choice, number, plan_from
 from perf.page import PageError, write_page
 from perf.plan import Plan, PlanError
 from perf.report import comparison, json_line, table
@@ -94,12 +94,14 @@ def _as_option(verb: argparse.ArgumentParser, text: str) -> str:
 
 def _add_compare(verb: argparse.ArgumentParser) -> None:
     own = Path(sys.executable).with_name("shardbroker")
-    options = "--listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --acceptors 1"
+    options = "--listen {scheme}://127.0.0.1:{port} {tls} --data-dir {dir} --workers 1 --acceptors 1"
     limits = "--set mqtt.max_inflight=1000 --set mqtt.max_mqueue_len=0"
-    verb.add_argument("--broker", default=f"{own} serve {options} {limits}", help="with {port} and {dir} to be filled in")
+    verb.add_argument("--broker", default=f"{own} serve {options} {limits}",
+                      help="with {port}, {scheme}, {tls} and {dir} to be filled in")  # fmt: skip
     verb.add_argument("--against", default="mosquitto -c {conf}", help="the other one; {conf} is a mosquitto.conf")
     text = f"default: {' '.join(STANDARD)}".replace("%", "%%")
     verb.add_argument("--scenario", action="append", metavar="NAME[:KEY=VALUE,...]", help=text)
+    verb.add_argument("--transport", type=choice("transport"), default="tcp", help="tcp, ssl, ws or wss; tcp")
     verb.add_argument("--rounds", type=number("", low=1, high=1000), default=3)
     verb.add_argument("--seconds", type=number("seconds", whole=False, low=0.1), help="of each run, in place of the scenario's")
     verb.add_argument("--broker-core", type=number("", low=-1, high=4095), default=0, help="-1: any")
@@ -123,7 +125,9 @@ def _run_plan(arguments: argparse.Namespace) -> int:
 
 def _run_compare(arguments: argparse.Namespace) -> int:
     scenarios = arguments.scenario or list(STANDARD)
-    overrides: dict[str, Any] = {} if arguments.seconds is None else {"seconds": arguments.seconds}
+    overrides: dict[str, Any] = {"transport": arguments.transport}
+    if arguments.seconds is not None:
+        overrides["seconds"] = arguments.seconds
     try:
         plans = [plan_of(scenario, overrides) for scenario in scenarios]  # wrong ones are refused before anything starts
     except PlanError as error:

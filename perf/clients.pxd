@@ -23,7 +23,8 @@ cdef struct Client:
 
 
 cdef class Clients:
-    cdef object plan, route, reason, where
+    cdef object plan, route, reason, where, host, context
+    cdef list transports                   # client -> perf.transport.Transport; None over plain TCP
     cdef int epoll, count, version, unsent
     cdef Client* clients
     cdef int32_t* dirty
@@ -46,6 +47,8 @@ cdef class Clients:
     cdef int put_ack(self, int number, uint8_t first, const uint8_t* packet_id) except -1
     cdef int ping_due(self) except -1
     cdef int flush(self, int number) except -1
+    cdef ssize_t transmit(self, int number) except -2
+    cdef ssize_t receive(self, int number, uint8_t* target) except -2
     cdef int turn_once(self, int timeout_ms) except -1
     cdef int read_some(self, int number) except -1
     cdef size_t take_packets(self, int number, uint8_t* data, size_t size) except? 0

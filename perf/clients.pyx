@@ -6,6 +6,7 @@ One pass: one send per touched client -> epoll_wait -> for each readable client 
 import os
 import time
 
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EADDRNOTAVAIL, EAGAIN, EINTR, errno
@@ -22,6 +23,7 @@ from shm.posix cimport (
 
 from perf import wire
 from perf.plan import ENDLESS
+from perf.transport import Transport, context_for
 from perf.sockets import Route
 
 __all__ = ["Clients", "LoadError"]
@@ -63,6 +65,7 @@ cdef class Clients:
         self.route = Route(host, port, plan.ifaddr)
         self.reason = ""
         self.where = f"{host}:{port}"
+        self.host = host
         self.opening = Histogram()
 
     cdef int allocate_clients(self, int count) except -1:
@@ -70,7 +73,10 @@ cdef class Clients:
         self.count = count
         self.clients = <Client*>calloc(count + 1, sizeof(Client))
         self.dirty = <int32_t*>calloc(count + 1, sizeof(int32_t))
-        self.buffer = <uint8_t*>malloc(READ_BYTES + PACKET_MAX)
+        self.buffer = <uint8_t*>malloc(2 * READ_BYTES + PACKET_MAX)   # TLS may give more at once than was read
+        if self.plan.transport != "tcp":
+            self.transports = [None] * count
+            self.context = context_for(self.plan.cafile) if self.plan.transport in ("ssl", "wss") else None
         if not (self.clients and self.dirty and self.buffer):
             raise MemoryError
         for i in range(count):
@@ -141,6 +147,8 @@ cdef class Clients:
         event.data.u64 = <uint64_t>number
         if epoll_ctl(self.epoll, EPOLL_CTL_ADD, client.fd, &event) < 0:
             raise OSError(errno, "epoll_ctl")
+        if self.transports is not None:
+            self.transports[number] = Transport(self.context, self.plan.transport in ("ws", "wss"), self.host)
         return self.put_bytes(number, self.greeting(number))
 
     def why_not(self, int code) -> str:
@@ -163,7 +171,11 @@ cdef class Clients:
         cdef int number, left = 0
         for number in range(self.count):
             if self.clients[number].fd >= 0:
-                send(self.clients[number].fd, PyBytes_AS_STRING(wire.DISCONNECT), 2, MSG_NOSIGNAL | MSG_DONTWAIT)
+                if self.transports is not None:
+                    self.transports[number].send(wire.DISCONNECT)
+                    self.transmit(number)
+                else:
+                    send(self.clients[number].fd, PyBytes_AS_STRING(wire.DISCONNECT), 2, MSG_NOSIGNAL | MSG_DONTWAIT)
                 left += 1
         try:
             if left and timeout_s:
@@ -270,11 +282,12 @@ cdef class Clients:
         cdef Client* client = &self.clients[number]
         cdef epoll_event event
         cdef ssize_t done
+        cdef bint waits
         client.dirty = False
         if client.state == CLOSED:
             return 0
-        if client.size != client.sent:
-            done = send(client.fd, client.out + client.sent, client.size - client.sent, MSG_NOSIGNAL | MSG_DONTWAIT)
+        if client.size != client.sent or (self.transports is not None and self.transports[number].raw):
+            done = self.transmit(number)
             if done < 0:
                 if errno != EAGAIN and errno != EINTR:
                     return self.lose(number, os.strerror(errno))
@@ -282,8 +295,9 @@ cdef class Clients:
             client.sent += done
             if client.sent == client.size:
                 client.sent = client.size = 0
-        if (client.size != 0) != client.writable_wanted:
-            client.writable_wanted = client.size != 0
+        waits = client.size != 0 or (self.transports is not None and len(self.transports[number].raw) != 0)
+        if waits != client.writable_wanted:
+            client.writable_wanted = waits
             self.unsent += 1 if client.writable_wanted else -1
             event.events = EPOLLIN | EPOLLOUT if client.writable_wanted else EPOLLIN
             event.data.u64 = <uint64_t>number
@@ -293,6 +307,47 @@ cdef class Clients:
         return 0
 
     # --- in -------------------------------------------------------------------------------------------------------------------
+
+    cdef ssize_t transmit(self, int number) except -2:
+        """As send(2), of what the client has to say. What a transport has taken counts as sent; its bytes are sent when they can."""
+        cdef Client* client = &self.clients[number]
+        cdef ssize_t size = <ssize_t>(client.size - client.sent), done
+        cdef bytearray raw
+        if self.transports is None:
+            return send(client.fd, client.out + client.sent, size, MSG_NOSIGNAL | MSG_DONTWAIT)
+        transport = self.transports[number]
+        raw = transport.raw
+        if len(raw):
+            size = 0                       # first what is there already
+        elif size:
+            transport.send(client.out[client.sent:client.size])
+        if len(raw):
+            done = send(client.fd, PyByteArray_AS_STRING(raw), len(raw), MSG_NOSIGNAL | MSG_DONTWAIT)
+            if done < 0 and errno != EAGAIN and errno != EINTR:
+                return -1
+            if done > 0:
+                del raw[:done]
+        return size
+
+    cdef ssize_t receive(self, int number, uint8_t* target) except -2:
+        """As recv(2); -1 with EAGAIN if what came holds no MQTT yet."""
+        global errno
+        cdef ssize_t got = recv(self.clients[number].fd, target, READ_BYTES, MSG_DONTWAIT)
+        cdef bytes plain
+        if self.transports is None or got <= 0:
+            return got
+        try:
+            plain = self.transports[number].receive(target[:got])
+        except OSError as error:           # ssl.SSLError too
+            self.lose(number, str(error))
+            plain = b""
+        if self.clients[number].state != CLOSED and len(self.transports[number].raw):
+            self.room(number, 0)           # what a handshake wants to say
+        if not plain:
+            errno = EAGAIN
+            return -1
+        memcpy(target, PyBytes_AS_STRING(plain), PyBytes_GET_SIZE(plain))
+        return PyBytes_GET_SIZE(plain)
 
     cdef int turn_once(self, int timeout_ms) except -1:
         """Flush, wait, read: one pass without its publishing."""
@@ -326,7 +381,7 @@ cdef class Clients:
         cdef size_t have = client.rest_size, left
         cdef ssize_t got
         memcpy(self.buffer, client.rest, have)
-        got = recv(client.fd, self.buffer + have, READ_BYTES, MSG_DONTWAIT)
+        got = self.receive(number, self.buffer + have)
         if got < 0 and (errno == EAGAIN or errno == EINTR):
             return 0
         if got <= 0:

@@ -97,7 +97,7 @@ def compare(
     for number in range(rounds):
         for name, command in brokers if number % 2 == 0 else reversed(brokers):
             for together in _batches(plans):
-                with launched(command, broker_core) as broker, on_core(load_core):
+                with launched(command, broker_core, together[0].transport) as broker, on_core(load_core):
                     for plan in together:
                         live = started(name, plan, number)
                         with live or contextlib.nullcontext():

@@ -58,10 +58,11 @@ def on_core(core: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def launched(command: str, core: int | None) -> Iterator[Running]:
-    """Runs `command` with {port}, {dir} and {conf} filled in; ends it and all its processes. Raises LaunchError.
+def launched(command: str, core: int | None, transport: str = "tcp") -> Iterator[Running]:
+    """Runs `command` with {port}, {scheme}, {tls}, {dir} and {conf} filled in; ends it and all its processes. Raises LaunchError.
 
-    {port} is a free port of 127.0.0.1, {dir} an empty directory, {conf} a configuration for mosquitto with that port.
+    {port} is a free port of 127.0.0.1, {scheme} the transport, {dir} an empty directory, {tls} options of shardbroker that name a
+    certificate made for the run, where the transport needs one, and {conf} a configuration for mosquitto with all that.
     The broker leads a session of its own, so whatever it starts can be ended with it, whether it ends well or not.
     """
     if "{port}" not in command and "{conf}" not in command:
@@ -70,12 +71,19 @@ def launched(command: str, core: int | None) -> Iterator[Running]:
     try:
         port = _free_port()
         conf = directory / "mosquitto.conf"
-        conf.write_text(MOSQUITTO_CONF.format(port=port))
+        text = MOSQUITTO_CONF.format(port=port)
+        tls = ""
+        if transport in ("ssl", "wss"):
+            certificate = _certificate(directory)
+            tls = f"--set listeners.default.tls.certfile={certificate}"
+            text += f"certfile {certificate}\nkeyfile {certificate}\n"
+        if transport in ("ws", "wss"):
+            # mosquitto 2.0.11 does not start with WebSockets alone.
+            text += f"protocol websockets\nlistener {_free_port()} 127.0.0.1\n"
+        conf.write_text(text)
         (directory / "data").mkdir()
-        words = [
-            word.replace("{port}", str(port)).replace("{dir}", str(directory / "data")).replace("{conf}", str(conf))
-            for word in shlex.split(command)
-        ]
+        known = {"{port}": str(port), "{scheme}": transport, "{dir}": str(directory / "data"), "{conf}": str(conf)}
+        words = [_filled(word, known) for word in shlex.split(command.replace("{tls}", tls))]
         program = shutil.which(words[0], path=os.pathsep.join([os.environ.get("PATH", ""), SYSTEM_PATH]))
         if program is None:
             raise LaunchError(f"{words[0]}: there is no such program")
@@ -91,6 +99,26 @@ def launched(command: str, core: int | None) -> Iterator[Running]:
                 _end(process)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _filled(word: str, known: dict[str, str]) -> str:
+    for name, value in known.items():
+        word = word.replace(name, value)
+    return word
+
+
+def _certificate(directory: Path) -> Path:
+    """A certificate of its own making and its key (P-256), in one file."""
+    path = directory / "certificate.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost -keyout - -out -"
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise LaunchError(f"openssl makes no certificate: {error}") from None
+    path.write_bytes(done.stdout)
+    path.chmod(0o644)  # mosquitto gives up root's rights before it reads it
+    directory.chmod(0o755)
+    return path
 
 
 def _wait_until_open(process: "subprocess.Popen[bytes]", port: int, output: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from perf.plan import CHOICES, LIMITS, PAYLOAD_MIN, PLACEMENTS, TEMPLATE_NAMES, WINDOW_MAX, Plan, PlanError
 
-__all__ = ["LOADS", "Parser", "add_load", "add_scenario", "number", "plan_from"]
+__all__ = ["LOADS", "Parser", "add_load", "add_scenario", "choice", "number", "plan_from"]
 
 LOADS = ("conn", "sub", "pub")
 """Verbs of any number of clients of one kind."""
@@ -98,6 +98,9 @@ def add_connection(verb: argparse.ArgumentParser, default: Plan) -> None:
     verb.add_argument("-x", "--session-expiry", type=number("session_expiry"), help="seconds, MQTT 5.0")
     verb.add_argument("-n", "--startnumber", dest="start_number", metavar="N", type=number("start_number"), help="first %%i; 0")
     verb.add_argument("--ifaddr", type=addresses, metavar="A,B,...", help="own addresses to connect from, in turn")
+    verb.add_argument("--tls", action="store_true", help="over TLS")
+    verb.add_argument("--ws", action="store_true", help="over WebSocket, path /mqtt; with --tls over TLS as well")
+    verb.add_argument("--cafile", metavar="FILE", help="PEM: authorities to check the broker's certificate with; it is not checked")
     verb.add_argument("--processes", type=number("processes"), help="load processes that share the clients; 1")
     pid = number("", low=1, high=1 << 22)
     verb.add_argument("--broker-pid", metavar="PID", type=pid, help="root of the broker's processes, which are measured")
@@ -180,6 +183,9 @@ def plan_from(arguments: argparse.Namespace, defaults: dict[str, Any], names: It
     values |= {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
     if isinstance(topic := values.get("topic"), str | list):
         values["topic"] = (topic,) if isinstance(topic, str) else tuple(topic)
+    values["transport"] = {(False, False): "tcp", (True, False): "ssl", (False, True): "ws", (True, True): "wss"}[
+        arguments.tls, arguments.ws
+    ]
     if arguments.interval is not None and arguments.connect_rate is None:
         values["connect_rate"] = 1000 / arguments.interval if arguments.interval else 0
     if arguments.scenario in ("p2p", "churn"):

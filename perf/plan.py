@@ -26,6 +26,7 @@ WINDOW_MAX = 1 << 14
 """Messages under way per publisher: as far back as the engine can tell a late message from a second copy."""
 ORDERS_MAX = 1 << 26
 """fanin: pairs of publisher and subscriber, 4 bytes each."""
+TRANSPORTS = ("tcp", "ssl", "ws", "wss")
 PLACEMENTS = ("any", "same", "different")
 """Where shardbroker has the clients: wherever their ids lead them, all on its first worker, or publishers on the first and
 subscribers on the others."""
@@ -53,7 +54,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "workers": (1, PARTITIONS),
 }
 """Least and largest value of each number."""
-CHOICES = {"scenario": SCENARIOS, "qos": (0, 1, 2), "version": (3, 4, 5), "placement": PLACEMENTS}
+CHOICES = {"scenario": SCENARIOS, "qos": (0, 1, 2), "version": (3, 4, 5), "placement": PLACEMENTS, "transport": TRANSPORTS}
 
 
 class PlanError(ValueError):
@@ -120,6 +121,10 @@ class Plan:
     """Of publishers and subscribers on the workers of a shardbroker; see PLACEMENTS. Other brokers do not care."""
     workers: int = 1
     """Of that shardbroker; only for a placement."""
+    transport: str = "tcp"
+    """What lies between MQTT and the socket; see TRANSPORTS."""
+    cafile: str = ""
+    """ssl, wss: PEM file of the authorities that the broker's certificate is checked with; empty: it is not checked."""
     run: str = field(default_factory=lambda: f"{os.getpid() & 0xFFFF:x}{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
@@ -132,6 +137,7 @@ class Plan:
                 raise PlanError(f"{name} = {value}: allowed is {low:,} to {high:,}")
         self._check_clients()
         self._check_placement()
+        self._check_transport()
         self._check_load()
         self._check_texts()
 
@@ -155,6 +161,12 @@ class Plan:
             raise PlanError(f"publishers = {publishers}, subscribers = {subscribers}: fanin takes at most {ORDERS_MAX:,} pairs")
         if self.processes > self.clients:
             raise PlanError(f"processes = {self.processes}: there are only {self.clients} clients")
+
+    def _check_transport(self) -> None:
+        if self.transport != "tcp" and self.scenario in ARRIVALS:
+            raise PlanError(f"transport = {self.transport}: {self.scenario} takes tcp; conn measures handshakes")
+        if self.cafile and self.transport not in ("ssl", "wss"):
+            raise PlanError(f"cafile = {self.cafile}: only for the transports ssl and wss")
 
     def _check_placement(self) -> None:
         if self.placement == "any":

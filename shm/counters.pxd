@@ -71,6 +71,11 @@ cpdef enum Counter:
     CLIENT_CLOSED_NOT_CONNECT
     CLIENT_CLOSED_REFUSED
     CLIENT_CLOSED_MAX_CONNECTIONS          # one too many for listeners.<name>.max_connections
+    CLIENT_CLOSED_ACCESS_RULES             # listeners.<name>.access_rules
+    CLIENT_CLOSED_PROXY                    # no right PROXY header
+    CLIENT_CLOSED_TLS                      # the TLS handshake failed
+    CLIENT_CLOSED_UPGRADE                  # no right WebSocket upgrade
+    CLIENT_CLOSED_WEBSOCKET                # frames against the rules of WebSocket
     CLIENT_CLOSED_OVERLOAD                 # refused, as memory is short
     CLIENT_CLOSED_KICKED                   # by somebody who runs the broker
     CLIENT_CLOSED_RESET                    # the peer went without DISCONNECT
@@ -97,6 +102,7 @@ cpdef enum Counter:
     AUTHORIZATION_SUPERUSER
     CLIENT_BANNED
     CLIENT_FLAPPING
+    OVERLOAD_RATE_PAUSED                   # times that a client was not read any more, as it sends faster than its listener allows
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT

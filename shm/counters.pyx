@@ -29,7 +29,7 @@ cdef extern from * nogil:
 cdef enum:
     PAGE = 4096                            # bytes
     LINE = 64                              # a cache line, bytes
-    MAGIC = 0x33544E4F43425300             # "\0SBCONT3"
+    MAGIC = 0x34544E4F43425300             # "\0SBCONT4"
     STATE = 0                              # words of a slot's first line
     HEARTBEAT = 1
     PID = 2
@@ -72,13 +72,14 @@ NAMES = (
     "client.disconnected", "client.closed.malformed",
     "client.closed.protocol_error", "client.closed.too_large", "client.closed.idle_timeout", "client.closed.keepalive",
     "client.closed.not_connect", "client.closed.refused", "client.closed.max_connections",
-    "client.closed.overload", "client.closed.kicked", "client.closed.reset", "session.created", "session.resumed",
+    "client.closed.access_rules", "client.closed.proxy", "client.closed.tls", "client.closed.upgrade",
+    "client.closed.websocket", "client.closed.overload", "client.closed.kicked", "client.closed.reset", "session.created", "session.resumed",
     "session.takenover", "session.discarded", "session.terminated", "events.dropped", "retained.dropped",
     "overload.output_stopped", "overload.publishers_paused", "journal.refused", "journal.given_up", "journal.not_captured",
     "journal.write_ms",
     "authentication.success", "authentication.success.anonymous", "authentication.failure", "authentication.unavailable",
     "authorization.allow", "authorization.deny", "authorization.nomatch", "authorization.superuser", "client.banned", "client.flapping",
-    "connections.count",
+    "overload.rate_paused", "connections.count",
     "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
     "inflight.count", "mqueue.count", "memory.bytes.count", "overload.level.count", "journal.pending.count",
     "journal.stage.count", "journal.errno.count", "retained.errno.count",

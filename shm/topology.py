@@ -4,11 +4,12 @@ Processes have numbers: worker w is w (0..workers-1), the manager is `workers`. 
 counter slot and its lane in everybody else's inbox.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PARTITIONS", "RETAINED_DIR", "LeftOver", "ListenerSockets", "Topology"]
+__all__ = ["LISTENERS_MAX", "PARTITIONS", "RETAINED_DIR", "LeftOver", "ListenerSockets", "Topology"]
 
 RETAINED_DIR = "retained"
 """Of the retained messages, in the data directory."""
@@ -17,13 +18,24 @@ PARTITIONS = 1024
 """Virtual session partitions: partition = crc32(client_id) % PARTITIONS, worker = partition % workers."""
 
 
+LISTENERS_MAX = 64
+"""Listeners at a time: counters have room for so many, as some may come while the broker runs."""
+
+
 @dataclass(frozen=True)
 class ListenerSockets:
-    """One listener: its name, type ("tcp"), and a bound, listening SO_REUSEPORT descriptor per acceptor."""
+    """One listener, with a bound, listening descriptor per acceptor; those of a unix socket are one and the same."""
 
     name: str
-    type: str
+    number: int
+    """Its place in the counters; another listener may get it when this one is gone."""
+    settings: Any = field(repr=False)
+    """`shardbroker.config.listeners.Listener`."""
     descriptors: tuple[int, ...]
+    address: str
+    """Where it listens, as people write it: "ssl://127.0.0.1:8883"."""
+    port: int
+    """0 for a unix socket."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,12 @@ class Topology:
     doorbells: tuple[int, ...]
     """eventfd per process number; write 1 to wake it."""
     handover: tuple[tuple[tuple[int, int], ...], ...]
+    control: tuple[tuple[int, int], ...]
+    """SOCK_SEQPACKET pair per acceptor (supervisor's end, acceptor's end): listeners that come, change and go."""
+    requests: tuple[int, int]
+    """SOCK_SEQPACKET pair (supervisor's end, manager's end): what the manager asks for (shm/requests.py)."""
+    notices: tuple[int, int]
+    """SOCK_DGRAM pair (manager's end, the acceptors' end): what is to be logged of connections that no worker has seen."""
     listeners: tuple[ListenerSockets, ...]
     settings: Any = field(repr=False)
     """The whole configuration at the start, `shardbroker.config.Settings`."""
@@ -73,6 +91,14 @@ class Topology:
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"
+
+    def close_listeners(self, acceptor: int | None) -> None:
+        """In a new process: closes the listening sockets that are not this acceptor's, or all of them (None). A listener that is
+        removed would stay open otherwise, and nobody would accept what comes by it."""
+        for listener in self.listeners:
+            own = None if acceptor is None else listener.descriptors[acceptor]
+            for descriptor in {*listener.descriptors} - {own}:
+                os.close(descriptor)
 
     @property
     def manager(self) -> int:

@@ -17,7 +17,7 @@ MAY_USE = {
     "shardbroker.pubsub": ("shardbroker.mqtt", "shm"),
     "shardbroker.session": ("shardbroker.journal", "shardbroker.pubsub", "shardbroker.mqtt", "shm"),
     "shardbroker.journal": ("shm",),
-    "acceptor": ("shm",),
+    "acceptor": ("shardbroker.mqtt", "shm"),
     "shardbroker.access": ("shardbroker.mqtt", "shm"),
     "shardbroker.worker": (
         "shardbroker.access",
@@ -33,7 +33,14 @@ MAY_USE = {
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     "shardbroker.integrations": ("shardbroker.access", "shardbroker.config", "shardbroker.management", "shardbroker.mqtt", "shm"),
-    "shardbroker.management": ("shardbroker.access", "shardbroker.config", "shardbroker.control", "shardbroker.mqtt", "shm"),
+    "shardbroker.management": (
+        "shardbroker.access",
+        "shardbroker.config",
+        "shardbroker.control",
+        "shardbroker.mqtt",
+        "acceptor",
+        "shm",
+    ),
     # It starts the processes, so it knows their entry points.
     "shardbroker.supervisor": (
         "shardbroker.access",

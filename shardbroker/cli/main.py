@@ -14,6 +14,8 @@ from shardbroker.config import ConfigError, Loaded, load, reference, show
 
 __all__ = ["main"]
 
+LISTEN_HELP = "tcp://HOST:PORT, ssl://, ws:// or wss:// likewise, or unix:///PATH"
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; `argv` without the program's name."""
@@ -73,8 +75,8 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         "--listen",
         action="append",
         default=[],
-        metavar="tcp://HOST:PORT",
-        help="where to listen, in place of all listeners configured; may be given several times",
+        metavar="SCHEME://HOST:PORT",
+        help=f"{LISTEN_HELP}: where to listen, in place of all listeners configured; may be given several times",
     )
     parser.add_argument("--workers", metavar="N|auto", help="auto: one per usable core")
     parser.add_argument("--acceptors", metavar="N|auto", help="auto: two, or one on a single core")
@@ -91,7 +93,9 @@ def _load(arguments: argparse.Namespace) -> Loaded:
     for number, address in enumerate(arguments.listen):
         scheme, separator, bind = address.partition("://")
         if not separator or not bind:
-            raise ConfigError(f"--listen {address}: allowed is tcp://HOST:PORT")
+            raise ConfigError(f"--listen {address}: allowed is {LISTEN_HELP}")
+        if scheme == "unix":
+            scheme, bind = "tcp", f"unix:{bind}"
         name = "default" if number == 0 else f"listen-{number + 1}"
         options[f"listeners.{name}.bind"] = bind
         options[f"listeners.{name}.type"] = scheme

@@ -11,10 +11,11 @@ from shardbroker.config.keys import MASK, KeyPath, allowed_at, dotted, is_secret
 
 __all__ = ["ConfigError", "explain", "refusal"]
 
-UNBUILT = (
-    *(f"listeners.<name>.{key}" for key in ("tls", "websocket", "proxy_protocol", "access_rules")),
-)
+UNBUILT = ("listeners.<name>.mountpoint",)
 """Keys that the broker will have one day. They are refused like any unknown key, so nobody relies on what is not there."""
+
+SECRETS = ("password",)
+"""Last parts of keys whose values are nobody's business."""
 
 VALUE_SHOWN = 200
 """Characters of a refused value that are repeated; more tells nobody more."""
@@ -26,10 +27,17 @@ class ConfigError(Exception):
 
 def refusal(key: str, value: object, source: str, text: str) -> str:
     """One line of a ConfigError."""
-    shown = json.dumps(value, default=str, ensure_ascii=False)
+    shown = json.dumps(_masked(key.rpartition(".")[2], value), default=str, ensure_ascii=False)
     if len(shown) > VALUE_SHOWN:
         shown = shown[:VALUE_SHOWN] + "..."
     return f"{key} = {shown} ({source}): {text}"
+
+
+def _masked(name: str, value: object) -> object:
+    """Secrets are not repeated, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _masked(str(key), inner) for key, inner in value.items()}
+    return MASK if name in SECRETS and value else value
 
 
 def explain(error: ValidationError, values: Mapping[KeyPath, Any], sources: Mapping[KeyPath, str]) -> str:

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from shardbroker.config.settings import Settings
@@ -99,7 +99,7 @@ def _hidden(field: FieldInfo) -> bool:
 
 def takes_text(field: FieldInfo) -> bool:
     """Whether any text is a value, so that text such as `2024` must not be read as a number."""
-    return field.annotation in (str, Path)
+    return field.annotation in (str, Path, SecretStr)
 
 
 def allowed_at(path: KeyPath) -> str:

@@ -1,15 +1,15 @@
 """The configuration schema: one place for every key, its type, default and meaning. Defaults are EMQX's unless said otherwise."""
 
-import re
 from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from shardbroker.config.access import CHAIN_HELP, Acl, Auth, FlappingDetect, Names, chain_names
+from shardbroker.config.access import Acl, Auth, FlappingDetect
+from shardbroker.config.listeners import LISTENER_NAME, Listener
 from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
-from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Rate, Size, Whole
+from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter
 
@@ -52,11 +52,6 @@ Filters = Annotated[
 Strategy = Literal["random", "round_robin", "round_robin_per_group", "sticky", "local", "hash_topic", "hash_clientid"]
 
 
-ADDRESS_HELP = "HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:1883 or [::1]:1883"
-LISTENER_NAME = re.compile(r"[a-z0-9_-]+")
-"""Names that need no quotes in TOML and can be written in the environment."""
-
-
 class Mqtt(Section):
     """The protocol."""
 
@@ -96,27 +91,6 @@ class Mqtt(Section):
     max_subscriptions: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Subscriptions per session; 0: no limit.")
     upgrade_qos: bool = Field(False, description="Deliver with the subscription's QoS even if published lower.")
     response_information: str = Field("", description="Given to 5.0 clients that ask for it.")
-
-
-class Listener(Section):
-    """One listening address."""
-
-    bind: Annotated[str, Allowed(ADDRESS_HELP)] = Field("127.0.0.1:1883", description="HOST:PORT; IPv6 as [::1]:1883.")
-    type: Literal["tcp"] = Field("tcp", description="Transport.")
-    max_connections: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Connections at a time, others are closed; 0: no limit.")
-    max_conn_rate: Rate = Field(inf, description="Connections accepted a second; further ones wait.")
-    enable_authn: bool | Literal["quick_deny_anonymous"] = Field(
-        True, description="Whether its clients go through the chain; quick_deny_anonymous: not those without a user name."
-    )
-    auth_chain: Annotated[Names, AfterValidator(chain_names), Allowed(f"inherit, or {CHAIN_HELP}")] = Field(
-        ["inherit"], description="Takes the place of auth.chain for its clients."
-    )
-
-    @field_validator("bind")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        parse_address(value)
-        return value
 
 
 class Durability(Section):
@@ -289,15 +263,3 @@ class Settings(Section):
         if not value:
             raise ValueError("allowed is one listener or more")
         return value
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT, the brackets of an IPv6 host removed. Raises ValueError."""
-    host, _, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""  # without brackets nobody can tell where an IPv6 address ends
-    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"allowed is {ADDRESS_HELP}")
-    return host, int(port)

@@ -6,7 +6,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from shardbroker.config.errors import UNBUILT
-from shardbroker.config.keys import allowed_text, toml
+from shardbroker.config.keys import allowed_text, dotted, toml
+from shardbroker.config.listeners import Certificate, Listener, Tls
 from shardbroker.config.live import is_live
 from shardbroker.config.settings import Settings
 from shardbroker.config.sources import Loaded
@@ -51,7 +52,9 @@ def reference() -> str:
     """docs/configuration.md."""
     unbuilt = ", ".join(f"`{key}`" for key in UNBUILT)
     lines = [_INTRODUCTION, f"Keys of parts that are not built yet are refused as unknown: {unbuilt}."]
-    for section, model in sections(Settings()):
+    tls = Tls().model_copy(update={"sni": {"<name>": Certificate()}})
+    listeners = {"default": Listener().model_copy(update={"tls": tls})}
+    for section, model in sections(Settings().model_copy(update={"listeners": listeners})):
         shown = section.replace("listeners.default", "listeners.<name>")
         summary = (type(model).__doc__ or "").splitlines()[0]
         lines += ["", f"## {shown}", "", summary, "", "| key | default | allowed | change | meaning |", "|---|---|---|---|---|"]
@@ -67,18 +70,25 @@ def _comment(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def sections(settings: Settings) -> Iterable[tuple[str, BaseModel]]:
-    """Every section with its dotted name."""
-    for name in type(settings).model_fields:
-        value = getattr(settings, name)
-        if isinstance(value, BaseModel):
-            yield name, value
-            yield from ((f"{name}.{key}", inner) for key, inner in value if isinstance(inner, BaseModel))
-        else:
-            for key, listener in value.items():
-                yield f"{name}.{key}", listener
+def sections(model: BaseModel, prefix: str = "") -> Iterable[tuple[str, BaseModel]]:
+    """Every section below a model, and every entry of a table of sections, each before what it holds itself."""
+    for name, value in model:
+        inner = value.items() if _is_table(value) else [("", value)] if isinstance(value, BaseModel) else ()
+        for key, section in inner:
+            path = f"{prefix}{name}" + (f".{dotted((key,))}" if key else "")
+            yield path, section
+            yield from sections(section, f"{path}.")
 
 
 def leaves(model: BaseModel) -> Iterable[tuple[str, FieldInfo]]:
     """The keys of a section that are no sections themselves."""
-    return ((name, field) for name, field in type(model).model_fields.items() if not isinstance(getattr(model, name), BaseModel))
+    return ((name, field) for name, field in type(model).model_fields.items() if not _is_section(getattr(model, name)))
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) and any(isinstance(inner, BaseModel) for inner in value.values())
+
+
+def _is_section(value: object) -> bool:
+    """Sections, and tables of sections that have entries: an empty one is shown as a value."""
+    return isinstance(value, BaseModel) or _is_table(value)

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator
 
 __all__ = [
     "Allowed",
+    "ByteRate",
     "Duration",
     "Limit",
     "MemoryMark",
@@ -32,6 +33,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:\s*/\s*(\d+)?(ms|s|m|h|d))?", re.ASCII)
+_BYTES_OF_RATE = re.compile(r"(\d+)\s*(B|KB|MB|GB)(?=\s*(?:/|$))", re.ASCII | re.IGNORECASE)
 _LEAST_RATE, _MOST_RATE = 1 / 86400, 1e9
 """Rates that make sense, a second: from one a day to more than a machine can."""
 _LONGEST_S = 36500 * 86400.0
@@ -108,6 +110,12 @@ def _rate(value: object) -> float:
     return rate
 
 
+def _byte_rate(value: object) -> float:
+    if isinstance(value, str):
+        value = _BYTES_OF_RATE.sub(lambda found: str(int(found[1]) * _BYTES[found[2].lower()]), value)
+    return _rate(value)
+
+
 def _number(value: object) -> object:
     # true would pass for 1
     if isinstance(value, bool) or (isinstance(value, float) and isnan(value)):
@@ -164,6 +172,10 @@ Whole = Annotated[int, BeforeValidator(_number)]
 """A whole number."""
 Rate = Annotated[float, BeforeValidator(_rate), Unit.RATE, Allowed("a rate such as 1000, 1000/s, 50/10s, infinity")]
 """Things a second; infinity means no limit."""
+ByteRate = Annotated[
+    float, BeforeValidator(_byte_rate), Unit.RATE, Allowed("a rate such as 65536, 100KB/s, 1MB/10s, infinity")
+]
+"""Bytes a second; infinity means no limit."""
 Number = Annotated[float, BeforeValidator(_number)]
 """Any number."""
 Secret = Annotated[str, BeforeValidator(_secret), Unit.SECRET, Allowed("text, or file:PATH")]

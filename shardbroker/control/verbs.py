@@ -160,6 +160,14 @@ class LogLevel(Params):
     )
 
 
+class OneListener(Params):
+    name: str = argument("Name of the listener.")
+
+
+class ListenerSettings(OneListener):
+    settings: list[str] = argument("KEY=VALUE below listeners.<name>, such as bind=0.0.0.0:8083 type=ws; values as in TOML.")
+
+
 CLIENT_COLUMNS = ("clientid", "username", "conn_state", "ip_address", "proto_ver", "keepalive", "worker", "connected_at")
 
 VERBS: dict[str, Verb] = {}
@@ -214,6 +222,9 @@ table(
         "Where the broker listens.",
         columns=("name", "type", "bind", "current_connections", "max_connections", "max_conn_rate"),
     ),
+    Verb("listeners add", "Opens a listener, until the broker stops.", ListenerSettings, changes=True),
+    Verb("listeners update", "Changes a listener, for those who come from now on.", ListenerSettings, changes=True),
+    Verb("listeners remove", "Closes a listener; who has come by it stays.", OneListener, changes=True),
     Verb(
         "journal status",
         "State of each worker's journal.",

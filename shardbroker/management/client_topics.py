@@ -34,10 +34,10 @@ REASONS = {0x00: "normal", 0x8D: "keepalive_timeout", 0x8E: "takenover"}
 
 
 class ClientTopics:
-    """Makes (topic, payload) of events. `ports` are those of the listeners, in the order of the topology."""
+    """Makes (topic, payload) of events. `ports` are those of the listeners, by number."""
 
     def __init__(
-        self, node: str, wanted: SysEvents, max_levels: int, ports: list[int], routes: RouteTable, epochs: Epochs
+        self, node: str, wanted: SysEvents, max_levels: int, ports: dict[int, int], routes: RouteTable, epochs: Epochs
     ) -> None:
         self._prefix = f"$SYS/brokers/{node}/clients/".encode()
         self._max_levels = max_levels
@@ -102,7 +102,7 @@ class ClientTopics:
     def _connected(self, event: ClientEvent) -> dict[str, object]:
         return {
             **_identity(event),
-            "sockport": self._ports[event.listener],
+            "sockport": self._ports.get(event.listener, 0),
             "keepalive": event.keepalive_s,
             "connack": 0,
             "clean_start": event.clean_start,

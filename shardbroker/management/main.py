@@ -18,9 +18,10 @@ from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, KIND_FLAPPING, EventEr
 from shm.records import ANSWER, DAMAGE, EVENT, NOTE, encode_publish, note_of, open_record
 from shm.ring import Inbox
 
+from acceptor.notices import NOTICE_BYTES, read_notice
 from shardbroker.config import Settings
 from shardbroker.config.live import dump
-from shardbroker.config.settings import parse_address
+from shardbroker.config.listeners import parse_address
 from shardbroker.control import ControlError
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.access import AccessAdmin, AccessError
@@ -54,6 +55,8 @@ SECRETS = ("payload", "password", "secret", "correlation_data")
 
 AUDIT_MAX = 2000
 """Characters of parameters in a line of the audit log."""
+NOTICES_A_PASS = 100
+"""Notices of acceptors that are read before others get their turn."""
 
 RETRY_S = 0.05
 """Between two looks at a full ring; $SYS can wait."""
@@ -93,7 +96,7 @@ class _Manager:
             topology.node_name,
             settings.sys.event_messages,
             settings.mqtt.max_topic_levels,
-            _ports(topology),
+            {listener.number: listener.port for listener in topology.listeners},
             self._routes,
             Epochs.attach(topology.epochs_name),
         )
@@ -101,6 +104,7 @@ class _Manager:
         self._disk_alarms = DiskAlarms(topology.node_name, topology.data_dir, settings.durability.on_disk_error == "continue")
         self._damage_alarm = StandingAlarm(topology.node_name, "files_damaged", "error")
         self._damaged = 0
+        self._notices = socket.socket(fileno=os.dup(topology.notices[0]))
         self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
@@ -126,6 +130,7 @@ class _Manager:
         loop.add_reader(bell, self._on_bell, bell)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
         await self._control.start()
+        loop.add_reader(self._notices, self._on_notices)
         self._counters.set_state(self._topology.manager, ProcessState.READY)
         try:
             for text in self._topology.damage:
@@ -135,7 +140,9 @@ class _Manager:
         finally:
             await self._control.close()
             loop.remove_reader(bell)
+            loop.remove_reader(self._notices)
             self._take_events()
+            self._on_notices()
             self._log.close()
         self._counters.set_state(self._topology.manager, ProcessState.DOWN)
 
@@ -205,6 +212,18 @@ class _Manager:
         except BlockingIOError:
             pass
         self._take_events()
+
+    def _on_notices(self) -> None:
+        """What acceptors say of connections that no worker has seen."""
+        for _ in range(NOTICES_A_PASS):
+            try:
+                level, text, unsent = read_notice(self._notices.recv(NOTICE_BYTES))
+            except BlockingIOError:
+                break
+            if unsent:
+                self._log.add("warning", f"{unsent} more connections refused without a line: too many at a time")
+            self._log.add(level, text)
+        self._log.flush()
 
     def _take_events(self) -> None:
         """Logs what came, then sleeps; goes on at once if more came meanwhile."""
@@ -355,12 +374,3 @@ class _Manager:
     def _ring_bell(self) -> None:
         if self._outbox.take_bell():
             os.eventfd_write(self._topology.doorbells[SYS_WORKER], 1)
-
-
-def _ports(topology: Topology) -> list[int]:
-    """The port of each listener."""
-    ports = []
-    for listener in topology.listeners:
-        with socket.socket(fileno=os.dup(listener.descriptors[0])) as one:
-            ports.append(int(one.getsockname()[1]))
-    return ports

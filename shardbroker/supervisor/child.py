@@ -12,6 +12,7 @@ import multiprocess
 import psutil
 
 from shardbroker.supervisor.signals import StopSignals
+from shm.topology import Topology
 
 __all__ = ["Child", "Entry"]
 
@@ -102,4 +103,6 @@ def _run(title: str, parent: int, entry: Entry, arguments: tuple[Any, ...], core
     libc.prctl(PR_SET_NAME, f"sb-{title}".encode(), 0, 0, 0)
     if core is not None:
         psutil.Process().cpu_affinity([core])
+    if isinstance(arguments[0], Topology):
+        arguments[0].close_listeners(arguments[1] if title.startswith("acceptor") else None)
     entry(*arguments)

@@ -20,12 +20,13 @@ from shm.ring import Inbox
 from shardbroker.access.files import FileError
 from shardbroker.access.gate import publish_rules
 from shardbroker.config import Loaded, Settings
-from shardbroker.config.settings import PROCESSES_MAX, parse_address
+from shardbroker.config.settings import PROCESSES_MAX
+from shardbroker.supervisor.listening import StartError, listen, unlisten
 from shm.cleanup import cleanup, set_aside
 from shm.files import sync_path
 from shm.noted import read_number, write_number
 from shm.retained_check import check_retained
-from shm.topology import RETAINED_DIR, ListenerSockets, Topology
+from shm.topology import LISTENERS_MAX, RETAINED_DIR, Topology
 
 __all__ = [
     "UNKNOWN_WORKERS",
@@ -43,18 +44,12 @@ WORKERS_FILE = "workers"
 """In the directory of the journals: the number of workers that wrote them."""
 UNKNOWN_WORKERS = PROCESSES_MAX + 1
 """Stands for that number when the file is damaged: no broker has so many workers, so every journal is read."""
-BACKLOG = 4096
-"""Connections that may wait to be accepted on one socket; the kernel caps it with net.core.somaxconn."""
 HANDOVER_BYTES = 4 << 20
 """Send buffer of a hand-over channel: thousands of sockets on their way to a busy worker."""
 SO_SNDBUFFORCE = 32
 """From asm-generic/socket.h: like SO_SNDBUF, but not capped by net.core.wmem_max; only for the privileged."""
 RING_MAX, RING_MIN, RINGS_TOTAL = 4 << 20, 1 << 16, 512 << 20
 """Bytes of one ring at most and at least, and of all rings together when `process.ring_size` is auto."""
-
-
-class StartError(Exception):
-    """The broker cannot start; the text says what is in the way."""
 
 
 def lock_data_dir(data_dir: Path) -> int:
@@ -95,7 +90,10 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
     cleanup(instance, runtime_dir)
     with ExitStack() as undo:
         undo.callback(cleanup, instance, runtime_dir)
-        listeners = tuple(_listen(name, listener.bind, acceptors, undo) for name, listener in settings.listeners.items())
+        listeners = []
+        for number, (name, listener) in enumerate(settings.listeners.items()):
+            listeners.append(listen(name, number, listener, acceptors))
+            undo.callback(unlisten, listeners[-1])
         try:
             runtime_dir.mkdir(mode=0o700)
             topology = Topology(
@@ -109,7 +107,10 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
                 doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(workers + 1)),
                 access=tuple(_channel(undo) for _ in range(workers)),
                 handover=tuple(tuple(_channel(undo) for _ in range(workers)) for _ in range(acceptors)),
-                listeners=listeners,
+                control=tuple(_channel(undo) for _ in range(acceptors)),
+                requests=_channel(undo),
+                notices=_channel(undo, socket.SOCK_DGRAM),
+                listeners=tuple(listeners),
                 settings=settings,
                 loaded=loaded,
                 journal_workers=written_by,
@@ -141,7 +142,7 @@ def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
 
 def _create_shared(topology: Topology) -> None:
     topology.spill_dir.mkdir(mode=0o700)
-    Counters.create(topology.counters_name, topology.integrations + 1, len(topology.listeners))
+    Counters.create(topology.counters_name, topology.integrations + 1, LISTENERS_MAX)
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)
@@ -177,14 +178,13 @@ def tear_down(topology: Topology) -> None:
     """Removes what lay_out made in shared memory and closes its descriptors."""
     cleanup(topology.instance, topology.runtime_dir)
     for listener in topology.listeners:
-        for descriptor in listener.descriptors:
-            os.close(descriptor)
+        unlisten(listener)
     for descriptor in topology.doorbells:
         os.close(descriptor)
-    for channels in (*topology.handover, topology.access):
-        for ends in channels:
-            os.close(ends[0])
-            os.close(ends[1])
+    pairs = [pair for channels in topology.handover for pair in channels]
+    for ends in (*pairs, *topology.access, *topology.control, topology.requests, topology.notices):
+        os.close(ends[0])
+        os.close(ends[1])
 
 
 def usable_cores() -> list[int]:
@@ -203,8 +203,8 @@ def _kept(undo: ExitStack, descriptor: int) -> int:
     return descriptor
 
 
-def _channel(undo: ExitStack) -> tuple[int, int]:
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _channel(undo: ExitStack, kind: int = socket.SOCK_SEQPACKET) -> tuple[int, int]:
+    near, far = socket.socketpair(socket.AF_UNIX, kind)
     try:
         near.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, HANDOVER_BYTES)
     except PermissionError:
@@ -212,28 +212,3 @@ def _channel(undo: ExitStack) -> tuple[int, int]:
     near.setblocking(False)
     far.setblocking(False)
     return _kept(undo, near.detach()), _kept(undo, far.detach())
-
-
-def _listen(name: str, bind: str, acceptors: int, undo: ExitStack) -> ListenerSockets:
-    """A listening socket per acceptor on one address; with port 0 all get the port that the first was given."""
-    host, port = parse_address(bind)
-    descriptors: list[int] = []
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # SO_REUSEPORT would let two brokers share a port without a word: see first whether it is taken.
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            address = probe.getsockname()
-        for _ in range(acceptors):
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            with listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                listener.bind(address)
-                listener.listen(BACKLOG)
-                listener.setblocking(False)
-                descriptors.append(_kept(undo, listener.detach()))
-    except OSError as error:
-        raise StartError(f"listener {name}: cannot listen on {bind}: {error.strerror or error}") from None
-    return ListenerSockets(name, "tcp", tuple(descriptors))

@@ -3,11 +3,11 @@
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 
 from multiprocess.connection import wait
 from shm.counters import Counters, ProcessState
@@ -17,8 +17,10 @@ from shardbroker.access.gate import needs_integrations
 from shardbroker.config import Loaded, Settings
 from shardbroker.supervisor.child import Child, Entry
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_journal_workers, tear_down, usable_cores
+from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
+from shm.requests import answer, take_request
 from shm.topology import LeftOver, Topology
 
 __all__ = ["Entries", "Supervisor"]
@@ -29,6 +31,8 @@ START_ATTEMPTS = 5
 """Processes in a row that die before they were ready, after which a broker that never was ready gives up."""
 LEFT_OVER_S = 5.0
 """How long the rings of a broker that was killed stay after all are ready: a worker that dies right then needs them once more."""
+FILES_S = 1.0
+"""Between two looks at the TLS files of listeners; there is no look without any."""
 READY_POLL_S = 0.02
 """Processes say that they are ready in shared memory, which cannot be waited on."""
 
@@ -63,6 +67,7 @@ class Supervisor:
         self._ready = False
         self._left_over: tuple[LeftOver, ...] = ()
         self._forget_at = 0.0
+        self._files_due = 0.0
         self._children: list[Child] = []
 
     def run(self) -> int:
@@ -72,16 +77,18 @@ class Supervisor:
             try:
                 _raise_descriptor_limit()
                 topology = lay_out(self._settings, usable_cores(), self._loaded)
+                self._counters = Counters.attach(topology.counters_name)
+                self._listeners = Listeners(topology, self._counters, self._running_acceptors)
                 try:
                     self._serve(topology)
                 finally:
-                    tear_down(topology)
+                    tear_down(self._listeners.topology)
+                    del self._listeners  # it knows this object: counters stay mapped while they know each other
             finally:
                 os.close(lock)
         return 0
 
     def _serve(self, topology: Topology) -> None:
-        self._counters = Counters.attach(topology.counters_name)
         self._children = self._places(topology)
         self._beats: dict[int, tuple[int, float]] = {}
         try:
@@ -110,6 +117,9 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         self._counters.set_state(child.slot, ProcessState.STARTING)
+        child.arguments = (self._listeners.topology, *child.arguments[1:])
+        if child.entry is self._entries.acceptor:
+            self._listeners.acceptor_starts(child.arguments[1])
         try:
             child.start(self._signals)
             self._counters.note_start(child.slot, child.process.pid, time.time_ns() // 1_000_000)
@@ -119,16 +129,46 @@ class Supervisor:
             _say(f"{child.title} cannot be started: {error.strerror}; next try in {child.plan_restart(0.0):g} s")
             self._give_up_on(child)
 
+    def _running_acceptors(self) -> list[int]:
+        return [
+            child.arguments[1]
+            for child in self._children
+            if child.entry is self._entries.acceptor
+            and child.process is not None
+            and self._counters.state(child.slot) == ProcessState.READY
+        ]
+
+    def _answer_request(self, channel: int) -> None:
+        """One of the manager's, which gets the problem, or the listeners as they are now."""
+        request = take_request(channel)
+        if request is None:
+            return
+        try:
+            self._listeners.carry_out(request)
+            problem = ""
+        except StartError as error:
+            problem = str(error)
+        self._files_due = 0.0
+        answer(channel, {"problem": problem, "listeners": self._listeners.rows()})
+
+    def _look_at_files(self) -> None:
+        for level, line in self._listeners.look_at_files():
+            _say(line, level)
+        self._files_due = time.monotonic() + FILES_S if self._listeners.with_files else inf
+
     def _watch(self, timeout_s: float | None) -> None:
         """Waits for a death, a signal, the next restart or the timeout, and acts on it."""
         due = [child.restart_at for child in self._children if child.restart_at is not None]
         if self._left_over:
             due.append(self._forget_at)
+        if self._ready and self._files_due < inf:
+            due.append(self._files_due)
         if due:
             until_due = max(0.0, min(due) - time.monotonic())
             timeout_s = until_due if timeout_s is None else min(timeout_s, until_due)
         sentinels = {child.process.sentinel: child for child in self._children if child.process is not None}
-        ended = wait([*sentinels, self._signals], timeout_s)
+        requests = self._listeners.topology.requests[0]
+        ended = wait([*sentinels, self._signals, requests], timeout_s)
         if self._signals.count:
             return  # children may have got the signal as well: those are no deaths
         if self._signals.reload:
@@ -138,10 +178,14 @@ class Supervisor:
         for ready in ended:
             if ready in sentinels:
                 self._bury(sentinels[ready])
+        if requests in ended:
+            self._answer_request(requests)
         now = time.monotonic()
         if self._left_over and self._forget_at <= now:
             forget_left_over(self._left_over)
             self._left_over = ()
+        if self._ready and self._files_due <= now:
+            self._look_at_files()
         for child in self._children:
             if child.restart_at is not None and child.restart_at <= now:
                 self._start(child)
@@ -178,7 +222,7 @@ class Supervisor:
             self._left_over, self._forget_at = topology.left_over, time.monotonic() + LEFT_OVER_S
             for doorbell in topology.doorbells:
                 os.eventfd_write(doorbell, 1)
-            addresses = ", ".join(_address(listener.descriptors[0]) for listener in topology.listeners)
+            addresses = ", ".join(listener.address for listener in topology.listeners)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
         for child in waiting:
@@ -204,16 +248,39 @@ class Supervisor:
     # --- draining -----------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Acceptors first, so that nobody new comes; then workers, who send their clients away; the manager last."""
-        for kind in ("acceptor", "worker", "integrations", "manager"):
-            group = [child for child in self._children if child.title.startswith(kind) and child.process is not None]
-            for child in group:
-                child.terminate()
+        """Acceptors stop accepting, so that nobody new comes; workers send their clients away, over TLS by way of the acceptors;
+        the manager is last."""
+        for kind in ("acceptor", "worker"):
+            self._terminate(kind)
+            if kind == "acceptor":
+                self._await_no_more_clients()
+        for kind in ("worker", "acceptor", "integrations", "manager"):
+            group = self._alive(kind)
+            if kind in ("integrations", "manager"):
+                self._terminate(kind)
             for child in self._await_end(group, time.monotonic() + self._settings.process.drain_timeout):
                 _say(f"{child.title} (pid {child.process.pid}) did not stop in time and was killed")
                 child.kill()
             for child in group:
                 child.reap()
+
+    def _alive(self, kind: str) -> list[Child]:
+        return [child for child in self._children if child.title.startswith(kind) and child.process is not None]
+
+    def _terminate(self, kind: str) -> None:
+        for child in self._alive(kind):
+            child.terminate()
+
+    def _await_no_more_clients(self) -> None:
+        """Until every acceptor has stopped accepting, has ended, or time is up."""
+        deadline = time.monotonic() + self._settings.process.drain_timeout
+        while time.monotonic() < deadline and self._signals.count < 2:
+            if not any(
+                child.process.is_alive() and self._counters.state(child.slot) == ProcessState.READY
+                for child in self._alive("acceptor")
+            ):
+                return
+            time.sleep(READY_POLL_S)
 
     def _await_end(self, group: list[Child], deadline: float) -> list[Child]:
         """Until all have ended, time is up, or a second signal asks to hurry; returns those that have not ended."""
@@ -234,15 +301,9 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _address(descriptor: int) -> str:
-    with socket.socket(fileno=os.dup(descriptor)) as listener:
-        host, port = listener.getsockname()[:2]
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def _say(text: str) -> None:
+def _say(text: str, level: str = "ERROR") -> None:
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
-        print(f"{at} ERROR supervisor {text}", file=sys.stderr, flush=True)
+        print(f"{at} {level} supervisor {text}", file=sys.stderr, flush=True)
     except OSError:
         pass  # nobody reads our standard error any more; the broker goes on

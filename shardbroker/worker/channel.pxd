@@ -42,6 +42,7 @@ cdef class Channel(Link):
     cdef uint64_t ends_at_ms               # its credentials end then, 0: they do not
     cdef bint waiting                      # for a verdict: nothing is read meanwhile
     cdef readonly bytes assigned_id        # made by the acceptor for a CONNECT without a client id
+    cdef bytes forced_id, forced_username  # of the client's certificate, in place of what CONNECT says; None without
     cdef bint closed                       # close() was called: counted, logged, session informed
     cdef bint suback_waits                 # a SUBSCRIBE is not committed yet
     cdef bint problem_information          # Request Problem Information, 1 unless the client said 0

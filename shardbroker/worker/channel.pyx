@@ -172,8 +172,10 @@ cdef class Channel(Link):
     # --- CONNECT --------------------------------------------------------------------------------------------------------------
 
     cdef int on_connect(self, Connect packet) except -1:
-        cdef bytes client_id = packet.client_id
+        cdef bytes client_id = packet.client_id if self.forced_id is None else self.forced_id
         cdef dict properties = packet.properties or {}
+        if self.forced_username is not None:
+            packet.username = self.forced_username
         if self.state != WAIT_CONNECT:
             raise ProtocolError("a second CONNECT", "MQTT-3.1.0-2")
         self.core.count(PACKETS_CONNECT_RECEIVED)

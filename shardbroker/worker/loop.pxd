@@ -5,6 +5,7 @@ A pass: wait -> read sockets, hand-overs and rings -> timers -> commit (routes, 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.journal.writer cimport Writer
+from shardbroker.mqtt.websocket cimport Framing
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
@@ -12,6 +13,7 @@ from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.disk cimport DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
 from shardbroker.worker.memory cimport MemoryWatch
+from shardbroker.worker.rates cimport Rates
 from shardbroker.worker.shard cimport Shard
 from shm.counters cimport Counters, Histogram, ListenerSockets
 from shm.records cimport RecordHeader
@@ -28,6 +30,7 @@ cdef enum Stop:                            # why a connection is not read
     STOP_MEMORY = 4                        # memory is short, and it is among those who fill it
     STOP_DISK = 8                          # its session stays, and the disk does not take what happens to it
     STOP_ACCESS = 16                       # a verdict is waited for
+    STOP_RATE = 32                         # it has sent more than its listener allows
 
 
 cdef class Connection(Channel):
@@ -41,14 +44,25 @@ cdef class Connection(Channel):
     cdef bint hung                         # out of epoll, since it would report the peer's end again and again
     cdef uint8_t stops                     # Stop flags; read while there are none
     cdef uint64_t paused_until_ms          # unless it is told again that this one is greedy
+    cdef Rates rates                       # of its listener, None without
+    cdef uint64_t limited_until_ms         # with STOP_RATE
     cdef int ended_by                      # Side
+    cdef int ended_with                    # reason code
+    cdef Framing framing                   # of a WebSocket, None without
     cdef bint lingering                    # all is sent and the write side shut: waiting for the peer's end
     cdef readonly str listener
-    cdef int listener_number               # its place in the topology
+    cdef int listener_number               # its place in the counters
     cdef Guard guard                       # level `machine`: how far its output may go; else None
     cdef dict extra                        # what the listener knows beyond the address, see acceptor.handover; mostly None
 
     cdef int on_readable(self) except -1
+    cdef int note_extra(self, dict extra) except -1
+    cdef int take_received(self, uint8_t* target, size_t got) except -1
+    cdef int keep_rate(self, uint64_t messages, uint64_t bytes) except -1
+    cdef int take_frames(self, uint8_t* target, size_t got) except -1
+    cdef int end_frames(self) except -1
+    cdef ssize_t transmit(self, size_t size) noexcept
+    cdef bint answering(self) noexcept
     cdef int take(self, const uint8_t* data, size_t size) except -1
     cdef int take_rest(self) except -1
     cdef int grow_rest(self, size_t size) except -1
@@ -59,6 +73,7 @@ cdef class Connection(Channel):
     cdef int hang(self) except -1
     cdef bint must_not_add(self) except -1
     cdef int finish_sending(self) except -1
+    cdef size_t feed_counted(self, const uint8_t* data, size_t size) except? 0
     cdef int keep_rest(self, const uint8_t* data, size_t size) except -1
     cdef int flush(self) except -1
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
@@ -83,6 +98,7 @@ cdef class Loop(Shard):
     cdef list paused                       # connections with STOP_MEMORY
     cdef DiskWatch disk
     cdef list unread                       # connections with STOP_DISK
+    cdef list limited                      # connections with STOP_RATE
     cdef uint8_t* buffer                   # what every socket is read into
     cdef Inbox inbox
     cdef list outboxes                     # process number -> Inbox
@@ -101,7 +117,6 @@ cdef class Loop(Shard):
     cdef uint64_t registry_due_ms
     cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
     cdef ListenerSockets* sockets          # our counts, by listener
-    cdef dict listener_numbers             # name -> place in the topology
     cdef dict handovers                    # descriptor of the worker's end -> True
     cdef public bint draining
     cdef uint64_t spill_number
@@ -161,6 +176,7 @@ cdef class Loop(Shard):
     cdef int flush_sockets(self) except -1
     cdef int resume_parked(self) except -1
     cdef int resume_busy(self) except -1
+    cdef int resume_limited(self) except -1
     cdef int look_at_memory(self) except -1
     cdef int look_at_access(self) except -1
     cdef int take_verdicts(self) except -1

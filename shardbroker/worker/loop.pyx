@@ -20,15 +20,16 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strerror
 from acceptor.handover cimport Handover, receive
 from shardbroker.journal.writer cimport Writer
 from shardbroker.mqtt.buffer cimport Buffer
+from shardbroker.mqtt.websocket cimport Framing
 from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
-from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, WAIT_CONNECT
+from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, SIDE_SERVER, WAIT_CONNECT
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT, DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, EVENTS_DROPPED, JOURNAL_WRITE_MS, MESSAGES_DROPPED, MESSAGES_FORWARD, OVERLOAD_OUTPUT_STOPPED,
-    OVERLOAD_PUBLISHERS_PAUSED, RETAINED_ERRNO_COUNT, CounterSlot,
+    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_WEBSOCKET, EVENTS_DROPPED, JOURNAL_WRITE_MS, MESSAGES_DROPPED, MESSAGES_FORWARD,
+    MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED, RETAINED_ERRNO_COUNT, CounterSlot,
 )
 from shm.address cimport address_text
 from shm.epochs cimport WILDCARD_BUCKET, Epochs, bucket_of
@@ -45,6 +46,7 @@ from shm.records cimport (
 
 from shardbroker.journal import apply_retention, set_recovery_start
 from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.websocket import WebSocketError, close_code_of
 from shardbroker.worker.access import Access
 from shm.records import encode_note
 from shm.routes import worker_destination
@@ -92,6 +94,9 @@ CYCLE_BYTES_A_PASS = 1 << 16
 RECOVERY_SYNC_S = 60
 """How long the disk may take for what a recovery has written."""
 
+RATE_MS = 10
+"""How often it is seen whether clients that have sent too much may go on: the grain of their pauses."""
+
 LOOK_MS = 20
 """How often memory is measured: what publishers can add to queues in this time must be less than a tenth of the limit."""
 
@@ -106,6 +111,10 @@ cdef extern from "<malloc.h>" nogil:
     int mallopt(int parameter, int value)
     int malloc_trim(size_t keep)
     int M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+
+cdef enum:
+    PROTOCOL_ERROR = 0x82                  # reason code, MQTT 5.0 §2.4
+
 
 cdef class Connection(Channel):
     """A channel and its socket."""
@@ -148,19 +157,71 @@ cdef class Connection(Channel):
         if self.lingering or self.state == CLOSING:
             return 0                       # what comes after the end is not read
         self.core.gauge(BYTES_RECEIVED, got)
+        return self.take_received(target, <size_t>got) if self.framing is None else self.take_frames(target, <size_t>got)
+
+    cdef int take_received(self, uint8_t* target, size_t got) except -1:
+        """Bytes in the loop's buffer, or behind what is there of an incomplete packet."""
+        if self.rates is not None:
+            self.keep_rate(0, got)
         if self.rest_size:
-            self.rest_size += <size_t>got
+            self.rest_size += got
             return self.take_rest()
-        return self.take(target, <size_t>got)
+        return self.take(target, got)
+
+    cdef int keep_rate(self, uint64_t messages, uint64_t bytes) except -1:
+        """Whoever sends faster than its listener allows is not read for a while; what was read is dealt with."""
+        cdef uint64_t wait_ms = self.rates.add(self.core.now_ms, messages, bytes)
+        if wait_ms and self.state != CLOSING:
+            self.limited_until_ms = self.core.now_ms + wait_ms
+            if not self.stops & STOP_RATE:
+                self.core.count(OVERLOAD_RATE_PAUSED)
+                self.paused = True
+                self.stop_reading(STOP_RATE)
+                self.loop.limited.append(self)
+        return 0
+
+    cdef int take_frames(self, uint8_t* target, size_t got) except -1:
+        """Likewise, in WebSocket frames."""
+        cdef ssize_t mqtt
+        try:
+            mqtt = self.framing.receive(target, got)
+        except WebSocketError as error:
+            self.core.count(CLIENT_CLOSED_WEBSOCKET)
+            self.framing.close(error.code)
+            return self.close(PROTOCOL_ERROR, SIDE_SERVER, f"WebSocket: {error}", True)
+        if self.framing.waiting():
+            self.touch()
+        if mqtt:
+            self.take_received(target, <size_t>mqtt)
+        return 0 if self.framing is None else self.end_frames()
+
+    cdef int end_frames(self) except -1:
+        """After a Close frame nothing comes but the end; packets before it are dealt with first."""
+        if self.framing.close_code and self.state != CLOSING and not self.busy and not self.parked:
+            self.out.clear()
+            if self.framing.frame_left:
+                self.framing.answers.clear()   # in the middle of a frame there is no place for it
+            self.lost(f"closed by the peer, WebSocket code {self.framing.close_code}")
+        return 0
+
+    cdef int note_extra(self, dict extra) except -1:
+        """What its listener knows of this connection (acceptor/opening.py)."""
+        if "websocket" in extra:
+            self.framing = Framing(extra["websocket"])
+        if "rates" in extra:
+            self.rates = Rates(*extra["rates"])
+        self.forced_id = extra.get("client_id")
+        self.forced_username = extra.get("username")
+        return 0
 
     cdef int take(self, const uint8_t* data, size_t size) except -1:
-        cdef size_t used = self.feed(data, size)
+        cdef size_t used = self.feed_counted(data, size)
         if self.state != CLOSING and used < size:
             self.keep_rest(data + used, size - used)
         return self.after_feed(used < size)
 
     cdef int take_rest(self) except -1:
-        cdef size_t used = self.feed(self.rest, self.rest_size)
+        cdef size_t used = self.feed_counted(self.rest, self.rest_size)
         self.rest_size -= used
         if self.state == CLOSING or self.rest_size == 0:
             free(self.rest)
@@ -170,6 +231,16 @@ cdef class Connection(Channel):
         elif used:
             memmove(self.rest, self.rest + used, self.rest_size)
         return self.after_feed(self.rest_size > 0)
+
+    cdef size_t feed_counted(self, const uint8_t* data, size_t size) except? 0:
+        cdef uint64_t before
+        cdef size_t used
+        if self.rates is None:
+            return self.feed(data, size)
+        before = self.core.counters[<int>MESSAGES_RECEIVED]
+        used = self.feed(data, size)
+        self.keep_rate(self.core.counters[<int>MESSAGES_RECEIVED] - before, 0)
+        return used
 
     cdef int keep_rest(self, const uint8_t* data, size_t size) except -1:
         self.grow_rest(size)
@@ -208,7 +279,8 @@ cdef class Connection(Channel):
             return 0
         self.core.budget = self.loop.turn_budget
         self.parked = False
-        return self.take_rest()
+        self.take_rest()
+        return 0 if self.framing is None else self.end_frames()
 
     cdef bint must_not_add(self) except -1:
         """Whether it is not read because the disk takes nothing of what it says."""
@@ -281,6 +353,16 @@ cdef class Connection(Channel):
             self.loop.forwarded_to = 0
         return Channel.ack(self, first, packet_id, reason_code, counter)
 
+    cdef ssize_t transmit(self, size_t size) noexcept:
+        """As send(2), of the first `size` bytes in `out`. A WebSocket's control frames go along."""
+        if self.framing is not None:
+            return self.framing.transmit(self.fd, self.out.data + self.out.start, size)
+        return send(self.fd, self.out.data + self.out.start, size, MSG_NOSIGNAL | MSG_DONTWAIT)
+
+    cdef inline bint answering(self) noexcept:
+        """Control frames of a WebSocket wait to be sent."""
+        return self.framing is not None and self.framing.waiting()
+
     cdef int flush(self) except -1:
         cdef ssize_t sent
         cdef Buffer out = self.out
@@ -294,10 +376,10 @@ cdef class Connection(Channel):
         elif self.loop.holding and self.loop.must_wait(self):
             return 0
         for attempt in range(FLUSH_ROUNDS):
-            if out.pending() == 0 or free == 0:
+            if (out.pending() == 0 or free == 0) and not self.answering():
                 break
             was_congested = self.congested()
-            sent = send(self.fd, out.data + out.start, min(out.pending(), free), MSG_NOSIGNAL | MSG_DONTWAIT)
+            sent = self.transmit(min(out.pending(), free))
             if sent < 0:
                 if errno == EAGAIN or errno == EINTR:
                     break
@@ -324,9 +406,9 @@ cdef class Connection(Channel):
             self.promised = False
         elif self.dirty:
             return 0                       # once more in this pass
-        if out.pending() and free == 0:
+        if out.pending() and free == 0 and not self.answering():
             return self.want(self.interest & ~<uint32_t>EPOLLOUT)      # the gate says when
-        if out.pending():
+        if out.pending() or self.answering():
             return self.want(self.interest | EPOLLOUT)
         if self.state == CLOSING:
             return self.finish_sending()
@@ -336,7 +418,7 @@ cdef class Connection(Channel):
         cdef ssize_t sent
         if self.fd < 0 or self.interest & <uint32_t>EPOLLOUT or (self.guard is not None and self.guard.cleared != self.guard.marked):
             return False                   # the kernel has said that it takes no more, or the gate that it must not
-        sent = send(self.fd, self.out.data + self.out.start, self.out.pending(), MSG_NOSIGNAL | MSG_DONTWAIT)
+        sent = self.transmit(self.out.pending())
         if sent > 0:
             self.core.gauge(BYTES_SENT, sent)
             self.out.consume(<size_t>sent)
@@ -349,6 +431,9 @@ cdef class Connection(Channel):
         """All is out. A client that said goodbye is gone; one that we sent away gets the time to read why."""
         if self.lingering:
             return 0
+        if self.framing is not None and not self.framing.close_sent:
+            self.framing.close(close_code_of(self.ended_with))
+            return self.flush()
         if self.ended_by == SIDE_CLIENT or self.version == 0:
             return self.finish()
         self.lingering = True
@@ -361,6 +446,7 @@ cdef class Connection(Channel):
     cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1:
         if not self.closed:
             self.ended_by = side
+            self.ended_with = reason_code
             Channel.close(self, reason_code, side, detail, keep_will)
             # Unsent output of a peer that reads nothing must not keep the socket for ever.
             self.core.timers.arm(self, self.core.now_ms + LINGER_MS)
@@ -393,6 +479,8 @@ cdef class Connection(Channel):
         self.rest_size = 0
         self.rest_capacity = 0
         self.out.clear()
+        self.framing = None
+        self.rates = None
         self.session = None
         self.access = None                 # it refers to us, and nobody collects cycles here
         self.verdicts = None
@@ -440,6 +528,7 @@ cdef class Loop(Shard):
         self.disk = DiskWatch(topology.settings.durability, counters.slot(number))
         self.rechecking = []
         self.access_fd = -1
+        self.limited = []
         self.memory = memory
         self.share_out(1)
         self.registry_changes = {}
@@ -447,7 +536,6 @@ cdef class Loop(Shard):
         self.manager = topology.manager
         self.sys_bucket = bucket_of(<const uint8_t*>b"$SYS/", 5)
         self.sockets = (<CounterSlot>self.counters_owner).sockets
-        self.listener_numbers = {sockets.name: number for number, sockets in enumerate(topology.listeners)}
         self.handovers = {}
         self.buffer = <uint8_t*>malloc(READ_BYTES)
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
@@ -491,6 +579,8 @@ cdef class Loop(Shard):
                 timeout_ms = <int>(self.routes_due_ms - self.now_ms) if self.routes_due_ms > self.now_ms else 0
             if self.events:
                 timeout_ms = min(timeout_ms, EVENT_DELAY_MS)
+            if self.limited:
+                timeout_ms = min(timeout_ms, RATE_MS)
             if self.dirty or self.busy or self.leaving or self.replays_moved or self.commands:
                 timeout_ms = 0
             elif self.replaying or self.retry or self.parked or self.cycle_left or self.answers or not self.serving:
@@ -560,6 +650,8 @@ cdef class Loop(Shard):
             self.resume_parked()
         if self.busy:
             self.resume_busy()
+        if self.limited:
+            self.resume_limited()
         for i in range(count):
             fd = events[i].data.fd
             connection = <Connection>self.by_fd[fd] if fd < len(self.by_fd) else None
@@ -645,6 +737,18 @@ cdef class Loop(Shard):
             connection.go_on()
         return 0
 
+    cdef int resume_limited(self) except -1:
+        cdef list limited = self.limited
+        cdef Connection connection
+        self.limited = []
+        for connection in limited:
+            if connection.limited_until_ms > self.now_ms and connection.fd >= 0:
+                self.limited.append(connection)
+            else:
+                connection.paused = (connection.stops & STOP_MEMORY) != 0
+                connection.read_again(STOP_RATE)
+        return 0
+
     cdef int share_out(self, int ready) except -1:
         """What each connection may do in this pass: the more of them are ready, the less, so that a round stays short for those
         who want little."""
@@ -713,7 +817,7 @@ cdef class Loop(Shard):
                 if connection.paused_until_ms > self.now_ms and connection.fd >= 0:
                     self.paused.append(connection)
                 else:
-                    connection.paused = connection.stops & STOP_DISK != 0
+                    connection.paused = connection.stops & (STOP_DISK | STOP_RATE) != 0
                     connection.read_again(STOP_MEMORY)
         return 0
 
@@ -1005,7 +1109,7 @@ cdef class Loop(Shard):
             if handover is None:
                 return 0
             if handover.fd < 0:
-                self.sockets[<int>self.listener_numbers[handover.listener]].balance -= 1
+                self.sockets[handover.header.listener].balance -= 1
                 continue
             connection = Connection.__new__(Connection)
             connection.core = self
@@ -1015,7 +1119,7 @@ cdef class Loop(Shard):
             connection.fd = handover.fd
             connection.peer = handover.header.peer
             connection.listener = handover.listener
-            connection.listener_number = self.listener_numbers[handover.listener]
+            connection.listener_number = handover.header.listener
             self.sockets[connection.listener_number].here += 1
             if self.gate is not None:
                 connection.guard = Guard.__new__(Guard)
@@ -1030,9 +1134,15 @@ cdef class Loop(Shard):
             # [mqtt.idle_timeout] runs from accept, whatever trickles in between.
             self.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.clock_offset_ms + self.idle_timeout_ms)
             self.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
+            if handover.extra is not None:
+                connection.note_extra(handover.extra)
             if handover.data:
                 self.budget = self.turn_budget
-                connection.take(<const uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
+                # Nobody else has seen these bytes: they can be changed where they are, as a WebSocket's must.
+                if connection.framing is None:
+                    connection.take_received(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
+                else:
+                    connection.take_frames(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
         return 0
 
     # --- rings: out ---------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """An acceptor in a process of its own, with the test as all of its workers."""
 
-import math
 import multiprocessing
 import os
 import resource
@@ -19,6 +18,7 @@ from acceptor.handover import receive_one
 from shm.counters import Counters, ProcessState
 
 from acceptor.main import run
+from shardbroker.config.listeners import Listener
 from shm.topology import ListenerSockets, Topology
 
 WAIT_S = 10.0
@@ -34,7 +34,6 @@ class FakeBroker:
     def __init__(self, workers: int = 2, listener: dict[str, Any] | None = None, descriptors: int = 0, **mqtt: Any) -> None:
         settings = SimpleNamespace(
             mqtt=SimpleNamespace(**{"idle_timeout": 15.0, "max_packet_size": 1 << 20} | mqtt),
-            listeners={"default": SimpleNamespace(**{"max_connections": 0, "max_conn_rate": math.inf} | (listener or {}))},
         )
         self._stack = ExitStack()
         with ExitStack() as cleanup:
@@ -42,7 +41,9 @@ class FakeBroker:
             listening.setblocking(False)
             self.address: tuple[str, int] = listening.getsockname()
             self.pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers)]
-            for pair in self.pairs:
+            self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.notices = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            for pair in (*self.pairs, self.control, self.notices):
                 for end in pair:
                     cleanup.enter_context(end)
                     end.setblocking(False)
@@ -56,7 +57,12 @@ class FakeBroker:
                 ring_bytes=1 << 16,
                 doorbells=(),
                 handover=(tuple((near.fileno(), far.fileno()) for near, far in self.pairs),),
-                listeners=(ListenerSockets("default", "tcp", (listening.fileno(),)),),
+                control=((self.control[0].fileno(), self.control[1].fileno()),),
+                requests=(-1, -1),
+                notices=(self.notices[0].fileno(), self.notices[1].fileno()),
+                listeners=(
+                    ListenerSockets("default", 0, Listener(**(listener or {})), (listening.fileno(),), "", self.address[1]),
+                ),
                 settings=settings,
                 node_id=7,
             )

@@ -34,7 +34,7 @@ def test_later_sources_win_and_are_named(tmp_path: Path) -> None:
         ("mqtt.idle_timeout=5 minutes", ["mqtt.idle_timeout", "500ms, 15s, 2h"]),
         ("mqtt.shared_subscription_strategy=best", ["'sticky'", "'best'"[1:-1]]),
         ("listeners.default.bind=1883", ["listeners.default.bind", "HOST:PORT"]),
-        ("listeners.default.type=ssl", ["listeners.default.type", "'tcp'"]),
+        ("listeners.default.type=quic", ["listeners.default.type", "'tcp'"]),
         ("process.workers=0", ["process.workers", "auto or a number"]),
         ("tls.verify=1", ["tls", "unknown key"]),
         ("auth.users=1", ["auth", "unknown key"]),

@@ -20,18 +20,10 @@ __all__ = ["OUT_OF_SCOPE", "Statement", "main", "statements"]
 
 TESTS = Path(__file__).resolve().parent.parent
 STATEMENTS = Path(__file__).with_name("statements.csv")
-FOLDERS = ("conformance", "clients")
+FOLDERS = ("conformance", "clients", "edge")
 """Where marked tests are collected from."""
 
-_WEBSOCKET = "WebSocket listener: not built yet"
-
 OUT_OF_SCOPE: dict[tuple[str, str], str] = {
-    ("3.1.1", "MQTT-6.0.0-1"): _WEBSOCKET,
-    ("3.1.1", "MQTT-6.0.0-2"): _WEBSOCKET,
-    ("3.1.1", "MQTT-6.0.0-4"): _WEBSOCKET,
-    ("5.0", "MQTT-6.0.0-1"): _WEBSOCKET,
-    ("5.0", "MQTT-6.0.0-2"): _WEBSOCKET,
-    ("5.0", "MQTT-6.0.0-4"): _WEBSOCKET,
 }
 """Observable statements that no test covers yet: (version, id) to the reason."""
 

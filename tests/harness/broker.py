@@ -137,7 +137,7 @@ class Broker:
                 self.kill()
                 text = "".join(self.output)
                 raise AssertionError(f"broker is not ready: {self.command()}\n{text}") from None
-            if "ready" in line.lower():
+            if " ready: " in line:
                 self.ready_line = line.rstrip()
         self._note_shared()
 

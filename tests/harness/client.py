@@ -35,6 +35,7 @@ class Client:
 
     With `auto_ack` (the default) PUBLISH packets are acknowledged as they are taken off the socket, and the
     PUBREL of a QoS 2 delivery is answered and not reported. Without it every packet is reported as it is.
+    `dial` makes the socket, or what acts as one, where it is no plain TCP connection.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Client:
         connect: bool = True,
         auto_ack: bool = True,
         timeout: float = TIMEOUT_S,
+        dial: Callable[[], Any] | None = None,
     ) -> None:
         self.address = address
         self.version = version
@@ -74,8 +76,9 @@ class Client:
         self._packet_ids = itertools.cycle(range(1, 65536))
         self._ended = False
         self._fence_topic = ""
-        self.socket = socket.create_connection(address, timeout)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = socket.create_connection(address, timeout) if dial is None else dial()
+        if self.socket.family != socket.AF_UNIX:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if connect:
             try:
                 self.connect()

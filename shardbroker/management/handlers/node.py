@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import time
 from typing import Any
 
@@ -96,33 +95,6 @@ async def restart_worker(context: Context, params: OneWorker) -> dict[str, Any]:
     except ProcessLookupError:
         raise ControlError("WORKER_DOWN", f"worker {params.worker} has just ended") from None
     return {"worker": params.worker, "pid": pid, "starts": starts}
-
-
-@handles("listeners list")
-async def list_listeners(context: Context, params: Params) -> dict[str, Any]:
-    settings = context.configuration.settings.listeners
-    rows = []
-    for number, listener in enumerate(context.topology.listeners):
-        configured = settings[listener.name]
-        rows.append(
-            {
-                "id": f"{listener.type}:{listener.name}",
-                "name": listener.name,
-                "type": listener.type,
-                "bind": address_of(listener.descriptors[0]),
-                "running": True,
-                "current_connections": context.counters.sockets(number),
-                "max_connections": configured.max_connections or "infinity",
-                "max_conn_rate": configured.max_conn_rate if configured.max_conn_rate != float("inf") else "infinity",
-            }
-        )
-    return {"data": rows, "cursor": None}
-
-
-def address_of(descriptor: int) -> str:
-    with socket.socket(fileno=os.dup(descriptor)) as listener:
-        host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @handles("journal status")

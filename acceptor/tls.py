@@ -1,0 +1,116 @@
+"""TLS contexts from configuration, and what a client's certificate says.
+
+A context is made anew when one of its files has changed; connections keep the one that they began with, so nobody is dropped.
+Kernel TLS is not used: see docs/listeners.md.
+"""
+
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TlsError", "build_context", "certificate_names", "watched_files"]
+
+MQTT, HTTP = "mqtt", "http/1.1"
+"""ALPN names: of MQTT, and of what a WebSocket begins with. Who asks for others is let in all the same."""
+
+VERSIONS = {"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_3}
+
+ATTRIBUTES = {
+    "countryName": "C",
+    "stateOrProvinceName": "ST",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "commonName": "CN",
+    "domainComponent": "DC",
+    "userId": "UID",
+}
+"""Short names of RFC 4514; any other attribute keeps the name that OpenSSL gives it."""
+
+
+class TlsError(Exception):
+    """A certificate, key, CA or CRL file cannot be used; the text names it."""
+
+
+def build_context(tls: Any, websocket: bool) -> ssl.SSLContext:
+    """The context of a listener (`shardbroker.config.listeners.Tls`). Raises TlsError."""
+    context = _context(tls, tls.certfile, tls.keyfile, websocket)
+    others = {name: _context(tls, one.certfile, one.keyfile, websocket) for name, one in tls.sni.items()}
+    if others:
+
+        def choose(connection: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> None:
+            other = others.get(name.lower()) if name else None
+            if other is not None:
+                connection.context = other
+
+        context.sni_callback = choose
+    return context
+
+
+def watched_files(tls: Any) -> list[Path]:
+    """Every file that a context is made from."""
+    names = [tls.certfile, tls.keyfile, tls.cacertfile, tls.crlfile]
+    for one in tls.sni.values():
+        names += [one.certfile, one.keyfile]
+    return [Path(name) for name in dict.fromkeys(names) if name]
+
+
+def _context(tls: Any, certfile: str, keyfile: str, websocket: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    wanted = [VERSIONS[version] for version in tls.versions]
+    context.minimum_version, context.maximum_version = min(wanted), max(wanted)
+    # A client that renegotiates would make us sign again and again.
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    if not tls.session_tickets:
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+    context.set_alpn_protocols([HTTP if websocket else MQTT])
+    if tls.ciphers:
+        try:
+            context.set_ciphers(tls.ciphers)
+        except ssl.SSLError as error:
+            raise TlsError(f"ciphers {tls.ciphers!r}: {_words(error)}") from None
+    _load(context, tls, certfile, keyfile)
+    return context
+
+
+def _load(context: ssl.SSLContext, tls: Any, certfile: str, keyfile: str) -> None:
+    what = f"certificate {certfile}" + (f" with key {keyfile}" if keyfile else "")
+    try:
+        # Without a password OpenSSL would ask for one at the terminal, so there always is one.
+        context.load_cert_chain(certfile, keyfile or None, tls.password.get_secret_value())
+        if tls.verify == "verify_peer":
+            context.verify_mode = ssl.CERT_REQUIRED if tls.fail_if_no_peer_cert else ssl.CERT_OPTIONAL
+            what = f"CA certificates {tls.cacertfile}"
+            context.load_verify_locations(tls.cacertfile)
+        if tls.crlfile:
+            what = f"revocation list {tls.crlfile}"
+            context.load_verify_locations(tls.crlfile)
+            if not context.cert_store_stats()["crl"]:
+                raise TlsError(f"{what}: there is none in it")
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    except OSError as error:  # ssl.SSLError too
+        raise TlsError(f"{what}: {_words(error)}") from None
+
+
+def _words(error: OSError) -> str:
+    reason = getattr(error, "reason", None)
+    return str(reason).replace("_", " ").lower() if reason else error.strerror or str(error)
+
+
+def certificate_names(certificate: Any) -> tuple[str, str]:
+    """(common name, distinguished name) of what `getpeercert()` gives; empty ones without a certificate."""
+    if not certificate:
+        return "", ""
+    pairs: Iterable[tuple[str, str]] = [pair for part in certificate.get("subject", ()) for pair in part]
+    common = next((value for name, value in pairs if name == "commonName"), "")
+    return common, ",".join(f"{ATTRIBUTES.get(name, name)}={_escaped(value)}" for name, value in pairs)
+
+
+def _escaped(value: str) -> str:
+    """RFC 4514 §2.4: so that nobody's common name can look like further attributes."""
+    text = "".join("\\" + c if c in ',+"\\<>;=' else c for c in value)
+    if text.startswith((" ", "#")):
+        text = "\\" + text
+    return text[:-1] + "\\ " if text.endswith(" ") and len(value) > 1 else text

@@ -1,0 +1,229 @@
+"""The schema of a listener: where it listens, what stands before MQTT on it, and whom it lets in."""
+
+import re
+from ipaddress import ip_network
+from math import inf
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
+
+from shardbroker.config.access import CHAIN_HELP, Names, chain_names
+from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, Size
+
+__all__ = [
+    "DEFAULT_PORTS",
+    "LISTENER_NAME",
+    "Certificate",
+    "Listener",
+    "Tls",
+    "WebSocket",
+    "parse_address",
+    "parse_rule",
+    "unix_path",
+]
+
+DEFAULT_PORTS = {"tcp": 1883, "ssl": 8883, "ws": 8083, "wss": 8084}
+"""Port of each type where `bind` is not given, as EMQX has them."""
+
+ADDRESS_HELP = "HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:1883 or [::1]:1883, or unix:PATH"
+RULE_HELP = '"allow ADDRESS" or "deny ADDRESS", the address being an IP address, a network such as 10.0.0.0/8, or all'
+LISTENER_NAME = re.compile(r"[a-z0-9_-]+")
+"""Names that need no quotes in TOML and can be written in the environment."""
+UNIX_PATH_MAX = 107
+"""Longest path of a unix socket, bytes: sun_path of Linux less the final zero."""
+SERVER_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+Texts = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Allowed('a text or a list of them, such as ["a", "b"]'),
+]
+Rules = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Allowed(f"a list of {RULE_HELP}"),
+]
+Versions = Annotated[
+    list[Literal["tlsv1.2", "tlsv1.3"]],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Allowed('a list of "tlsv1.2" and "tlsv1.3"'),
+]
+
+
+class Certificate(Section):
+    """A certificate for one host name."""
+
+    certfile: str = Field("", description="PEM: the certificate, then those of its issuers.")
+    keyfile: str = Field("", description="PEM; empty: the key stands in `certfile`.")
+
+
+class Tls(Section):
+    """TLS of a listener of type ssl or wss."""
+
+    certfile: str = Field("", description="PEM: the broker's certificate, then those of its issuers.")
+    keyfile: str = Field("", description="PEM; empty: the key stands in `certfile`.")
+    password: SecretStr = Field(SecretStr(""), description="Of the key, if it is encrypted.")
+    cacertfile: str = Field("", description="PEM: whose client certificates are trusted.")
+    crlfile: str = Field("", description="PEM: lists of revoked client certificates; empty: not looked at.")
+    verify: Literal["verify_none", "verify_peer"] = Field("verify_none", description="Whether clients are asked for a certificate.")
+    fail_if_no_peer_cert: bool = Field(False, description="With verify_peer: whether a client without one is refused.")
+    versions: Versions = Field(["tlsv1.2", "tlsv1.3"], description="Versions spoken.")
+    ciphers: str = Field("", description="OpenSSL's list for TLS 1.2; empty: its default.")
+    handshake_timeout: Duration = Field(
+        15.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="From accept to the end of the handshake."
+    )
+    session_tickets: bool = Field(False, description="Whether a client may resume its TLS session, with the same acceptor.")
+    sni: Annotated[dict[str, Certificate], Allowed("a table of host name = { certfile, keyfile }")] = Field(
+        {}, description="Certificates for other host names that clients ask for."
+    )
+
+    @field_validator("versions")
+    @classmethod
+    def _some_version(cls, value: list[str]) -> list[str]:
+        if not value:
+            raise ValueError('allowed is a list of "tlsv1.2" and "tlsv1.3", not an empty one')
+        return value
+
+    @field_validator("sni")
+    @classmethod
+    def _server_names(cls, value: dict[str, Certificate]) -> dict[str, Certificate]:
+        for name, certificate in value.items():
+            if not SERVER_NAME.fullmatch(name):
+                raise ValueError(f"allowed are host names in lower case, not {name!r}")
+            if not certificate.certfile:
+                raise ValueError(f"allowed are host names with a certfile; {name} has none")
+        return value
+
+    @model_validator(mode="after")
+    def _trusted(self) -> "Tls":
+        if self.verify == "verify_peer" and not self.cacertfile:
+            raise ValueError("allowed is verify_peer only with tls.cacertfile, which says whose certificates are trusted")
+        if self.crlfile and self.verify != "verify_peer":
+            raise ValueError("allowed is tls.crlfile only with tls.verify = verify_peer")
+        return self
+
+
+class WebSocket(Section):
+    """WebSocket of a listener of type ws or wss."""
+
+    path: str = Field("/mqtt", pattern=r"^/[!-~]*$", description="Path that clients ask for.")
+    supported_subprotocols: Texts = Field(
+        ["mqtt", "mqtt-v3", "mqtt-v3.1.1", "mqtt-v5"], description="The first of these that the client offers is chosen."
+    )
+    fail_if_no_subprotocol: bool = Field(True, description="Whether a client that offers none of them is refused.")
+    check_origins: Texts = Field([], description="Web pages (scheme://host[:port]) whose scripts may connect; empty: all.")
+    max_frame_size: Size = Field(
+        1 << 20,
+        ge=1024,
+        le=256 << 20,
+        description="Largest frame of a client; it bounds nothing else, since frames are not gathered.",
+    )
+
+
+class Listener(Section):
+    """One listening address."""
+
+    bind: Annotated[str, Allowed(ADDRESS_HELP)] = Field(
+        "127.0.0.1:1883",
+        description="HOST:PORT; IPv6 as [::1]:1883; unix:PATH. The default port of ssl is 8883, of ws 8083, of wss 8084.",
+    )
+    type: Literal["tcp", "ssl", "ws", "wss"] = Field("tcp", description="Transport.")
+    max_connections: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Connections at a time, others are closed; 0: no limit.")
+    max_conn_rate: Rate = Field(inf, description="Connections accepted a second; further ones wait.")
+    messages_rate: Rate = Field(inf, description="PUBLISH packets a second from one client, which is read more slowly above it.")
+    bytes_rate: ByteRate = Field(inf, description="Likewise bytes.")
+    enable_authn: bool | Literal["quick_deny_anonymous"] = Field(
+        True, description="Whether its clients go through the chain; quick_deny_anonymous: not those without a user name."
+    )
+    auth_chain: Annotated[Names, AfterValidator(chain_names), Allowed(f"inherit, or {CHAIN_HELP}")] = Field(
+        ["inherit"], description="Takes the place of auth.chain for its clients."
+    )
+    access_rules: Rules = Field(
+        ["allow all"], description="Who may connect, by address; the first that matches decides. Who matches none may."
+    )
+    proxy_protocol: bool = Field(False, description="Whether connections begin with a PROXY header, of version 1 or 2.")
+    proxy_protocol_timeout: Duration = Field(3.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="From accept to the end of it.")
+    peer_cert_as_username: Literal["disabled", "cn", "dn"] = Field(
+        "disabled", description="The user name is the common or the distinguished name of the client's certificate."
+    )
+    peer_cert_as_clientid: Literal["disabled", "cn", "dn"] = Field("disabled", description="Likewise the client id.")
+    tls: Tls = Tls()
+    websocket: WebSocket = WebSocket()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_port(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "bind" not in value and value.get("type") in DEFAULT_PORTS:
+            return {**value, "bind": f"127.0.0.1:{DEFAULT_PORTS[value['type']]}"}
+        return value
+
+    @field_validator("bind")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if unix_path(value) is None:
+            parse_address(value)
+        return value
+
+    @field_validator("access_rules")
+    @classmethod
+    def _rules(cls, value: list[str]) -> list[str]:
+        for rule in value:
+            parse_rule(rule)
+        return value
+
+    @model_validator(mode="after")
+    def _certificate(self) -> "Listener":
+        if self.secure and not self.tls.certfile:
+            raise ValueError(f"allowed is type {self.type} only with tls.certfile, the broker's certificate")
+        if not self.secure and self.tls != Tls():
+            raise ValueError(f"allowed is tls only for type ssl and wss, not {self.type}")
+        asks = [key for key in ("peer_cert_as_username", "peer_cert_as_clientid") if getattr(self, key) != "disabled"]
+        if asks and self.tls.verify != "verify_peer" and not self.proxy_protocol:
+            raise ValueError(f"allowed is {asks[0]} only with tls.verify = verify_peer, or with proxy_protocol")
+        return self
+
+    @property
+    def secure(self) -> bool:
+        """Whether it speaks TLS."""
+        return self.type in ("ssl", "wss")
+
+    @property
+    def over_websocket(self) -> bool:
+        return self.type in ("ws", "wss")
+
+
+def unix_path(bind: str) -> str | None:
+    """The path of `unix:PATH`, None for another address. Raises ValueError for a path that the system does not take."""
+    scheme, separator, path = bind.partition(":")
+    if scheme != "unix" or not separator:
+        return None
+    if not path.startswith("/") or "\0" in path or len(path.encode()) > UNIX_PATH_MAX:
+        raise ValueError(f"allowed is unix:PATH with an absolute path of up to {UNIX_PATH_MAX} bytes")
+    return path
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT, the brackets of an IPv6 host removed. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""  # without brackets nobody can tell where an IPv6 address ends
+    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"allowed is {ADDRESS_HELP}")
+    return host, int(port)
+
+
+def parse_rule(text: str) -> tuple[bool, str]:
+    """(whether it allows, "all" or a network in CIDR form) of an access rule. Raises ValueError."""
+    verdict, _, whom = text.strip().partition(" ")
+    whom = whom.strip()
+    if verdict not in ("allow", "deny") or not whom:
+        raise ValueError(f"allowed is {RULE_HELP}, not {text!r}")
+    if whom == "all":
+        return verdict == "allow", whom
+    try:
+        return verdict == "allow", str(ip_network(whom, strict=False))
+    except ValueError:
+        raise ValueError(f"allowed is {RULE_HELP}, not {text!r}") from None

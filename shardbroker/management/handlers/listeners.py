@@ -1,0 +1,73 @@
+"""Listeners, which the supervisor opens and closes."""
+
+import asyncio
+from typing import Any
+
+from shardbroker.config.sources import parse_assignment
+from shardbroker.control import ControlError
+from shardbroker.control.verbs import ListenerSettings, OneListener, Params
+from shardbroker.management.context import Context, handles
+from shm.requests import ask
+
+ANSWER_S = 30.0
+"""How long the supervisor may take: it waits up to 5 s for each acceptor."""
+
+_turn = asyncio.Lock()
+
+
+@handles("listeners list")
+async def list_listeners(context: Context, params: Params) -> dict[str, Any]:
+    found = await _ask(context, {"verb": "listeners list"})
+    rows = []
+    for row in found["listeners"]:
+        number = row.pop("number")
+        row |= {"id": f"{row['type']}:{row['name']}", "running": True, "current_connections": context.counters.sockets(number)}
+        row |= {name: "infinity" for name in ("max_connections", "max_conn_rate") if row[name] in (0, float("inf"))}
+        rows.append(row)
+    return {"data": rows, "cursor": None}
+
+
+@handles("listeners add")
+async def add_listener(context: Context, params: ListenerSettings) -> dict[str, Any]:
+    return await _change(context, {"verb": "listeners add", "name": params.name, "settings": _tree(params)})
+
+
+@handles("listeners update")
+async def update_listener(context: Context, params: ListenerSettings) -> dict[str, Any]:
+    return await _change(context, {"verb": "listeners update", "name": params.name, "settings": _tree(params)})
+
+
+@handles("listeners remove")
+async def remove_listener(context: Context, params: OneListener) -> dict[str, Any]:
+    return await _change(context, {"verb": "listeners remove", "name": params.name})
+
+
+async def _change(context: Context, request: dict[str, Any]) -> dict[str, Any]:
+    found = await _ask(context, request)
+    if found["problem"]:
+        raise ControlError("BAD_REQUEST", found["problem"])
+    return {"name": request["name"]}
+
+
+async def _ask(context: Context, request: dict[str, Any]) -> dict[str, Any]:
+    """One request at a time; in a thread, since the answer is waited for."""
+    async with _turn:
+        try:
+            return await asyncio.to_thread(ask, context.topology.requests[1], request, ANSWER_S)
+        except OSError as error:
+            raise ControlError("NOT_AVAILABLE", f"the supervisor does not answer: {error}") from None
+
+
+def _tree(params: ListenerSettings) -> dict[str, Any]:
+    """Assignments as tables within tables."""
+    root: dict[str, Any] = {}
+    for assignment in params.settings:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ControlError("BAD_REQUEST", f"{assignment}: allowed is KEY=VALUE, such as max_connections=100")
+        path, value = parse_assignment(f"listeners.{params.name}.{key.strip()}", text)
+        here = root
+        for part in path[2:-1]:
+            here = here.setdefault(part, {})
+        here[path[-1]] = value
+    return root

@@ -1,0 +1,205 @@
+"""Listeners that come, change and go while the broker runs, and TLS files that change beneath them.
+
+The supervisor opens and closes the sockets and tells every acceptor, which takes its own copy with the order; acceptors that are
+started later inherit what is there then. Connections stay, whatever happens to the listener that they came by.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from shm.counters import Counters
+
+from acceptor.control import Order, receive_order, send_order, take_answer
+from acceptor.tls import watched_files
+from shardbroker.config import Settings
+from shardbroker.config.errors import explain
+from shardbroker.config.listeners import Listener
+from shardbroker.supervisor.listening import StartError, check_tls, listen, unlisten
+from shm.topology import LISTENERS_MAX, ListenerSockets, Topology
+
+__all__ = ["Listeners"]
+
+ANSWER_S = 5.0
+"""How long an acceptor may take to carry out an order: many times what a pass of it takes."""
+
+Stamp = tuple[int, int, int]
+
+
+class Listeners:
+    """`running`: the numbers of the acceptors that can be told now. `topology` has the listeners as they are."""
+
+    def __init__(self, topology: Topology, counters: Counters, running: Callable[[], Iterable[int]]) -> None:
+        self.topology = topology
+        self._counters = counters
+        self._running = running
+        self._stamps = {one.name: _stamps(one.settings) for one in topology.listeners}
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self.topology.listeners]
+
+    @property
+    def with_files(self) -> bool:
+        """Whether there are files to look at."""
+        return any(one.settings.secure for one in self.topology.listeners)
+
+    def add(self, name: str, settings: Listener) -> None:
+        """Opens a listener. Raises StartError, and all is as before."""
+        if name in self.names:
+            raise StartError(f"listener {name} is there already")
+        sockets = listen(name, self._free_number(), settings, self.topology.acceptors)
+        self._set([*self.topology.listeners, sockets])
+        problem = self._tell("put", sockets)
+        if problem:
+            self.remove(name)
+            raise StartError(f"listener {name}: {problem}")
+
+    def update(self, name: str, settings: Listener) -> None:
+        """Other settings for connections that come from now on. Another address is opened before the old one goes.
+
+        Raises StartError, and all is as before.
+        """
+        old = self._find(name)
+        if settings.bind != old.settings.bind:
+            new = listen(name, self._free_number(), settings, self.topology.acceptors)
+            self._set([new if one is old else one for one in self.topology.listeners])
+            problem = self._tell("put", new)
+            gone = old
+        else:
+            check_tls(name, settings)
+            new = dataclasses.replace(old, settings=settings)
+            self._set([new if one is old else one for one in self.topology.listeners])
+            problem = self._tell("put", new, with_socket=False)
+            gone = None
+        if problem:
+            self._set([old if one is new else one for one in self.topology.listeners])
+            if gone is None:
+                self._tell("put", old, with_socket=False)
+            else:
+                self._tell("remove", new)
+                unlisten(new)
+            raise StartError(f"listener {name}: {problem}")
+        if gone is not None:
+            self._tell("remove", gone)
+            unlisten(gone)
+
+    def remove(self, name: str) -> None:
+        """Nobody new comes by it; who has come stays. Raises StartError."""
+        gone = self._find(name)
+        self._set([one for one in self.topology.listeners if one is not gone])
+        self._tell("remove", gone)
+        unlisten(gone)
+
+    def carry_out(self, request: dict[str, Any]) -> None:
+        """What the manager asks for (shm/requests.py). Raises StartError."""
+        verb, name = request["verb"], request.get("name", "")
+        if verb == "listeners add":
+            self.add(name, _parsed(name, request["settings"]))
+        elif verb == "listeners update":
+            self.update(name, _parsed(name, _merged(self._find(name).settings.model_dump(), request["settings"])))
+        elif verb == "listeners remove":
+            self.remove(name)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The listeners as they are, for whoever shows them."""
+        return [
+            {
+                "name": one.name,
+                "number": one.number,
+                "type": one.settings.type,
+                "bind": one.address.partition("://")[2],
+                "max_connections": one.settings.max_connections,
+                "max_conn_rate": one.settings.max_conn_rate,
+            }
+            for one in self.topology.listeners
+        ]
+
+    def look_at_files(self) -> Iterable[tuple[str, str]]:
+        """Has acceptors read TLS files again that have changed; (level, line) for the log."""
+        for one in self.topology.listeners:
+            stamps = _stamps(one.settings)
+            if stamps == self._stamps[one.name]:
+                continue
+            self._stamps[one.name] = stamps  # what is wrong is told once, until the files change again
+            try:
+                check_tls(one.name, one.settings)
+            except StartError as error:
+                yield "ERROR", f"{error}; what was there before stays in force"
+                continue
+            problem = self._tell("reload", one)
+            yield (
+                ("ERROR", f"listener {one.name}: {problem}") if problem else ("INFO", f"listener {one.name}: TLS files read again")
+            )
+
+    def acceptor_starts(self, number: int) -> None:
+        """What its predecessor was told and has not read is known to it already."""
+        while (left := receive_order(self.topology.control[number][1])) is not None:
+            if left[1] >= 0:
+                os.close(left[1])
+
+    def _find(self, name: str) -> ListenerSockets:
+        for one in self.topology.listeners:
+            if one.name == name:
+                return one
+        raise StartError(f"there is no listener {name}; there are {', '.join(self.names)}")
+
+    def _free_number(self) -> int:
+        """One that no listener has, nor any connection."""
+        taken = {one.number for one in self.topology.listeners}
+        for number in range(LISTENERS_MAX):
+            if number not in taken and not self._counters.sockets(number):
+                return number
+        raise StartError(f"{LISTENERS_MAX} listeners at a time, those counted that are gone but still have connections")
+
+    def _set(self, listeners: Iterable[ListenerSockets]) -> None:
+        self.topology = dataclasses.replace(self.topology, listeners=tuple(listeners))
+        self._stamps = {one.name: self._stamps.get(one.name, _stamps(one.settings)) for one in self.topology.listeners}
+
+    def _tell(self, verb: str, listener: ListenerSockets, with_socket: bool = True) -> str:
+        """Tells every acceptor that runs; the first problem that one has, empty if there is none."""
+        problems = []
+        for number in self._running():
+            channel = self.topology.control[number][0]
+            while take_answer(channel, 0):
+                pass  # of an order that was given up
+            try:
+                send_order(channel, Order(verb, listener), listener.descriptors[number] if verb == "put" and with_socket else None)
+            except OSError as error:
+                problems.append(f"acceptor {number} takes no orders: {error.strerror}")
+                continue
+            answer = take_answer(channel, ANSWER_S)
+            problems.append(f"acceptor {number} does not answer" if answer is None else answer)
+        return next((problem for problem in problems if problem), "")
+
+
+def _parsed(name: str, values: dict[str, Any]) -> Listener:
+    try:
+        return Settings.model_validate({"listeners": {name: values}}).listeners[name]
+    except ValidationError as error:
+        raise StartError(explain(error, {}, {("listeners", name): "asked for"})) from None
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new values over the old ones, table by table."""
+    both = old | new
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(old.get(key), dict):
+            both[key] = _merged(old[key], value)
+    return both
+
+
+def _stamps(settings: Listener) -> tuple[Stamp | None, ...]:
+    """Of all its TLS files: what changes when one of them does."""
+    return tuple(_stamp(path) for path in watched_files(settings.tls)) if settings.secure else ()
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,118 @@
+"""The listening sockets: made by the supervisor, so that connections wait in them while an acceptor is started again."""
+
+import errno
+import os
+import socket
+import stat
+from contextlib import ExitStack, suppress
+
+from acceptor.tls import TlsError, build_context
+from shardbroker.config.listeners import Listener, parse_address, unix_path
+from shm.topology import ListenerSockets
+
+__all__ = ["StartError", "check_tls", "listen", "unlisten"]
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted on one socket; the kernel caps it with net.core.somaxconn."""
+UNIX_MODE = 0o660
+"""Of a unix socket: whoever is of the broker's user or group may connect; the directory may narrow it further."""
+
+
+class StartError(Exception):
+    """The broker, or a part of it, cannot start; the text says what is in the way."""
+
+
+def check_tls(name: str, settings: Listener) -> None:
+    """Whether the listener's TLS files can be used. Raises StartError."""
+    if settings.secure:
+        try:
+            build_context(settings.tls, settings.over_websocket)
+        except TlsError as error:
+            raise StartError(f"listener {name}: {error}") from None
+
+
+def listen(name: str, number: int, settings: Listener, acceptors: int) -> ListenerSockets:
+    """Opens a listener: its files are checked, its sockets listen. Raises StartError; then nothing is left open."""
+    check_tls(name, settings)
+    path = unix_path(settings.bind)
+    with ExitStack() as undo:
+        try:
+            if path is None:
+                descriptors, address, port = _listen_ip(settings, acceptors, undo)
+            else:
+                descriptors, address, port = _listen_unix(path, acceptors, undo), path, 0
+        except OSError as error:
+            raise StartError(f"listener {name}: cannot listen on {settings.bind}: {error.strerror or error}") from None
+        undo.pop_all()
+    return ListenerSockets(name, number, settings, descriptors, f"{_scheme(settings)}://{address}", port)
+
+
+def unlisten(sockets: ListenerSockets) -> None:
+    """Closes the supervisor's descriptors; the path of a unix socket goes as well."""
+    for descriptor in set(sockets.descriptors):
+        os.close(descriptor)
+    path = unix_path(sockets.settings.bind)
+    if path is not None:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _scheme(settings: Listener) -> str:
+    unix = unix_path(settings.bind) is not None
+    return {"tcp": "unix"}.get(settings.type, f"{settings.type}+unix") if unix else settings.type
+
+
+def _kept(undo: ExitStack, descriptor: int) -> int:
+    undo.callback(os.close, descriptor)
+    return descriptor
+
+
+def _listen_ip(settings: Listener, acceptors: int, undo: ExitStack) -> tuple[tuple[int, ...], str, int]:
+    """A listening socket per acceptor on one address; with port 0 all get the port that the first was given."""
+    host, port = parse_address(settings.bind)
+    descriptors = []
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    # SO_REUSEPORT would let two brokers share a port without a word: see first whether it is taken.
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        address = probe.getsockname()
+    for _ in range(acceptors):
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+            descriptors.append(_kept(undo, listener.detach()))
+    shown = f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
+    return tuple(descriptors), f"{shown}:{address[1]}", int(address[1])
+
+
+def _listen_unix(path: str, acceptors: int, undo: ExitStack) -> tuple[int, ...]:
+    """One socket for all acceptors: for unix sockets there is no SO_REUSEPORT."""
+    _remove_stale(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        before = os.umask(0o777 & ~UNIX_MODE)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        return (_kept(undo, listener.detach()),) * acceptors
+
+
+def _remove_stale(path: str) -> None:
+    """A socket that a killed broker has left behind goes; one that somebody listens on, or another file, does not."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(errno.EEXIST, "there is a file of this name that is no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.connect(path)
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        os.unlink(path)
+        return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -1,0 +1,258 @@
+"""TLS listeners against real clients of TLS: Python's ssl and openssl s_client."""
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.edge.certificates import Authority
+from tests.edge.conftest import Edge, wait_for
+from tests.harness import Client, Closed, Disconnect
+
+pytestmark = pytest.mark.own_broker
+Alive = Callable[[], None]
+
+
+def dial(address: tuple[str, int], context: ssl.SSLContext, name: str = "localhost") -> Callable[[], ssl.SSLSocket]:
+    return lambda: context.wrap_socket(socket.create_connection(address, 5), server_hostname=name)
+
+
+def s_client(address: tuple[str, int], *options: str) -> str:
+    command = ["openssl", "s_client", "-connect", f"{address[0]}:{address[1]}", "-brief", *options]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("version", "spoken"), [("-tls1_1", ""), ("-tls1_2", "TLSv1.2"), ("-tls1_3", "TLSv1.3")])
+def test_versions_of_tls(edge: Edge, authority: Authority, version: str, spoken: str) -> None:
+    told = s_client(edge.at("ssl"), version, "-CAfile", str(authority.cafile), "-cipher", "DEFAULT@SECLEVEL=0", "-alpn", "mqtt")
+    assert (f"Protocol version: {spoken}" in told) if spoken else ("CONNECTION ESTABLISHED" not in told)
+
+
+def test_alpn_names(edge: Edge, authority: Authority) -> None:
+    context = authority.client()
+    context.set_alpn_protocols(["mqtt", "http/1.1"])
+    for listener, chosen in (("ssl", "mqtt"), ("wss", "http/1.1")):
+        with dial(edge.at(listener), context)() as tls:
+            assert tls.selected_alpn_protocol() == chosen
+    context.set_alpn_protocols(["h2"])
+    with dial(edge.at("ssl"), context)() as tls:
+        assert tls.selected_alpn_protocol() is None  # let in all the same
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_messages_of_all_sizes_in_both_directions(edge: Edge, authority: Authority, name: str, version: ssl.TLSVersion) -> None:
+    context = authority.client()
+    context.maximum_version = version
+    with Client(edge.address, 5, name + version.name, dial=dial(edge.at("ssl"), context)) as client:
+        client.subscribe(name, 2)
+        for qos in (0, 1, 2):
+            for size in (0, 1, 16384, 16385, 300_000, 1_000_000):
+                payload = bytes((size + i) & 0xFF for i in range(251)) * (size // 251 + 1)
+                client.publish(name, payload[:size], qos)
+                message = client.recv()
+                assert message.payload == payload[:size]  # type: ignore[union-attr]
+
+
+def test_a_client_that_takes_nothing_for_a_while_gets_everything(edge: Edge, authority: Authority, name: str) -> None:
+    """The pump holds back what the client does not take, and what the worker does not take."""
+    count, payload = 400, b"p" * 20_000
+    with (
+        Client(edge.address, 5, f"{name}-slow", dial=dial(edge.at("ssl"), authority.client()), timeout=20) as slow,
+        Client(edge.address, 5, f"{name}-fast", dial=dial(edge.at("ssl"), authority.client()), timeout=20) as fast,
+    ):
+        slow.subscribe(name, 1)
+        for number in range(count):
+            fast.publish(name, payload + b"%d" % number, 1, wait=False)
+        fast.ping()
+        got = [slow.recv().payload for _ in range(count)]  # type: ignore[union-attr]
+        assert got == [payload + b"%d" % number for number in range(count)]
+
+
+def test_certificate_of_the_client_names_it(edge: Edge, authority: Authority, name: str) -> None:
+    context = authority.client(authority.directory / "alice.pem")
+    with (
+        Client(edge.address, 5, f"{name}-w") as watcher,
+        Client(edge.address, 5, "somebody-else", username="root", dial=dial(edge.at("mutual"), context)) as client,
+    ):
+        watcher.subscribe("$SYS/brokers/+/clients/alice/disconnected", 1)
+        client.disconnect()
+        told = watcher.recv()
+        assert b'"username":"O=Plant\\\\, West,CN=alice"' in told.payload  # type: ignore[union-attr]
+    edge.wait_for_log("client gone client_id=alice")
+
+
+@pytest.mark.parametrize(
+    ("certificate", "words"),
+    [("", "did not return a certificate"), ("mallory", "certificate revoked"), ("stranger", "verify failed")],
+)
+def test_clients_with_the_wrong_certificate(
+    edge: Edge, authority: Authority, name: str, alive: Alive, certificate: str, words: str, tmp_path: Path
+) -> None:
+    path = authority.directory / f"{certificate}.pem"
+    if certificate == "stranger":
+        path = Authority(tmp_path).issue("stranger", "alice")
+    context = authority.client(path if certificate else None)
+    with pytest.raises((ssl.SSLError, Closed, ConnectionError)):
+        Client(edge.address, 5, name, dial=dial(edge.at("mutual"), context))
+    edge.wait_for_log("client refused listener=mutual", "reason=tls", words)
+    alive()
+
+
+def test_revoked_certificate_with_openssl(edge: Edge, authority: Authority) -> None:
+    for certificate, refused in (("alice", False), ("mallory", True)):
+        path = str(authority.directory / f"{certificate}.pem")
+        told = s_client(edge.at("mutual"), "-tls1_2", "-CAfile", str(authority.cafile), "-cert", path, "-key", path)
+        assert ("certificate revoked" in told) == refused
+
+
+def test_certificates_by_host_name(edge: Edge, authority: Authority, alive: Alive) -> None:
+    for asked, subject in (("localhost", "broker"), ("broker.example", "other"), ("BROKER.example", "other")):
+        with dial(edge.at("ssl"), authority.client(), asked)() as tls:
+            certificate = tls.getpeercert()
+            assert certificate and certificate["subject"][-1][0][1] == subject
+    # A client that looks for another name goes away; the broker serves the others.
+    with pytest.raises(ssl.SSLCertVerificationError):
+        dial(edge.at("ssl"), authority.client(), "else.example")()
+    alive()
+
+
+def test_bytes_that_are_no_tls(edge: Edge, alive: Alive) -> None:
+    for data in (
+        b"\x10\x10\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x03abc",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\xff\xff" + b"x" * 70000,
+    ):
+        with socket.create_connection(edge.at("ssl"), 5) as client, contextlib.suppress(ConnectionError):
+            client.sendall(data)
+            while client.recv(65536):
+                pass
+    edge.wait_for_log("client refused listener=ssl", "reason=tls")
+    alive()
+
+
+def test_an_end_without_close_notify_is_an_end(edge: Edge, authority: Authority, name: str) -> None:
+    client = Client(edge.address, 5, name, dial=dial(edge.at("ssl"), authority.client()))
+    client.cut()
+    edge.wait_for_log(f"client gone client_id={name}")
+
+
+def test_a_client_that_is_sent_away_reads_why(edge: Edge, authority: Authority, name: str) -> None:
+    first = Client(edge.address, 5, name, dial=dial(edge.at("ssl"), authority.client()))
+    with Client(edge.address, 5, name, dial=dial(edge.at("ssl"), authority.client())):
+        assert first.expect(Disconnect).code == 0x8E
+        with pytest.raises(Closed):
+            first.recv()
+
+
+def test_a_stop_of_the_broker_reaches_clients_over_tls(authority: Authority, name: str) -> None:
+    with Edge({"ssl": {"type": "ssl", "tls.certfile": str(authority.directory / "broker.pem")}}) as own:
+        client = Client(own.address, 5, name, dial=dial(own.at("ssl"), authority.client()))
+        assert own.process is not None
+        own.process.send_signal(signal.SIGTERM)
+        assert client.expect(Disconnect).code == 0x8B
+        client.close()
+        assert own.process.wait(10) == 0
+        own.process = None
+
+
+def test_handshakes_that_trickle_end_in_time(edge: Edge, authority: Authority, alive: Alive) -> None:
+    hello = _client_hello(authority)
+    with socket.create_connection(edge.at("quick"), 5) as client:
+        started = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in hello:
+                client.sendall(bytes([byte]))
+                time.sleep(0.02)
+                if time.monotonic() - started > 5:
+                    break
+        assert time.monotonic() - started < 3
+    edge.wait_for_log("listener=quick", "reason=tls", "no TLS handshake in time")
+
+
+def _client_hello(authority: Authority) -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = authority.client().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+def test_files_that_cannot_be_used_stop_the_start(authority: Authority, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_text("")
+    for options, words in (
+        ({"tls.certfile": "/no/such.pem"}, "certificate /no/such.pem: No such file"),
+        ({"tls.certfile": str(empty)}, f"certificate {empty}"),
+    ):
+        own = Edge({"ssl": {"type": "ssl", **options}})
+        with pytest.raises(AssertionError, match="not ready"), own:
+            pass
+        assert f"listener ssl: {words}" in own.log()
+
+
+def test_new_files_are_taken_without_dropping_anyone(tmp_path: Path, name: str) -> None:
+    authority = Authority(tmp_path)
+    certfile = authority.issue("broker", "before", ("localhost",))
+    authority.issue("bob", "bob")
+    authority.revoke()
+    options = {
+        "type": "ssl",
+        "tls.certfile": str(certfile),
+        "tls.cacertfile": str(authority.cafile),
+        "tls.crlfile": str(tmp_path / "revoked.crl"),
+        "tls.verify": "verify_peer",
+    }
+    context = authority.client(tmp_path / "bob.pem")
+    with Edge({"ssl": options}) as own:
+
+        def subject() -> str:
+            with dial(own.at("ssl"), authority.client())() as tls:
+                certificate = tls.getpeercert()
+                assert certificate
+                return str(certificate["subject"][-1][0][1])
+
+        with Client(own.address, 5, name, dial=dial(own.at("ssl"), context)) as stays:
+            stays.subscribe(name)
+            assert subject() == "before"
+            authority.issue("broker", "after", ("localhost",))
+            own.wait_for_log("INFO supervisor listener ssl: TLS files read again")
+            wait_for(lambda: subject() == "after")
+            authority.revoke("bob")
+
+            def is_revoked() -> bool:
+                try:
+                    Client(own.address, 5, f"{name}-again", dial=dial(own.at("ssl"), context)).close()
+                except (ssl.SSLError, Closed, ConnectionError):
+                    return True
+                return False
+
+            wait_for(is_revoked)
+            certfile.write_text("nonsense")
+            own.wait_for_log("ERROR supervisor listener ssl: certificate", "stays")
+            assert subject() == "after"
+            stays.publish(name, b"still here")
+            assert stays.recv().payload == b"still here"  # type: ignore[union-attr]
+
+
+def test_an_acceptor_that_dies_takes_its_tls_connections_along(authority: Authority, name: str) -> None:
+    """And only those: their places are free again, and what they left is told."""
+    options = {"type": "ssl", "tls.certfile": str(authority.directory / "broker.pem"), "max_connections": 3}
+    with Edge({"ssl": options}) as own, Client(own.address, 5, f"{name}-plain") as plain:
+        for round_ in range(3):
+            clients = [Client(own.address, 5, f"{name}-{n}", dial=dial(own.at("ssl"), authority.client())) for n in range(3)]
+            for pid in own.child_pids("acceptor"):
+                os.kill(pid, signal.SIGKILL)
+            for client in clients:
+                with pytest.raises((Closed, ConnectionError, ssl.SSLError)):
+                    client.ping()
+                client.close()
+            plain.ping()
+            wait_for(lambda count=3 * round_ + 3: sum(f"client gone client_id={name}-" in line for line in own.output) >= count)
