@@ -34,5 +34,6 @@ setup(
         compiler_directives=DIRECTIVES,
         nthreads=os.cpu_count() or 1,
         force=DEBUG,
-    )
+    ),
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
-from shardbroker.config.listeners import LISTENER_NAME, Listener
+from shardbroker.config.listeners import LISTENER_NAME, Listener, parse_address
 from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.mqtt.errors import MqttError
@@ -205,7 +205,7 @@ class Log(Section):
 class Prometheus(Section):
     """Metrics for Prometheus, at /metrics of an address of its own, in plain HTTP without a password."""
 
-    bind: Annotated[str, Allowed(f"{ADDRESS_HELP}, or disabled")] = Field(
+    bind: Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:18084, or disabled")] = Field(
         "disabled", description="HOST:PORT to answer at, such as 127.0.0.1:18084."
     )
 

@@ -20,8 +20,8 @@ from shm.ring import Inbox
 
 from acceptor.notices import NOTICE_BYTES, read_notice
 from shardbroker.config import Settings
-from shardbroker.config.live import dump
 from shardbroker.config.listeners import parse_address
+from shardbroker.config.live import dump
 from shardbroker.control import ControlError
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.access import AccessAdmin, AccessError
