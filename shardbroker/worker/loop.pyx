@@ -645,6 +645,8 @@ cdef class Loop(Shard):
         PyErr_CheckSignals()
         self.pass_start_us = self.read_clock()
         self.share_out(count)
+        if self.access_fd >= 0 and self.counters_segment.access_generation_c() != self.access_seen:
+            self.look_at_access()          # a ban holds for whoever comes next, however long nobody came
         # Whoever has waited longest comes first.
         if self.parked:
             self.resume_parked()
