@@ -20,8 +20,8 @@ cdef class Subscription:
     cdef readonly bytes group              # None: not shared
     cdef readonly bytes wire_filter        # as subscribed; mostly the same object as `filter`
     cdef readonly uint8_t qos
-    cdef readonly bint no_local
-    cdef readonly bint retain_as_published
+    cdef uint8_t no_local                  # flags: there may be ten million subscriptions
+    cdef uint8_t retain_as_published
     cdef readonly uint8_t retain_handling
     cdef readonly uint32_t identifier      # 0: none
 

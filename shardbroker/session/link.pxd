@@ -15,7 +15,7 @@ cdef class Link(Timed):
     cdef uint16_t receive_maximum          # client's, 65535 when it said nothing
     cdef uint16_t alias_maximum            # client's Topic Alias Maximum, 0: none to be sent
     cdef dict aliases_out                  # topic -> alias sent to the client
-    cdef bint promised                     # `out` acknowledges something since it was last empty
+    cdef uint8_t promised                  # `out` acknowledges something since it was last empty
 
     cdef void touch(self) noexcept         # something was written to `out`
     cdef bint relieve(self) noexcept       # congested in the middle of a pass: sends what goes; True if there is room again

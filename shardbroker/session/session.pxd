@@ -52,11 +52,12 @@ cdef class Session(Subscriber):
     cdef uint64_t expires_at_ms            # while the client is away
     cdef uint64_t will_at_ms               # while its will waits for the delay to pass
     cdef SessionTimer timer
-    cdef readonly bint ended
-    cdef bint logged                       # its state stands in the journal
-    cdef bint known                        # the journal knows it: logged, or for the sake of its will
+    # Flags of a byte each: there may be a million sessions.
+    cdef uint8_t ended
+    cdef uint8_t logged                    # its state stands in the journal
+    cdef uint8_t registered                # stands in the client registry
+    cdef uint8_t known                     # the journal knows it: logged, or for the sake of its will
     cdef uint32_t named_in                 # segment of the journal that has its name, counted from 1
-    cdef bint registered                   # stands in the client registry
     cdef object replays                    # retained messages still to be sent, see pubsub.retained; None mostly
     cdef uint64_t created_ms
 

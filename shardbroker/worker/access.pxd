@@ -26,6 +26,7 @@ cdef class Access:
     cdef uint64_t conversation             # id of the question that began an enhanced authentication
     cdef uint64_t login                    # id of the question under way about who this is; 0: none
     cdef bint challenged                   # an AUTH of the client is expected
+    cdef readonly uint64_t ends_at_ms      # its credentials end then, 0: they do not
     cdef bint superuser
     cdef object own_acl                    # as the authenticator gave it
     cdef list rules                        # ClientRules that decide here, in order

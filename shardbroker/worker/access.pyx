@@ -217,7 +217,7 @@ cdef class Access:
             self.client = replace(self.client, username=username)
         if expires_at is not None:
             # CLOCK_MONOTONIC drives now_ms, so a clock that is set moves no deadline.
-            channel.ends_at_ms = channel.core.now_ms + <uint64_t>max(1.0, (expires_at - time.time()) * 1000)
+            self.ends_at_ms = channel.core.now_ms + <uint64_t>max(1.0, (expires_at - time.time()) * 1000)
         channel.core.count(AUTHENTICATION_SUCCESS if self.client.username else AUTHENTICATION_SUCCESS_ANONYMOUS)
         self.rules = None
         if channel.state == CONNECTED:

@@ -33,26 +33,24 @@ cdef class Channel(Link):
     cdef Shard shard
     cdef readonly Session session
     cdef readonly uint8_t state
+    cdef uint8_t announced_version         # level byte of a CONNECT that may turn out to be malformed
+    # Flags of a byte each: there may be a million connections.
+    cdef uint8_t clean_start
+    cdef uint8_t waiting                   # for a verdict: nothing is read meanwhile
+    cdef uint8_t closed                    # close() was called: counted, logged, session informed
+    cdef uint8_t suback_waits              # a SUBSCRIBE is not committed yet
+    cdef uint8_t problem_information       # Request Problem Information, 1 unless the client said 0
+    cdef uint8_t parked                    # a PUBLISH waits for room in a ring: nothing is read meanwhile
+    cdef uint8_t paused                    # memory is short, or the disk refuses: nothing is read meanwhile
+    cdef uint16_t keepalive_s              # in force, 0: none
     cdef PeerAddress peer
     cdef readonly bytes username           # of the CONNECT; None without
-    cdef readonly bint clean_start
     cdef readonly object access            # shardbroker.worker.access.Access; None: nobody checks anything about this client
     cdef Verdicts verdicts                 # None: it may publish and subscribe everything
-    cdef bytes wanted_id                   # client id of a CONNECT that is not accepted yet
-    cdef uint64_t ends_at_ms               # its credentials end then, 0: they do not
-    cdef bint waiting                      # for a verdict: nothing is read meanwhile
-    cdef readonly bytes assigned_id        # made by the acceptor for a CONNECT without a client id
-    cdef bytes forced_id, forced_username  # of the client's certificate, in place of what CONNECT says; None without
-    cdef bint closed                       # close() was called: counted, logged, session informed
-    cdef bint suback_waits                 # a SUBSCRIBE is not committed yet
-    cdef bint problem_information          # Request Problem Information, 1 unless the client said 0
-    cdef bint parked                       # a PUBLISH waits for room in a ring: nothing is read meanwhile
-    cdef bint paused                       # memory is short, or the disk refuses: nothing is read meanwhile
+    cdef bytes wanted_id                   # client id that the acceptor has made for a CONNECT without; from CONNECT on the one in it
     cdef tuple subscribing                 # a SUBSCRIBE too long for one turn, see go_on_subscribing(); None mostly
-    cdef uint16_t keepalive_s              # in force, 0: none
     cdef uint64_t last_packet_ms
     cdef uint64_t connected_ms             # Unix ms of the CONNECT that was accepted
-    cdef uint8_t announced_version         # level byte of a CONNECT that may turn out to be malformed
     cdef dict aliases_in                   # alias -> topic
 
     # Handles whole packets; returns the bytes used. Less than `size`: the rest is incomplete, or the channel is parked or closing,
@@ -85,6 +83,8 @@ cdef class Channel(Link):
     # Nothing is read until resume(): a verdict is waited for. The loop overrides both.
     cdef int hold(self) except -1
     cdef int resume(self) except -1
-    cdef dict certificate(self)            # what the listener knows of the client's certificate; None without
+    # What the listener knows of the client beyond its address (acceptor/opening.py); None mostly. Its certificate may set what
+    # CONNECT says of client id and user name.
+    cdef dict known_before(self)
     cdef str listener_name(self)
     cdef int may_publish(self, TopicEntry entry, PublishView* view) except -2

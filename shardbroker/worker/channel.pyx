@@ -172,23 +172,25 @@ cdef class Channel(Link):
     # --- CONNECT --------------------------------------------------------------------------------------------------------------
 
     cdef int on_connect(self, Connect packet) except -1:
-        cdef bytes client_id = packet.client_id if self.forced_id is None else self.forced_id
+        cdef bytes client_id = packet.client_id
         cdef dict properties = packet.properties or {}
-        if self.forced_username is not None:
-            packet.username = self.forced_username
+        cdef dict known = self.known_before()
+        if known is not None:
+            client_id = known.get("client_id", client_id)
+            packet.username = known.get("username", packet.username)
         if self.state != WAIT_CONNECT:
             raise ProtocolError("a second CONNECT", "MQTT-3.1.0-2")
         self.core.count(PACKETS_CONNECT_RECEIVED)
         self.version = packet.version
         self.max_packet = properties.get(PropertyId.MAXIMUM_PACKET_SIZE, 0)
-        self.wanted_id = client_id
+        self.wanted_id = client_id or self.wanted_id
         if PropertyId.AUTHENTICATION_METHOD in properties and self.shard.access_gate is None:
             return self.refuse(5, BAD_AUTHENTICATION_METHOD, "no such authentication method")   # [MQTT-4.12.0-1]
         if not client_id:
             if self.version < 5 and not packet.clean_start:
                 # [MQTT-3.1.3-8]
                 return self.refuse(self.version, CLIENT_ID_NOT_VALID, "an empty client id needs a clean session")
-            client_id = self.wanted_id = self.assigned_id
+            client_id = self.wanted_id
         elif <uint32_t>PyBytes_GET_SIZE(client_id) > self.core.max_client_id:
             return self.refuse(
                 self.version, CLIENT_ID_NOT_VALID, f"client id longer than {self.core.max_client_id} bytes")
@@ -202,7 +204,7 @@ cdef class Channel(Link):
         if self.shard.access_gate is None or (self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties):
             return self.accept(packet, client_id)
         self.username = packet.username
-        self.access = self.shard.access_type(self, packet, client_id, self.listener_name(), self.certificate())
+        self.access = self.shard.access_type(self, packet, client_id, self.listener_name(), known)
         self.access.start()
         return 0
 
@@ -709,13 +711,13 @@ cdef class Channel(Link):
             if not self.shard.access_gate.banned.any:
                 return 0
             # It came while nobody was banned.
-            self.access = self.shard.access_type(self, None, self.session.client_id, self.listener_name(), self.certificate())
+            self.access = self.shard.access_type(self, None, self.session.client_id, self.listener_name(), self.known_before())
         self.access.check_ban()
         if rules:
             self.access.recheck()
         return 0
 
-    cdef dict certificate(self):
+    cdef dict known_before(self):
         return None
 
     cdef str listener_name(self):
@@ -731,8 +733,8 @@ cdef class Channel(Link):
             # Who is not read is not silent.
             due_ms = self.core.now_ms if self.parked or self.paused or self.waiting else self.last_packet_ms
             due_ms += self.keepalive_ms()
-        if self.ends_at_ms and self.ends_at_ms < due_ms:
-            due_ms = self.ends_at_ms
+        if self.access is not None and self.access.ends_at_ms:
+            due_ms = min(due_ms, <uint64_t>self.access.ends_at_ms)
         if due_ms == NEVER:
             self.core.timers.disarm(self)
         else:
@@ -748,7 +750,7 @@ cdef class Channel(Link):
             self.core.count(CLIENT_CLOSED_IDLE_TIMEOUT)
             return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, "no complete CONNECT within mqtt.idle_timeout", True)
         if self.state == CONNECTED:
-            if self.ends_at_ms and self.ends_at_ms <= now_ms:
+            if self.access is not None and self.access.ends_at_ms and self.access.ends_at_ms <= now_ms:
                 self.disconnect(MAXIMUM_CONNECT_TIME, "the credentials have expired")
                 return self.close(MAXIMUM_CONNECT_TIME, SIDE_SERVER, "the credentials have expired", True)
             if self.parked or self.paused or self.waiting or not self.keepalive_s \

@@ -174,7 +174,7 @@ def kick(Loop loop, dict args) -> list[bool]:
 cdef dict row_of(Session session, Subscription subscription):
     return {
         "client_id": session.client_id, "topic": subscription.wire_filter, "qos": subscription.qos,
-        "nl": subscription.no_local, "rap": subscription.retain_as_published, "rh": subscription.retain_handling,
+        "nl": bool(subscription.no_local), "rap": bool(subscription.retain_as_published), "rh": subscription.retain_handling,
         "identifier": subscription.identifier,
     }
 

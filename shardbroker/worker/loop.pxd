@@ -39,19 +39,18 @@ cdef class Connection(Channel):
     cdef uint8_t* rest                     # bytes of an incomplete packet; NULL most of the time
     cdef size_t rest_size, rest_capacity
     cdef uint32_t interest                 # epoll events asked for
-    cdef bint dirty                        # in the loop's flush list
-    cdef bint busy                         # in the loop's list of those that have bytes or filters left for the next pass
-    cdef bint hung                         # out of epoll, since it would report the peer's end again and again
+    cdef uint8_t dirty                     # in the loop's flush list
+    cdef uint8_t busy                      # in the loop's list of those that have bytes or filters left for the next pass
+    cdef uint8_t hung                      # out of epoll, since it would report the peer's end again and again
     cdef uint8_t stops                     # Stop flags; read while there are none
+    cdef uint8_t lingering                 # all is sent and the write side shut: waiting for the peer's end
+    cdef uint8_t ended_by                  # Side
+    cdef uint8_t ended_with                # reason code
+    cdef uint16_t listener_number          # its place in the counters
     cdef uint64_t paused_until_ms          # unless it is told again that this one is greedy
     cdef Rates rates                       # of its listener, None without
-    cdef uint64_t limited_until_ms         # with STOP_RATE
-    cdef int ended_by                      # Side
-    cdef int ended_with                    # reason code
     cdef Framing framing                   # of a WebSocket, None without
-    cdef bint lingering                    # all is sent and the write side shut: waiting for the peer's end
     cdef readonly str listener
-    cdef int listener_number               # its place in the counters
     cdef Guard guard                       # level `machine`: how far its output may go; else None
     cdef dict extra                        # what the listener knows beyond the address, see acceptor.handover; mostly None
 

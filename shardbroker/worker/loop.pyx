@@ -106,6 +106,8 @@ PAUSE_MS = 1500
 REGISTRY_MS = 200
 """Least time between two writes of the client registry."""
 
+cdef int REGISTRY_PAGE = 500               # records written in one pass: more would hold the loop for ms, and memory for them
+
 
 cdef extern from "<malloc.h>" nogil:
     int mallopt(int parameter, int value)
@@ -172,7 +174,7 @@ cdef class Connection(Channel):
         """Whoever sends faster than its listener allows is not read for a while; what was read is dealt with."""
         cdef uint64_t wait_ms = self.rates.add(self.core.now_ms, messages, bytes)
         if wait_ms and self.state != CLOSING:
-            self.limited_until_ms = self.core.now_ms + wait_ms
+            self.rates.stopped_until_ms = self.core.now_ms + wait_ms
             if not self.stops & STOP_RATE:
                 self.core.count(OVERLOAD_RATE_PAUSED)
                 self.paused = True
@@ -210,8 +212,6 @@ cdef class Connection(Channel):
             self.framing = Framing(extra["websocket"])
         if "rates" in extra:
             self.rates = Rates(*extra["rates"])
-        self.forced_id = extra.get("client_id")
-        self.forced_username = extra.get("username")
         return 0
 
     cdef int take(self, const uint8_t* data, size_t size) except -1:
@@ -325,7 +325,7 @@ cdef class Connection(Channel):
         Channel.resume(self)
         return self.read_again(STOP_ACCESS)
 
-    cdef dict certificate(self):
+    cdef dict known_before(self):
         return self.extra
 
     cdef str listener_name(self):
@@ -610,7 +610,8 @@ cdef class Loop(Shard):
         deadline = self.now_ms + LINGER_MS
         while self.now_ms < deadline and any(connection is not None for connection in self.by_fd):
             self.one_pass(10)
-        self.flush_registry()
+        while self.registry_changes:
+            self.flush_registry()
         if self.gate is not None:
             if self.gate.all_arrived():
                 self.recorder.arrived()    # the next start need not ask the others
@@ -744,7 +745,7 @@ cdef class Loop(Shard):
         cdef Connection connection
         self.limited = []
         for connection in limited:
-            if connection.limited_until_ms > self.now_ms and connection.fd >= 0:
+            if connection.fd >= 0 and connection.rates.stopped_until_ms > self.now_ms:
                 self.limited.append(connection)
             else:
                 connection.paused = (connection.stops & STOP_MEMORY) != 0
@@ -1126,7 +1127,7 @@ cdef class Loop(Shard):
             if self.gate is not None:
                 connection.guard = Guard.__new__(Guard)
                 connection.guard.link = connection
-            connection.assigned_id = handover.assigned_id
+            connection.wanted_id = handover.assigned_id
             connection.extra = handover.extra
             connection.interest = EPOLLIN
             while len(self.by_fd) <= handover.fd:
@@ -1558,20 +1559,25 @@ cdef class Loop(Shard):
         return 0
 
     def flush_registry(self) -> None:
-        """Writes what has changed in the last REGISTRY_MS in one transaction. Who came and went in between leaves no trace."""
+        """Writes what has changed in the last REGISTRY_MS, a page in each pass. Who came and went in between leaves no trace."""
         cdef Session session
-        cdef dict changes = self.registry_changes
+        cdef int left = REGISTRY_PAGE
         self.registry_due_ms = self.now_ms + REGISTRY_MS
-        if not changes:
+        if not self.registry_changes:
             return
-        self.registry_changes = {}
         puts, deletes = {}, []
-        for session in changes.values():
-            if self.sessions.get(session.client_id) is session:
-                puts[session.client_id] = self.registry_record(session)
+        while self.registry_changes and left:
+            client_id, session = self.registry_changes.popitem()
+            left -= 1
+            if self.sessions.get(client_id) is session:
+                puts[client_id] = self.registry_record(session)
                 session.registered = True
-            elif session.registered and session.client_id not in self.sessions:
-                deletes.append(session.client_id)
+            elif session.registered and client_id not in self.sessions:
+                deletes.append(client_id)
+        if self.registry_changes:
+            self.registry_due_ms = self.now_ms
+        else:
+            self.registry_changes = {}     # an emptied dict keeps its table
         if puts or deletes:
             self.registry.update(puts, deletes)
 
@@ -1585,7 +1591,7 @@ cdef class Loop(Shard):
         if connection is not None:
             record |= {
                 "peer": address_text(&connection.peer), "listener": connection.listener, "version": connection.version,
-                "keepalive_s": connection.keepalive_s, "clean_start": connection.clean_start,
+                "keepalive_s": connection.keepalive_s, "clean_start": bool(connection.clean_start),
             }
             if connection.username is not None:
                 record["username"] = connection.username

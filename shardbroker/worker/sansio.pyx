@@ -65,7 +65,7 @@ cdef class SansIoShard(Shard):
         channel.shard = self
         channel.out = Buffer.__new__(Buffer)
         channel.peer = parse_address(peer)
-        channel.assigned_id = assigned_id
+        channel.wanted_id = assigned_id
         channel.rest = b""
         self.timers.arm(channel, self.now_ms + self.idle_timeout_ms)
         return channel
