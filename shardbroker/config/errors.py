@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from shardbroker.config.keys import MASK, KeyPath, allowed_at, dotted, is_secret, known_keys, resolve
 
@@ -48,15 +49,36 @@ def explain(error: ValidationError, values: Mapping[KeyPath, Any], sources: Mapp
     lines: dict[str, str] = {}
     for problem in error.errors():
         path = resolve(problem["loc"])
-        if problem["type"] == "extra_forbidden":
+        entry = _entry(problem, path)
+        if problem["type"] == "extra_forbidden" and not entry:
             for key, value in _leaves(path, problem["input"]):
                 lines[dotted(key)] = refusal(dotted(key), value, _source(key, sources), f"unknown key; {_hint(key)}")
         else:
             custom = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
             text = custom if custom.startswith("allowed is") else f"allowed is {allowed_at(path)}"
             value = MASK if is_secret(path) else values.get(path, problem["input"])
-            lines.setdefault(dotted(path), refusal(dotted(path), value, _source(path, sources), text))
+            lines.setdefault(dotted(path), refusal(dotted(path), value, _source(path, sources), text + entry))
     return "\n".join(lines.values())
+
+
+def _entry(problem: ErrorDetails, path: KeyPath) -> str:
+    """What is wrong with one table of a list of tables, as the end of a sentence; nothing if the problem is not in one."""
+    inside = problem["loc"][len(path) :]
+    number = next((part for part in inside if isinstance(part, int)), None)
+    if number is None or (problem["type"] == "value_error" and problem["msg"].startswith("Value error, allowed is")):
+        return ""
+    name = inside[-1] if isinstance(inside[-1], str) else ""
+    if problem["type"] == "value_error":
+        wrong = problem["msg"].removeprefix("Value error, ")
+    elif problem["type"] == "missing":
+        wrong = f"{name} is missing"
+    elif problem["type"] == "extra_forbidden":
+        wrong = f"there is no {name}"
+    elif name:
+        wrong = f"{name} must not be {problem['input']!r}"
+    else:
+        return ""
+    return f"; in entry {number + 1}, {wrong}"
 
 
 def _leaves(path: KeyPath, value: Any) -> Iterable[tuple[KeyPath, Any]]:

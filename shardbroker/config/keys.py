@@ -199,6 +199,8 @@ def toml(field: FieldInfo, value: Any) -> str:
 
 def toml_value(value: Any) -> str:
     """A plain value as TOML."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_defaults=True)
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_quoted(key)} = {toml_value(item)}" for key, item in value.items()) + " }" if value else "{}"
     if isinstance(value, list):

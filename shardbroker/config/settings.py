@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
+from shardbroker.config.features import AutoSubscribe, Rewrite
 from shardbroker.config.listeners import LISTENER_NAME, Listener, parse_address
 from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
@@ -243,6 +244,8 @@ class Settings(Section):
     node: Node = Node()
     listeners: dict[str, Listener] = Field({"default": Listener()})
     mqtt: Mqtt = Mqtt()
+    rewrite: Rewrite = Rewrite()
+    auto_subscribe: AutoSubscribe = AutoSubscribe()
     durability: Durability = Durability()
     journal: Journal = Journal()
     retainer: Retainer = Retainer()

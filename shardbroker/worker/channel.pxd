@@ -68,6 +68,8 @@ cdef class Channel(Link):
     cdef int accept(self, Connect packet, bytes client_id) except -1
     cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1
     cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
+    cdef int subscribe_by_itself(self) except -1
+    cdef TopicEntry rewritten(self, TopicEntry entry, PublishView* view)
     cdef int on_subscribe(self, Subscribe packet) except -1
     cdef int go_on_subscribing(self) except -1
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1

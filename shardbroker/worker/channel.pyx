@@ -255,6 +255,8 @@ cdef class Channel(Link):
         self.state = CONNECTED
         self.connected_ms = core.now_ms
         if packet.will is not None:
+            if self.shard.rewriting is not None:
+                packet.will.topic = self.shard.rewriting.topic(packet.will.topic, client_id, packet.username)
             self.session.will = will_of(packet.will, client_id)
         if core.recorder is not None:
             self.record_opened(present, expiry_ms)
@@ -269,7 +271,22 @@ cdef class Channel(Link):
         self.last_packet_ms = core.now_ms
         self.arm_deadline()
         self.shard.report(EVENT_CONNECTED, self, SUCCESS, SIDE_CLIENT, "")
-        return self.session.attach(self)
+        self.session.attach(self)
+        return self.subscribe_by_itself() if self.shard.auto_topics is not None and self.state == CONNECTED else 0
+
+    cdef int subscribe_by_itself(self) except -1:
+        """auto_subscribe.topics, as a SUBSCRIBE that the client has not sent: without packet id, and without a SUBACK."""
+        host, _, port = address_text(&self.peer).rpartition(":")
+        username = self.username
+        values = {
+            "clientid": self.session.client_id.decode(), "username": None if username is None else username.decode(),
+            "host": host.strip("[]"), "port": port,
+        }
+        topics = self.shard.auto_topics.of(values)
+        if not topics:
+            return 0
+        self.subscribing = (0, 0, iter(topics), bytearray(), [], [], self.shard.full_tables)
+        return self.go_on_subscribing()
 
     cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1:
         """A session that may outlive this process goes into the journal; one that ends with its connection only for its will."""
@@ -345,6 +362,8 @@ cdef class Channel(Link):
             permission = self.may_publish(entry, &view)
             if permission <= DENIED:
                 return permission == DENIED
+        if entry.rewrite is not None:
+            entry = self.rewritten(entry, &view)
         if not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
             return False
         if view.retain and core.disk_full:
@@ -399,6 +418,20 @@ cdef class Channel(Link):
         elif view.qos == 2:
             self.ack(PUBREC_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBREC_SENT)
         return True
+
+    cdef TopicEntry rewritten(self, TopicEntry entry, PublishView* view):
+        """Where a PUBLISH goes by its topic's rule; where it was going, if that makes no topic name."""
+        cdef bytes topic = entry.rewrite.apply(entry.topic, self.session.client_id, self.username)
+        cdef TopicEntry target
+        if topic is None:
+            return entry
+        try:
+            target = self.shard.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
+        except MqttError:
+            return entry
+        view.topic = <const uint8_t*>PyBytes_AS_STRING(target.topic)
+        view.topic_size = <uint32_t>PyBytes_GET_SIZE(target.topic)
+        return target
 
     cdef int may_publish(self, TopicEntry entry, PublishView* view) except -2:
         """ALLOWED; DENIED, and answered; UNKNOWN: held until a back end has told."""
@@ -517,7 +550,9 @@ cdef class Channel(Link):
         cdef Core core = self.core
         packet_id, identifier, topics, codes, subscribed, replays, full_tables = self.subscribing
         for wire_filter, options in topics:
-            if self.verdicts is None or self.access.may_subscribe(wire_filter, options):
+            if not packet_id or self.verdicts is None or self.access.may_subscribe(wire_filter, options):
+                if packet_id and self.shard.rewriting is not None:
+                    wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
                 code = self.subscribe_one(wire_filter, options, identifier, subscribed, replays)
             else:
                 core.count(PACKETS_SUBSCRIBE_AUTH_ERROR)
@@ -533,7 +568,7 @@ cdef class Channel(Link):
             if core.budget <= 0:
                 return 0
         self.subscribing = None
-        if self.verdicts is not None:
+        if packet_id and self.verdicts is not None:
             self.access.packet_done()
         if full_tables != self.shard.full_tables:
             # Some of its routes found no room in a pass before this one.
@@ -583,7 +618,9 @@ cdef class Channel(Link):
         self.suback_waits = False
         if self.state != CONNECTED:
             return
-        if max(codes) < UNSPECIFIED_ERROR:
+        if not packet_id:
+            pass                           # the client does not know of it
+        elif max(codes) < UNSPECIFIED_ERROR:
             self.answer_codes(SUBACK_FIRST, <uint16_t>packet_id, codes, PACKETS_SUBACK_SENT)
         else:
             if self.version < 5:
@@ -598,6 +635,8 @@ cdef class Channel(Link):
         for wire_filter in packet.filters:
             try:
                 check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
+                if self.shard.rewriting is not None:
+                    wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
                 found = self.shard.unsubscribe(self.session, wire_filter, 0)
                 if found and self.session.logged:
                     self.core.recorder.unsubscribed(self.session, wire_filter)

@@ -255,6 +255,8 @@ def publish(Loop loop, dict args) -> dict[str, Any]:
     cdef Publication publication = Publication.__new__(Publication)
     cdef Message message
     cdef bytes topic = args["topic"], payload = args["payload"]
+    if loop.rewriting is not None:
+        topic = loop.rewriting.topic(topic, args["client_id"] or b"", None)
     given = {PropertyId(number): value for number, value in args["properties"].items()}
     for pair in args["user_properties"]:
         given.setdefault(PropertyId.USER_PROPERTY, []).append(tuple(pair))

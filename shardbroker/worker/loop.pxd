@@ -82,6 +82,7 @@ cdef class Connection(Channel):
 
 
 cdef class Loop(Shard):
+    cdef int change_topics(self, settings) except -1
     cdef readonly object topology
     cdef readonly int number
     cdef int epoll

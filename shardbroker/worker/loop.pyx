@@ -48,6 +48,7 @@ from shardbroker.journal import apply_retention, set_recovery_start
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.websocket import WebSocketError, close_code_of
 from shardbroker.worker.access import Access
+from shardbroker.worker.topics import AutoTopics, Rewriting
 from shm.records import encode_note
 from shm.routes import worker_destination
 
@@ -505,6 +506,7 @@ cdef class Loop(Shard):
         self.spent = []
         self.spill_source = topology.spill_dir
         self.capture = [filter.encode() for filter in topology.settings.journal.capture]
+        self.change_topics(topology.settings)
         self.retention = topology.settings.journal.retention
         self.cycle_bytes = self.cycle_due_bytes = topology.settings.journal.cycle_bytes
         self.pass_times = counters.histogram(number, "pass_us")
@@ -797,6 +799,16 @@ cdef class Loop(Shard):
         if capture != self.capture:
             self.capture = capture
             self.local_epochs[WILDCARD_BUCKET] += 1        # whether a topic is captured stands in its cache entry
+        self.change_topics(settings)
+
+    cdef int change_topics(self, settings) except -1:
+        """rewrite.rules and auto_subscribe.topics hold from now on; subscriptions that are there stay as they are."""
+        rules, topics = settings.rewrite.rules, settings.auto_subscribe.topics
+        if rules or self.rewriting is not None:
+            self.rewriting = Rewriting(rules) if rules else None
+            self.local_epochs[WILDCARD_BUCKET] += 1        # the rule of a topic stands in its cache entry
+        self.auto_topics = AutoTopics(topics) if topics else None
+        return 0
 
     # --- memory ---------------------------------------------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ cdef class Shard(Core):
     cdef readonly object auth, acl         # settings sections
     cdef readonly uint32_t access_generation   # of rules, users and bans
     cdef list capture                      # topic filters of journal.capture, bytes
+    cdef object rewriting                  # worker.topics.Rewriting; None without rules
+    cdef object auto_topics                # worker.topics.AutoTopics; None without topics
     cdef bint unrepeatable                 # what is published now comes from nobody who would send it again: a lost record is lost
 
     # The entry of a topic, built anew if the epochs moved. Raises MqttError 0x90 for what is no topic name.

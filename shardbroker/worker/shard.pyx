@@ -129,6 +129,8 @@ cdef class Shard(Core):
         entry.stamp = now_stamp
         entry.bucket = bucket
         entry.captured = self.recorder is not None and any([matches(filter, name) for filter in self.capture])
+        if self.rewriting is not None:
+            entry.rewrite = self.rewriting.of_topic(name)
         self.cache.store(entry)
         return entry
 

@@ -1,0 +1,98 @@
+"""Topic rewrite and automatic subscriptions: what the broker does to topics that clients did not ask for."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from shardbroker.config.section import Section
+from shardbroker.config.units import Allowed, Whole
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import check_topic_filter, parse_subscription
+
+__all__ = ["AutoSubscribe", "AutoTopic", "Rewrite", "RewriteRule"]
+
+LEVELS_MAX = 65535
+"""Levels of the longest topic."""
+REWRITE_NAMES = ("clientid", "username")
+AUTO_NAMES = ("clientid", "username", "host", "port")
+"""Placeholders, `${clientid}` and so on."""
+
+_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+_GROUP = re.compile(r"\$(\d+)")
+
+
+def check_placeholders(text: str, allowed: tuple[str, ...]) -> None:
+    """Raises ValueError for a `${name}` that does not exist."""
+    for name in _PLACEHOLDER.findall(text):
+        if name not in allowed:
+            raise ValueError(f"${{{name}}} in {text!r}: allowed are {', '.join(f'${{{one}}}' for one in allowed)}")
+
+
+class RewriteRule(Section):
+    """Topics that `source_topic` matches become `dest_topic`, with what the groups of `re` found in place of `$1`, `$2`, ..."""
+
+    action: Literal["publish", "subscribe", "all"] = "all"
+    source_topic: str
+    re: str
+    dest_topic: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> "RewriteRule":
+        try:
+            check_topic_filter(self.source_topic.encode(), LEVELS_MAX)
+        except MqttError as error:
+            raise ValueError(f"source_topic {self.source_topic!r}: {error}") from None
+        try:
+            groups = re.compile(self.re).groups
+        except re.error as error:
+            raise ValueError(f"re {self.re!r}: {error}") from None
+        check_placeholders(self.dest_topic, REWRITE_NAMES)
+        for number in _GROUP.findall(self.dest_topic):
+            if not 1 <= int(number) <= groups:
+                raise ValueError(f"${number} in {self.dest_topic!r}: {self.re!r} has {groups} groups")
+        return self
+
+
+class Rewrite(Section):
+    """Topics of clients that become other topics; docs/topics.md."""
+
+    rules: Annotated[
+        list[RewriteRule],
+        Allowed(
+            "a list of tables with source_topic (a filter), re (a regular expression), dest_topic, "
+            "and action (publish, subscribe or all)"
+        ),
+    ] = Field([], description="The first one whose `source_topic` matches decides; if its `re` does not, the topic stays as it is.")
+
+
+class AutoTopic(Section):
+    """A filter and the options of its subscription."""
+
+    topic: str
+    qos: Literal[0, 1, 2] = 0
+    nl: Annotated[Whole, Field(ge=0, le=1)] = 0
+    rap: Annotated[Whole, Field(ge=0, le=1)] = 0
+    rh: Annotated[Whole, Field(ge=0, le=2)] = 0
+
+    @field_validator("topic")
+    @classmethod
+    def _filter(cls, value: str) -> str:
+        check_placeholders(value, AUTO_NAMES)
+        try:
+            check_topic_filter(parse_subscription(_PLACEHOLDER.sub("x", value).encode())[1], LEVELS_MAX)
+        except MqttError as error:
+            raise ValueError(f"topic {value!r}: {error}") from None
+        return value
+
+
+class AutoSubscribe(Section):
+    """Subscriptions that every client gets when it connects; docs/topics.md."""
+
+    topics: Annotated[
+        list[AutoTopic],
+        Allowed(
+            "a list of tables with topic (a filter; ${clientid}, ${username}, ${host} and ${port} are filled in), "
+            "qos, nl, rap and rh"
+        ),
+    ] = Field([], description="As if the client had asked for them; no SUBACK, and no rule of the ACL is asked.")

@@ -1,0 +1,110 @@
+"""Topics that the configuration changes or adds: `rewrite.rules` and `auto_subscribe.topics` (docs/topics.md).
+
+Which rule a topic of a PUBLISH goes by stands in its cache entry, so that a topic without one costs a test.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import check_topic_name, matches, parse_subscription
+
+__all__ = ["AutoTopics", "Rewriting", "Rule"]
+
+LEVELS_MAX = 65535
+"""Levels of the longest topic; mqtt.max_topic_levels is looked at where it is used."""
+
+_PART = re.compile(r"\$(?:(\d+)|\{(\w+)\})")
+
+
+class Rule:
+    """One of `rewrite.rules`, ready to be used."""
+
+    __slots__ = ("filter", "parts", "pattern")
+
+    def __init__(self, filter: str, pattern: str, dest: str) -> None:
+        self.filter = filter.encode()
+        self.pattern = re.compile(pattern)
+        # text, group or None, placeholder or None, text, ...
+        self.parts: list[str | None] = _PART.split(dest)
+
+    def apply(self, topic: bytes, client_id: bytes, username: bytes | None) -> bytes | None:
+        """What becomes of a topic; None: it stays, since `re` finds nothing in it or the client has no user name."""
+        found = self.pattern.search(topic.decode())
+        if found is None:
+            return None
+        values = {"clientid": client_id.decode(), "username": None if username is None else username.decode()}
+        text = [self.parts[0] or ""]
+        for place in range(1, len(self.parts), 3):
+            group, name, following = self.parts[place : place + 3]
+            value = found.group(int(group)) or "" if group else values[name or ""]
+            if value is None:
+                return None
+            text += [value, following or ""]
+        return "".join(text).encode()
+
+
+class Rewriting:
+    """All rules, by what they are for."""
+
+    def __init__(self, rules: Iterable[Any]) -> None:
+        made = [(rule.action, Rule(rule.source_topic, rule.re, rule.dest_topic)) for rule in rules]
+        self._publish = [rule for action, rule in made if action != "subscribe"]
+        self._subscribe = [rule for action, rule in made if action != "publish"]
+
+    def of_topic(self, topic: bytes) -> Rule | None:
+        """The rule that a PUBLISH to this topic goes by."""
+        return _first(self._publish, topic)
+
+    def topic(self, topic: bytes, client_id: bytes, username: bytes | None) -> bytes:
+        """Where a message goes that is no PUBLISH of a connection: a will, one of `ctl publish`."""
+        rule = self.of_topic(topic)
+        changed = None if rule is None else rule.apply(topic, client_id, username)
+        try:
+            check_topic_name(changed or b"", LEVELS_MAX)
+        except MqttError:
+            return topic
+        return changed or topic
+
+    def filter(self, wire_filter: bytes, client_id: bytes, username: bytes | None) -> bytes:
+        """A filter of SUBSCRIBE or UNSUBSCRIBE as it is used; a shared one keeps its group."""
+        try:
+            _, filter = parse_subscription(wire_filter)
+        except MqttError:
+            return wire_filter  # refused where it is used
+        rule = _first(self._subscribe, filter)
+        changed = None if rule is None else rule.apply(filter, client_id, username)
+        return wire_filter if changed is None else wire_filter[: len(wire_filter) - len(filter)] + changed
+
+
+def _first(rules: Sequence[Rule], topic: bytes) -> Rule | None:
+    return next((rule for rule in rules if matches(rule.filter, topic)), None)
+
+
+class AutoTopics:
+    """`auto_subscribe.topics`, ready to be used."""
+
+    def __init__(self, topics: Iterable[Any]) -> None:
+        self._topics = [
+            (_PART.split(one.topic), one.qos | one.nl << 2 | one.rap << 3 | one.rh << 4) for one in topics
+        ]
+
+    def of(self, values: Mapping[str, str | None]) -> list[tuple[bytes, int]]:
+        """(filter, subscription options byte) for a client with these placeholders.
+
+        Left out is what needs a value that the client does not have, or one with + or # or / in it: it would be another filter than
+        was meant.
+        """
+        return [(filter, options) for parts, options in self._topics if (filter := _filled(parts, values)) is not None]
+
+
+def _filled(parts: Sequence[str | None], values: Mapping[str, str | None]) -> bytes | None:
+    text = [parts[0] or ""]
+    for place in range(1, len(parts), 3):
+        group, name, following = parts[place : place + 3]
+        value = f"${group}" if group else values.get(name or "")
+        if value is None or (not group and any(c in value for c in "+#/")):
+            return None
+        text += [value, following or ""]
+    return "".join(text).encode()
