@@ -828,7 +828,10 @@ cdef class Acceptor:
 def demands_of(settings) -> dict:
     """What a worker must know of a listener."""
     rates = [0.0 if rate == inf else rate for rate in (settings.messages_rate, settings.bytes_rate)]
-    return {"rates": rates} if any(rates) else {}
+    demands = {"rates": rates} if any(rates) else {}
+    if settings.mountpoint:
+        demands["mountpoint"] = settings.mountpoint
+    return demands
 
 
 cdef void put_peer(PeerAddress* peer, const sockaddr_storage* address) noexcept:

@@ -12,9 +12,6 @@ from shardbroker.config.keys import MASK, KeyPath, allowed_at, dotted, is_secret
 
 __all__ = ["ConfigError", "explain", "refusal"]
 
-UNBUILT = ("listeners.<name>.mountpoint",)
-"""Keys that the broker will have one day. They are refused like any unknown key, so nobody relies on what is not there."""
-
 SECRETS = ("password",)
 """Last parts of keys whose values are nobody's business."""
 
@@ -98,8 +95,6 @@ def _source(path: KeyPath, sources: Mapping[KeyPath, str]) -> str:
 
 def _hint(path: KeyPath) -> str:
     general = dotted(("listeners", "<name>", *path[2:]) if path[0] == "listeners" and len(path) > 1 else path)
-    if any(general == name or general.startswith(name + ".") for name in UNBUILT):
-        return "this part of the broker is not built yet"
     known = [dotted(key) for key in known_keys()]
     same_name = [key for key in known if key.rpartition(".")[2] == path[-1]]
     close = same_name or difflib.get_close_matches(general, known, 1) or _close_name(path[-1], known)

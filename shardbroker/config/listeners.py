@@ -27,12 +27,17 @@ DEFAULT_PORTS = {"tcp": 1883, "ssl": 8883, "ws": 8083, "wss": 8084}
 """Port of each type where `bind` is not given, as EMQX has them."""
 
 ADDRESS_HELP = "HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:1883 or [::1]:1883, or unix:PATH"
+MOUNTPOINT_HELP = "text that ends with / and has no + and #, such as tenants/${username}/; placeholders: ${clientid}, ${username}"
 RULE_HELP = '"allow ADDRESS" or "deny ADDRESS", the address being an IP address, a network such as 10.0.0.0/8, or all'
 LISTENER_NAME = re.compile(r"[a-z0-9_-]+")
 """Names that need no quotes in TOML and can be written in the environment."""
 UNIX_PATH_MAX = 107
 """Longest path of a unix socket, bytes: sun_path of Linux less the final zero."""
 SERVER_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+MOUNTPOINT_MAX = 1024
+"""Bytes of a mount point as it is written."""
+PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 
 Texts = Annotated[
     list[str],
@@ -133,6 +138,9 @@ class Listener(Section):
     max_conn_rate: Rate = Field(inf, description="Connections accepted a second; further ones wait.")
     messages_rate: Rate = Field(inf, description="PUBLISH packets a second from one client, which is read more slowly above it.")
     bytes_rate: ByteRate = Field(inf, description="Likewise bytes.")
+    mountpoint: Annotated[str, Allowed(MOUNTPOINT_HELP)] = Field(
+        "", description="Its clients' topics and filters get this in front, and lose it on the way back; empty: nothing."
+    )
     enable_authn: bool | Literal["quick_deny_anonymous"] = Field(
         True, description="Whether its clients go through the chain; quick_deny_anonymous: not those without a user name."
     )
@@ -163,6 +171,15 @@ class Listener(Section):
     def _address(cls, value: str) -> str:
         if unix_path(value) is None:
             parse_address(value)
+        return value
+
+    @field_validator("mountpoint")
+    @classmethod
+    def _mountpoint(cls, value: str) -> str:
+        text = PLACEHOLDER.sub("x", value)
+        wrong = any(c in text for c in "+#$\0") or not set(PLACEHOLDER.findall(value)) <= {"clientid", "username"}
+        if value and (wrong or not value.endswith("/") or len(value.encode()) > MOUNTPOINT_MAX):
+            raise ValueError(f"allowed is {MOUNTPOINT_HELP}")
         return value
 
     @field_validator("access_rules")

@@ -293,6 +293,8 @@ cdef class Access:
         """Topics that it has asked for before it says a word: of its will, and of the session that it comes back to."""
         cdef Session session = self.channel.shard.sessions.get(self.client_id)
         cdef list questions = []
+        if not self.channel.mount(self.client.username):
+            return
         if self.superuser:
             self.channel.core.count(AUTHORIZATION_SUPERUSER)
         if self.unchecked():
@@ -326,16 +328,19 @@ cdef class Access:
     cdef list topics_of(self, Session session):
         cdef Subscription subscription
         return [
-            Question("subscribe", subscription.filter.decode(), subscription.qos) for subscription in session.all_subscriptions()
+            Question("subscribe", self.channel.unmounted(subscription.filter).decode(), subscription.qos)
+            for subscription in session.all_subscriptions()
         ]
 
     cdef int drop_denied(self, Session session) except -1:
         """Subscriptions that are not allowed any more end."""
         cdef Subscription subscription
         cdef Channel channel = self.channel
+        cdef bytes filter
         for subscription in session.all_subscriptions():
-            if not self.decide(Question("subscribe", subscription.filter.decode(), subscription.qos)):
-                self.tell_denied("subscription", subscription.filter)
+            filter = channel.unmounted(subscription.filter)
+            if not self.decide(Question("subscribe", filter.decode(), subscription.qos)):
+                self.tell_denied("subscription", filter)
                 if channel.shard.unsubscribe(session, subscription.wire_filter, 0) and session.logged:
                     channel.core.recorder.unsubscribed(session, subscription.wire_filter)
         return 0

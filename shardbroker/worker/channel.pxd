@@ -42,6 +42,7 @@ cdef class Channel(Link):
     cdef uint8_t problem_information       # Request Problem Information, 1 unless the client said 0
     cdef uint8_t parked                    # a PUBLISH waits for room in a ring: nothing is read meanwhile
     cdef uint8_t paused                    # memory is short, or the disk refuses: nothing is read meanwhile
+    cdef uint8_t mounted                   # topics get a prefix, see shardbroker.worker.mounted
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef PeerAddress peer
     cdef readonly bytes username           # of the CONNECT; None without
@@ -82,6 +83,9 @@ cdef class Channel(Link):
     cdef uint64_t keepalive_ms(self) noexcept
     cdef int arm_deadline(self) except -1
     cdef int recheck(self, bint rules) except -1       # bans have changed, or rules too
+    # Who this is is known: works out the mount point. False: it has none for this client, who is refused.
+    cdef bint mount(self, object username) except -1
+    cdef bytes unmounted(self, bytes topic)    # a topic or filter as the client names it
     # Nothing is read until resume(): a verdict is waited for. The loop overrides both.
     cdef int hold(self) except -1
     cdef int resume(self) except -1

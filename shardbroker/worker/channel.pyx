@@ -202,11 +202,18 @@ cdef class Channel(Link):
                 return self.refuse(self.version, RETAIN_NOT_SUPPORTED, "retain not supported")    # [MQTT-3.2.2-13]
             check_topic_name(will.topic, self.core.max_topic_levels)
         if self.shard.access_gate is None or (self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties):
-            return self.accept(packet, client_id)
+            username = packet.username
+            return self.accept(packet, client_id) if self.mount(None if username is None else username.decode()) else 0
         self.username = packet.username
         self.access = self.shard.access_type(self, packet, client_id, self.listener_name(), known)
         self.access.start()
         return 0
+
+    cdef bint mount(self, object username) except -1:
+        return True
+
+    cdef bytes unmounted(self, bytes topic):
+        return topic
 
     cdef int refuse(self, int version, int reason_code, str reason, str detail=None) except -1:
         """CONNACK with a failure, then close [MQTT-3.2.2-7]; 3.x gets the return code that fits, or none if none does."""
@@ -350,7 +357,7 @@ cdef class Channel(Link):
             raise MqttError(QOS_NOT_SUPPORTED, f"QoS {view.qos}, allowed is up to {core.max_qos}", "MQTT-3.2.2-11")
         if view.retain and not core.retain_available:
             raise MqttError(RETAIN_NOT_SUPPORTED, "RETAIN is not supported here", "MQTT-3.2.2-14")
-        if view.topic_alias or view.topic_size == 0:
+        if view.topic_alias or view.topic_size == 0 or self.mounted:
             topic = self.incoming_topic(&view)
             view.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
             view.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
@@ -435,14 +442,15 @@ cdef class Channel(Link):
 
     cdef int may_publish(self, TopicEntry entry, PublishView* view) except -2:
         """ALLOWED; DENIED, and answered; UNKNOWN: held until a back end has told."""
-        cdef int known = self.access.may_publish(entry.topic, view.qos, view.retain, entry.serial)
+        cdef bytes topic = self.unmounted(entry.topic)
+        cdef int known = self.access.may_publish(topic, view.qos, view.retain, entry.serial)
         if known != DENIED:
             return known
         self.core.count(PACKETS_PUBLISH_RECEIVED)
         self.core.count(PACKETS_PUBLISH_AUTH_ERROR)
         if self.shard.acl.deny_action == "disconnect":
             self.disconnect(NOT_AUTHORIZED, "not allowed to publish this")
-            self.close(NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to publish {entry.topic.decode()}", True)
+            self.close(NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to publish {topic.decode()}", True)
         else:
             self.reject_publish(view, NOT_AUTHORIZED, "not allowed to publish this")
         return DENIED

@@ -16,7 +16,7 @@ from shardbroker.journal.writer cimport Writer
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.session cimport Session
-from shardbroker.worker.channel cimport CONNECTED
+from shardbroker.worker.channel cimport CONNECTED, Channel
 from shardbroker.worker.loop cimport Connection, Loop
 from shm.address cimport address_text
 from shm.events cimport EVENT_EXPIRY_NEVER
@@ -226,7 +226,8 @@ def subscribe(Loop loop, dict args) -> list[int]:
     connection = <Connection>session.link
     subscribed: list[Any] = []
     replays: list[Any] = []
-    codes = [connection.subscribe_one(filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
+    # Not below the mount point of its listener: whoever runs the broker uses the broker's topics.
+    codes = [Channel.subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
     loop.commit(True)
     loop.start_replay(session, replays)
     return codes

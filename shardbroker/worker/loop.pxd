@@ -85,6 +85,7 @@ cdef class Loop(Shard):
     cdef int change_topics(self, settings) except -1
     cdef readonly object topology
     cdef readonly int number
+    cdef public object mounted_connection  # makes the Connection of a client below a mount point, see mounted.pyx
     cdef int epoll
     cdef list by_fd                        # descriptor -> Connection
     cdef list dirty

@@ -1126,7 +1126,10 @@ cdef class Loop(Shard):
             if handover.fd < 0:
                 self.sockets[handover.header.listener].balance -= 1
                 continue
-            connection = Connection.__new__(Connection)
+            if handover.extra is None or "mountpoint" not in handover.extra:
+                connection = Connection.__new__(Connection)
+            else:
+                connection = self.mounted_connection(handover.extra["mountpoint"])
             connection.core = self
             connection.shard = self
             connection.loop = self

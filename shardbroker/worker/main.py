@@ -17,6 +17,7 @@ from shardbroker.config.live import in_force
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.loop import Loop
 from shardbroker.worker.memory import MemoryWatch, memory_share
+from shardbroker.worker.mounted import mounted_connection
 from shardbroker.worker.recover import recover
 from shardbroker.worker.retaining import SyncedRetained
 from shm.registry import Registry
@@ -79,6 +80,7 @@ def _start(topology: Topology, number: int) -> Loop:
             [folder / "data.mdb" for folder in (topology.routes_dir, *map(topology.registry_dir, range(topology.workers)))],
         ),
     )
+    loop.mounted_connection = mounted_connection
     loop.on_command = Commands(loop, topology.spill_dir)
     if set_aside is not None:
         loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")

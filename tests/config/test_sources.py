@@ -119,16 +119,6 @@ def test_words_of_refusals(assignment: str, line: str) -> None:
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "listeners.default.mountpoint",
-    ],
-)
-def test_what_is_not_built_is_refused_and_says_so(key: str) -> None:
-    assert f'{key} = "x" (--set): unknown key; this part of the broker is not built yet' == refused(f"{key}=x")
-
-
 def test_the_source_that_won_is_the_one_named(tmp_path: Path) -> None:
     file = tmp_path / "broker.toml"
     file.write_text("[mqtt]\nmax_inflight = 0\nmax_qos_allowed = 5\n[sys]\nmsg = 1\n")

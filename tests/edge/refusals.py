@@ -123,6 +123,7 @@ def brokers(authority: Authority, folder: Path) -> Iterator[Place]:
     listeners: dict[str, dict[str, Any]] = {
         "walled": {"access_rules": ["deny all"]},
         "one": {"max_connections": 1},
+        "mounted": {"mountpoint": "${username}/${clientid}/"},
         "proxied": {"proxy_protocol": True, "proxy_protocol_timeout": "200ms"},
         "ssl": {"type": "ssl", **certificate},
         "mutual": mutual,
@@ -418,6 +419,18 @@ def _(place: Place, version: int) -> str:
          "client gone", "reason=0x9a")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return strict_login(place, version, wire.Will("w", b"", 0, True))
+
+
+@refusal("a client id that has no place in `mountpoint`", "CONNECT", "CONNACK 0x85", "CONNACK 2", "client.closed.refused",
+         "client gone", "reason=0x85", "the client id stands in this listener's mount point")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    return place.login(version, "mounted", client_id="a/b", username="ada")
+
+
+@refusal("a user name that has no place in `mountpoint`", "CONNECT", "CONNACK 0x86", "CONNACK 4", "client.closed.refused",
+         "client gone", "reason=0x86", "the user name stands in this listener's mount point")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    return place.login(version, "mounted")
 
 
 refusal("a client without a session, while memory is short", "CONNECT", "CONNACK 0x97", "CONNACK 3", "client.closed.overload",
