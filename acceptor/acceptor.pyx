@@ -109,7 +109,7 @@ cdef class Listener:
     cdef dict demands                      # on its clients, for their workers; mostly empty
     cdef object settings                   # shardbroker.config.listeners.Listener
     cdef object rules                      # AccessRules, None if everybody may
-    cdef object bucket                     # TokenBucket of max_conn_rate, or None
+    cdef tuple buckets                     # TokenBuckets of max_conn_rate: its own, and the one of all listeners
     cdef int64_t max_connections           # 0: no limit
     cdef uint64_t paused_until_ms          # 0: in epoll
     cdef bint plain                        # MQTT and nothing else: no Opening
@@ -170,6 +170,7 @@ cdef class Acceptor:
     cdef CounterSlot slot
     cdef int number, workers, epoll, next_worker
     cdef uint64_t now_ms, idle_timeout_ms, kept_bytes
+    cdef tuple shared_buckets              # of all listeners
     cdef uint32_t max_packet
     cdef size_t pending_max, held_count
     cdef dict listeners                    # fd -> Listener
@@ -193,6 +194,8 @@ cdef class Acceptor:
         self.slot = counters.slot(topology.processes + number)
         self.idle_timeout_ms = <uint64_t>(topology.settings.mqtt.idle_timeout * 1000)
         self.max_packet = topology.settings.mqtt.max_packet_size
+        everywhere = topology.settings.mqtt.limiter.max_conn_rate
+        self.shared_buckets = () if everywhere == inf else (self.bucket_of(everywhere),)
         self.pending_max = min(<uint64_t>PENDING_MAX, descriptors // 2)
         self.pending = OrderedDict()
         self.held = [deque() for _ in range(self.workers)]
@@ -235,19 +238,22 @@ cdef class Acceptor:
             close(fd)
         listener.context = context
         listener.settings = settings
-        listener.demands = demands_of(settings)
+        listener.demands = demands_of(settings, self.topology.settings.listeners.get(sockets.name))
         listener.name = sockets.name.encode()
         listener.plain = settings.type == "tcp" and not settings.proxy_protocol
         listener.timeouts_ms = int(settings.proxy_protocol_timeout * 1000), int(settings.tls.handshake_timeout * 1000)
         rules = AccessRules(settings.access_rules)
         listener.rules = None if rules.open else rules
         listener.max_connections = settings.max_connections
-        listener.bucket = None
+        listener.buckets = self.shared_buckets
         if settings.max_conn_rate != inf:
-            # The kernel spreads connections evenly over the acceptors, so each gets its share of the rate.
-            share = settings.max_conn_rate / self.topology.acceptors
-            listener.bucket = TokenBucket(share, share * CONNECT_BURST_S)
+            listener.buckets += (self.bucket_of(settings.max_conn_rate),)
         return 0
+
+    def bucket_of(self, double rate) -> TokenBucket:
+        """The kernel spreads connections evenly over the acceptors, so each gets its share of the rate."""
+        share = rate / self.topology.acceptors
+        return TokenBucket(share, share * CONNECT_BURST_S)
 
     cdef Listener find_listener(self, int number):
         cdef Listener listener
@@ -441,8 +447,8 @@ cdef class Acceptor:
         cdef unsigned int size
         cdef int i, fd, wait_ms
         for i in range(ACCEPTS):
-            if listener.bucket is not None:
-                wait_ms = listener.bucket.wait_ms(self.now_ms)
+            for bucket in listener.buckets:
+                wait_ms = bucket.wait_ms(self.now_ms)
                 if wait_ms:
                     return self.pause(listener, wait_ms)
             size = sizeof(address)
@@ -452,8 +458,8 @@ cdef class Acceptor:
                     for other in self.listeners.values():
                         self.pause(<Listener>other, PAUSE_MS)   # trying on would spin
                 return 0                   # nobody there; any other error belongs to a connection that is gone already
-            if listener.bucket is not None:
-                listener.bucket.take()
+            for bucket in listener.buckets:
+                bucket.take()
             if listener.rules is not None and not self.may_come(listener, &address):
                 close(fd)
                 continue
@@ -825,10 +831,15 @@ cdef class Acceptor:
         return 0
 
 
-def demands_of(settings) -> dict:
-    """What a worker must know of a listener."""
-    rates = [0.0 if rate == inf else rate for rate in (settings.messages_rate, settings.bytes_rate)]
-    demands = {"rates": rates} if any(rates) else {}
+def demands_of(settings, at_start) -> dict:
+    """What a worker must know of a listener. `at_start`: its settings when the broker started, which workers know; None without."""
+    demands = {}
+    if at_start is None or (settings.enable_authn, settings.auth_chain) != (at_start.enable_authn, at_start.auth_chain):
+        demands["authn"] = [settings.enable_authn, settings.auth_chain]
+    for name, rated in (("rates", settings), ("limiter", settings.limiter)):
+        rates = [0.0 if rate == inf else rate for rate in (rated.messages_rate, rated.bytes_rate)]
+        if any(rates):
+            demands[name] = rates
     if settings.mountpoint:
         demands["mountpoint"] = settings.mountpoint
     return demands

@@ -8,10 +8,15 @@ cdef extern from * nogil:
     static inline void sb_store(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
     static inline uint64_t sb_add(uint64_t* word, uint64_t value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
     static inline uint64_t sb_exchange(uint64_t* word, uint64_t value) { return __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST); }
+    static inline int sb_replace(uint64_t* word, uint64_t* before, uint64_t value) {
+        return __atomic_compare_exchange_n(word, before, value, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    }
     static inline void sb_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     """
     uint64_t sb_load(const uint64_t* word) noexcept
     void sb_store(uint64_t* word, uint64_t value) noexcept
     uint64_t sb_add(uint64_t* word, uint64_t value) noexcept
     uint64_t sb_exchange(uint64_t* word, uint64_t value) noexcept
+    # 1: the word was `before` and is `value` now. 0: it was not, and `before` says what it is.
+    int sb_replace(uint64_t* word, uint64_t* before, uint64_t value) noexcept
     void sb_fence() noexcept

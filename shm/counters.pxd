@@ -102,6 +102,7 @@ cpdef enum Counter:
     AUTHORIZATION_SUPERUSER
     CLIENT_BANNED
     CLIENT_FLAPPING
+    PACKETS_PUBLISH_QUOTA_EXCEEDED         # refused, as its listener's clients, or all, publish more than they may together
     OVERLOAD_RATE_PAUSED                   # times that a client was not read any more, as it sends faster than its listener allows
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT

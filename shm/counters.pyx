@@ -13,6 +13,7 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.string cimport memset
 
 from shm.atomic cimport sb_fence, sb_load, sb_store
+from shm.quota cimport SharedBucket
 
 from enum import IntEnum
 
@@ -39,6 +40,8 @@ cdef enum:
     WANTED_EPOCH = 4                       # as of this epoch
     SERVING = 5                            # every process was ready once
     ACCESS = 6                             # generations of rules, and of users and bans
+    BUCKETS_AT = 1024                      # shared buckets in the header page, bytes from its start
+    BUCKETS_MAX = 384                      # of a word each: up to its end
     HISTOGRAM_COUNT = 2
     HISTOGRAM_BUCKETS = 496                # 8 exact ones, then 8 for each of the 61 powers of two from 8 on
     HISTOGRAM_SUM = HISTOGRAM_BUCKETS      # word behind the buckets
@@ -79,7 +82,7 @@ NAMES = (
     "journal.write_ms",
     "authentication.success", "authentication.success.anonymous", "authentication.failure", "authentication.unavailable",
     "authorization.allow", "authorization.deny", "authorization.nomatch", "authorization.superuser", "client.banned", "client.flapping",
-    "overload.rate_paused", "connections.count",
+    "packets.publish.quota_exceeded", "overload.rate_paused", "connections.count",
     "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
     "inflight.count", "mqueue.count", "memory.bytes.count", "overload.level.count", "journal.pending.count",
     "journal.stage.count", "journal.errno.count", "retained.errno.count",
@@ -346,6 +349,16 @@ cdef class Counters:
 
     def serve(self) -> None:
         sb_store(<uint64_t*>self.base + SERVING, 1)
+
+    def bucket(self, int number, double rate) -> SharedBucket:
+        """Shared bucket `number` with this rate a second. Raises IndexError."""
+        cdef SharedBucket bucket = SharedBucket.__new__(SharedBucket)
+        if not 0 <= number < BUCKETS_MAX:
+            raise IndexError(f"bucket {number}, there are {<int>BUCKETS_MAX}")
+        bucket.empty_at = <uint64_t*>(self.base + BUCKETS_AT) + number
+        bucket.each_ns = 1e9 / rate
+        bucket.owner = self.mapping
+        return bucket
 
     def unlink(self) -> None:
         """Removes the segment's name."""

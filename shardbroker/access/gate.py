@@ -7,7 +7,8 @@ what that means.
 import errno
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,15 +57,17 @@ def publish_rules(settings: Any, runtime_dir: Path) -> None:
         raise FileError("acl.sources names file, but acl.file.path is empty")
     read_rules(path)
     target = published_rules(runtime_dir).with_suffix(path.suffix if path.suffix == ".toml" else ".conf")
+    other = target.with_suffix(".conf" if path.suffix == ".toml" else ".toml")
     new = target.with_name(target.name + ".new")
     new.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     new.chmod(0o600)
     new.replace(target)
+    other.unlink(missing_ok=True)
 
 
-def needs_integrations(settings: Any) -> bool:
-    """Whether there is anybody to be asked: then the process integrations runs."""
-    return any(_chain(settings, listener) for listener in settings.listeners.values()) or any(
+def needs_integrations(settings: Any, listeners: Iterable[Any]) -> bool:
+    """Whether there is anybody to be asked: then the process integrations runs. `listeners`: their settings."""
+    return any(_chain(settings.auth, one.enable_authn, one.auth_chain) for one in listeners) or any(
         name not in LOCAL_SOURCES for name in settings.acl.sources
     )
 
@@ -75,38 +78,64 @@ class Waiter(Protocol):
     def on_verdict(self, verdict: Verdict) -> None: ...
 
 
-class Gate:
-    """Made once in each worker."""
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What a listener asks of its clients. `chain`: empty: nobody is asked."""
 
-    def __init__(self, settings: Any, data_dir: Path, runtime_dir: Path, channel: int) -> None:
-        self._auth, self._acl = settings.auth, settings.acl
+    chain: list[str]
+    methods: tuple[str, ...]
+    """Authentication methods of MQTT 5.0 that they may use."""
+    denies_anonymous: bool
+    """Whether one without a user name is refused before anybody is asked."""
+
+    @classmethod
+    def of(cls, auth: Any, enable_authn: bool | str, chain: Sequence[str]) -> "Entrance":
+        names = _chain(auth, enable_authn, chain)
+        methods = (f"SCRAM-SHA-{auth.scram.algorithm.removeprefix('sha')}",) if "scram" in names else ()
+        return cls(names, methods, auth.quick_deny_anonymous or enable_authn == "quick_deny_anonymous")
+
+
+class Gate:
+    """Made once in each worker. `settings`: gives those that are in force now."""
+
+    def __init__(self, settings: Callable[[], Any], data_dir: Path, runtime_dir: Path, channel: int) -> None:
+        self._settings = settings
         self._runtime_dir = runtime_dir
         self._socket = socket.socket(fileno=channel)
         self._socket.setblocking(False)
         self._store = RuleStore(rules_dir(data_dir))
         self.banned = Banned(self._store)
-        flapping = settings.flapping_detect
-        self.flapping = Flapping(flapping.window_time, flapping.max_count, flapping.ban_time) if flapping.enable else None
-        self._chains = {name: _chain(settings, listener) for name, listener in settings.listeners.items()}
-        self._quick_deny = {
-            name: self._auth.quick_deny_anonymous or listener.enable_authn == "quick_deny_anonymous"
-            for name, listener in settings.listeners.items()
-        }
-        sources = list(self._acl.sources)
-        self._checks: bool = bool(
-            sources or self._auth.chain or any(self._chains.values()) or any(self._quick_deny.values()) or self.flapping is not None
-        )
-        self._local: list[str] = []
-        while sources and sources[0] in LOCAL_SOURCES:
-            self._local.append(sources.pop(0))
-        self.has_sources = bool(self._acl.sources)
-        self.has_remote = bool(sources)
+        self.flapping: Flapping | None = None
+        self._flapping_settings: Any = None
         self._file_rules = RuleSet()
-        self._read_file()
+        self._take_settings()
         self._next_id = time.time_ns() // 1_000_000 << FIRST_ID_SHIFT
         self._waiters: dict[int, tuple[float, Waiter]] = {}
         self._told_s = 0
         self._told = 0
+
+    def _take_settings(self) -> None:
+        settings = self._settings()
+        self.auth, self.acl = settings.auth, settings.acl
+        flapping = settings.flapping_detect
+        if flapping != self._flapping_settings:
+            self._flapping_settings = flapping
+            self.flapping = Flapping(flapping.window_time, flapping.max_count, flapping.ban_time) if flapping.enable else None
+        self._entrances = {
+            name: Entrance.of(self.auth, one.enable_authn, one.auth_chain) for name, one in settings.listeners.items()
+        }
+        self._general = Entrance.of(self.auth, True, [INHERIT])
+        sources = list(self.acl.sources)
+        entrances = [self._general, *self._entrances.values()]
+        self._checks: bool = (
+            bool(sources) or self.flapping is not None or any(one.chain or one.denies_anonymous for one in entrances)
+        )
+        self._local: list[str] = []
+        while sources and sources[0] in LOCAL_SOURCES:
+            self._local.append(sources.pop(0))
+        self.has_sources = bool(self.acl.sources)
+        self.has_remote = bool(sources)
+        self._read_file()
 
     # --- what is decided here ---------------------------------------------------------------------------------------------------
 
@@ -118,13 +147,9 @@ class Gate:
     def ban_of(self, client: Client) -> Ban | None:
         return self.banned.find(client.client_id, client.username, client.peerhost) if self.banned.any else None
 
-    def denies_anonymous(self, listener: str) -> bool:
-        """Whether a client without a user name is refused before anybody is asked."""
-        return bool(self._quick_deny.get(listener, self._auth.quick_deny_anonymous))
-
-    def methods_of(self, listener: str) -> tuple[str, ...]:
-        """Authentication methods of MQTT 5.0 that this listener's clients may use."""
-        return (f"SCRAM-SHA-{self._auth.scram.algorithm.removeprefix('sha')}",) if "scram" in self.chain_of(listener) else ()
+    def entrance(self, listener: str, own: Sequence[Any] | None) -> Entrance:
+        """`own`: (enable_authn, auth_chain) of a listener that has come or changed since the start."""
+        return self._entrances.get(listener, self._general) if own is None else Entrance.of(self.auth, own[0], own[1])
 
     def may_tell(self, now_ms: int) -> bool:
         """Whether one more line about what was denied may be written in this second."""
@@ -132,10 +157,6 @@ class Gate:
             self._told_s, self._told = now_ms // 1000, 0
         self._told += 1
         return self._told <= TOLD_A_SECOND
-
-    def chain_of(self, listener: str) -> list[str]:
-        """Who is asked about clients of this listener; empty: nobody. One that was added since has the general chain."""
-        return self._chains.get(listener) or list(self._auth.chain if listener not in self._chains else ())
 
     def local_rules(self, client: Client) -> list[ClientRules]:
         """What the sources in front say about a client, as far as a worker can tell."""
@@ -151,9 +172,9 @@ class Gate:
         return found
 
     def reload(self, rules: bool) -> None:
-        """Bans have changed, or rules too."""
+        """Bans have changed, or rules and settings too."""
         if rules:
-            self._read_file()
+            self._take_settings()
         self.banned.reload()
 
     def _read_file(self) -> None:
@@ -225,7 +246,7 @@ class Gate:
         ]
 
 
-def _chain(settings: Any, listener: Any) -> list[str]:
-    if listener.enable_authn is False:
+def _chain(auth: Any, enable_authn: bool | str, chain: Sequence[str]) -> list[str]:
+    if enable_authn is False:
         return []
-    return list(settings.auth.chain if listener.auth_chain == [INHERIT] else listener.auth_chain)
+    return list(auth.chain if list(chain) == [INHERIT] else chain)

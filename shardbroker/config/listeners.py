@@ -15,9 +15,11 @@ __all__ = [
     "DEFAULT_PORTS",
     "LISTENER_NAME",
     "Certificate",
+    "Limiter",
     "Listener",
     "Tls",
     "WebSocket",
+    "ZoneLimiter",
     "parse_address",
     "parse_rule",
     "unix_path",
@@ -109,6 +111,19 @@ class Tls(Section):
         return self
 
 
+class Limiter(Section):
+    """What all clients together may publish."""
+
+    messages_rate: Rate = Field(inf, description="PUBLISH packets a second; see docs/listeners.md for what follows above it.")
+    bytes_rate: ByteRate = Field(inf, description="Likewise bytes of topics, properties and payloads.")
+
+
+class ZoneLimiter(Limiter):
+    """What the clients of all listeners together may do."""
+
+    max_conn_rate: Rate = Field(inf, description="Connections accepted a second; further ones wait.")
+
+
 class WebSocket(Section):
     """WebSocket of a listener of type ws or wss."""
 
@@ -156,6 +171,7 @@ class Listener(Section):
         "disabled", description="The user name is the common or the distinguished name of the client's certificate."
     )
     peer_cert_as_clientid: Literal["disabled", "cn", "dn"] = Field("disabled", description="Likewise the client id.")
+    limiter: Limiter = Limiter()
     tls: Tls = Tls()
     websocket: WebSocket = WebSocket()
 

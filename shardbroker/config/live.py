@@ -19,15 +19,18 @@ __all__ = ["dump", "in_force", "is_live", "keep_in_force", "parse", "replaced"]
 IN_FORCE = "settings.cbor"
 """In the runtime directory."""
 
-LIVE = ("mqtt.", "rewrite.", "auto_subscribe.", "retainer.", "sys.", "journal.", "log.")
+LIVE = (
+    "mqtt.", "rewrite.", "auto_subscribe.", "retainer.", "sys.", "journal.", "log.", "auth.", "acl.", "flapping_detect.",
+)  # fmt: skip
 """Sections whose keys take effect at once."""
-NOT_LIVE = ("mqtt.shared_subscription_strategy", "journal.segment_bytes", "journal.cycle_bytes")
-"""Keys of these sections that do not: publishers remember where they are in the strategy, journals where they are in a segment."""
+NOT_LIVE = ("mqtt.shared_subscription_strategy", "mqtt.limiter.", "journal.segment_bytes", "journal.cycle_bytes")
+"""Keys of these sections that do not: publishers remember where they are in the strategy, connections have their limits, and
+journals remember where they are in a segment."""
 
 
 def is_live(key: str) -> bool:
     """Whether a change of this dotted key takes effect without a restart."""
-    return key.startswith(LIVE) and key not in NOT_LIVE
+    return key.startswith(LIVE) and not key.startswith(NOT_LIVE)
 
 
 def replaced(settings: Settings, path: Iterable[str], value: Any) -> Settings:
@@ -57,6 +60,7 @@ def parse(data: bytes) -> Settings:
 def keep_in_force(runtime_dir: Path, settings: Settings) -> None:
     """Processes that are started from now on begin with these. Raises OSError."""
     new = runtime_dir / f"{IN_FORCE}.new"
+    new.touch(mode=0o600)
     new.write_bytes(dump(settings))
     os.replace(new, runtime_dir / IN_FORCE)
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
 from shardbroker.config.features import AutoSubscribe, Rewrite
-from shardbroker.config.listeners import LISTENER_NAME, Listener, parse_address
+from shardbroker.config.listeners import LISTENER_NAME, Listener, ZoneLimiter, parse_address
 from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.mqtt.errors import MqttError
@@ -92,6 +92,7 @@ class Mqtt(Section):
     max_subscriptions: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Subscriptions per session; 0: no limit.")
     upgrade_qos: bool = Field(False, description="Deliver with the subscription's QoS even if published lower.")
     response_information: str = Field("", description="Given to 5.0 clients that ask for it.")
+    limiter: ZoneLimiter = ZoneLimiter()
 
 
 class Durability(Section):

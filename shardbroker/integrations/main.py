@@ -7,17 +7,13 @@ import socket
 import sys
 import time
 from collections import OrderedDict, deque
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import uvloop
 from shm.counters import Counters, ProcessState
 
 from shardbroker.access.contract import Answer, BackendError, Outcome
-from shardbroker.access.files import FileError
-from shardbroker.access.gate import LOCAL_SOURCES, rules_dir, users_dir
 from shardbroker.access.scram import METHODS
-from shardbroker.access.stores import RuleStore, StoreError, UserStore
+from shardbroker.access.stores import StoreError
 from shardbroker.access.wire import (
     MESSAGE_MAX,
     Asked,
@@ -28,9 +24,10 @@ from shardbroker.access.wire import (
     encode_verdict,
     question_of,
 )  # fmt: skip
-from shardbroker.integrations import modules
-from shardbroker.integrations.building import build_authenticators, build_sources
-from shardbroker.integrations.chain import AuthenticatorChain, SourceChain, describe
+from shardbroker.config import Settings
+from shardbroker.config.live import in_force
+from shardbroker.integrations.backends import Backends, Stores
+from shardbroker.integrations.chain import describe
 from shardbroker.integrations.enhanced import ScramExchange
 from shardbroker.management.log import Log
 from shm.topology import Topology
@@ -64,23 +61,14 @@ def run(topology: Topology) -> None:
 
 class _Service:
     def __init__(self, topology: Topology) -> None:
-        settings = topology.settings
-        self._topology, self._settings = topology, settings
+        self._topology = topology
         self._counters = Counters.attach(topology.counters_name)
         self._counters.set_state(topology.integrations, ProcessState.STARTING)
         self._generation = self._counters.access_generation
+        settings = in_force(topology.runtime_dir, topology.settings)
         self._log = Log(settings.log.level)
-        self._threads = ThreadPoolExecutor(settings.auth.hash_threads, thread_name_prefix="hash")
-        chains = [settings.auth.chain, *(one.auth_chain for one in settings.listeners.values())]
-        names = list(dict.fromkeys(name for chain in chains for name in chain if name != "inherit"))
-        self._users = UserStore(users_dir(topology.data_dir)) if {"builtin", "scram"} & set(names) else None
-        self._members, self._installed = build_authenticators(settings, names, self._users, self._threads)
-        sources = list(settings.acl.sources)
-        while sources and sources[0] in LOCAL_SOURCES:
-            sources.pop(0)
-        self._source_members = build_sources(settings, sources, lambda: RuleStore(rules_dir(topology.data_dir)))
-        self._chain = AuthenticatorChain(self._members, settings.auth.on_error, self._report)
-        self._sources = SourceChain(self._source_members, settings.acl.on_error, self._report)
+        self._stores = Stores(topology.data_dir)
+        self._backends = Backends(settings, self._stores, self._report)
         self._conversations: OrderedDict[tuple[int, int], ScramExchange] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: dict[tuple[str, str], float] = {}
@@ -98,11 +86,8 @@ class _Service:
         reloading.cancel()
         for task in [*self._tasks]:
             task.cancel()
-        closing = [member.close for member in self._members.values()] + [member.close for _, member in self._source_members]
-        for close in closing:
-            with suppress(Exception):
-                await close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._backends.close()
+        self._stores.close()
         self._log.close()
         self._counters.set_state(self._topology.integrations, ProcessState.DOWN)
 
@@ -141,18 +126,17 @@ class _Service:
     async def _verdict(self, link: "_Link", asked: Asked) -> bytes:
         if asked.kind is Kind.ACL:
             questions = [question_of(fields) for fields in asked.details]
-            return encode_verdict(asked.id, Status.DECIDED, await self._sources.authorize(asked.client, questions))
+            return encode_verdict(asked.id, Status.DECIDED, await self._backends.authorize(asked.client, questions))
         if asked.kind is Kind.AUTH:
             return await self._go_on(link, asked, asked.details[0], asked.details[1] or b"")
         chain, method, data = asked.details
         if method is not None:
-            assert self._users is not None, "workers ask only for what is configured"
-            exchange = ScramExchange(self._users, METHODS[method], self._settings.auth.scram.iteration_count)
+            exchange = ScramExchange(self._stores.users(), METHODS[method], self._backends.settings.auth.scram.iteration_count)
             self._conversations[link.worker, asked.id] = exchange
             while len(self._conversations) > CONVERSATIONS_MAX:
                 self._conversations.popitem(last=False)
             return await self._go_on(link, asked, asked.id, data or b"")
-        answer, told = await self._chain.authenticate(modules.expand(chain, self._installed), asked.client)
+        answer, told = await self._backends.authenticate(chain, asked.client)
         return _login_verdict(asked.id, answer, told, None)
 
     async def _go_on(self, link: "_Link", asked: Asked, conversation: int, data: bytes) -> bytes:
@@ -174,14 +158,32 @@ class _Service:
             if generation == self._generation:
                 continue
             self._generation = generation
-            for name, member in [*self._members.items(), *self._source_members]:
-                reload = getattr(member, "reload", None)
-                if reload is not None:
-                    try:
-                        reload()
-                    except FileError as error:
-                        self._log.add("error", f"integrations {name}: reload: {error}; what was there before stays")
+            settings, old = in_force(self._topology.runtime_dir, self._topology.settings), self._backends
+            if (settings.auth, settings.acl) == (old.settings.auth, old.settings.acl):
+                for problem in old.reload():
+                    self._log.add("error", f"integrations {problem}")
+            else:
+                self._replace(settings)
             self._log.flush()
+
+    def _replace(self, settings: Settings) -> None:
+        """Those who are asked already are asked to the end."""
+        old = self._backends
+        try:
+            self._backends = Backends(settings, self._stores, self._report)
+        except (BackendError, StoreError) as error:
+            self._log.add("error", f"integrations: the new settings cannot be used: {error}; those who were asked before still are")
+            return
+        self._log.add("info", "integrations: other settings are in force")
+        task = asyncio.create_task(self._close_later(old))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close_later(self, old: Backends) -> None:
+        try:
+            await asyncio.sleep(max(old.settings.auth.timeout, old.settings.acl.timeout))
+        finally:
+            await old.close()
 
     def _report(self, name: str, text: str) -> None:
         """A failure of a back end: one line now, and no more of the same for a while."""

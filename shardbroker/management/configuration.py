@@ -24,14 +24,17 @@ FIXED = ("process.data_dir",)
 
 
 class Configuration:
-    """What is in force, and where it came from. `on_change` is called with the settings when live ones have changed."""
+    """What is in force, and where it came from. `on_change` is called with the settings when live ones have changed; `check`
+    before anything has, and raises ControlError for settings that cannot be used."""
 
-    def __init__(self, topology: Topology, on_change: Callable[[Settings], None]) -> None:
+    def __init__(
+        self, topology: Topology, on_change: Callable[[Settings], None], check: Callable[[Settings], None] = lambda settings: None
+    ) -> None:
         self._runtime_dir = topology.runtime_dir
         self._path = topology.data_dir / KEPT_FILE
         self.settings: Settings = in_force(topology.runtime_dir, topology.settings)
         self._loaded: Loaded = topology.loaded or Loaded(topology.settings, {})
-        self._on_change = on_change
+        self._on_change, self._check = on_change, check
 
     def rows(self, key: str) -> list[dict[str, Any]]:
         """Keys that are `key` or below it, or, without one, those that were set or wait for a restart. Raises ControlError."""
@@ -76,7 +79,9 @@ class Configuration:
     def reload(self) -> dict[str, Any]:
         """Reads all sources again. Raises ControlError, with what is wrong; what was in force stays then."""
         try:
-            return self._apply(self._loaded.again())
+            loaded = self._loaded.again()
+            self._check(loaded.settings)
+            return self._apply(loaded)
         except ConfigError as error:
             raise ControlError("BAD_REQUEST", str(error)) from None
 
@@ -88,6 +93,7 @@ class Configuration:
 
     def _keep(self, kept: Mapping[KeyPath, Any], path: KeyPath) -> dict[str, Any]:
         loaded = self._loaded.again(kept=kept)
+        self._check(loaded.settings)
         try:
             write_kept(self._path, kept)
         except OSError as error:
@@ -101,7 +107,7 @@ class Configuration:
         return result
 
     def _apply(self, loaded: Loaded) -> dict[str, Any]:
-        before, after = self._flat(self.settings), self._flat(loaded.settings)
+        before, after = _values(self.settings), _values(loaded.settings)
         changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
         live = [name for name in changed if is_live(name)]
         settings = self.settings
@@ -126,3 +132,8 @@ class Configuration:
             for section, model in sections(settings)
             for name, field in leaves(model)
         }
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    """Every key with its value; secrets are what they are, so that a new one counts as a change."""
+    return {f"{section}.{name}": getattr(model, name) for section, model in sections(settings) for name, _ in leaves(model)}

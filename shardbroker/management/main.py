@@ -19,6 +19,8 @@ from shm.records import ANSWER, DAMAGE, EVENT, NOTE, encode_publish, note_of, op
 from shm.ring import Inbox
 
 from acceptor.notices import NOTICE_BYTES, read_notice
+from shardbroker.access.files import FileError
+from shardbroker.access.gate import publish_rules
 from shardbroker.config import Settings
 from shardbroker.config.listeners import parse_address
 from shardbroker.config.live import dump
@@ -30,6 +32,7 @@ from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.disk_alarms import DiskAlarms
+from shardbroker.management.handlers.listeners import ask_supervisor
 from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
 from shardbroker.management.prometheus import render
@@ -85,10 +88,12 @@ class _Manager:
         self._inbox = Inbox.attach(topology.inbox_name(topology.manager))
         self._retained = RetainedStore(topology.retained_dir, sync=topology.settings.durability.level == "machine")
         self._routes = RouteTable(topology.routes_dir)
-        self._configuration = Configuration(topology, self._on_configured)
+        self._configuration = Configuration(topology, self._on_configured, self._check_access)
         settings = self._configuration.settings
+        self._access_settings = settings.auth, settings.acl, settings.flapping_detect
         self._log = Log(settings.log.level)
         self._flapping: list[str] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._topics = SysTopics(topology.node_name, time.monotonic())
         self._workers = Workers(topology, self._counters)
         self._outbox = self._workers.outboxes[SYS_WORKER]
@@ -187,7 +192,7 @@ class _Manager:
                 text += f"; needs a restart: {', '.join(done['needs_restart'])}"
             self._log.add("info", f"configuration reloaded; {text}")
         try:
-            with AccessAdmin(self._topology.settings, self._topology.data_dir, self._counters) as admin:
+            with AccessAdmin(self._configuration.settings, self._topology.data_dir, self._counters) as admin:
                 admin.reload()
         except AccessError as error:
             self._log.add("error", f"rules and passwords not reloaded: {error}")
@@ -198,6 +203,26 @@ class _Manager:
         self._log.level = settings.log.level
         self._client_topics.want(settings.sys.event_messages)
         self._workers.tell_all("configure", settings=dump(settings))
+        access = settings.auth, settings.acl, settings.flapping_detect
+        if access != self._access_settings:
+            self._access_settings = access
+            self._counters.access_changed(rules=True)  # workers and integrations read the settings that are in force
+            asking = asyncio.create_task(ask_supervisor(self._context, {"verb": "access"}))
+            self._tasks.add(asking)
+            asking.add_done_callback(self._on_asked)
+
+    def _on_asked(self, asking: "asyncio.Task[Any]") -> None:
+        """Whether the supervisor has looked if integrations is needed now."""
+        self._tasks.discard(asking)
+        if not asking.cancelled() and asking.exception() is not None:
+            self._complain(f"integrations may be missing: {asking.exception()}")
+
+    def _check_access(self, settings: Settings) -> None:
+        """Rules of a file are found to be right, and put where workers read them."""
+        try:
+            publish_rules(settings, self._topology.runtime_dir)
+        except FileError as error:
+            raise ControlError("BAD_REQUEST", str(error)) from None
 
     def _audit(self, by: str, verb: str, params: dict[str, Any], code: str) -> None:
         """Who changed what. Payloads are not for the log."""
@@ -339,12 +364,12 @@ class _Manager:
 
     def _store_flapping(self) -> None:
         """Bans that workers have decided on, so that ctl shows them and a worker that starts again knows them: all in one go."""
-        flapping = self._topology.settings.flapping_detect
+        settings = self._configuration.settings
         names, self._flapping = dict.fromkeys(self._flapping), []
         if names:
             try:
-                with AccessAdmin(self._topology.settings, self._topology.data_dir, self._counters) as admin:
-                    admin.ban_many("clientid", names, seconds=flapping.ban_time, by="flapping detector")
+                with AccessAdmin(settings, self._topology.data_dir, self._counters) as admin:
+                    admin.ban_many("clientid", names, seconds=settings.flapping_detect.ban_time, by="flapping detector")
             except AccessError as error:
                 self._log.add("error", f"bans of flapping clients cannot be kept: {error}")
 

@@ -95,7 +95,7 @@ class Listeners:
         unlisten(gone)
 
     def carry_out(self, request: dict[str, Any]) -> None:
-        """What the manager asks for (shm/requests.py). Raises StartError."""
+        """What the manager asks for (shm/requests.py), as far as it is about listeners. Raises StartError."""
         verb, name = request["verb"], request.get("name", "")
         if verb == "listeners add":
             self.add(name, _parsed(name, request["settings"]))

@@ -15,6 +15,7 @@ from shm.counters import Counters, ProcessState
 from shardbroker import __version__
 from shardbroker.access.gate import needs_integrations
 from shardbroker.config import Loaded, Settings
+from shardbroker.config.live import in_force
 from shardbroker.supervisor.child import Child, Entry
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_journal_workers, tear_down, usable_cores
 from shardbroker.supervisor.listeners import Listeners
@@ -109,9 +110,21 @@ class Supervisor:
         first = topology.processes
         acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i) for i in range(topology.acceptors)]
         # An idle one would take memory for nothing: it runs where somebody is to be asked.
-        asked = needs_integrations(topology.settings)
-        integrations = [Child("integrations", entries.integrations, (topology,), topology.integrations)] if asked else []
-        return [*workers, manager, *integrations, *acceptors]
+        asked = needs_integrations(topology.settings, topology.settings.listeners.values())
+        return [*workers, manager, *([self._integrations(topology)] if asked else []), *acceptors]
+
+    def _integrations(self, topology: Topology) -> Child:
+        return Child("integrations", self._entries.integrations, (topology,), topology.integrations)
+
+    def _look_who_is_asked(self) -> None:
+        """Somebody is to be asked since listeners or settings have changed: the process for it is started, and then stays."""
+        topology = self._listeners.topology
+        settings = in_force(topology.runtime_dir, topology.settings)
+        there = any(child.title == "integrations" for child in self._children)
+        if not there and needs_integrations(settings, [one.settings for one in topology.listeners]):
+            child = self._integrations(topology)
+            self._children.append(child)
+            self._start(child)
 
     # --- watching -----------------------------------------------------------------------------------------------------------
 
@@ -145,6 +158,7 @@ class Supervisor:
             return
         try:
             self._listeners.carry_out(request)
+            self._look_who_is_asked()
             problem = ""
         except StartError as error:
             problem = str(error)

@@ -21,6 +21,7 @@ cdef class Access:
     cdef readonly object client            # shardbroker.access.contract.Client, without the password once that was sent
     cdef object packet                     # CONNECT, until it is accepted or refused
     cdef bytes client_id
+    cdef object authn                      # what its listener asks of clients, if it has come since the start; None else
     cdef bytes method                      # Authentication Method, None without
     cdef bytes data                        # Authentication Data for CONNACK
     cdef uint64_t conversation             # id of the question that began an enhanced authentication

@@ -141,6 +141,7 @@ cdef class Access:
         self.decided = {}
         self.inquiries = set()
         certificate = certificate or {}
+        self.authn = certificate.get("authn")
         self.client = Client(
             client_id.decode(), None if username is None else username.decode(), password, host.strip("[]"), int(port or 0), listener,
             channel.version, certificate.get("cn"), certificate.get("dn"))
@@ -149,24 +150,24 @@ cdef class Access:
 
     def start(self) -> None:
         """The CONNECT is well-formed: may this client come in?"""
-        cdef list chain = self.gate.chain_of(self.client.listener)
+        entrance = self.gate.entrance(self.client.listener, self.authn)
         ban = self.gate.ban_of(self.client)
         if ban is not None:
             self.channel.core.count(CLIENT_BANNED)
             self.denied(BANNED, f"banned by {ban.kind}" + (f": {ban.reason}" if ban.reason else ""))
-        elif self.method is not None and self.method.decode() not in self.gate.methods_of(self.client.listener):
+        elif self.method is not None and self.method.decode() not in entrance.methods:
             self.denied(BAD_AUTHENTICATION_METHOD, "no such authentication method")      # [MQTT-4.12.0-1]
-        elif not self.client.username and self.method is None and self.gate.denies_anonymous(self.client.listener):
+        elif not self.client.username and self.method is None and entrance.denies_anonymous:
             self.channel.core.count(AUTHENTICATION_FAILURE)
             self.denied(NOT_AUTHORIZED, "clients without a user name are not let in")
-        elif not chain:
+        elif not entrance.chain:
             self.check_and_accept()
         elif self.gate.waiting >= self.channel.shard.auth.max_waiting:
             self.channel.core.count(AUTHENTICATION_UNAVAILABLE)
             self.denied(SERVER_BUSY, "too many logins wait for a verdict")
         else:
             data = (self.packet.properties or {}).get(PropertyId.AUTHENTICATION_DATA)
-            self.ask_login(Kind.LOGIN, [chain, None if self.method is None else self.method.decode(), data])
+            self.ask_login(Kind.LOGIN, [entrance.chain, None if self.method is None else self.method.decode(), data])
             self.client = replace(self.client, password=None)
 
     cdef int ask_login(self, object kind, list details) except -1:
@@ -261,7 +262,7 @@ cdef class Access:
         if packet.reason_code == CONTINUE_AUTHENTICATION and self.challenged:
             self.ask_login(Kind.AUTH, [self.conversation, data])
         elif packet.reason_code == REAUTHENTICATE and self.channel.state == CONNECTED and not self.challenged:
-            self.ask_login(Kind.LOGIN, [self.gate.chain_of(self.client.listener), self.method.decode(), data])
+            self.ask_login(Kind.LOGIN, [self.gate.entrance(self.client.listener, self.authn).chain, self.method.decode(), data])
         else:
             raise ProtocolError(f"AUTH with reason 0x{packet.reason_code:02x} is not expected here", "MQTT-4.12.0-3")
 
@@ -441,8 +442,13 @@ cdef class Access:
     def recheck(self) -> None:
         """The rules have changed, or who this is: subscriptions that are not allowed any more end."""
         cdef Session session = self.channel.session
-        if self.channel.state != CONNECTED or self.unchecked():
+        if self.channel.state != CONNECTED:
             return
+        if self.unchecked():
+            self.channel.verdicts = None
+            return
+        if self.channel.verdicts is None:
+            self.channel.verdicts = Verdicts(self.channel.shard.acl.cache.max_size)    # nobody checked anything when it came
         if self.inquire(self.topics_of(session), self.recheck, False):
             self.drop_denied(session)
             if not self.inquiries:

@@ -45,6 +45,7 @@ cdef class Channel(Link):
     cdef uint8_t mounted                   # topics get a prefix, see shardbroker.worker.mounted
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef PeerAddress peer
+    cdef uint8_t limited                   # what it publishes counts for limits that it shares with others
     cdef readonly bytes username           # of the CONNECT; None without
     cdef readonly object access            # shardbroker.worker.access.Access; None: nobody checks anything about this client
     cdef Verdicts verdicts                 # None: it may publish and subscribe everything
@@ -85,6 +86,7 @@ cdef class Channel(Link):
     cdef int recheck(self, bint rules) except -1       # bans have changed, or rules too
     # Who this is is known: works out the mount point. False: it has none for this client, who is refused.
     cdef bint mount(self, object username) except -1
+    cdef bint over_quota(self, PublishView* view) except -1    # whether this PUBLISH is refused; else it is counted
     cdef bytes unmounted(self, bytes topic)    # a topic or filter as the client names it
     # Nothing is read until resume(): a verdict is waited for. The loop overrides both.
     cdef int hold(self) except -1

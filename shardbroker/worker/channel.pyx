@@ -201,7 +201,9 @@ cdef class Channel(Link):
             if will.retain and not self.core.retain_available:
                 return self.refuse(self.version, RETAIN_NOT_SUPPORTED, "retain not supported")    # [MQTT-3.2.2-13]
             check_topic_name(will.topic, self.core.max_topic_levels)
-        if self.shard.access_gate is None or (self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties):
+        if self.shard.access_gate is None or (
+                self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties
+                and (known is None or "authn" not in known)):
             username = packet.username
             return self.accept(packet, client_id) if self.mount(None if username is None else username.decode()) else 0
         self.username = packet.username
@@ -211,6 +213,9 @@ cdef class Channel(Link):
 
     cdef bint mount(self, object username) except -1:
         return True
+
+    cdef bint over_quota(self, PublishView* view) except -1:
+        return False
 
     cdef bytes unmounted(self, bytes topic):
         return topic
@@ -375,6 +380,9 @@ cdef class Channel(Link):
             return False
         if view.retain and core.disk_full:
             return False
+        if self.limited and self.over_quota(&view):
+            core.count(PACKETS_PUBLISH_RECEIVED)
+            return self.reject_publish(&view, QUOTA_EXCEEDED, "more is published than clients may together")
         core.count(PACKETS_PUBLISH_RECEIVED)
         core.count(MESSAGES_RECEIVED)
         core.count(MESSAGES_QOS0_RECEIVED + view.qos)
@@ -755,9 +763,9 @@ cdef class Channel(Link):
 
     cdef int recheck(self, bint rules) except -1:
         if self.access is None:
-            if not self.shard.access_gate.banned.any:
+            if not self.shard.access_gate.banned.any and not self.shard.access_gate.has_sources:
                 return 0
-            # It came while nobody was banned.
+            # It came while nobody was banned, and everybody might do everything.
             self.access = self.shard.access_type(self, None, self.session.client_id, self.listener_name(), self.known_before())
         self.access.check_ban()
         if rules:

@@ -13,7 +13,8 @@ from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.disk cimport DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
 from shardbroker.worker.memory cimport MemoryWatch
-from shardbroker.worker.rates cimport Rates
+from shardbroker.mqtt.codec cimport PublishView
+from shardbroker.worker.rates cimport Quotas, Rates, SharedRates
 from shardbroker.worker.shard cimport Shard
 from shm.counters cimport Counters, Histogram, ListenerSockets
 from shm.records cimport RecordHeader
@@ -58,6 +59,8 @@ cdef class Connection(Channel):
     cdef int note_extra(self, dict extra) except -1
     cdef int take_received(self, uint8_t* target, size_t got) except -1
     cdef int keep_rate(self, uint64_t messages, uint64_t bytes) except -1
+    cdef int slow_down(self, uint64_t wait_ms) except -1
+    cdef bint over_quota(self, PublishView* view) except -1
     cdef int take_frames(self, uint8_t* target, size_t got) except -1
     cdef int end_frames(self) except -1
     cdef ssize_t transmit(self, size_t size) noexcept
@@ -100,6 +103,7 @@ cdef class Loop(Shard):
     cdef DiskWatch disk
     cdef list unread                       # connections with STOP_DISK
     cdef list limited                      # connections with STOP_RATE
+    cdef Quotas quotas
     cdef uint8_t* buffer                   # what every socket is read into
     cdef Inbox inbox
     cdef list outboxes                     # process number -> Inbox

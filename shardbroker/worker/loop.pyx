@@ -29,7 +29,8 @@ from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT, DiskW
 from shardbroker.worker.gate cimport Gate, Guard
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_WEBSOCKET, EVENTS_DROPPED, JOURNAL_WRITE_MS, MESSAGES_DROPPED, MESSAGES_FORWARD,
-    MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED, RETAINED_ERRNO_COUNT, CounterSlot,
+    MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED, PACKETS_PUBLISH_QUOTA_EXCEEDED,
+    RETAINED_ERRNO_COUNT, CounterSlot,
 )
 from shm.address cimport address_text
 from shm.epochs cimport WILDCARD_BUCKET, Epochs, bucket_of
@@ -174,14 +175,30 @@ cdef class Connection(Channel):
     cdef int keep_rate(self, uint64_t messages, uint64_t bytes) except -1:
         """Whoever sends faster than its listener allows is not read for a while; what was read is dealt with."""
         cdef uint64_t wait_ms = self.rates.add(self.core.now_ms, messages, bytes)
-        if wait_ms and self.state != CLOSING:
-            self.rates.stopped_until_ms = self.core.now_ms + wait_ms
+        return self.slow_down(wait_ms) if wait_ms else 0
+
+    cdef int slow_down(self, uint64_t wait_ms) except -1:
+        if self.state != CLOSING:
+            self.rates.stopped_until_ms = max(self.rates.stopped_until_ms, self.core.now_ms + wait_ms)
             if not self.stops & STOP_RATE:
                 self.core.count(OVERLOAD_RATE_PAUSED)
                 self.paused = True
                 self.stop_reading(STOP_RATE)
                 self.loop.limited.append(self)
         return 0
+
+    cdef bint over_quota(self, PublishView* view) except -1:
+        """Who can be told so is refused what is too much [0x97]; others are read more slowly, so that nothing gets lost unnoticed."""
+        cdef uint64_t now_ns = self.loop.pass_start_us * 1000
+        cdef SharedRates shared = self.rates.shared
+        cdef uint64_t wait_ns = shared.over_ns(now_ns)
+        if wait_ns and self.version == 5 and view.qos and not view.dup:
+            self.core.count(PACKETS_PUBLISH_QUOTA_EXCEEDED)
+            return True
+        shared.add(now_ns, <uint64_t>view.topic_size + view.properties_size + view.payload_size)
+        if wait_ns:
+            self.slow_down(wait_ns // 1000000 + 1)
+        return False
 
     cdef int take_frames(self, uint8_t* target, size_t got) except -1:
         """Likewise, in WebSocket frames."""
@@ -531,6 +548,7 @@ cdef class Loop(Shard):
         self.rechecking = []
         self.access_fd = -1
         self.limited = []
+        self.quotas = Quotas(counters, topology.settings.mqtt.limiter)
         self.memory = memory
         self.share_out(1)
         self.registry_changes = {}
@@ -875,6 +893,7 @@ cdef class Loop(Shard):
     def check_access(self, gate) -> None:
         """Who may come and what they may do is checked from now on; `gate`: shardbroker.access.gate.Gate."""
         self.access_gate = gate
+        self.auth, self.acl = gate.auth, gate.acl
         self.access_type = Access
         self.access_fd = gate.fileno()
         self.access_seen = self.counters_segment.access_generation_c()
@@ -900,6 +919,7 @@ cdef class Loop(Shard):
             self.rules_moved = self.access_generation != <uint32_t>(self.access_seen >> 32) or (self.rechecking and self.rules_moved)
             self.access_generation = <uint32_t>(self.access_seen >> 32)
             self.access_gate.reload(self.rules_moved)
+            self.auth, self.acl = self.access_gate.auth, self.access_gate.acl
             self.rechecking = [connection for connection in self.by_fd if connection is not None]
         if self.rechecking:
             self.step_start_us = self.read_clock()
@@ -1118,6 +1138,7 @@ cdef class Loop(Shard):
     cdef int accept_some(self, int channel) except -1:
         cdef Handover handover
         cdef Connection connection
+        cdef SharedRates shared
         cdef int taken
         for taken in range(ACCEPTS):
             handover = receive(channel)
@@ -1154,6 +1175,12 @@ cdef class Loop(Shard):
             self.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
             if handover.extra is not None:
                 connection.note_extra(handover.extra)
+            shared = self.quotas.of(connection.listener_number, None if handover.extra is None else handover.extra.get("limiter"))
+            if shared is not None:
+                if connection.rates is None:
+                    connection.rates = Rates(0.0, 0.0)
+                connection.rates.shared = shared
+                connection.limited = True
             if handover.data:
                 self.budget = self.turn_budget
                 # Nobody else has seen these bytes: they can be changed where they are, as a WebSocket's must.

@@ -84,7 +84,11 @@ def _start(topology: Topology, number: int) -> Loop:
     loop.on_command = Commands(loop, topology.spill_dir)
     if set_aside is not None:
         loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
-    loop.check_access(Gate(topology.settings, topology.data_dir, topology.runtime_dir, topology.access[number][0]))
+    at_start = topology.settings
+    gate = Gate(
+        lambda: in_force(topology.runtime_dir, at_start), topology.data_dir, topology.runtime_dir, topology.access[number][0]
+    )
+    loop.check_access(gate)
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()

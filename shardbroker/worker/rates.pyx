@@ -1,6 +1,14 @@
 """Rates of a client; see rates.pxd."""
 
-__all__ = ["Rates"]
+from math import inf
+
+from shm.quota cimport SharedBucket
+
+__all__ = ["Quotas", "Rates", "SharedRates"]
+
+ZONE = 64
+"""Place of the broker's own shared buckets, behind those of its listeners: shm.topology.LISTENERS_MAX."""
+
 
 cdef double BURST_S = 1.0                  # seconds of the rate that may come at once after a quiet time
 
@@ -25,3 +33,43 @@ cdef class Rates:
     def note(self, int now_ms, int messages, int bytes) -> int:
         """Slow-path form of `add`."""
         return self.add(now_ms, messages, bytes)
+
+
+cdef class SharedRates:
+    cdef uint64_t over_ns(self, uint64_t now_ns) noexcept:
+        cdef uint64_t longest = 0
+        cdef SharedBucket bucket
+        for bucket in self.messages:
+            longest = max(longest, bucket.over_ns(now_ns))
+        for bucket in self.bytes:
+            longest = max(longest, bucket.over_ns(now_ns))
+        return longest
+
+    cdef void add(self, uint64_t now_ns, uint64_t bytes) noexcept:
+        cdef SharedBucket bucket
+        for bucket in self.messages:
+            bucket.add(now_ns, 1)
+        for bucket in self.bytes:
+            bucket.add(now_ns, bytes)
+
+
+cdef class Quotas:
+    def __init__(self, Counters counters not None, limiter):
+        """limiter: settings section of the whole broker"""
+        self.counters = counters
+        self.zone = [0.0 if rate == inf else rate for rate in (limiter.messages_rate, limiter.bytes_rate)]
+        self.known = {}
+
+    cdef SharedRates of(self, int listener, object rates):
+        cdef SharedRates shared
+        if rates is None and not any(self.zone):
+            return None
+        own = tuple(rates or (0.0, 0.0))
+        shared = self.known.get((listener, own))
+        if shared is None:
+            shared = self.known[listener, own] = SharedRates.__new__(SharedRates)
+            shared.messages, shared.bytes = [
+                [self.counters.bucket(2 * place + kind, rate) for place, rate in ((listener, own[kind]), (ZONE, self.zone[kind])) if rate]
+                for kind in (0, 1)
+            ]
+        return shared

@@ -18,7 +18,7 @@ from acceptor.handover import receive_one
 from shm.counters import Counters, ProcessState
 
 from acceptor.main import run
-from shardbroker.config.listeners import Listener
+from shardbroker.config.listeners import Listener, ZoneLimiter
 from shm.topology import ListenerSockets, Topology
 
 WAIT_S = 10.0
@@ -32,9 +32,9 @@ class FakeBroker:
     """
 
     def __init__(self, workers: int = 2, listener: dict[str, Any] | None = None, descriptors: int = 0, **mqtt: Any) -> None:
-        settings = SimpleNamespace(
-            mqtt=SimpleNamespace(**{"idle_timeout": 15.0, "max_packet_size": 1 << 20} | mqtt),
-        )
+        entrance = Listener(**(listener or {}))
+        limits = {"idle_timeout": 15.0, "max_packet_size": 1 << 20, "limiter": ZoneLimiter()}
+        settings = SimpleNamespace(mqtt=SimpleNamespace(**limits | mqtt), listeners={"default": entrance})
         self._stack = ExitStack()
         with ExitStack() as cleanup:
             listening = cleanup.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
@@ -61,7 +61,7 @@ class FakeBroker:
                 requests=(-1, -1),
                 notices=(self.notices[0].fileno(), self.notices[1].fileno()),
                 listeners=(
-                    ListenerSockets("default", 0, Listener(**(listener or {})), (listening.fileno(),), "", self.address[1]),
+                    ListenerSockets("default", 0, entrance, (listening.fileno(),), "", self.address[1]),
                 ),
                 settings=settings,
                 node_id=7,

@@ -123,6 +123,7 @@ def brokers(authority: Authority, folder: Path) -> Iterator[Place]:
     listeners: dict[str, dict[str, Any]] = {
         "walled": {"access_rules": ["deny all"]},
         "one": {"max_connections": 1},
+        "few": {"limiter.messages_rate": "2/s"},
         "mounted": {"mountpoint": "${username}/${clientid}/"},
         "proxied": {"proxy_protocol": True, "proxy_protocol_timeout": "200ms"},
         "ssl": {"type": "ssl", **certificate},
@@ -614,6 +615,12 @@ def _(place: Place, version: int) -> str:
 refusal("a subscription that is not allowed any more", "rules", "nothing", "nothing", "", "client may not do this", "subscription ",
         tested_by="tests/access/test_topics.py::test_a_reload_ends_subscriptions_that_are_not_allowed_any_more")  # fmt: skip
 
+
+def told_of(client: Client, data: bytes) -> str:
+    client.send_raw(data)
+    return told(client)
+
+
 # --- packets of clients that are in -----------------------------------------------------------------------------------------------
 
 
@@ -698,6 +705,15 @@ def _(place: Place, version: int) -> str:
         place, version,
         wire.publish("t", b"\xff", version=version, qos=1, packet_id=1, properties={"payload_format_indicator": 1}),
     )  # fmt: skip
+
+
+@refusal("PUBLISH of QoS 1 above a limit that clients share", "packets", "PUBACK 0x97", "",
+         "packets.publish.quota_exceeded packets.publish.error")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    with Client(place.own.address, version, place.name, dial=place.dial("few")) as client:
+        while (seen := told_of(client, wire.publish("t", b"", version=version, qos=1, packet_id=1))) != "PUBACK 0x97":
+            assert seen in ("PUBACK 0x00", "PUBACK 0x10")
+        return seen
 
 
 @refusal("PUBLISH below `$SYS/`", "packets", "PUBACK 0x87", "PUBACK", "packets.publish.error")

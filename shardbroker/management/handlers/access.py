@@ -17,7 +17,7 @@ from shardbroker.management.context import Context, handles
 def admin(context: Context) -> Iterator[AccessAdmin]:
     """The stores, open for one verb; AccessError as what the client is told."""
     try:
-        with AccessAdmin(context.topology.settings, context.topology.data_dir, context.counters) as access:
+        with AccessAdmin(context.configuration.settings, context.topology.data_dir, context.counters) as access:
             yield access
     except AccessError as error:
         raise ControlError("BAD_REQUEST", str(error)) from None

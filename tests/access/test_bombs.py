@@ -1,0 +1,66 @@
+"""Answers of a back end that would be enormous if they were believed: nobody unpacks or gathers them."""
+
+import gzip
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import psutil
+import pytest
+
+from tests.access.guarded import Guarded
+
+pytestmark = pytest.mark.own_broker
+UNAVAILABLE = 0x88
+BOMB_BYTES = 200_000_000
+GROWTH_MAX = 50_000_000
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+
+
+def bomb() -> bytes:
+    """A small body that unpacks to BOMB_BYTES."""
+    body = gzip.compress(b'{"result": "allow", "more": "' + bytes(BOMB_BYTES) + b'"}', 1)
+    return HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[socket.socket, list[bytes]]]:
+    """Answers every request with the same bytes, whatever HTTP says."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        answers: list[bytes] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer = listening.accept()[0]
+                except OSError:
+                    return
+                with peer:
+                    try:
+                        peer.recv(65536)
+                        peer.sendall(answers[0])
+                    except OSError:
+                        pass  # it has heard enough
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening, answers
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [bomb(), HEAD + b"Content-Length: 1000000000000\r\n\r\n" + b"x" * 1_000_000, HEAD + b"X: " + b"y" * 1_000_000 + b"\r\n\r\n"],
+    ids=["compressed", "announced", "header"],
+)
+def test_an_enormous_answer_is_a_failure(server: tuple[socket.socket, list[bytes]], answer: bytes) -> None:
+    listening, answers = server
+    answers.append(answer)
+    settings = {"auth.chain": ["http"], "auth.http.url": f"http://127.0.0.1:{listening.getsockname()[1]}/"}
+    with Guarded(settings) as broker:
+        (pid,) = broker.child_pids("integrations")
+        before = psutil.Process(pid).memory_info().rss
+        for number in range(3):
+            broker.refused(f"b{number}", UNAVAILABLE, username="ada", password="x")
+        assert psutil.Process(pid).memory_info().rss - before < GROWTH_MAX
+        broker.logged("ERROR integrations http: ")
