@@ -25,7 +25,7 @@ from shardbroker.access.wire import (
     question_of,
 )  # fmt: skip
 from shardbroker.config import Settings
-from shardbroker.config.live import in_force
+from shardbroker.config.live import InForce
 from shardbroker.integrations.backends import Backends, Stores
 from shardbroker.integrations.chain import describe
 from shardbroker.integrations.enhanced import ScramExchange
@@ -65,7 +65,8 @@ class _Service:
         self._counters = Counters.attach(topology.counters_name)
         self._counters.set_state(topology.integrations, ProcessState.STARTING)
         self._generation = self._counters.access_generation
-        settings = in_force(topology.runtime_dir, topology.settings)
+        self._settings = InForce(topology.runtime_dir, topology.settings)
+        settings = self._settings()
         self._log = Log(settings.log.level)
         self._stores = Stores(topology.data_dir)
         self._backends = Backends(settings, self._stores, self._report)
@@ -158,7 +159,7 @@ class _Service:
             if generation == self._generation:
                 continue
             self._generation = generation
-            settings, old = in_force(self._topology.runtime_dir, self._topology.settings), self._backends
+            settings, old = self._settings(), self._backends
             if (settings.auth, settings.acl) == (old.settings.auth, old.settings.acl):
                 for problem in old.reload():
                     self._log.add("error", f"integrations {problem}")

@@ -220,6 +220,9 @@ cdef class Channel(Link):
     cdef bytes unmounted(self, bytes topic):
         return topic
 
+    cdef bytes below(self, bytes wire_filter):
+        return wire_filter
+
     cdef int refuse(self, int version, int reason_code, str reason, str detail=None) except -1:
         """CONNACK with a failure, then close [MQTT-3.2.2-7]; 3.x gets the return code that fits, or none if none does."""
         cdef bytes encoded
@@ -653,6 +656,7 @@ cdef class Channel(Link):
                 check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
                 if self.shard.rewriting is not None:
                     wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
+                wire_filter = self.below(wire_filter)
                 found = self.shard.unsubscribe(self.session, wire_filter, 0)
                 if found and self.session.logged:
                     self.core.recorder.unsubscribed(self.session, wire_filter)

@@ -13,7 +13,7 @@ from shm.ring import Inbox
 
 from shardbroker.access.gate import Gate
 from shardbroker.config import machine_memory, mark_bytes
-from shardbroker.config.live import in_force
+from shardbroker.config.live import InForce, in_force
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.loop import Loop
 from shardbroker.worker.memory import MemoryWatch, memory_share
@@ -84,11 +84,8 @@ def _start(topology: Topology, number: int) -> Loop:
     loop.on_command = Commands(loop, topology.spill_dir)
     if set_aside is not None:
         loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
-    at_start = topology.settings
-    gate = Gate(
-        lambda: in_force(topology.runtime_dir, at_start), topology.data_dir, topology.runtime_dir, topology.access[number][0]
-    )
-    loop.check_access(gate)
+    settings = InForce(topology.runtime_dir, topology.settings)
+    loop.check_access(Gate(settings, topology.data_dir, topology.runtime_dir, topology.access[number][0]))
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()

@@ -14,5 +14,3 @@ from shardbroker.worker.loop cimport Connection
 cdef class MountedConnection(Connection):
     cdef object template                   # shardbroker.access.placeholders.Template
     cdef bytes prefix                      # None until it is known who this is
-
-    cdef bytes below(self, bytes wire_filter)

@@ -7,7 +7,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memcmp
 
 from shardbroker.mqtt.codec cimport PublishView
-from shardbroker.mqtt.packets cimport Connect, Unsubscribe, Will
+from shardbroker.mqtt.packets cimport Connect, Will
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.link cimport Link
 from shardbroker.worker.channel cimport Channel
@@ -82,7 +82,6 @@ cdef class MountedConnection(Connection):
         return self.prefix + topic
 
     cdef bytes below(self, bytes wire_filter):
-        """A filter as the broker has it. Raises MqttError for what is no filter."""
         group, filter = parse_subscription(wire_filter)
         check_topic_filter(filter, self.core.max_topic_levels)
         if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(wire_filter) > TOPIC_MAX:
@@ -95,16 +94,6 @@ cdef class MountedConnection(Connection):
         except MqttError as error:
             return error.reason_code
         return Connection.subscribe_one(self, mounted, options, identifier, subscribed, replays)
-
-    cdef int on_unsubscribe(self, Unsubscribe packet) except -1:
-        cdef list mounted = []
-        for wire_filter in packet.filters:
-            try:
-                mounted.append(self.below(wire_filter))
-            except MqttError:
-                mounted.append(wire_filter)        # it is refused for what is wrong with it
-        packet.filters = mounted
-        return Connection.on_unsubscribe(self, packet)
 
     # --- what goes out --------------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
         "own": {"mountpoint": "tenants/${username}/devices/${clientid}/"},
         "ws": {"type": "ws", "mountpoint": "plant/"},
     }
-    settings = {"acl.sources": "file", "acl.file.path": rules, "mqtt.max_topic_alias": 10}
+    old = '[{ source_topic = "old/#", re = "^old/(.+)$", dest_topic = "new/$1", action = "subscribe" }]'
+    settings = {"acl.sources": "file", "acl.file.path": rules, "mqtt.max_topic_alias": 10, "rewrite.rules": old}
     with Edge(listeners, 3, settings) as broker:
         yield broker
 
@@ -101,6 +102,15 @@ def test_retained_messages_are_those_of_the_tree(mounted: Edge, name: str) -> No
         outside.subscribe(f"plant/{name}/r", 1)
         outside.expect_none()
         outside.publish(f"{name}/r", b"", 1, retain=True)
+
+
+def test_filters_are_rewritten_before_they_are_mounted(mounted: Edge, name: str) -> None:
+    with Client(mounted.address, 5, f"{name}-out") as outside, below(mounted, "fixed", 5, name) as inside:
+        inside.subscribe(f"old/{name}", 1)
+        outside.publish(f"plant/new/{name}", b"", 1)
+        assert inside.expect(wire.Publish).topic == f"new/{name}"
+        inside.send_raw(wire.unsubscribe(70, [f"old/{name}"], version=5))
+        assert inside._wait_ack(wire.Unsuback, 70).codes == (0,)
 
 
 @VERSIONS
