@@ -805,6 +805,7 @@ cdef class Loop(Shard):
         cdef list paused
         cdef int worker
         self.look_at_ms = self.now_ms + LOOK_MS
+        self.cache.grow_old(self.now_ms)
         self.memory_level = self.memory.look(self.now_ms)
         if self.memory_level:
             for client_id in self.memory.choose(self.now_ms):
