@@ -50,8 +50,10 @@ REST_S = 12.0
 """From the end of the traffic to the sample: free memory is given back every 10 s."""
 KINDS = ("worker", "manager", "stop", "acceptor", "everything")
 """What is killed or started again, a kind a round."""
-ALLOWED = {"memory": 1.05, "descriptors": 1.0, "shared_bytes": 1.05, "shared_names": 1.0, "disk": 1.1}
-"""How much the last third may be above the second."""
+ALLOWED = {"memory": 1.05, "descriptors": 1.02, "shared_bytes": 1.15, "shared_names": 1.0, "disk": 1.1}
+"""How much the last third may be above the second. Descriptors and touched pages of rings differ with who was killed last."""
+DISK_BYTES = RETENTION_BYTES * 6 // 5
+"""Up to this the disk may fill: the segments that a start needs are kept beside what retention allows."""
 
 
 @dataclass
@@ -145,7 +147,7 @@ def verdict(samples: list[Sample]) -> list[str]:
         parts = samples[third : 2 * third], samples[2 * third :]
         before, after = (statistics.median(getattr(sample, name) for sample in part) for part in parts)
         print(f"{name}: {before:,.0f} -> {after:,.0f}")
-        if after > before * allowed:
+        if after > before * allowed and (name != "disk" or after > DISK_BYTES):
             grown.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
     return grown
 
