@@ -277,6 +277,7 @@ def _verify(_arguments: argparse.Namespace, journals: list[Path]) -> int:
         for line in report.unreadable:
             print(line)
         lost = f", {report.lost} lost and written off" if report.lost else ""
+        lost += f"; {report.void} of the blocks are behind a power cut and do not count" if report.void else ""
         verdict = "good" if report.good else "DAMAGED"
         print(f"{journal}: {verdict}: {report.segments} segments, {report.blocks} blocks, {report.records} records{lost}")
         code = code if report.good else 1

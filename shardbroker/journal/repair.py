@@ -23,6 +23,7 @@ from shardbroker.journal.layout import (
 from shardbroker.journal.opening import lock
 from shardbroker.journal.reader import Block, Damage, read, read_segment
 from shardbroker.journal.schema import SchemaError
+from shardbroker.journal.trust import trusted
 
 __all__ = ["Report", "repair", "verify"]
 
@@ -42,6 +43,8 @@ class Report:
     first_sequence: int | None = None
     end_sequence: int | None = None
     damages: list[Damage] = field(default_factory=list)
+    void: int = 0
+    """Valid blocks behind a hole that a power cut has left: nothing in them was promised, and no recovery takes them."""
     unreadable: list[str] = field(default_factory=list)
     """Valid blocks whose records are not what the schema allows, which only a faulty writer can make."""
 
@@ -52,23 +55,34 @@ class Report:
 
 
 def verify(directory: Path) -> Report:
-    """Reads everything. Raises OSError."""
+    """Reads everything, and judges it as a recovery does. Raises OSError."""
     report = Report(segments=len(segment_paths(directory)))
-    for item in read(directory):
+    for item in trusted(_counted(read(directory), report)):
         if isinstance(item, Damage):
             report.damages.append(item)
             continue
-        report.blocks += 1
-        report.first_sequence = item.header.first_sequence if report.first_sequence is None else report.first_sequence
-        report.end_sequence = item.header.end_sequence
         if item.lost:
-            report.lost += item.header.count
             continue
+        report.void -= 1
         try:
             report.records += len(item.items())
         except SchemaError as error:
             report.unreadable.append(f"{item.path}: block at {item.offset}: {error}")
     return report
+
+
+def _counted(parts: Iterator[Block | Damage], report: Report) -> Iterator[Block | Damage]:
+    """The same, with all blocks on the report; as void, until they turn out to count."""
+    for part in parts:
+        if isinstance(part, Block):
+            report.blocks += 1
+            report.first_sequence = part.header.first_sequence if report.first_sequence is None else report.first_sequence
+            report.end_sequence = part.header.end_sequence
+            if part.lost:
+                report.lost += part.header.count
+            else:
+                report.void += 1
+        yield part
 
 
 def repair(directory: Path) -> Iterator[str]:

@@ -19,6 +19,7 @@ __all__ = [
     "DropReason",
     "EndReason",
     "Field",
+    "HeldFor",
     "Kind",
     "MessageFlag",
     "Record",
@@ -44,7 +45,7 @@ class SchemaError(ValueError):
 
 
 class Kind(IntEnum):
-    """What a record says; the numbers stay for good. Below 24, so that each takes one byte."""
+    """What a record says; the numbers stay for good. Those below 24 take one byte, and Spark reads those only."""
 
     MESSAGE = 1
     SESSION_CREATED = 2
@@ -69,6 +70,8 @@ class Kind(IntEnum):
     FORWARDED = 21
     SESSION_SAVED = 22
     SYNCED = 23
+    HELD = 24
+    LET_GO = 25
 
 
 class Field(IntEnum):
@@ -130,6 +133,17 @@ class ReleaseReason(IntEnum):
 
     PUBREL = 0
     TIMEOUT = 1
+
+
+class HeldFor(IntEnum):
+    """Field `purpose` of HELD: what is to be done with the message once there is room."""
+
+    ALL = 1
+    """Everybody who subscribes gets it."""
+    GROUP = 2
+    """A member of the shared group, other than `member`."""
+    RING = 3
+    """It is written into the ring of `destination`, as this `record`."""
 
 
 class WillEnd(IntEnum):
@@ -196,6 +210,11 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
         ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES), ("until_arrived", _MAYBE),
     ),
     Kind.SYNCED: (("position", _UINT), ("arrived", _MAYBE)),
+    Kind.HELD: (
+        ("number", _UINT), ("purpose", _UINT), ("id", _BYTES), ("destination", _UINT), ("record", _UINT), ("member", _UINT),
+        ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES),
+    ),
+    Kind.LET_GO: (("number", _UINT),),
 }  # fmt: skip
 """Fields of each kind, in their order behind the kind."""
 

@@ -5,12 +5,14 @@ What nobody was promised anything for must then go as a whole: a recovery that t
 what it does not know. Each block says up to where the disk was known to have everything (`synced`). So a hole that a later block
 vouches for is damage, as from a broken disk, and the rest counts; a hole that none vouches for is where the power went.
 
-Blocks without such a record are of level `process`: there the kernel keeps the order, and each counts.
+Blocks without such a record are of level `process`: there the kernel keeps the order, and each counts. A block in which a repair
+says that records are lost is the hole that it was.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from shardbroker.journal.layout import INCARNATION_STEP
 from shardbroker.journal.reader import Block, Damage
 from shardbroker.journal.schema import Kind
 
@@ -23,20 +25,21 @@ def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
     hole: int | None = None
     held: list[Block | Damage] = []
     for part in parts:
-        if isinstance(part, Damage):
-            if hole is None and (part.lost_from is None or part.lost_from == part.lost_to):
+        if isinstance(part, Damage) or part.lost:
+            start, end = _missing(part)
+            if hole is None and (start is None or start == end):
                 yield part
                 continue
             held.append(part)
-            hole = part.lost_from if hole is None else hole
+            hole = start if hole is None else hole
             continue
         if hole is not None:
-            last = held[-1]
             if part.header.incarnation != incarnation:
                 # What was held is the end of another writer, unless the hole is the beginning of this one.
-                hole = last.lost_from if isinstance(last, Damage) else None
-                yield from _forgotten(held)
-                held = []
+                start, _ = _missing(held[-1])
+                own = start is not None and start // INCARNATION_STEP == part.header.first_sequence // INCARNATION_STEP
+                yield from _forgotten(held[:-1] if own else held)
+                held, hole = (held[-1:], start) if own else ([], None)
             synced = _synced(part)
             if hole is None or synced is None or synced > hole:
                 yield from held
@@ -47,6 +50,13 @@ def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
         else:
             held.append(part)
     yield from _forgotten(held)
+
+
+def _missing(part: Block | Damage) -> tuple[int | None, int | None]:
+    """The first record that is lost there, and the first behind them that is not."""
+    if isinstance(part, Damage):
+        return part.lost_from, part.lost_to
+    return (part.header.first_sequence, part.header.end_sequence) if part.lost else (None, None)
 
 
 def _forgotten(held: list[Block | Damage]) -> Iterator[Damage]:

@@ -44,17 +44,28 @@ cdef struct CacheSlot:
     void* entry                            # TopicEntry that the slot owns, or NULL
 
 
-cdef class TopicCache:
-    cdef CacheSlot* slots                  # linear probing, at most half full
-    cdef size_t mask                       # slots - 1
-    cdef size_t count
-    cdef size_t limit
+cdef struct CacheTable:                    # linear probing, at most half full
+    CacheSlot* slots
+    size_t mask                            # slots - 1
+    size_t count
 
-    cdef CacheSlot* slot_of(self, uint64_t hash, const uint8_t* topic, size_t size) noexcept
-    cdef int resize(self, size_t capacity) except -1
-    cdef void clear(self) noexcept
+
+cdef class TopicCache:
+    cdef CacheTable now                    # topics that were published to since the last turn
+    cdef CacheTable before                 # those of the turn before it that were not published to since; no slots: none
+    cdef CacheTable fading                 # those of the turn before that, which go bit by bit; no slots: none
+    cdef size_t faded                      # slots of it that are empty already
+    cdef size_t limit                      # of topics in each of the first two
+    cdef uint64_t turn_at_ms
+
     cdef TopicEntry find(self, const uint8_t* topic, uint32_t size)
+    cdef TopicEntry find_before(self, uint64_t hash, const uint8_t* topic, uint32_t size)
     cdef int store(self, TopicEntry entry) except -1
+    cdef int put(self, uint64_t hash, TopicEntry entry) except -1
+    cdef int resize(self, size_t capacity) except -1
+    # Forgets what was not published to for two turns; called now and then.
+    cdef int grow_old(self, uint64_t now_ms) except -1
+    cdef int turn(self) except -1
 
 # Builds the entry of a topic from what the route table matched: `filters` are looked up in the local table.
 cdef TopicEntry build_entry(bytes topic, list filters, SubscriptionTable table, tuple destinations, tuple groups)

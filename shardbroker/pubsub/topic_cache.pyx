@@ -39,8 +39,12 @@ cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 
 cdef uint64_t serials = 0                  # given to entries so far
 
+cdef size_t ALL_SLOTS = <size_t>-1 >> 1
+
 cdef enum:
     FIRST_SLOTS = 1024
+    FADING_SLOTS = 4096                    # emptied at a time: below 1 ms
+    TURN_MS = 60000                        # a topic that is published to more rarely is looked up in the route table each time
     SUBSCRIPTION_IDENTIFIER = 0x0B         # MQTT 5.0 §3.3.2.3.8
 
 
@@ -55,81 +59,128 @@ cdef class TopicEntry:
         return self.target_count == 0 and not self.destinations and not self.groups
 
 
+cdef inline CacheSlot* slot_of(CacheTable* table, uint64_t hash, const uint8_t* topic, size_t size) noexcept:
+    """Where this topic is, or where it would go."""
+    cdef size_t i = hash & table.mask
+    cdef CacheSlot* slot
+    cdef TopicEntry entry
+    while True:
+        slot = &table.slots[i]
+        if slot.entry == NULL:
+            return slot
+        if slot.hash == hash:
+            entry = <TopicEntry>slot.entry
+            if <size_t>PyBytes_GET_SIZE(entry.topic) == size and memcmp(PyBytes_AS_STRING(entry.topic), topic, size) == 0:
+                return slot
+        i = (i + 1) & table.mask
+
+
+cdef int make_slots(CacheTable* table, size_t capacity) except -1:
+    cdef CacheSlot* slots = <CacheSlot*>calloc(capacity, sizeof(CacheSlot))
+    if slots == NULL:
+        raise MemoryError(f"no memory for {capacity} topics in the cache")
+    table.slots = slots
+    table.mask = capacity - 1
+    table.count = 0
+    return 0
+
+
+cdef size_t drop(CacheTable* table, size_t start, size_t most) noexcept:
+    """The entries of that many slots from there on, and with the last one the slots. The end of what was dropped."""
+    cdef size_t i, end
+    if table.slots == NULL:
+        return start
+    end = min(start + most, table.mask + 1)
+    for i in range(start, end):
+        if table.slots[i].entry != NULL:
+            Py_DECREF(<TopicEntry>table.slots[i].entry)
+    if end == table.mask + 1:
+        free(table.slots)
+        table.slots = NULL
+    return end
+
+
 @cython.final
 cdef class TopicCache:
-    """At most `limit` topics; when it is full it starts again, as publishers to ever new topics gain nothing from it."""
+    """Two tables: a topic is looked up in the one of now, and moves there from the one of before. Each turn the one of now becomes
+    the one of before, so what nobody publishes to any more goes, with the sessions that its entries refer to. A turn comes
+    with time, and when there are `limit` topics in the one of now."""
 
     def __cinit__(self, size_t limit):
         self.limit = limit
-        self.resize(FIRST_SLOTS)
+        make_slots(&self.now, FIRST_SLOTS)
 
     def __dealloc__(self):
-        if self.slots != NULL:
-            self.clear()
-        free(self.slots)
-
-    cdef CacheSlot* slot_of(self, uint64_t hash, const uint8_t* topic, size_t size) noexcept:
-        """Where this topic is, or where it would go."""
-        cdef size_t i = hash & self.mask
-        cdef CacheSlot* slot
-        cdef TopicEntry entry
-        while True:
-            slot = &self.slots[i]
-            if slot.entry == NULL:
-                return slot
-            if slot.hash == hash:
-                entry = <TopicEntry>slot.entry
-                if <size_t>PyBytes_GET_SIZE(entry.topic) == size and memcmp(PyBytes_AS_STRING(entry.topic), topic, size) == 0:
-                    return slot
-            i = (i + 1) & self.mask
+        drop(&self.now, 0, ALL_SLOTS)
+        drop(&self.before, 0, ALL_SLOTS)
+        drop(&self.fading, self.faded, ALL_SLOTS)
 
     cdef TopicEntry find(self, const uint8_t* topic, uint32_t size):
-        cdef CacheSlot* slot = self.slot_of(sb_hash(topic, size, SEED), topic, size)
-        return <TopicEntry>slot.entry if slot.entry != NULL else None
+        cdef uint64_t hash = sb_hash(topic, size, SEED)
+        cdef CacheSlot* slot = slot_of(&self.now, hash, topic, size)
+        if slot.entry != NULL:
+            return <TopicEntry>slot.entry
+        return self.find_before(hash, topic, size) if self.before.slots != NULL else None
+
+    cdef TopicEntry find_before(self, uint64_t hash, const uint8_t* topic, uint32_t size):
+        cdef CacheSlot* slot = slot_of(&self.before, hash, topic, size)
+        cdef TopicEntry entry
+        if slot.entry == NULL:
+            return None
+        entry = <TopicEntry>slot.entry     # the other table keeps it until the turn
+        self.put(hash, entry)
+        return entry
 
     cdef int store(self, TopicEntry entry) except -1:
-        cdef const uint8_t* topic = <const uint8_t*>PyBytes_AS_STRING(entry.topic)
-        cdef size_t size = PyBytes_GET_SIZE(entry.topic)
-        cdef uint64_t hash = sb_hash(topic, size, SEED)
+        return self.put(sb_hash(<const uint8_t*>PyBytes_AS_STRING(entry.topic), PyBytes_GET_SIZE(entry.topic), SEED), entry)
+
+    cdef int put(self, uint64_t hash, TopicEntry entry) except -1:
         cdef CacheSlot* slot
-        if self.count >= self.limit:
-            self.clear()
-        elif 2 * self.count > self.mask:
-            self.resize(2 * (self.mask + 1))
-        slot = self.slot_of(hash, topic, size)
+        if self.now.count >= self.limit:
+            self.turn()
+        elif 2 * self.now.count > self.now.mask:
+            self.resize(2 * (self.now.mask + 1))
+        slot = slot_of(&self.now, hash, <const uint8_t*>PyBytes_AS_STRING(entry.topic), PyBytes_GET_SIZE(entry.topic))
+        Py_INCREF(entry)
         if slot.entry == NULL:
-            self.count += 1
+            self.now.count += 1
         else:
             Py_DECREF(<TopicEntry>slot.entry)
-        Py_INCREF(entry)
         slot.hash = hash
         slot.entry = <void*>entry
         return 0
 
     cdef int resize(self, size_t capacity) except -1:
-        cdef CacheSlot* old = self.slots
-        cdef size_t i, at, old_capacity = self.mask + 1 if old != NULL else 0
-        self.slots = <CacheSlot*>calloc(capacity, sizeof(CacheSlot))
-        if self.slots == NULL:
-            self.slots = old
-            raise MemoryError(f"no memory for {capacity} topics in the cache")
-        self.mask = capacity - 1
-        for i in range(old_capacity):
-            if old[i].entry != NULL:
-                at = old[i].hash & self.mask
-                while self.slots[at].entry != NULL:
-                    at = (at + 1) & self.mask
-                self.slots[at] = old[i]
-        free(old)
+        cdef CacheTable old = self.now
+        cdef size_t i, at
+        make_slots(&self.now, capacity)
+        for i in range(old.mask + 1):
+            if old.slots[i].entry != NULL:
+                at = old.slots[i].hash & self.now.mask
+                while self.now.slots[at].entry != NULL:
+                    at = (at + 1) & self.now.mask
+                self.now.slots[at] = old.slots[i]
+        self.now.count = old.count
+        free(old.slots)
         return 0
 
-    cdef void clear(self) noexcept:
-        cdef size_t i
-        for i in range(self.mask + 1):
-            if self.slots[i].entry != NULL:
-                Py_DECREF(<TopicEntry>self.slots[i].entry)
-                self.slots[i].entry = NULL
-        self.count = 0
+    cdef int grow_old(self, uint64_t now_ms) except -1:
+        if now_ms >= self.turn_at_ms:
+            self.turn_at_ms = now_ms + <uint64_t>TURN_MS
+            if self.now.count or self.before.slots != NULL:
+                self.turn()
+        if self.fading.slots != NULL:
+            self.faded = drop(&self.fading, self.faded, FADING_SLOTS)
+        return 0
+
+    cdef int turn(self) except -1:
+        cdef CacheTable old = self.now
+        make_slots(&self.now, FIRST_SLOTS)
+        drop(&self.fading, self.faded, ALL_SLOTS)
+        self.fading = self.before
+        self.faded = 0
+        self.before = old
+        return 0
 
 
 cdef bytes encode_identifier(uint32_t identifier):

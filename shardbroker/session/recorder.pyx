@@ -240,6 +240,20 @@ cdef class Recorder:
             "until_arrived": 1 if until_arrived else None,
         })
 
+    cdef int held(
+        self, uint64_t number, int purpose, Message message, long destination, int kind, uint64_t member, int attempts, bytes group,
+        bytes filter,
+    ) except -1:
+        self.message(message)
+        return self.add(Kind.HELD, {
+            "number": number, "purpose": purpose, "id": message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big"),
+            "destination": destination, "record": kind, "member": member, "attempts": attempts, "group": group or None,
+            "filter": filter or None,
+        })
+
+    cdef int let_go(self, uint64_t number) except -1:
+        return self.add(Kind.LET_GO, {"number": number})
+
     # --- what is on the disk ----------------------------------------------------------------------------------------------
 
     cdef int synced(self) except -1:

@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.journal.writer cimport Writer
 from shardbroker.mqtt.websocket cimport Framing
-from shardbroker.pubsub.message cimport Publication
+from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
@@ -149,6 +149,10 @@ cdef class Loop(Shard):
     cdef uint64_t cycle_due_bytes          # of the journal, from which on the next one begins
     cdef object retention                  # settings section
     cdef object spill_source               # directory of spilled messages
+    # While the rings of another number of workers are read, each by all workers: keys of sessions that others have now, and whether
+    # this worker is the one that looks after messages for members who are nowhere. Else None.
+    cdef set elsewhere
+    cdef bint heir
     cdef public object started             # callable once everybody serves: what recovered sessions have missed
     cdef public object on_command          # callable(command) -> answer, see commands.pyx
     cdef list commands                     # of the manager, not carried out yet
@@ -176,6 +180,7 @@ cdef class Loop(Shard):
     cdef int note_forward(
         self, long destination, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
     ) except -1
+    cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1
     cdef int touch_lane(self, long destination) except -1
     cdef int flush_rings(self) except -1
     cdef int flush_sockets(self) except -1
@@ -191,8 +196,9 @@ cdef class Loop(Shard):
     cdef Ring lane_to(self, long destination)
     cdef int ring(self, int process) except -1
     cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
-    cdef int hold_back(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
-    cdef int spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
+    # False if the ring is full.
+    cdef bint put_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
+    cdef bint spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     cdef int end_session(self, Session session, bint redispatch) except -1
     cdef int carry_out_commands(self) except -1
     cdef int send_answers(self) except -1

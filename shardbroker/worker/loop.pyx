@@ -27,6 +27,7 @@ from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, SIDE_SERVER, WAIT_CONNECT
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT, DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
+from shardbroker.worker.held cimport Held, hold_for_group, hold_for_ring
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_WEBSOCKET, EVENTS_DROPPED, JOURNAL_WRITE_MS, MESSAGES_DROPPED, MESSAGES_FORWARD,
     MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED, PACKETS_PUBLISH_QUOTA_EXCEEDED,
@@ -727,13 +728,6 @@ cdef class Loop(Shard):
         self.pass_times.record(self.read_clock() - self.pass_start_us)
         return 0
 
-    def run_retries(self) -> None:
-        """What a full ring held back tries again, in order; it puts itself back if it must wait longer."""
-        waiting = self.retry
-        self.retry = []
-        for attempt in waiting:
-            attempt()
-
     cdef int resume_parked(self) except -1:
         cdef list parked = self.parked
         cdef Connection connection
@@ -835,6 +829,7 @@ cdef class Loop(Shard):
         cdef list paused
         cdef int worker
         self.look_at_ms = self.now_ms + LOOK_MS
+        self.cache.grow_old(self.now_ms)
         self.memory_level = self.memory.look(self.now_ms)
         if self.memory_level:
             for client_id in self.memory.choose(self.now_ms):
@@ -983,6 +978,8 @@ cdef class Loop(Shard):
         self.recorder.next_cycle()         # the messages stand in other journals too
         for session in self.sessions.values():
             self.recorder.snapshot(<Session>session)
+        for held in self.retry:
+            self.record_held(<Held>held)
 
     cdef int settle(self) except -1:
         """All that this pass has done becomes one block of the journal: it has happened, or it has not."""
@@ -1089,6 +1086,8 @@ cdef class Loop(Shard):
             self.recorder.snapshot(<Session>self.cycle_left.pop())
         if not self.cycle_left:
             self.cycle_left = None
+            for held in self.retry:
+                self.record_held(<Held>held)
             self.recorder.checkpoint(self.cycle_from)
             if self.disk.stage:
                 self.disk.through(self.recorder)
@@ -1242,12 +1241,18 @@ cdef class Loop(Shard):
         return self.write_record(destination, &header, publication, <bytes>group[0], <bytes>group[1])
 
     cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
+        """Into the ring, or held: room_for() cannot ask room for more shared groups than a ring has room for at all."""
+        if not self.put_record(destination, header, publication, group, filter):
+            self.hold(hold_for_ring(publication.keep(), destination, header.kind, header.member, header.attempts, group, filter))
+        return 0
+
+    cdef bint put_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
         cdef Ring lane = self.lane_to(destination)
         cdef uint8_t* target
         cdef uint64_t size, position
         cdef bint noted = self.unrepeatable and publication.qos and self.recorder is not None
         if lane is None:
-            return 0
+            return True
         header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0) | (FLAG_NOTED if noted else 0)
         header.sent_us = <uint32_t>self.pass_start_us
         header.payload_format = publication.payload_format
@@ -1266,35 +1271,25 @@ cdef class Loop(Shard):
         position = lane.local_head
         target = lane.reserve(<uint32_t>size)
         if target == NULL:
-            self.hold_back(destination, header, publication, group, filter)
-            return 0
+            return False
         fill_record(target, header, publication, group, filter)
         if noted:
             self.note_forward(destination, position, header, publication, group, filter)
         self.touch_lane(destination)
         self.count(MESSAGES_FORWARD)
-        return 0
+        return True
 
-    cdef int hold_back(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
-        """More shared groups than room_for() could ask room for: what is left waits until the ring has drained."""
-        cdef Message message = publication.keep()
-        cdef int kind = header.kind, attempts = header.attempts
-        cdef uint64_t member = header.member
-        self.retry.append(lambda: self.write_later(destination, kind, attempts, member, message, group, filter))
-        return 0
-
-    def write_later(self, long destination, int kind, int attempts, uint64_t member, Message message, bytes group, bytes filter) -> None:
-        """A record that found no room tries again; it waits once more if there is still none."""
+    cdef bint put_held(self, Held held) except -1:
         cdef RecordHeader header
         cdef Publication publication = Publication.__new__(Publication)
         memset(&header, 0, sizeof(header))
-        header.kind = <uint8_t>kind
-        header.attempts = <uint8_t>attempts
-        header.member = member
-        publication.borrow(message)
-        self.write_record(destination, &header, publication, group, filter)
+        header.kind = <uint8_t>held.record
+        header.attempts = <uint8_t>held.attempts
+        header.member = held.member
+        publication.borrow(held.message)
+        return self.put_record(held.destination, &header, publication, held.group, held.filter)
 
-    cdef int spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
+    cdef bint spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
         """A record larger than the ring takes goes to a file on tmpfs; its reader unlinks it."""
         cdef Ring lane = self.lane_to(destination)
         cdef RecordHeader note
@@ -1316,15 +1311,14 @@ cdef class Loop(Shard):
         target = lane.reserve(<uint32_t>record_size(&note))
         if target == NULL:
             path.unlink()
-            self.hold_back(destination, header, publication, group, filter)
-            return 0
+            return False
         memcpy(target, &note, sizeof(note))
         memcpy(target + sizeof(note), PyBytes_AS_STRING(name), len(name))
         if header.flags & FLAG_NOTED:
             self.note_forward(destination, position, header, publication, group, filter)
         self.touch_lane(destination)
         self.count(MESSAGES_FORWARD)
-        return 0
+        return True
 
     cdef int note_forward(
         self, long destination, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
@@ -1486,7 +1480,7 @@ cdef class Loop(Shard):
         publication.expires_ms = header.expires_ms
         if header.kind == RECORD_SHARED:
             if not self.deliver_to_member(group, filter, header.member, publication):
-                self.next_member((group, filter), header.member, publication.keep(), header.attempts)
+                self.next_member(group, filter, header.member, publication.keep(), header.attempts + 1)
             return 0
         if header.flags & FLAG_ORIGINATE:
             if not self.serving:
@@ -1496,26 +1490,17 @@ cdef class Loop(Shard):
         entry = self.resolve(publication.topic, publication.topic_size)
         return self.deliver_locally(entry, publication, None)
 
-    def next_member(self, tuple share, uint64_t failed, Message message, uint8_t attempts) -> None:
-        """The member that another worker chose is gone: this worker tries the others."""
-        cdef TopicEntry entry
-        cdef Publication publication
-        if not self.serving:
-            self.retry.append(lambda: self.next_member(share, failed, message, attempts))
-            return
-        entry = self.resolve(message.block, message.topic_size)
-        if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
-            self.retry.append(lambda: self.next_member(share, failed, message, attempts))
-            return
-        publication = Publication.__new__(Publication)
-        publication.borrow(message)
-        self.unrepeatable = True           # the worker that it came from has given it out of its hands
-        try:
-            for group in entry.groups:
-                if group[0] == share[0] and group[1] == share[1]:
-                    self.deliver_shared(group, publication, None, attempts + 1, (self.own_destination, failed))
-        finally:
-            self.unrepeatable = False
+    cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1:
+        """The member that another worker chose is gone: this worker tries the others, once it knows who they are."""
+        cdef Session member
+        if self.elsewhere is not None:
+            # Several workers read this ring, maybe not for the first time: another one has that member, or tries the others.
+            member = self.by_key.get(failed)
+            if failed in self.elsewhere or (not self.heir if member is None else member.ended):
+                return 0
+        if not self.serving or not self.hand_on(group, filter, message, attempts, failed):
+            self.hold(hold_for_group(message, group, filter, failed, attempts))
+        return 0
 
     # --- what the management plane sees -----------------------------------------------------------------------------------------------
 

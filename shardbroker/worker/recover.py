@@ -75,7 +75,9 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
             if process == number or moving:
                 recovery.take_old_rings(old, process, left_over.spill_dir)
     if moving:
+        recovery.take_forwarded(old_rings)
         loop.save_sessions()
+        recovery.note_connected()
     counters = Counters.attach(topology.counters_name)
     while not loop.settle_now():
         counters.beat(number, time.monotonic_ns() // 1_000_000)

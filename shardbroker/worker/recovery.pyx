@@ -19,15 +19,19 @@ from shardbroker.session.delivery cimport (
 from shardbroker.session.mqueue cimport MQueue
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session, Will
+from shardbroker.worker.held cimport HELD_FOR_GROUP, HELD_FOR_RING, Held, hold_for_all, hold_for_group, hold_for_ring
 from shardbroker.worker.loop cimport RETAINED, Loop
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
+from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
 from shm.ring cimport Inbox, Ring
 
 import time
+from zlib import crc32
 
 from shardbroker.journal import Block, read, recovery_start, trusted
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
 from shardbroker.mqtt.topics import parse_subscription
+from shm.topology import PARTITIONS
 
 __all__ = ["Recovery"]
 
@@ -41,7 +45,8 @@ cdef enum:
     CONNECTION_BROKE = 0x80                # reason code of a connection that went with its worker
     WINDOW_SPAN = 65535
     RINGS_REMEMBERED = 16                  # starts of the broker whose rings are known: producers ask for those of their last few
-    TAKER_SHIFT = 16                       # of the worker's number in `consumed`, see take_old_rings
+    TAKER_SHIFT = 16                       # of the worker's number plus one in `consumed`, see take_old_rings
+    TAKERS_SHIFT = 32                      # of the number of workers, beside it
 
 cdef uint64_t NEVER = <uint64_t>-1
 
@@ -60,7 +65,10 @@ cdef class Recovery:
     cdef int source                        # worker whose journal is being read
     cdef dict homes                        # session key -> worker whose journal knows it best; None: there is one journal only
     cdef dict last_seen                    # session key -> µs of its last record in that journal
-    cdef dict forwarded                    # (rings, destination) -> block, records of messages for it that may never have left
+    cdef dict forwarded                    # worker -> (rings, destination) -> block, records of messages for it that may never have left
+    cdef dict held                         # (worker, number) -> record of a message that waits for room in a ring
+    cdef dict takers                       # rings -> (worker, workers) that had taken all of them when an earlier start was killed
+    cdef set elsewhere                     # keys of sessions that another worker has, after the number of workers changed
     cdef list foreign                      # session numbers and client ids of this journal that belong to other workers now
     cdef readonly object owns              # client id -> whether it is this worker's
     cdef set connected                     # Sessions without an end of their last connection
@@ -80,6 +88,9 @@ cdef class Recovery:
         self.origins = {}
         self.last_seen = {}
         self.forwarded = {}
+        self.held = {}
+        self.takers = {}
+        self.elsewhere = set()
         self.connected = set()
         self.damage = []
         self.arrivals = {}
@@ -147,6 +158,7 @@ cdef class Recovery:
         if not self.owns(item[2]):
             if self.source == self.loop.number:
                 self.foreign.append((item[1], item[2]))
+            self.elsewhere.add(item[1])
             return None
         if session is not None and anew:
             self.forget(session)
@@ -202,6 +214,8 @@ cdef class Recovery:
         cdef Session session = self.session(item)
         if session is not None:
             self.forget(session)
+        elif self.homes is not None and self.homes.get(item[1]) == self.source:
+            self.elsewhere.discard(item[1])
 
     def on_disconnected(self, list item) -> None:
         cdef Session session = self.session(item)
@@ -353,6 +367,7 @@ cdef class Recovery:
             return
         will = Will.__new__(Will)
         will.message = message_from(item[2], item[3], item[4], 0, item[5], session.client_id, bytes(16))
+        will.message.logged = 0            # it has no record as a message yet
         will.delay_s = item[6]
         expiry = item[7] if len(item) > 7 else None
         will.has_expiry = expiry is not None
@@ -373,22 +388,30 @@ cdef class Recovery:
     # --- rings ------------------------------------------------------------------------------------------------------------------
 
     def on_consumed(self, list item) -> None:
-        self.consumed[item[1], item[2]] = item[3]
+        if item[2] >> TAKER_SHIFT == 0:
+            self.consumed[item[1], item[2]] = item[3]
+        else:
+            self.takers.setdefault(item[1], set()).add(((item[2] >> TAKER_SHIFT & 0xFFFF) - 1, item[2] >> TAKERS_SHIFT))
 
     def on_forwarded(self, list item) -> None:
-        if self.source != self.loop.number:
-            return
+        cdef dict forwarded = self.forwarded.setdefault(self.source, {})
         # Once there is another block with some, those of the block before had left; at level `machine` not to a disk yet.
-        block, items = self.forwarded.get((item[1], item[2]), (0, ()))
+        block, items = forwarded.get((item[1], item[2]), (0, ()))
         if not items or (block != self.block and not until_arrived(item)):
-            self.forwarded[item[1], item[2]] = self.block, [item]
+            forwarded[item[1], item[2]] = self.block, [item]
         else:
             items.append(item)
-            self.forwarded[item[1], item[2]] = self.block, items
+            forwarded[item[1], item[2]] = self.block, items
 
     def on_synced(self, list item) -> None:
-        if self.source == self.loop.number and len(item) > 2 and item[2]:
-            self.forwarded = {}
+        if len(item) > 2 and item[2]:
+            self.forwarded.pop(self.source, None)
+
+    def on_held(self, list item) -> None:
+        self.held[self.source, item[1]] = item
+
+    def on_let_go(self, list item) -> None:
+        self.held.pop((self.source, item[1]), None)
 
     def ask_others(self, inboxes, journal_of) -> None:
         """After a power cut the rings are gone: how far the others have come says what their journals say.
@@ -396,7 +419,7 @@ cdef class Recovery:
         inboxes: as for resume(). journal_of: worker -> directory of its journal.
         """
         cdef dict found = {}
-        for (rings, destination), (_, items) in self.forwarded.items():
+        for (rings, destination), (_, items) in self.forwarded.get(self.loop.number, {}).items():
             if destination == RETAINED:
                 self.arrivals[rings, destination] = self.loop.retained.arrived(rings)
             elif (rings, destination) not in inboxes and until_arrived(items[0]):
@@ -421,24 +444,19 @@ cdef class Recovery:
         """What was under way to `worker` when the whole broker died, for those of its sessions that are here now; how many records.
 
         They stay where they are: each is known by its position, so that taking them twice does no harm. If the number of workers has
-        changed, several workers take the same ring, each for its own: their positions are told apart by the worker's number.
+        changed, all workers take the same ring, each for its own sessions: its journal says so beside the sessions as they are then.
         """
         cdef Ring ring
         cdef Session session
         cdef const uint8_t* record
         cdef uint32_t size
         cdef int taken = 0
-        cdef int mark = 0 if worker == self.loop.number else (self.loop.number + 1) << TAKER_SHIFT
-        cdef list others = [
-            session for session in self.by_key.values() if self.origins[session.key] != worker and not session.ended
-        ]
+        cdef list others
         self.take_own_ring(inbox)
         self.loop.spill_source = spill_dir
-        for session in others:
-            session.ended = True           # for the moment it takes nothing: what is under way to it is in another ring
+        others = self.take_part(inbox.identity, worker)
         for producer, ring in enumerate(inbox.lanes):
             before = taken
-            ring.skip_to(self.consumed.get((inbox.identity, producer | mark), 0))
             while True:
                 record = ring.next(&size)
                 if record == NULL:
@@ -446,11 +464,99 @@ cdef class Recovery:
                 self.loop.on_record(record, size)
                 taken += 1
             if taken > before:
-                self.loop.recorder.consumed(inbox.identity, producer | mark, ring.taken())
-        for session in others:
-            session.ended = False
+                self.note_taken(inbox.identity, producer, ring.taken())
+        self.take_all(others)
         self.loop.spill_source = self.loop.topology.spill_dir
         return taken
+
+    cdef list take_part(self, rings, int worker):
+        """What is delivered from here on was in this ring of this worker. Sessions that were not its own take nothing, nor do those that
+        an earlier start has given it, before it was killed. Returns those, for take_all()."""
+        cdef Session session
+        cdef list others = []
+        cdef set takers = self.takers.get(rings, set())
+        cdef list counts = [workers for taker, workers in takers if taker == worker]
+        for session in self.by_key.values():
+            if not session.ended and (self.origins[session.key] != worker or any(
+                    [crc32(session.client_id) % PARTITIONS % workers == worker for workers in counts])):
+                session.ended = True
+                others.append(session)
+        if self.homes is not None or takers:
+            self.loop.elsewhere = self.elsewhere
+            self.loop.heir = worker % self.loop.topology.workers == self.loop.number and not any(
+                [taker == worker % workers for taker, workers in takers])
+        return others
+
+    cdef int note_taken(self, rings, int producer, position) except -1:
+        """In the journal: its own ring, or if the number of workers has changed, one of those that all workers take."""
+        cdef object mark = 0
+        if self.homes is not None:
+            mark = self.loop.topology.workers << TAKERS_SHIFT | (self.loop.number + 1) << TAKER_SHIFT
+        return self.loop.recorder.add(Kind.CONSUMED, {"rings": rings, "producer": producer | mark, "position": position})
+
+    cdef int take_all(self, list others) except -1:
+        cdef Session session
+        for session in others:
+            session.ended = False
+        self.loop.elsewhere = None
+        return 0
+
+    def note_connected(self) -> None:
+        """The sessions of other journals stand in this one, as if their clients had gone. They had not."""
+        cdef Session session
+        for session in self.connected:
+            self.loop.recorder.open(Kind.SESSION_RESUMED, session, 0, session.expiry_ms, None)
+
+    def take_forwarded(self, inboxes) -> None:
+        """The number of workers has changed: messages that never came into the rings of before are taken here as if they had, each
+        for those of its destination's sessions that are here now. inboxes: as for resume()."""
+        for source, forwarded in self.forwarded.items():
+            for (rings, destination), (_, items) in forwarded.items():
+                if destination == RETAINED:
+                    if source % self.loop.topology.workers == self.loop.number:
+                        self.retain_again(rings, items)
+                    continue
+                come_to = self.consumed.get((rings, source), 0)
+                inbox = inboxes.get((rings, destination))
+                if inbox is not None:
+                    come_to = max(come_to, (<Inbox>inbox).lane(source).committed())
+                elif not until_arrived(items[0]):
+                    continue               # those rings have gone long ago
+                items = [item for item in items if item[3] >= come_to]
+                if not items:
+                    continue
+                others = self.take_part(rings, destination)
+                for item in items:
+                    self.take_one(item)
+                self.take_all(others)
+                self.note_taken(rings, source, items[len(items) - 1][3] + 1)
+        self.forwarded = {}
+
+    cdef int take_one(self, list item) except -1:
+        cdef Message message = self.message(item[4])
+        cdef Publication publication
+        if message is None:
+            return 0
+        publication = Publication.__new__(Publication)
+        publication.borrow(message)
+        if item[5] == RECORD_PUBLISH:
+            return self.loop.deliver_locally(self.loop.resolve(message.block, message.topic_size), publication, None)
+        group, filter = field(item, 8), field(item, 9)
+        if not self.loop.deliver_to_member(group, filter, item[6], publication):
+            self.loop.next_member(group, filter, item[6], message, item[7] + 1)
+        return 0
+
+    cdef int retain_again(self, rings, list items) except -1:
+        cdef Message message
+        cdef Publication publication
+        arrived = self.loop.retained.arrived(rings)
+        for item in items:
+            message = self.message(item[4])
+            if message is not None and item[3] >= arrived:
+                publication = Publication.__new__(Publication)
+                publication.borrow(message)
+                self.loop.retain(publication)
+        return 0
 
     # --- the end ----------------------------------------------------------------------------------------------------------------
 
@@ -463,8 +569,46 @@ cdef class Recovery:
             session.named_in = 0
             self.give_up_lost(session)
             self.loop.note_session(session)
-        self.messages = {item[4]: self.messages.get(item[4]) for _, items in self.forwarded.values() for item in items}
+        self.hold_again()
+        self.messages = {
+            item[4]: self.messages.get(item[4])
+            for forwarded in self.forwarded.values() for _, items in forwarded.values() for item in items
+        }
         self.loop.recover_routes()
+
+    cdef int hold_again(self) except -1:
+        """What waited for room in a ring waits again. If the number of workers has changed, each has those of the journals that its own
+        takes the place of."""
+        cdef Loop loop = self.loop
+        cdef Message message
+        cdef Held held
+        cdef set known = set()
+        for (source, number), item in sorted(self.held.items(), key=lambda entry: (entry[0][0] != loop.number, entry[0])):
+            message = self.message(item[3])
+            if source % loop.topology.workers != loop.number or message is None:
+                continue
+            group, filter = field(item, 8), field(item, 9)
+            if item[2] == HELD_FOR_RING and self.homes is None:
+                held = hold_for_ring(message, item[4], item[5], item[6], item[7], group, filter)
+            elif item[2] == HELD_FOR_RING and item[5] != RECORD_SHARED:
+                continue                   # of a worker whose sessions are all over the place: see docs/design/0002
+            elif item[2] == HELD_FOR_RING:
+                held = hold_for_group(message, group, filter, 0, item[7])
+            elif item[2] == HELD_FOR_GROUP:
+                held = hold_for_group(message, group, filter, item[6], item[7])
+            else:
+                held = hold_for_all(message)
+            if (item[3], group, filter, held.destination) in known:
+                continue                   # an earlier start was killed behind taking it from the other journal
+            known.add((item[3], group, filter, held.destination))
+            if source == loop.number:
+                held.number = number
+                loop.last_held = max(loop.last_held, <uint64_t>number)
+            else:
+                loop.last_held += 1
+                held.number = loop.last_held
+            loop.retry.append(held)
+        return 0
 
     cdef int give_up_lost(self, Session session) except -1:
         """Deliveries whose message was in a damaged part of the journal: there is nothing to send again."""
@@ -482,10 +626,10 @@ cdef class Recovery:
         """Everybody serves. Connections that broke with their worker are over; what has run out meanwhile ends; messages for other
         workers that never left go now. inboxes: identity -> Inbox of the rings that there were."""
         cdef Session session
-        if self.loop.gate is not None:
+        if self.loop.gate is not None or self.loop.number in self.forwarded:
             self.loop.recorder.arrived()   # or is forwarded again, behind this
         self.loop.unrepeatable = True
-        for _, items in self.forwarded.values():
+        for _, items in self.forwarded.get(self.loop.number, {}).values():
             for item in items:
                 self.forward_again(item, inboxes)
         self.loop.unrepeatable = False
@@ -506,7 +650,10 @@ cdef class Recovery:
 
     cdef int forward_again(self, list item, dict inboxes) except -1:
         cdef Inbox inbox = inboxes.get((item[1], item[2]))
+        cdef Held held
         cdef Ring lane
+        if item[1] in self.takers:
+            return 0                       # when the number of workers changed: every worker has taken it, see take_forwarded()
         cdef Publication publication
         cdef Message message
         if inbox is not None:
@@ -527,8 +674,9 @@ cdef class Recovery:
             publication = Publication.__new__(Publication)
             publication.borrow(message)
             return self.loop.retain(publication)
-        self.loop.write_later(
-            item[2], item[5], item[7], item[6], message, field_or_none(item, 8) or b"", field_or_none(item, 9) or b"")
+        held = hold_for_ring(message, item[2], item[5], item[6], item[7], field(item, 8), field(item, 9))
+        if not self.loop.put_held(held):
+            self.loop.hold(held)
         return 0
 
 

@@ -78,10 +78,7 @@ cdef class SansIoShard(Shard):
         """The end of a pass at this time."""
         self.now_ms = now_ms
         self.timers.advance(now_ms)
-        waiting = self.retry
-        self.retry = []
-        for attempt in waiting:
-            attempt()
+        self.run_retries()
         self.commit(True)
         self.replay_some()
         if self.recorder is not None:

@@ -12,6 +12,7 @@ from shardbroker.pubsub.subscriptions cimport Subscription, SubscriptionTable
 from shardbroker.pubsub.topic_cache cimport TopicCache, TopicEntry
 from shardbroker.session.core cimport Core
 from shardbroker.session.session cimport Session, Will
+from shardbroker.worker.held cimport Held
 from shm.epochs cimport BUCKETS, Epochs
 
 
@@ -40,7 +41,8 @@ cdef class Shard(Core):
     cdef bint replays_moved                # some were sent in this pass: there is more to do at once
     cdef list leaving                      # subscriptions of sessions that ended, for which one pass was too short
     cdef uint64_t full_tables              # commits that the route table had no room for
-    cdef list retry                        # callables for what a full ring held back: wills, redispatches
+    cdef list retry                        # Held: what a full ring keeps here
+    cdef uint64_t last_held                # number of the newest of them in the journal
     cdef uint64_t next_key
     cdef uint64_t id_low_base              # node and process part of message ids
     cdef uint16_t id_sequence
@@ -60,6 +62,15 @@ cdef class Shard(Core):
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int publish_message(self, Message message, Session publisher) except -1
+    cdef bint try_publish(self, Message message, Session publisher) except -1
+    # To a member of the group, other than `failed`. False if a ring is full.
+    cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1
+    # It waits for room, and stands in the journal until it has found some.
+    cdef int hold(self, Held held) except -1
+    cdef int record_held(self, Held held) except -1
+    cdef int run_retries(self) except -1
+    cdef bint try_again(self, Held held) except -1
+    cdef bint put_held(self, Held held) except -1
     cdef int stamp(self, Publication publication) noexcept
     cdef int deliver_shared(self, tuple group, Publication publication, Session publisher, uint8_t attempts, tuple failed) except -1
     cdef bint deliver_to_member(self, bytes group, bytes filter, uint64_t member, Publication publication) except -1

@@ -10,6 +10,7 @@ from shardbroker.mqtt.topics cimport is_topic_name
 from shardbroker.pubsub.message cimport make_message
 from shardbroker.pubsub.subscriptions cimport Subscriber
 from shardbroker.session.link cimport Link
+from shardbroker.worker.held cimport HELD_FOR_ALL, HELD_FOR_GROUP, Held, hold_for_all, hold_for_group
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
 from shardbroker.session.recorder cimport (
     ENDED_CLEAN_START, ENDED_DISCONNECTED, ENDED_EXPIRED, WILL_DISCARDED, WILL_PUBLISHED,
@@ -27,8 +28,8 @@ from shm.routes import RouteTableFull, matches
 
 __all__ = ["Shard"]
 
-TOPIC_CACHE_ENTRIES = 1 << 17
-"""Topics a worker remembers: about 40 MB with short topics."""
+TOPIC_CACHE_ENTRIES = 1 << 16
+"""Topics a worker remembers, of now and once more as many of before: about 40 MB with short topics."""
 
 SHARED_ATTEMPTS = 8
 """Members of a shared group that are tried before a message for it is given up."""
@@ -178,12 +179,16 @@ cdef class Shard(Core):
         return 0
 
     cdef int publish_message(self, Message message, Session publisher) except -1:
-        """Publishes what the broker itself holds: a will. Waits in `retry` while a ring is full."""
+        """Publishes what the broker itself holds: a will. It is held while a ring is full."""
+        if not self.try_publish(message, publisher):
+            self.hold(hold_for_all(message))
+        return 0
+
+    cdef bint try_publish(self, Message message, Session publisher) except -1:
         cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
         cdef Publication publication
         if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
-            self.retry.append(lambda: self.publish_message(message, publisher))
-            return 0
+            return False
         publication = Publication.__new__(Publication)
         publication.borrow(message)
         self.unrepeatable = True
@@ -191,7 +196,51 @@ cdef class Shard(Core):
             self.publish(entry, publication, publisher)
         finally:
             self.unrepeatable = False
+        return True
+
+    # --- what waits for room in a ring ---------------------------------------------------------------------------------------
+
+    cdef int hold(self, Held held) except -1:
+        if self.recorder is not None and (held.message.qos or held.purpose == HELD_FOR_ALL):
+            self.last_held += 1
+            held.number = self.last_held
+            self.record_held(held)
+        self.retry.append(held)
         return 0
+
+    cdef int record_held(self, Held held) except -1:
+        if held.number == 0:
+            return 0
+        return self.recorder.held(
+            held.number, held.purpose, held.message, held.destination, held.record, held.member, held.attempts, held.group, held.filter)
+
+    cdef int run_retries(self) except -1:
+        """Each tries again, in order."""
+        cdef list waiting = self.retry
+        cdef Held held
+        self.retry = []
+        for held in waiting:
+            if not self.try_again(held):
+                self.retry.append(held)
+            elif held.number:
+                self.recorder.let_go(held.number)
+        return 0
+
+    cdef bint try_again(self, Held held) except -1:
+        cdef bint done
+        if held.purpose == HELD_FOR_ALL:
+            return self.try_publish(held.message, self.sessions.get(held.message.client_id))
+        if held.purpose == HELD_FOR_GROUP:
+            return self.hand_on(held.group, held.filter, held.message, held.attempts, held.member)
+        self.unrepeatable = True
+        try:
+            done = self.put_held(held)
+        finally:
+            self.unrepeatable = False
+        return done
+
+    cdef bint put_held(self, Held held) except -1:
+        raise NotImplementedError("Shard.put_held")
 
     # --- shared subscriptions ------------------------------------------------------------------------------------------------
 
@@ -266,6 +315,13 @@ cdef class Shard(Core):
                 holder.taken_over()
                 self.count(SESSION_TAKENOVER)
                 session = self.sessions.get(client_id)
+        if session is not None and session.link is None:
+            # A timer comes late, above all after a start: what was due before the client came has happened.
+            if session.will is not None and session.will_at_ms and self.now_ms >= session.will_at_ms:
+                self.publish_will(session)
+            if session.expires_at_ms and self.now_ms >= session.expires_at_ms:
+                self.end_session(session, True)
+                session = None
         if session is not None and clean_start:
             self.count(SESSION_DISCARDED)
             (<Link>channel).promised = True                # its CONNACK says that the old one is gone
@@ -362,25 +418,26 @@ cdef class Shard(Core):
         self.count(SESSION_TERMINATED)
         self.gauge(SESSIONS_COUNT, -1)
         for share, message, _ in leftovers:
-            self.redispatch(share, message)
+            # What a member of a shared group did not finish goes to another one.
+            if not self.hand_on(share[0], share[1], message, 0, 0):
+                self.hold(hold_for_group(message, share[0], share[1], 0, 0))
         return 0
 
-    def redispatch(self, tuple share, Message message) -> None:
-        """A message that a shared group's member did not finish goes to another member."""
+    cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1:
         cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
         cdef Publication publication
         if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
-            self.retry.append(lambda: self.redispatch(share, message))
-            return
+            return False
         publication = Publication.__new__(Publication)
         publication.borrow(message)
-        self.unrepeatable = True
+        self.unrepeatable = True           # whoever had it has given it out of its hands
         try:
             for group in entry.groups:
-                if group[0] == share[0] and group[1] == share[1]:
-                    self.deliver_shared(group, publication, None, 0, None)
+                if group[0] == group_name and group[1] == filter:
+                    self.deliver_shared(group, publication, None, attempts, (self.own_destination, failed) if failed else None)
         finally:
             self.unrepeatable = False
+        return True
 
     # --- subscriptions ------------------------------------------------------------------------------------------------------
 

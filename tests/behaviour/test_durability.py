@@ -141,6 +141,18 @@ def test_a_will_is_published_though_its_worker_was_killed(own: Broker) -> None:
         heir.expect(Publish, topic="will/a", payload=b"gone")
 
 
+def test_a_will_that_a_recovery_has_published_survives_the_next(own: Broker) -> None:
+    with stay(own, client_id_on(0, WORKERS, "heir")) as heir:
+        heir.subscribe("will", 1)
+    with stay(own, client_id_on(0, WORKERS, "w"), will=Will("will", b"dead", 1)):
+        for _ in range(2):
+            come_back(own, "workers")
+            with Client(own.address, 5, client_id_on(0, WORKERS, "back"), timeout=10):
+                pass
+    with stay(own, client_id_on(0, WORKERS, "heir")) as heir:
+        assert heir.expect(Publish).payload == b"dead"
+
+
 @pytest.mark.parametrize("end", ["clean stop", "everything"])
 def test_delays_and_expiry_go_on_while_the_broker_is_down(own: Broker, end: str) -> None:
     with stay(own, "heir") as heir:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardbroker.journal import Block, Damage, open_journal, read, trusted
+from shardbroker.journal import Block, Damage, open_journal, read, repair, trusted, verify
 from shardbroker.journal.schema import Kind, encode
 
 BLOCKS = 5
@@ -92,3 +92,38 @@ def test_a_first_segment_that_is_lost_as_a_whole_takes_the_rest_of_its_writer_al
     assert len(segments) == 3
     segments[1].write_bytes(bytes(segments[1].stat().st_size))
     assert taken(tmp_path) == [0]
+
+
+@pytest.mark.parametrize("lost", range(BLOCKS))
+def test_a_check_judges_as_a_recovery_does(lost: int, tmp_path: Path) -> None:
+    segment, _ = write(tmp_path, dict.fromkeys(range(BLOCKS), 0))
+    spoil(segment, lost)
+    report = verify(tmp_path)
+    assert report.good and (report.records, report.void) == (2 * lost, BLOCKS - lost - 1)
+
+
+def test_a_check_counts_what_the_disk_was_known_to_have(tmp_path: Path) -> None:
+    segment, _ = write(tmp_path, {0: 0, 1: 0, 2: 1, 3: 2, 4: 3})
+    spoil(segment, 1)
+    report = verify(tmp_path)
+    assert not report.good and (report.records, report.void) == (2 * (BLOCKS - 1), 0)
+
+
+@pytest.mark.parametrize("known", [dict.fromkeys(range(BLOCKS), 0), {0: 0, 1: 0, 2: 1, 3: 2, 4: 3}, None])
+def test_a_repair_makes_nothing_count_that_did_not(known: dict[int, int] | None, tmp_path: Path) -> None:
+    segment, _ = write(tmp_path, known)
+    write(tmp_path, known)
+    spoil(segment, 1)
+    before = taken(tmp_path)
+    assert list(repair(tmp_path))
+    assert taken(tmp_path) == before
+    assert verify(tmp_path).good
+
+
+@pytest.mark.parametrize("writers", [1, 2])
+def test_the_first_block_of_a_writer_at_level_process_is_damage(writers: int, tmp_path: Path) -> None:
+    for _ in range(writers):
+        segment, _ = write(tmp_path, None)
+    spoil(segment, 0)
+    assert taken(tmp_path) == [*list(range(BLOCKS)) * (writers - 1), *range(1, BLOCKS)]
+    assert len(errors(tmp_path)) == 1

@@ -25,6 +25,8 @@ from shardbroker.journal.schema import Kind, Record, encode
 from tests.spark.samples import PASS_US, START_US, expected, write_journal
 
 ALL = list(JOURNAL)
+TWO_BYTES = 24
+"""Kinds from here on are read by nobody but a recovery: Spark leaves them out."""
 
 
 def rows(
@@ -96,9 +98,13 @@ def assert_same(found: list[dict[str, Any]], records: list[Record]) -> None:
 
 
 def test_both_readers_know_the_same_records() -> None:
-    assert {kind.value: kind.name.lower() for kind in Kind} == KINDS
+    assert {kind.value: kind.name.lower() for kind in Kind if kind < TWO_BYTES} == KINDS
     renamed = {"expires_at_ms": "expires_ms"}
-    assert {kind.value: tuple(renamed.get(name, name) for name, _ in fields) for kind, fields in BROKER_FIELDS.items()} == FIELDS
+    assert {
+        kind.value: tuple(renamed.get(name, name) for name, _ in fields)
+        for kind, fields in BROKER_FIELDS.items()
+        if kind < TWO_BYTES
+    } == FIELDS
 
 
 @pytest.mark.parametrize("partition_bytes", [64 << 20, 5_000])

@@ -7,6 +7,11 @@ Messages have numbers in the order in which they were first sent; payloads carry
        |   may arrive       |       must arrive          |    may arrive      |   must not arrive
 
 A message must arrive if it was first sent after `granted_s`, and acknowledged before `leaving_s` (by IN_FLIGHT_S).
+
+Of a shared group one member has to get it, whichever. So each group needs one that stays. In which order the members get
+what they share is up to the broker.
+
+A will is a message that is sent with CONNECT and acknowledged with CONNACK. It must arrive unless it may have been taken back.
 """
 
 from array import array
@@ -22,6 +27,7 @@ IN_FLIGHT_S = 1.0
 SHOWN = 12
 """Message numbers, and faults of a kind, that a report shows."""
 LAST_KILLS = 3
+SHARE = "$share/"
 
 
 class Kind(StrEnum):
@@ -96,6 +102,10 @@ class History:
         self.sent_s, self.acked_s = array("d"), array("d")
         self.arrivals: dict[str, Arrivals] = defaultdict(Arrivals)
         self.intervals: dict[tuple[str, str], list[Interval]] = {}
+        self.taken_back: set[int] = set()
+        """Wills that may arrive or not."""
+        self.awaited: set[int] = set()
+        """Messages of which a client wants to know when the first subscriber has them."""
         self.retained_floor: dict[str, int] = {}
         """Last acknowledged message of each topic with retained messages."""
         self.lost_sessions: dict[str, float] = {}
@@ -127,6 +137,7 @@ class History:
     # --- subscribers ----------------------------------------------------------------------------------------------------
 
     def arrived(self, client: str, number: int, qos: int) -> None:
+        self.awaited.discard(number)
         arrivals = self.arrivals[client]
         arrivals.numbers.append(number)
         arrivals.qos.append(qos)
@@ -209,6 +220,7 @@ def check(history: History) -> list[Fault]:
     for client, count in counts.items():
         found += _check_arrivals(history, client, count)
     found += _check_losses(history, counts)
+    found += _check_groups(history, counts)
     return sorted(found, key=lambda fault: fault.at_s)
 
 
@@ -223,7 +235,7 @@ def _count(history: History, client: str) -> bytearray:
 
 def _unacknowledged(history: History) -> Iterator[Fault]:
     for number, acked_s in enumerate(history.acked_s):
-        if acked_s == INFINITE:
+        if acked_s == INFINITE and number not in history.taken_back:
             publisher = history.names[history.publisher[number]]
             yield Fault(Kind.STUCK, publisher, history.describe(number), history.sent_s[number], publisher in history.lost_sessions)
 
@@ -234,6 +246,7 @@ def _check_arrivals(history: History, client: str, count: bytearray) -> Iterator
     newest: dict[tuple[int, int, int], int] = {}
     seen = bytearray(len(count))
     intervals = {number: _intervals(history, client, topic) for number, topic in enumerate(history.topics)}
+    shared = {number for number, topic in enumerate(history.topics) if _is_shared(history, client, topic)}
     lost = history.lost_sessions
 
     def fault(kind: Kind, number: int, at_s: float, text: str) -> Fault:
@@ -255,7 +268,7 @@ def _check_arrivals(history: History, client: str, count: bytearray) -> Iterator
         seen[number] = 1
         stream = history.publisher[number], topic, history.qos[number]
         before = newest.get(stream, -1)
-        if before > number:
+        if before > number and topic not in shared:
             yield fault(Kind.ORDER, number, at_s, f"arrived behind message {before}, at {at_s:.3f}")
         newest[stream] = max(before, number)
 
@@ -265,8 +278,24 @@ def _intervals(history: History, client: str, topic: str) -> list[list[Interval]
     return [
         intervals
         for (name, topic_filter), intervals in history.intervals.items()
-        if name == client and matches(topic_filter, topic)
+        if name == client and matches(_group_and_filter(topic_filter)[1], topic)
     ]
+
+
+def _group_and_filter(topic_filter: str) -> tuple[str, str]:
+    """Name of the shared group, "" if there is none, and the filter proper."""
+    if not topic_filter.startswith(SHARE):
+        return "", topic_filter
+    group, _, proper = topic_filter.removeprefix(SHARE).partition("/")
+    return group, proper
+
+
+def _is_shared(history: History, client: str, topic: str) -> bool:
+    """Whether what the client gets of this topic comes to it as a member of a shared group."""
+    return any(
+        name == client and topic_filter.startswith(SHARE) and matches(_group_and_filter(topic_filter)[1], topic)
+        for name, topic_filter in history.intervals
+    )
 
 
 def _open_between(filters: list[list[Interval]], at_s: float, sent_s: float) -> Iterator[Interval]:
@@ -283,6 +312,8 @@ def _check_losses(history: History, counts: dict[str, bytearray]) -> Iterator[Fa
     for number, topic in enumerate(history.topic):
         by_topic[topic].append(number)
     for (client, topic_filter), intervals in history.intervals.items():
+        if topic_filter.startswith(SHARE):
+            continue  # another member may have it
         topics = [number for number, topic in enumerate(history.topics) if matches(topic_filter, topic)]
         for interval in intervals:
             due: list[int] = []
@@ -300,8 +331,35 @@ def _due(history: History, numbers: array, interval: Interval) -> Iterator[int]:
     for number in numbers[start:]:
         if history.sent_s[number] > interval.leaving_s:
             return
+        if number in history.taken_back:
+            continue
         if history.acked_s[number] < INFINITE and history.acked_s[number] + IN_FLIGHT_S <= interval.leaving_s:
             yield number
+
+
+def _check_groups(history: History, counts: dict[str, bytearray]) -> Iterator[Fault]:
+    """Somebody in each shared group got each message, and of QoS 2 nobody else did."""
+    members: dict[str, list[str]] = defaultdict(list)
+    for client, topic_filter in history.intervals:
+        if topic_filter.startswith(SHARE):
+            members[topic_filter].append(client)
+    for topic_filter, clients in members.items():
+        staying = [one for client in clients for one in history.intervals[client, topic_filter] if one.leaving_s == INFINITE]
+        proper = _group_and_filter(topic_filter)[1]
+        topics = {number for number, topic in enumerate(history.topics) if matches(proper, topic)}
+        of_group = array("L", (number for number, topic in enumerate(history.topic) if topic in topics))
+        names = ", ".join(clients)
+        if staying:
+            due = list(_due(history, of_group, min(staying, key=lambda one: one.granted_s)))
+            missing = [number for number in due if not any(counts[client][number] for client in clients)]
+            if missing:
+                yield _loss(history, names, topic_filter, due, missing)
+        for number in of_group:
+            having = [client for client in clients if counts[client][number]]
+            if len(having) > 1 and history.qos[number] == 2 and all(one.qos == 2 for one in staying):
+                lost = any(client in history.lost_sessions for client in (*having, history.names[history.publisher[number]]))
+                text = f"{topic_filter}: {history.describe(number)} came to {', '.join(having)}"
+                yield Fault(Kind.DUPLICATE, names, text, history.sent_s[number], lost)
 
 
 def _loss(history: History, client: str, topic_filter: str, due: list[int], missing: list[int]) -> Fault:

@@ -29,6 +29,9 @@ WINDOW = 16
 SIZES = (20, 60, 60, 300, 60, 20, 4000, 60)
 """Of payloads, by message number."""
 TAKEN_OVER, SHUTTING_DOWN = 0x8E, 0x8B
+WILL_DELAYS_S = (0, 0, 1, 3)
+WILL_TIMEOUT_S = 30.0
+"""Behind the delay: the broker may have to start again a few times first, and counts from when it knows."""
 UNAVAILABLE = (3, 0x88, 0x89)
 """CONNACK: server unavailable, server busy."""
 ID_NOT_FOUND, NO_SUBSCRIPTION = 0x92, 0x11
@@ -117,7 +120,9 @@ class Client:
         self.network.selector.register(self._socket, selectors.EVENT_READ, self._receive)
         self._deadline = self.network.now() + CONNACK_TIMEOUT_S
         properties = {} if self.clean else {"session_expiry_interval": EXPIRY_S, "receive_maximum": self.rng.choice((5, 30))}
-        self.out += wire.connect(self.name, self.version, clean=self.clean, keepalive=0, properties=properties)
+        self.out += wire.connect(
+            self.name, self.version, clean=self.clean, keepalive=0, properties=properties, will=self.next_will()
+        )
 
     def _receive(self) -> None:
         assert self._socket is not None
@@ -223,6 +228,10 @@ class Client:
     def _on_disconnect(self, packet: wire.Disconnect) -> None:
         if packet.code not in (TAKEN_OVER, SHUTTING_DOWN):
             self.fault(Kind.PROTOCOL, f"sent away: {packet}")
+
+    def next_will(self) -> wire.Will | None:
+        """What the CONNECT that is sent now leaves with the broker."""
+        return None
 
     def on_connected(self, lost: bool) -> None:
         """The session goes on; or, if `lost`, begins anew though it should not."""
@@ -505,3 +514,54 @@ class Reader(Client):
         number = self.number_of(packet)
         if number is not None and packet.retain:
             self._found[packet.topic] = number
+
+
+class Testator(Client):
+    """Leaves a will with each connection, and is cut off again and again. Half of the times it stays away until somebody has the
+    will; else it comes back at once, and then a will with a delay may come or not."""
+
+    trick_interval_s = 1.0
+
+    def __init__(self, network: Network, name: str, version: int, seed: int, topic: str, qos: int) -> None:
+        super().__init__(network, name, version, seed)
+        self._topic, self._qos = topic, qos
+        self._will = -1
+        """Its message number."""
+        self._delay_s = 0
+        self._promised = False
+        self._give_up_at = INFINITE
+
+    def next_will(self) -> wire.Will:
+        self._take_back()
+        self._will = self.history.sent(self.name, self._topic, self._qos)
+        self._delay_s = self.rng.choice(WILL_DELAYS_S) if self.version == 5 else 0
+        self._promised = False
+        properties = {"will_delay_interval": self._delay_s}
+        return wire.Will(self._topic, payload_of(self._will), self._qos, properties=properties if self.version == 5 else None)
+
+    def _take_back(self) -> None:
+        """The next connection is made: a will whose delay is not over is void, and so is one that the broker may never have got."""
+        if self._will >= 0 and self._will not in self.history.awaited and (self._delay_s or not self._promised):
+            self.history.taken_back.add(self._will)
+        self.history.awaited.discard(self._will)
+
+    def on_connected(self, lost: bool) -> None:
+        self._promised = True
+        self.history.acknowledged(self._will)
+
+    def tick(self, now: float) -> None:
+        if self.restless and self.connected and now > self._trick_at:
+            self.cut()
+            if self.rng.random() < 0.5:
+                self.history.awaited.add(self._will)
+                self._connect_at, self._give_up_at = INFINITE, now + self._delay_s + WILL_TIMEOUT_S
+        elif self._connect_at == INFINITE and (self._will not in self.history.awaited or now > self._give_up_at):
+            self._connect_at = now
+        super().tick(now)
+
+    def idle(self) -> bool:
+        return True
+
+    def stay(self) -> None:
+        """What has not come now need not come: the connection lasts."""
+        self.history.taken_back.add(self._will)

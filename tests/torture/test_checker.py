@@ -163,6 +163,56 @@ def test_retained_messages() -> None:
         assert [fault.kind for fault in story.history.faults[before:]] == [Kind.RETAINED] * expected
 
 
+class Group(Story):
+    """A shared group of `a` and `b` beside it, both of which stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for member in "ab":
+            self.history.asked(member, "$share/g/t/#", 2)
+            self.history.granted(member, "$share/g/t/#")
+
+    def give(self, member: str, number: int, qos: int = 2) -> None:
+        self.history.arrived(member, number, qos)
+
+
+def test_a_shared_group_gets_each_message_once_in_any_order() -> None:
+    story = Group()
+    numbers = [story.publish() for _ in range(6)]
+    story.arrive(*numbers)
+    for place in (2, 0, 1, 5, 4, 3):
+        story.give("ab"[place % 2], numbers[place])
+    assert story.kinds() == []
+
+
+def test_a_message_that_no_member_got() -> None:
+    story = Group()
+    numbers = [story.publish() for _ in range(3)]
+    story.arrive(*numbers)
+    story.give("a", numbers[0])
+    story.give("b", numbers[2])
+    (fault,) = story.faults()
+    assert fault.kind == Kind.LOST and f"1 of 3 missing: {numbers[1]};" in fault.text
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_that_two_members_got(qos: int) -> None:
+    story = Group()
+    number = story.publish(qos)
+    story.arrive(number, qos=qos)
+    story.give("a", number, qos)
+    story.give("b", number, qos)
+    assert story.kinds() == ([Kind.DUPLICATE] if qos == 2 else [])
+
+
+def test_a_will_that_was_taken_back_may_come_or_not() -> None:
+    story = Story()
+    numbers = [story.publish(acknowledge=number % 2 == 0) for number in range(4)]
+    story.history.taken_back.update(numbers)
+    story.arrive(numbers[3])
+    assert story.kinds() == []
+
+
 def test_matching() -> None:
     assert all(matches(topic_filter, "a/b") for topic_filter in ("a/b", "a/+", "+/b", "#", "a/#", "a/b/#"))
     assert not any(matches(topic_filter, "a/b") for topic_filter in ("a", "a/b/c", "+", "a/+/c", "b/#", "a/b/+"))

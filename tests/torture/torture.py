@@ -1,6 +1,7 @@
 """One run of the crash test: `python -m tests.torture.torture --seed 1 --kills 200 --workers 3 --acceptors 2`.
 
-Publishers send to `t/...` (subscriptions that stay), `m/...` (subscriptions that come and go) and `r/...` (retained messages).
+Publishers send to `t/...` (subscriptions that stay), `m/...` (subscriptions that come and go), `g/...` (shared groups) and `r/...`
+(retained messages); wills go to `w/...`.
 After the last kill all clients come back and stay, what is unacknowledged is acknowledged, a last message goes to every topic, and
 when nothing comes any more the checker looks at what came.
 """
@@ -20,18 +21,25 @@ from pathlib import Path
 
 from tests.harness import Broker, client_id_on
 from tests.torture.checker import Fault, History, Kind, check, report
-from tests.torture.client import Network, Publisher, Reader, Subscriber
+from tests.torture.client import Network, Publisher, Reader, Subscriber, Testator
 from tests.torture.killer import KINDS, POWER, Killer
 from tests.torture.power import Power
 
 PUBLISHERS = 6
 SUBSCRIBERS = 9
+TESTATORS = 6
 STEADY = tuple(f"t/{number}" for number in range(6))
 MOVING = tuple(f"m/{number}/{leaf}" for number in range(4) for leaf in "ab")
 RETAINED = tuple(f"r/{number}" for number in range(12))
 STEADY_FILTERS = (("t/0", "t/1"), ("t/+",), ("t/#",), ("t/2", "t/3"), ("t/0", "t/4", "t/5"), ("t/+",))
 """Of the subscribers in turn. Filters of one subscriber do not overlap: whether such a message comes once is up to the broker."""
 MOVING_FILTERS = (("m/0/a", "m/1/+"), ("m/+/a", "m/+/b"), ("m/2/#", "m/3/b"), ("m/0/+", "m/1/b", "m/3/#"))
+SHARED = tuple(f"g/{number}" for number in range(4))
+GROUPS = (("$share/one/g/+", (0, 1, 2, 3, 4), (5,)), ("$share/two/g/#", (6, 7), (8,)))
+"""Filter, subscribers that stay members, and those that come and go. Nobody is in two groups."""
+WILLS_FILTER = "w/#"
+HEIRS = (0, 4)
+"""Subscribers that get all wills."""
 CHANGES_PER_S = 4.0
 """Subscriptions that come or go."""
 START_TIMEOUT_S = 20.0
@@ -83,15 +91,13 @@ class Run:
         self._rng = random.Random(options.seed)
         self._next_publish = self._next_change = 0.0
         seed = options.seed
-        self.publishers = [
-            Publisher(self.network, client_id_on(number % options.workers, options.workers, f"p{number}x"), 4 + number % 2, seed)
-            for number in range(PUBLISHERS)
-        ]
+        self.publishers = [Publisher(self.network, self._name("p", number), 4 + number % 2, seed) for number in range(PUBLISHERS)]
         self.subscribers = [
-            Subscriber(
-                self.network, client_id_on(number % options.workers, options.workers, f"s{number}x"), 5 - number // 3 % 2, seed
-            )
-            for number in range(SUBSCRIBERS)
+            Subscriber(self.network, self._name("s", number), 5 - number // 3 % 2, seed) for number in range(SUBSCRIBERS)
+        ]
+        self.testators = [
+            Testator(self.network, self._name("w", number), 5 - number // 3 % 2, seed, f"w/{number}", 1 + number % 2)
+            for number in range(TESTATORS)
         ]
         self.readers = [Reader(self.network, f"reader{version}", version, seed, "r/#") for version in (4, 5)]
         self._owners = {topic: self.publishers[number % PUBLISHERS] for number, topic in enumerate(RETAINED)}
@@ -101,6 +107,7 @@ class Run:
             for number, subscriber in enumerate(self.subscribers)
             for topic_filter in MOVING_FILTERS[number % len(MOVING_FILTERS)]
         ]
+        self._moves += [(self.subscribers[number], topic_filter) for topic_filter, _, moving in GROUPS for number in moving]
 
     def _name(self, prefix: str, number: int) -> str:
         """A client id; the workers in turn."""
@@ -112,9 +119,14 @@ class Run:
         for number, subscriber in enumerate(self.subscribers):
             for topic_filter in STEADY_FILTERS[number % len(STEADY_FILTERS)]:
                 subscriber.want(topic_filter, 2 if number % 3 else 1)
+        for topic_filter, staying, _ in GROUPS:
+            for number in staying:
+                self.subscribers[number].want(topic_filter, 2)
+        for number in HEIRS:
+            self.subscribers[number].want(WILLS_FILTER, 2)
         if not self._step_until(self._settled, START_TIMEOUT_S):
             raise AssertionError(f"clients cannot begin: {self._unsettled()}")
-        for client in [*self.publishers, *self.subscribers]:
+        for client in [*self.publishers, *self.subscribers, *self.testators]:
             client.restless = True
         self._next_publish = self._next_change = self.network.now()
 
@@ -137,7 +149,8 @@ class Run:
             # One QoS for a topic: what is sent again of another may come behind a newer message.
             self._owners[topic].publish(topic, 1 + number % 2, retain=True)
         else:
-            topic = self._rng.choice(STEADY if self._rng.random() < 0.7 else MOVING)
+            (topics,) = self._rng.choices((STEADY, MOVING, SHARED), (6, 3, 3))
+            topic = self._rng.choice(topics)
             self._rng.choice(self.publishers).publish(topic, self._rng.choice((1, 2)))
 
     def heal(self) -> None:
@@ -146,10 +159,12 @@ class Run:
             client.restless = False
         self._settle()
         for publisher in self.publishers:
-            for topic in STEADY + MOVING:
+            for topic in STEADY + MOVING + SHARED:
                 for qos in (1, 2):
                     self._step_until(lambda: publisher.publish(topic, qos), HEAL_TIMEOUT_S)  # noqa: B023
         self._settle()
+        for testator in self.testators:
+            testator.stay()
         rounds = sum(reader.rounds for reader in self.readers)
         self._step_until(lambda: sum(reader.rounds for reader in self.readers) >= rounds + 4, HEAL_TIMEOUT_S)
 
@@ -167,7 +182,7 @@ class Run:
         return True
 
     def _unsettled(self) -> list[str]:
-        clients = [*self.publishers, *self.subscribers]
+        clients = [*self.publishers, *self.subscribers, *self.testators]
         return [client.name for client in clients if not client.connected or not client.idle()]
 
     def _settled(self) -> bool:

@@ -1,0 +1,30 @@
+"""What found no room in a ring, and nobody would send again: it waits in the worker, and stands in its journal.
+
+    Shard.hold()         -> HELD in the block of the pass that could not get rid of it
+    Shard.run_retries()  -> tried once a pass; LET_GO in the block of the pass that could
+"""
+from libc.stdint cimport uint8_t, uint64_t
+
+from shardbroker.pubsub.message cimport Message
+
+
+cdef enum Purpose:                         # schema.HeldFor
+    HELD_FOR_ALL = 1                       # a will: to everybody who subscribes
+    HELD_FOR_GROUP = 2                     # to some member of a shared group
+    HELD_FOR_RING = 3                      # the record that it would have been
+
+
+cdef class Held:
+    cdef uint64_t number                   # in the journal; 0: not there, it is worth no record
+    cdef readonly int purpose
+    cdef Message message
+    cdef bytes group, filter               # of the shared group; empty without
+    cdef uint64_t member                   # HELD_FOR_GROUP: who did not take it, 0: nobody; HELD_FOR_RING: who is to have it
+    cdef int attempts                      # members that were tried
+    cdef long destination                  # HELD_FOR_RING: whose ring
+    cdef int record                        # HELD_FOR_RING: RECORD_PUBLISH, RECORD_SHARED
+
+
+cdef Held hold_for_all(Message message)
+cdef Held hold_for_group(Message message, bytes group, bytes filter, uint64_t failed, int attempts)
+cdef Held hold_for_ring(Message message, long destination, int record, uint64_t member, int attempts, bytes group, bytes filter)
