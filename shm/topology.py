@@ -36,6 +36,8 @@ class ListenerSockets:
     """Where it listens, as people write it: "ssl://127.0.0.1:8883"."""
     port: int
     """0 for a unix socket."""
+    activated: bool = False
+    """Whether the service manager has opened it, and keeps it open."""
 
 
 @dataclass(frozen=True)

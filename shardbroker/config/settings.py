@@ -39,6 +39,9 @@ LEVELS_MAX = 65535
 PROCESSES_MAX = 1024
 """Most workers and most acceptors: as many as there are session partitions."""
 
+REFERENCE_MAX = 1000
+"""Characters of a server reference: less than every client's packet limit that makes sense."""
+
 Count = Annotated[
     Literal["auto"] | Annotated[Whole, Field(ge=1, le=PROCESSES_MAX)], Allowed(f"auto or a number from 1 to {PROCESSES_MAX}")
 ]
@@ -232,7 +235,17 @@ class Process(Section):
     workers: Count = Field("auto", description="Workers; auto: one per usable core.")
     acceptors: Count = Field("auto", description="Acceptors; auto: 2, or 1 on a single core.")
     data_dir: Path = Field(Path("data"), description="Directory of what outlives the broker.")
-    drain_timeout: Duration = Field(10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="How long a process may take to stop.")
+    drain_time: Duration = Field(
+        0.0, ge=0, le=LONGEST_WAIT_S, description="Over which clients are sent away when the broker stops; 0s: all at once."
+    )
+    drain_server_reference: str = Field(
+        "",
+        max_length=REFERENCE_MAX,
+        description="Where 5.0 clients are sent then, HOST:PORT (0x9C, Server Reference); empty: nowhere (0x8B).",
+    )
+    drain_timeout: Duration = Field(
+        10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="How long a process may take to stop, beyond `process.drain_time`."
+    )
     ring_size: Literal["auto"] | RingSize = Field("auto", description="Bytes of one ring; auto: 4MB, less with many workers.")
 
 

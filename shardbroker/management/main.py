@@ -30,6 +30,7 @@ from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.disk_alarms import DiskAlarms
+from shardbroker.management.handlers.listeners import ask_supervisor
 from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
 from shardbroker.management.prometheus import render
@@ -176,11 +177,13 @@ class _Manager:
         self._log.flush()
 
     def _on_reload(self) -> None:
-        """SIGHUP: as `ctl config reload`; what is wrong is logged, and nothing changes then."""
+        """SIGHUP: as `ctl config reload`; what is wrong is logged, and nothing changes then. The supervisor is told in any case."""
+        problem = ""
         try:
             done = self._configuration.reload()
         except ControlError as error:
-            self._log.add("error", f"configuration not reloaded: {error}")
+            problem = str(error)
+            self._log.add("error", f"configuration not reloaded: {problem}")
         else:
             text = f"applied: {', '.join(done['applied']) or 'nothing'}"
             if done["needs_restart"]:
@@ -190,8 +193,14 @@ class _Manager:
             with AccessAdmin(self._topology.settings, self._topology.data_dir, self._counters) as admin:
                 admin.reload()
         except AccessError as error:
+            problem = problem or str(error)
             self._log.add("error", f"rules and passwords not reloaded: {error}")
         self._log.flush()
+        self._reloaded = asyncio.create_task(self._tell_reloaded(problem.partition("\n")[0]))
+
+    async def _tell_reloaded(self, problem: str) -> None:
+        with suppress(ControlError):  # it stops waiting by itself
+            await ask_supervisor(self._context, {"verb": "reloaded", "problem": problem})
 
     def _on_configured(self, settings: Settings) -> None:
         """Live settings have changed: here, and in every worker."""

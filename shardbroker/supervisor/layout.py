@@ -21,6 +21,7 @@ from shardbroker.access.files import FileError
 from shardbroker.access.gate import publish_rules
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.settings import PROCESSES_MAX
+from shardbroker.supervisor.held import Held, HeldSockets
 from shardbroker.supervisor.listening import StartError, listen, unlisten
 from shm.cleanup import cleanup, set_aside
 from shm.files import sync_path
@@ -73,7 +74,9 @@ def lock_data_dir(data_dir: Path) -> int:
     return lock
 
 
-def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None = None) -> Topology:
+def lay_out(
+    settings: Settings, usable_cores: list[int], loaded: Loaded | None = None, held: HeldSockets | None = None
+) -> Topology:
     """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError.
 
     After an error nothing is left of what was made.
@@ -92,8 +95,11 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
         undo.callback(cleanup, instance, runtime_dir)
         listeners = []
         for number, (name, listener) in enumerate(settings.listeners.items()):
-            listeners.append(listen(name, number, listener, acceptors))
+            own = held.take(name, listener.bind) if held is not None else Held()
+            listeners.append(listen(name, number, listener, acceptors, own.descriptors, own.activated))
             undo.callback(unlisten, listeners[-1])
+        if held is not None:
+            held.finish(settings.listeners)
         try:
             runtime_dir.mkdir(mode=0o700)
             topology = Topology(
@@ -174,11 +180,12 @@ def set_journal_workers(data_dir: Path, workers: int) -> None:
     sync_path(journals)
 
 
-def tear_down(topology: Topology) -> None:
-    """Removes what lay_out made in shared memory and closes its descriptors."""
+def tear_down(topology: Topology, keep_paths: bool = False) -> None:
+    """Removes what lay_out made in shared memory and closes its descriptors; paths of unix sockets only if nobody else keeps them
+    open."""
     cleanup(topology.instance, topology.runtime_dir)
     for listener in topology.listeners:
-        unlisten(listener)
+        unlisten(listener, keep_paths)
     for descriptor in topology.doorbells:
         os.close(descriptor)
     pairs = [pair for channels in topology.handover for pair in channels]

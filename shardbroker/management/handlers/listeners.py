@@ -9,6 +9,8 @@ from shardbroker.control.verbs import ListenerSettings, OneListener, Params
 from shardbroker.management.context import Context, handles
 from shm.requests import ask
 
+__all__ = ["ask_supervisor"]
+
 ANSWER_S = 30.0
 """How long the supervisor may take: it waits up to 5 s for each acceptor."""
 
@@ -17,7 +19,7 @@ _turn = asyncio.Lock()
 
 @handles("listeners list")
 async def list_listeners(context: Context, params: Params) -> dict[str, Any]:
-    found = await _ask(context, {"verb": "listeners list"})
+    found = await ask_supervisor(context, {"verb": "listeners list"})
     rows = []
     for row in found["listeners"]:
         number = row.pop("number")
@@ -43,13 +45,13 @@ async def remove_listener(context: Context, params: OneListener) -> dict[str, An
 
 
 async def _change(context: Context, request: dict[str, Any]) -> dict[str, Any]:
-    found = await _ask(context, request)
+    found = await ask_supervisor(context, request)
     if found["problem"]:
         raise ControlError("BAD_REQUEST", found["problem"])
     return {"name": request["name"]}
 
 
-async def _ask(context: Context, request: dict[str, Any]) -> dict[str, Any]:
+async def ask_supervisor(context: Context, request: dict[str, Any]) -> dict[str, Any]:
     """One request at a time; in a thread, since the answer is waited for."""
     async with _turn:
         try:
