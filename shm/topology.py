@@ -66,6 +66,8 @@ class Topology:
     acceptors: int
     cores: tuple[int, ...]
     """Core of each worker."""
+    acceptor_cores: tuple[int, ...] = field(default=(), kw_only=True)
+    """That acceptors are kept to; empty: to none."""
     ring_bytes: int
     """Capacity of one lane, a power of two."""
     doorbells: tuple[int, ...]

@@ -118,10 +118,11 @@ class Supervisor:
 
     def _places(self, topology: Topology) -> list[Child]:
         entries = self._entries
-        workers = [Child(f"worker-{i}", entries.worker, (topology, i), i, topology.cores[i]) for i in range(topology.workers)]
+        workers = [Child(f"worker-{i}", entries.worker, (topology, i), i, (topology.cores[i],)) for i in range(topology.workers)]
         manager = Child("manager", entries.manager, (topology,), topology.manager)
         first = topology.processes
-        acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i) for i in range(topology.acceptors)]
+        kept_to = topology.acceptor_cores
+        acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i, kept_to) for i in range(topology.acceptors)]
         # An idle one would take memory for nothing: it runs where somebody is to be asked.
         asked = needs_integrations(topology.settings)
         integrations = [Child("integrations", entries.integrations, (topology,), topology.integrations)] if asked else []
