@@ -63,6 +63,7 @@ cdef enum:
     EVENTS = 512                           # epoll events a pass
     ACCEPTS = 256                          # sockets accepted from one listener a pass
     BUFFER_MIN = 256                       # first buffer of a trickling client, bytes; most CONNECTs fit
+    LAST_CONNECT_MS = 500                  # for CONNECT of those who were accepted just before the end
     PASS_MAX_MS = 1000                     # longest sleep: a signal that comes just before it waits this long
     IPV4 = 4                               # families of a PeerAddress
     IPV6 = 6
@@ -168,6 +169,7 @@ cdef class Acceptor:
     cdef object topology
     cdef Counters counters
     cdef CounterSlot slot
+    cdef int process
     cdef int number, workers, epoll, next_worker
     cdef uint64_t now_ms, idle_timeout_ms, kept_bytes
     cdef tuple shared_buckets              # of all listeners
@@ -191,7 +193,8 @@ cdef class Acceptor:
         self.number = number
         self.workers = topology.workers
         self.counters = counters
-        self.slot = counters.slot(topology.processes + number)
+        self.process = topology.processes + number
+        self.slot = counters.slot(self.process)
         self.idle_timeout_ms = <uint64_t>(topology.settings.mqtt.idle_timeout * 1000)
         self.max_packet = topology.settings.mqtt.max_packet_size
         everywhere = topology.settings.mqtt.limiter.max_conn_rate
@@ -327,6 +330,7 @@ cdef class Acceptor:
         count = self.wait(events, self.sleep_ms())
         PyErr_CheckSignals()
         self.read_clock()
+        self.counters.beat(self.process, self.now_ms)
         for i in range(count):
             fd = events[i].data.fd
             pump = self.pumps.get(fd) if self.pumps else None
@@ -351,14 +355,18 @@ cdef class Acceptor:
         return self.retry_held()
 
     def stop_accepting(self) -> None:
-        """The beginning of the end: hands over what is complete, refuses what is held, closes the rest."""
+        """The beginning of the end: hands over what is complete within a moment, refuses what is held, closes the rest."""
         cdef Pending pending
         cdef Listener listener
+        cdef uint64_t deadline
         for listener in self.listeners.values():
             if not listener.paused_until_ms:
                 self.unwatch(listener.fd)
         self.listeners.clear()
         self.read_clock()
+        deadline = self.now_ms + LAST_CONNECT_MS
+        while self.pending and self.now_ms < deadline:
+            self.one_pass()
         for pending in list(self.pending.values()):
             self.read_some(pending)
         self.retry_held()

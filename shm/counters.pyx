@@ -301,6 +301,15 @@ cdef class Counters:
             found[fraction] = greatest
         return found
 
+    def recorded(self, int number, str name not None) -> int:
+        """How often process `number` has recorded a value of the histogram `name`."""
+        cdef uint64_t* words = self.histogram_words(number, HISTOGRAMS.index(name))
+        cdef uint64_t sum = 0
+        cdef int i
+        for i in range(<int>HISTOGRAM_BUCKETS):
+            sum += words[i]
+        return sum
+
     def mean(self, str name not None) -> float:
         """Mean of all values of the histogram `name`, exact; 0.0 if nothing was recorded."""
         sums = self.bucket_sums(name)

@@ -36,6 +36,8 @@ class ListenerSockets:
     """Where it listens, as people write it: "ssl://127.0.0.1:8883"."""
     port: int
     """0 for a unix socket."""
+    activated: bool = False
+    """Whether the service manager has opened it, and keeps it open."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Topology:
     acceptors: int
     cores: tuple[int, ...]
     """Core of each worker."""
+    acceptor_cores: tuple[int, ...] = field(default=(), kw_only=True)
+    """That acceptors are kept to; empty: to none."""
     ring_bytes: int
     """Capacity of one lane, a power of two."""
     doorbells: tuple[int, ...]

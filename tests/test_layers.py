@@ -51,9 +51,12 @@ MAY_USE = {
         "acceptor",
         "shm",
     ),
+    # What lands on a machine, and who puts it there.
+    "shardbroker.deploy": ("shardbroker.config",),
     "perf": ("shardbroker.mqtt", "shm"),
     "shardbroker.cli": (
         "shardbroker.config",
+        "shardbroker.deploy",
         "shardbroker.control",
         "shardbroker.supervisor",
         "shardbroker.journal",

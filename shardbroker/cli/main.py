@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shardbroker import __version__
+from shardbroker.cli.install import add_install
 from shardbroker.cli.journal import add_journal
+from shardbroker.cli.tune import add_tune
 from shardbroker.config import ConfigError, Loaded, load, reference, show
 
 __all__ = ["main"]
@@ -61,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_sources(verb)
         verb.set_defaults(run=run)
     add_journal(commands, _add_sources)
+    add_install(commands)
+    add_tune(commands)
     commands.add_parser("ctl", help="look into a running broker and change it: ctl --help")
     commands.add_parser("perf", help="load a broker and measure it: perf --help")
     commands.add_parser("export", help="journals to Parquet or Delta with Spark, exactly once: export --help")

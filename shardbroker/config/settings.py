@@ -29,6 +29,7 @@ __all__ = [
     "Settings",
     "Sys",
     "SysEvents",
+    "core_numbers",
 ]
 
 MAX_PACKET_SIZE = 256 << 20
@@ -40,9 +41,36 @@ LEVELS_MAX = 65535
 PROCESSES_MAX = 1024
 """Most workers and most acceptors: as many as there are session partitions."""
 
+REFERENCE_MAX = 1000
+"""Characters of a server reference: less than every client's packet limit that makes sense."""
+
+CORES_MAX = 8192
+"""As NR_CPUS of distributions' kernels."""
+
+
+def _cores(value: object) -> str:
+    text = str(value).replace(" ", "")
+    if isinstance(value, bool) or (text != "auto" and not core_numbers(text)):
+        raise ValueError("not a list of cores")
+    return text
+
+
+def core_numbers(text: str) -> list[int]:
+    """`0-3,8` as numbers, in this order; empty if it is none."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal() or not int(first) <= int(last) < CORES_MAX:
+            return []
+        found += range(int(first), int(last) + 1)
+    return found if len(set(found)) == len(found) else []
+
+
 Count = Annotated[
     Literal["auto"] | Annotated[Whole, Field(ge=1, le=PROCESSES_MAX)], Allowed(f"auto or a number from 1 to {PROCESSES_MAX}")
 ]
+Cores = Annotated[str, BeforeValidator(_cores), Allowed("auto or numbers of cores, such as 0-3,8")]
 Priority = Annotated[Whole, Field(ge=1, le=255)]
 RingSize = Annotated[Size, Field(ge=65536, le=1 << 30)]
 Filters = Annotated[
@@ -233,8 +261,20 @@ class Process(Section):
 
     workers: Count = Field("auto", description="Workers; auto: one per usable core.")
     acceptors: Count = Field("auto", description="Acceptors; auto: 2, or 1 on a single core.")
+    worker_cores: Cores = Field("auto", description="Cores that workers are pinned to in turn; auto: all usable ones.")
+    acceptor_cores: Cores = Field("auto", description="Cores that acceptors are kept to; auto: all usable ones, without pinning.")
     data_dir: Path = Field(Path("data"), description="Directory of what outlives the broker.")
-    drain_timeout: Duration = Field(10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="How long a process may take to stop.")
+    drain_time: Duration = Field(
+        0.0, ge=0, le=LONGEST_WAIT_S, description="Over which clients are sent away when the broker stops; 0s: all at once."
+    )
+    drain_server_reference: str = Field(
+        "",
+        max_length=REFERENCE_MAX,
+        description="Where 5.0 clients are sent then, HOST:PORT (0x9C, Server Reference); empty: nowhere (0x8B).",
+    )
+    drain_timeout: Duration = Field(
+        10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="How long a process may take to stop, beyond `process.drain_time`."
+    )
     ring_size: Literal["auto"] | RingSize = Field("auto", description="Bytes of one ring; auto: 4MB, less with many workers.")
 
 

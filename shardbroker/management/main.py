@@ -181,11 +181,13 @@ class _Manager:
         self._log.flush()
 
     def _on_reload(self) -> None:
-        """SIGHUP: as `ctl config reload`; what is wrong is logged, and nothing changes then."""
+        """SIGHUP: as `ctl config reload`; what is wrong is logged, and nothing changes then. The supervisor is told in any case."""
+        problem = ""
         try:
             done = self._configuration.reload()
         except ControlError as error:
-            self._log.add("error", f"configuration not reloaded: {error}")
+            problem = str(error)
+            self._log.add("error", f"configuration not reloaded: {problem}")
         else:
             text = f"applied: {', '.join(done['applied']) or 'nothing'}"
             if done["needs_restart"]:
@@ -195,8 +197,14 @@ class _Manager:
             with AccessAdmin(self._configuration.settings, self._topology.data_dir, self._counters) as admin:
                 admin.reload()
         except AccessError as error:
+            problem = problem or str(error)
             self._log.add("error", f"rules and passwords not reloaded: {error}")
         self._log.flush()
+        self._reloaded = asyncio.create_task(self._tell_reloaded(problem.partition("\n")[0]))
+
+    async def _tell_reloaded(self, problem: str) -> None:
+        with suppress(ControlError):  # it stops waiting by itself
+            await ask_supervisor(self._context, {"verb": "reloaded", "problem": problem})
 
     def _on_configured(self, settings: Settings) -> None:
         """Live settings have changed: here, and in every worker."""

@@ -34,7 +34,8 @@ class Child:
     entry: Entry
     arguments: tuple[Any, ...]
     slot: int
-    core: int | None = None
+    cores: tuple[int, ...] = ()
+    """That it is kept to; empty: to none."""
     process: Any = None
     """None while no process fills the place."""
     restart_at: float | None = None
@@ -48,7 +49,7 @@ class Child:
         self._started_at = time.monotonic()
         self.restart_at = None
         process = multiprocess.get_context("fork").Process(
-            target=_run, args=(self.title, os.getpid(), self.entry, self.arguments, self.core), name=self.title
+            target=_run, args=(self.title, os.getpid(), self.entry, self.arguments, self.cores), name=self.title
         )
         with signals.held():
             process.start()
@@ -94,15 +95,15 @@ def _signal_name(number: int) -> str:
         return str(number)  # real-time signals have no names
 
 
-def _run(title: str, parent: int, entry: Entry, arguments: tuple[Any, ...], core: int | None) -> None:
+def _run(title: str, parent: int, entry: Entry, arguments: tuple[Any, ...], cores: tuple[int, ...]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # the supervisor died in between, and nobody will tell us
     StopSignals.forget()
     libc.prctl(PR_SET_NAME, f"sb-{title}".encode(), 0, 0, 0)
-    if core is not None:
-        psutil.Process().cpu_affinity([core])
+    if cores:
+        psutil.Process().cpu_affinity(list(cores))
     if isinstance(arguments[0], Topology):
         arguments[0].close_listeners(arguments[1] if title.startswith("acceptor") else None)
     entry(*arguments)

@@ -20,7 +20,8 @@ from shm.ring import Inbox
 from shardbroker.access.files import FileError
 from shardbroker.access.gate import publish_rules
 from shardbroker.config import Loaded, Settings
-from shardbroker.config.settings import PROCESSES_MAX
+from shardbroker.config.settings import PROCESSES_MAX, core_numbers
+from shardbroker.supervisor.held import Held, HeldSockets
 from shardbroker.supervisor.listening import StartError, listen, unlisten
 from shm.cleanup import cleanup, set_aside
 from shm.files import sync_path
@@ -73,7 +74,9 @@ def lock_data_dir(data_dir: Path) -> int:
     return lock
 
 
-def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None = None) -> Topology:
+def lay_out(
+    settings: Settings, usable_cores: list[int], loaded: Loaded | None = None, held: HeldSockets | None = None
+) -> Topology:
     """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError.
 
     After an error nothing is left of what was made.
@@ -82,7 +85,9 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
     data_dir = process.data_dir.resolve()
     instance = sha256(str(data_dir).encode()).hexdigest()[:12]
     runtime_dir = RUNTIME_ROOT / f"shardbroker-{instance}"
-    workers = len(usable_cores) if process.workers == "auto" else process.workers
+    cores = _chosen_cores("process.worker_cores", process.worker_cores, usable_cores) or usable_cores
+    acceptor_cores = _chosen_cores("process.acceptor_cores", process.acceptor_cores, usable_cores)
+    workers = len(cores) if process.workers == "auto" else process.workers
     acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else process.acceptors
     keeps = settings.durability.level != "none"
     left_over = set_aside(instance, runtime_dir) if keeps else ()
@@ -92,8 +97,11 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
         undo.callback(cleanup, instance, runtime_dir)
         listeners = []
         for number, (name, listener) in enumerate(settings.listeners.items()):
-            listeners.append(listen(name, number, listener, acceptors))
+            own = held.take(name, listener.bind) if held is not None else Held()
+            listeners.append(listen(name, number, listener, acceptors, own.descriptors, own.activated))
             undo.callback(unlisten, listeners[-1])
+        if held is not None:
+            held.finish(settings.listeners)
         try:
             runtime_dir.mkdir(mode=0o700)
             topology = Topology(
@@ -102,7 +110,8 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
                 data_dir=data_dir,
                 workers=workers,
                 acceptors=acceptors,
-                cores=tuple(usable_cores[i % len(usable_cores)] for i in range(workers)),
+                cores=tuple(cores[i % len(cores)] for i in range(workers)),
+                acceptor_cores=tuple(acceptor_cores),
                 ring_bytes=_ring_bytes(process.ring_size, workers),
                 doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(workers + 1)),
                 access=tuple(_channel(undo) for _ in range(workers)),
@@ -174,11 +183,12 @@ def set_journal_workers(data_dir: Path, workers: int) -> None:
     sync_path(journals)
 
 
-def tear_down(topology: Topology) -> None:
-    """Removes what lay_out made in shared memory and closes its descriptors."""
+def tear_down(topology: Topology, keep_paths: bool = False) -> None:
+    """Removes what lay_out made in shared memory and closes its descriptors; paths of unix sockets only if nobody else keeps them
+    open."""
     cleanup(topology.instance, topology.runtime_dir)
     for listener in topology.listeners:
-        unlisten(listener)
+        unlisten(listener, keep_paths)
     for descriptor in topology.doorbells:
         os.close(descriptor)
     pairs = [pair for channels in topology.handover for pair in channels]
@@ -190,6 +200,16 @@ def tear_down(topology: Topology) -> None:
 def usable_cores() -> list[int]:
     """Cores that this process may run on."""
     return sorted(psutil.Process().cpu_affinity() or [0])
+
+
+def _chosen_cores(key: str, text: str, usable: list[int]) -> list[int]:
+    """Those of a setting; none if it is auto. Raises StartError for one that the broker may not run on."""
+    chosen = [] if text == "auto" else core_numbers(text)
+    strange = [core for core in chosen if core not in usable]
+    if strange:
+        allowed = ", ".join(map(str, usable))
+        raise StartError(f"{key} = {text}: no core {', '.join(map(str, strange))} for this broker; allowed are {allowed}")
+    return chosen
 
 
 def _ring_bytes(setting: int | str, workers: int) -> int:

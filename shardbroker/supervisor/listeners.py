@@ -65,6 +65,7 @@ class Listeners:
         """
         old = self._find(name)
         if settings.bind != old.settings.bind:
+            self._check_ours(old)
             new = listen(name, self._free_number(), settings, self.topology.acceptors)
             self._set([new if one is old else one for one in self.topology.listeners])
             problem = self._tell("put", new)
@@ -90,6 +91,7 @@ class Listeners:
     def remove(self, name: str) -> None:
         """Nobody new comes by it; who has come stays. Raises StartError."""
         gone = self._find(name)
+        self._check_ours(gone)
         self._set([one for one in self.topology.listeners if one is not gone])
         self._tell("remove", gone)
         unlisten(gone)
@@ -146,6 +148,12 @@ class Listeners:
             if one.name == name:
                 return one
         raise StartError(f"there is no listener {name}; there are {', '.join(self.names)}")
+
+    @staticmethod
+    def _check_ours(listener: ListenerSockets) -> None:
+        """Clients would wait for ever in a socket that stays open and that nobody accepts from."""
+        if listener.activated:
+            raise StartError(f"listener {listener.name}: its socket is the service manager's; change the socket unit and restart")
 
     def _free_number(self) -> int:
         """One that no listener has, nor any connection."""

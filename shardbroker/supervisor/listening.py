@@ -31,28 +31,43 @@ def check_tls(name: str, settings: Listener) -> None:
             raise StartError(f"listener {name}: {error}") from None
 
 
-def listen(name: str, number: int, settings: Listener, acceptors: int) -> ListenerSockets:
-    """Opens a listener: its files are checked, its sockets listen. Raises StartError; then nothing is left open."""
+def listen(
+    name: str, number: int, settings: Listener, acceptors: int, held: tuple[int, ...] = (), activated: bool = False
+) -> ListenerSockets:
+    """Opens a listener: its files are checked, its sockets listen. Raises StartError; then nothing of it is left open.
+
+    `held` listen already. There is one for each acceptor if possible: they share those of a unit, whose owner is another, and of a
+    unix socket; others are opened beside them.
+    """
     check_tls(name, settings)
+    if activated and len(held) > acceptors:
+        raise StartError(f"listener {name}: {len(held)} sockets of the service manager for {acceptors} acceptors: each needs one")
+    for spare in held[acceptors:]:
+        os.close(spare)
+    held = held[:acceptors]
     path = unix_path(settings.bind)
     with ExitStack() as undo:
+        for descriptor in held:
+            undo.callback(os.close, descriptor)
         try:
-            if path is None:
-                descriptors, address, port = _listen_ip(settings, acceptors, undo)
+            if held and (activated or path is not None):
+                descriptors, (address, port) = tuple(held[i % len(held)] for i in range(acceptors)), _shown(held[0])
+            elif path is None:
+                descriptors, address, port = _listen_ip(settings, acceptors, undo, held)
             else:
                 descriptors, address, port = _listen_unix(path, acceptors, undo), path, 0
         except OSError as error:
             raise StartError(f"listener {name}: cannot listen on {settings.bind}: {error.strerror or error}") from None
         undo.pop_all()
-    return ListenerSockets(name, number, settings, descriptors, f"{_scheme(settings)}://{address}", port)
+    return ListenerSockets(name, number, settings, descriptors, f"{_scheme(settings)}://{address}", port, activated)
 
 
-def unlisten(sockets: ListenerSockets) -> None:
-    """Closes the supervisor's descriptors; the path of a unix socket goes as well."""
+def unlisten(sockets: ListenerSockets, keep_path: bool = False) -> None:
+    """Closes the supervisor's descriptors; the path of a unix socket goes as well, unless somebody keeps the socket open."""
     for descriptor in set(sockets.descriptors):
         os.close(descriptor)
     path = unix_path(sockets.settings.bind)
-    if path is not None:
+    if path is not None and not keep_path and not sockets.activated:
         with suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -67,17 +82,31 @@ def _kept(undo: ExitStack, descriptor: int) -> int:
     return descriptor
 
 
-def _listen_ip(settings: Listener, acceptors: int, undo: ExitStack) -> tuple[tuple[int, ...], str, int]:
+def _shown(descriptor: int) -> tuple[str, int]:
+    """(address as people write it, port or 0) of a socket."""
+    with socket.socket(fileno=os.dup(descriptor)) as held:
+        name = held.getsockname()
+        if held.family == socket.AF_UNIX:
+            return os.fsdecode(name), 0
+        return f"{_host(held.family, name[0])}:{name[1]}", int(name[1])
+
+
+def _host(family: int, host: object) -> str:
+    return f"[{host!s}]" if family == socket.AF_INET6 else str(host)
+
+
+def _listen_ip(settings: Listener, acceptors: int, undo: ExitStack, held: tuple[int, ...]) -> tuple[tuple[int, ...], str, int]:
     """A listening socket per acceptor on one address; with port 0 all get the port that the first was given."""
     host, port = parse_address(settings.bind)
-    descriptors = []
+    descriptors = [*held]
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     # SO_REUSEPORT would let two brokers share a port without a word: see first whether it is taken.
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        address = probe.getsockname()
-    for _ in range(acceptors):
+    if not held:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            address = probe.getsockname()
+    for _ in range(acceptors - len(held)):
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -85,8 +114,7 @@ def _listen_ip(settings: Listener, acceptors: int, undo: ExitStack) -> tuple[tup
             listener.listen(BACKLOG)
             listener.setblocking(False)
             descriptors.append(_kept(undo, listener.detach()))
-    shown = f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
-    return tuple(descriptors), f"{shown}:{address[1]}", int(address[1])
+    return tuple(descriptors), f"{_host(family, address[0])}:{int(address[1])}", int(address[1])
 
 
 def _listen_unix(path: str, acceptors: int, undo: ExitStack) -> tuple[int, ...]:

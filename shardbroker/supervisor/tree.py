@@ -17,8 +17,10 @@ from shardbroker.access.gate import needs_integrations
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.live import in_force
 from shardbroker.supervisor.child import Child, Entry
+from shardbroker.supervisor.held import HeldSockets, SocketStore
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_journal_workers, tear_down, usable_cores
 from shardbroker.supervisor.listeners import Listeners
+from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
 from shm.requests import answer, take_request
@@ -26,6 +28,9 @@ from shm.topology import LeftOver, Topology
 
 __all__ = ["Entries", "Supervisor"]
 
+DRAIN_ORDER = ("worker", "acceptor", "integrations", "manager")
+STOP_MARGIN_S = 5.0
+"""What a stop takes besides waiting for processes, at most: files and segments are removed."""
 NO_PROGRESS_S = 60.0
 """How long a process that starts may show no progress; a recovery shows some with each block, and takes as long as it takes."""
 START_ATTEMPTS = 5
@@ -34,6 +39,8 @@ LEFT_OVER_S = 5.0
 """How long the rings of a broker that was killed stay after all are ready: a worker that dies right then needs them once more."""
 FILES_S = 1.0
 """Between two looks at the TLS files of listeners; there is no look without any."""
+RELOAD_S = 30.0
+"""How long the manager may take to read the configuration again, before the service manager is told that it is done with."""
 READY_POLL_S = 0.02
 """Processes say that they are ready in shared memory, which cannot be waited on."""
 
@@ -69,6 +76,11 @@ class Supervisor:
         self._left_over: tuple[LeftOver, ...] = ()
         self._forget_at = 0.0
         self._files_due = 0.0
+        self._notifier = Notifier()
+        self._store = SocketStore(self._notifier)
+        self._watchdog: Watchdog | None = None
+        self._status_due = 0.0
+        self._reload_until = inf
         self._children: list[Child] = []
 
     def run(self) -> int:
@@ -77,16 +89,17 @@ class Supervisor:
             lock = lock_data_dir(self._settings.process.data_dir)
             try:
                 _raise_descriptor_limit()
-                topology = lay_out(self._settings, usable_cores(), self._loaded)
+                topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over())
                 self._counters = Counters.attach(topology.counters_name)
                 self._listeners = Listeners(topology, self._counters, self._running_acceptors)
                 try:
                     self._serve(topology)
                 finally:
-                    tear_down(self._listeners.topology)
+                    tear_down(self._listeners.topology, keep_paths=self._notifier.listened_to)
                     del self._listeners  # it knows this object: counters stay mapped while they know each other
             finally:
                 os.close(lock)
+                self._notifier.close()
         return 0
 
     def _serve(self, topology: Topology) -> None:
@@ -100,15 +113,17 @@ class Supervisor:
                 if not self._ready and not self._signals.count:
                     self._check_ready(topology)
         finally:
+            self._notifier.stopping("sending clients away", self._longest_drain_s())
             self._drain()
             forget_left_over(self._left_over)  # there are some only if everybody was ready: it is all in the journals
 
     def _places(self, topology: Topology) -> list[Child]:
         entries = self._entries
-        workers = [Child(f"worker-{i}", entries.worker, (topology, i), i, topology.cores[i]) for i in range(topology.workers)]
+        workers = [Child(f"worker-{i}", entries.worker, (topology, i), i, (topology.cores[i],)) for i in range(topology.workers)]
         manager = Child("manager", entries.manager, (topology,), topology.manager)
         first = topology.processes
-        acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i) for i in range(topology.acceptors)]
+        kept_to = topology.acceptor_cores
+        acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i, kept_to) for i in range(topology.acceptors)]
         # An idle one would take memory for nothing: it runs where somebody is to be asked.
         asked = needs_integrations(topology.settings, topology.settings.listeners.values())
         return [*workers, manager, *([self._integrations(topology)] if asked else []), *acceptors]
@@ -156,6 +171,10 @@ class Supervisor:
         request = take_request(channel)
         if request is None:
             return
+        if request["verb"] == "reloaded":
+            answer(channel, {"problem": "", "listeners": []})
+            self._on_reloaded(request["problem"])
+            return
         try:
             self._listeners.carry_out(request)
             self._look_who_is_asked()
@@ -163,6 +182,7 @@ class Supervisor:
         except StartError as error:
             problem = str(error)
         self._files_due = 0.0
+        self._store.follow(self._listeners.topology.listeners)
         answer(channel, {"problem": problem, "listeners": self._listeners.rows()})
 
     def _look_at_files(self) -> None:
@@ -175,8 +195,10 @@ class Supervisor:
         due = [child.restart_at for child in self._children if child.restart_at is not None]
         if self._left_over:
             due.append(self._forget_at)
-        if self._ready and self._files_due < inf:
-            due.append(self._files_due)
+        if self._ready:
+            due += [at for at in (self._files_due, self._status_due, self._reload_until) if at < inf]
+            if self._watchdog is not None:
+                due.append(self._watchdog.due)
         if due:
             until_due = max(0.0, min(due) - time.monotonic())
             timeout_s = until_due if timeout_s is None else min(timeout_s, until_due)
@@ -198,19 +220,58 @@ class Supervisor:
         if self._left_over and self._forget_at <= now:
             forget_left_over(self._left_over)
             self._left_over = ()
-        if self._ready and self._files_due <= now:
-            self._look_at_files()
+        if self._ready:
+            self._look_around(now)
         for child in self._children:
             if child.restart_at is not None and child.restart_at <= now:
                 self._start(child)
 
+    def _look_around(self, now: float) -> None:
+        """What is looked at now and then once the broker serves."""
+        if self._files_due <= now:
+            self._look_at_files()
+        if self._reload_until <= now:
+            self._on_reloaded("the manager does not answer")
+        if self._status_due <= now:
+            self._notifier.status(self._status())
+            self._plan_status()
+        if self._watchdog is not None and self._watchdog.due <= now:
+            alive, line = self._watchdog.look(now)
+            if alive:
+                self._notifier.alive()
+            elif line:
+                _say(line)
+
+    def _signs_of_life(self) -> dict[str, int]:
+        """Of each process that clients wait for, a number that changes when its loop has turned or its recovery goes on."""
+        signs = {}
+        for child in self._children:
+            if child.entry in (self._entries.worker, self._entries.acceptor):
+                signs[child.title] = self._counters.recorded(child.slot, "pass_us") + self._counters.heartbeat(child.slot)
+        return signs
+
+    def _status(self) -> str:
+        down = [child.title for child in self._children if self._counters.state(child.slot) != ProcessState.READY]
+        totals = self._counters.totals()
+        counts = f"{totals['connections.count']} connections, {totals['sessions.count']} sessions"
+        return f"{'not ready: ' + ', '.join(down) if down else 'all processes ready'}; {counts}"
+
     def _tell_manager_to_reload(self) -> None:
         """The manager knows what can change while the broker runs, and says in the log what has."""
         manager = next(child for child in self._children if child.title == "manager")
+        self._notifier.reloading()
+        self._reload_until = time.monotonic() + RELOAD_S
         if manager.process is None or self._counters.state(manager.slot) != ProcessState.READY:
             _say("configuration not reloaded: the manager is down; try again")
+            self._on_reloaded("the manager is down")
         else:
             os.kill(manager.process.pid, signal.SIGHUP)
+
+    def _on_reloaded(self, problem: str) -> None:
+        if self._reload_until < inf:
+            self._reload_until = inf
+            self._notifier.ready(f"configuration not reloaded: {problem}" if problem else self._status())
+            self._plan_status()
 
     def _bury(self, child: Child) -> None:
         was_ready = self._counters.state(child.slot) == ProcessState.READY
@@ -239,8 +300,23 @@ class Supervisor:
             addresses = ", ".join(listener.address for listener in topology.listeners)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
+            self._tell_ready()
+            self._store.follow(self._listeners.topology.listeners)
         for child in waiting:
             self._look_for_progress(child)
+
+    def _tell_ready(self) -> None:
+        self._notifier.ready(self._status())
+        self._plan_status()
+        wanted_s = self._notifier.watchdog_s
+        if not wanted_s:
+            return
+        if wanted_s < LEAST_WATCHDOG_S:
+            _say(f"WatchdogSec={wanted_s:g}s: loops without work turn too seldom for it; {LEAST_WATCHDOG_S:g}s or more is safe")
+        self._watchdog = Watchdog(wanted_s, self._signs_of_life, time.monotonic())
+
+    def _plan_status(self) -> None:
+        self._status_due = time.monotonic() + STATUS_S if self._notifier.listened_to else inf
 
     def _look_for_progress(self, child: Child) -> None:
         """Gives up on one that hangs."""
@@ -248,6 +324,9 @@ class Supervisor:
         before, since = self._beats.setdefault(child.slot, (beat, now))
         if beat != before or child.process is None:
             self._beats[child.slot] = beat, now
+            if beat != before and now >= self._status_due:
+                self._notifier.starting("recovering sessions", NO_PROGRESS_S)
+                self._plan_status()
         elif now - since > NO_PROGRESS_S:
             raise StartError(f"{child.title} is not ready, and made no progress for {NO_PROGRESS_S:g} s")
 
@@ -264,19 +343,26 @@ class Supervisor:
     def _drain(self) -> None:
         """Acceptors stop accepting, so that nobody new comes; workers send their clients away, over TLS by way of the acceptors;
         the manager is last."""
+        process = self._settings.process
         for kind in ("acceptor", "worker"):
             self._terminate(kind)
             if kind == "acceptor":
                 self._await_no_more_clients()
-        for kind in ("worker", "acceptor", "integrations", "manager"):
+        for kind in DRAIN_ORDER:
             group = self._alive(kind)
             if kind in ("integrations", "manager"):
                 self._terminate(kind)
-            for child in self._await_end(group, time.monotonic() + self._settings.process.drain_timeout):
+            patience_s = process.drain_timeout + (process.drain_time if kind == "worker" else 0.0)
+            for child in self._await_end(group, time.monotonic() + patience_s):
                 _say(f"{child.title} (pid {child.process.pid}) did not stop in time and was killed")
                 child.kill()
             for child in group:
                 child.reap()
+
+    def _longest_drain_s(self) -> float:
+        """Acceptors stop accepting, then each group of processes ends in turn, and who does not is killed."""
+        process = self._settings.process
+        return process.drain_time + process.drain_timeout * (1 + len(DRAIN_ORDER)) + STOP_MARGIN_S
 
     def _alive(self, kind: str) -> list[Child]:
         return [child for child in self._children if child.title.startswith(kind) and child.process is not None]

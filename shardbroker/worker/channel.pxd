@@ -81,6 +81,7 @@ cdef class Channel(Link):
     cdef bint reject_publish(self, PublishView* view, uint8_t reason_code, str reason) except -1
     cdef int report_failure(self, object kind, int packet_id, object outcome, int counter, str reason) except -1
     cdef int disconnect(self, int reason_code, str reason) except -1
+    cdef int disconnect_with(self, int reason_code, dict properties) except -1
     cdef uint64_t keepalive_ms(self) noexcept
     cdef int arm_deadline(self) except -1
     cdef int recheck(self, bint rules) except -1       # bans have changed, or rules too

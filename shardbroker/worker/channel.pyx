@@ -67,6 +67,7 @@ cdef enum:                                 # reason codes that this file gives i
     NOT_AUTHORIZED = 0x87
     SERVER_UNAVAILABLE = 0x88
     SERVER_SHUTTING_DOWN = 0x8B
+    USE_ANOTHER_SERVER = 0x9C
     BAD_AUTHENTICATION_METHOD = 0x8C
     KEEPALIVE_TIMEOUT = 0x8D
     SESSION_TAKEN_OVER = 0x8E
@@ -704,10 +705,12 @@ cdef class Channel(Link):
         return self.close(reason_code, SIDE_SERVER, message, True)
 
     cdef int disconnect(self, int reason_code, str reason) except -1:
+        return self.disconnect_with(reason_code, {PropertyId.REASON_STRING: reason_text(reason)} if reason else None)
+
+    cdef int disconnect_with(self, int reason_code, dict properties) except -1:
         """DISCONNECT to a 5.0 client that has its CONNACK [MQTT-3.14.0-1]."""
         if self.version < 5 or self.state != CONNECTED:
             return 0
-        properties = {PropertyId.REASON_STRING: reason_text(reason)} if reason else None
         encoded = Disconnect(reason_code, properties).encode(5)
         if self.max_packet and <uint32_t>len(encoded) > self.max_packet:
             encoded = Disconnect(reason_code, None).encode(5)                  # [MQTT-3.14.2-3]
@@ -746,9 +749,12 @@ cdef class Channel(Link):
         self.disconnect(ADMINISTRATIVE_ACTION, reason)
         self.close(ADMINISTRATIVE_ACTION, SIDE_SERVER, reason, True)
 
-    def shut_down(self) -> None:
-        """The broker stops."""
-        self.disconnect(SERVER_SHUTTING_DOWN, "")
+    def shut_down(self, bytes reference) -> None:
+        """The broker stops; `reference` names another one to go to, or is empty."""
+        if reference:
+            self.disconnect_with(USE_ANOTHER_SERVER, {PropertyId.SERVER_REFERENCE: reference})
+        else:
+            self.disconnect_with(SERVER_SHUTTING_DOWN, None)
         self.close(SERVER_SHUTTING_DOWN, SIDE_SERVER, "server shutting down", True)
 
     def lost(self, str detail) -> None:

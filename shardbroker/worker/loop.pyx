@@ -82,6 +82,8 @@ TICK_MS = 64
 IDLE_MS = 1000
 """Longest wait while nothing is due."""
 
+DRAIN_STEP_MS = 10
+"""Longest wait between two looks at who is sent away next."""
 LINGER_MS = 1000
 """How long a connection that we ended may take to take our last packet: closing at once could reset it away."""
 
@@ -623,14 +625,34 @@ cdef class Loop(Shard):
             self.started = None
 
     def drain(self) -> None:
-        """DISCONNECT 0x8B to every client, and time for them to take it."""
+        """DISCONNECT 0x8B or 0x9C to every client, spread over `process.drain_time`, and time for them to take it.
+
+        Those who still wait for theirs are served as ever; who comes in the meantime was on the way before the acceptors stopped,
+        and is sent away with the last.
+        """
+        cdef Connection connection
+        cdef Py_ssize_t told = 0, due
         self.read_clock()
-        for connection in self.by_fd:
-            if connection is not None:
-                (<Connection>connection).shut_down()
+        process = self.topology.settings.process
+        reference = process.drain_server_reference.encode()
+        leaving = [one for one in self.by_fd if one is not None]
+        cdef uint64_t began = self.now_ms, spread_ms = <uint64_t>(process.drain_time * 1000)
+        while told < len(leaving):
+            due = len(leaving)
+            if self.now_ms < began + spread_ms:
+                due = min(due, <Py_ssize_t>(<uint64_t>len(leaving) * (self.now_ms - began) // spread_ms) + 1)
+            for connection in leaving[told:due]:
+                if connection.fd >= 0:
+                    connection.shut_down(reference)
+            told = due
+            self.one_pass(DRAIN_STEP_MS)
+        self.one_pass(0)                   # takes what acceptors have handed over last
         deadline = self.now_ms + LINGER_MS
-        while self.now_ms < deadline and any(connection is not None for connection in self.by_fd):
-            self.one_pass(10)
+        while self.now_ms < deadline and any(one is not None for one in self.by_fd):
+            for one in self.by_fd:
+                if one is not None:
+                    (<Connection>one).shut_down(reference)
+            self.one_pass(DRAIN_STEP_MS)
         while self.registry_changes:
             self.flush_registry()
         if self.gate is not None:

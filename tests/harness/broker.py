@@ -88,6 +88,8 @@ class Broker:
         self.output: list[str] = []
         self.environment = dict(os.environ)
         self.program: tuple[str, ...] = (str(Path(sys.executable).with_name("shardbroker")),)
+        self.descriptors: tuple[int, ...] = ()
+        """Open in the broker too."""
         self._arguments = arguments
         self._own_dir = data_dir is None
         self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="shardbroker-test-"))
@@ -124,6 +126,7 @@ class Broker:
             text=True,
             start_new_session=True,
             env=self.environment,
+            pass_fds=self.descriptors,
         )
         lines: Queue[str] = Queue()
         threading.Thread(target=self._collect, args=(self.process, lines), daemon=True).start()

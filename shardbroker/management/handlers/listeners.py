@@ -9,6 +9,8 @@ from shardbroker.control.verbs import ListenerSettings, OneListener, Params
 from shardbroker.management.context import Context, handles
 from shm.requests import ask
 
+__all__ = ["ask_supervisor"]
+
 ANSWER_S = 30.0
 """How long the supervisor may take: it waits up to 5 s for each acceptor."""
 

@@ -1,0 +1,262 @@
+"""The steps of an installation, each said, and done if it is not done yet."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardbroker.deploy.environment import CopyError, Plan, build, choose_python, manifest, manifest_of, plan
+from shardbroker.deploy.placing import CONFIGURATION, DEFAULT_PREFIX, DIRECTORIES, LINK, SYSCTL, SYSUSERS, UNITS, USER, placed_files
+
+__all__ = ["InstallError", "Target", "install", "uninstall"]
+
+PACKAGES = {"systemctl": "systemd", "systemd-sysusers": "systemd", "sysctl": "procps (Fedora: procps-ng)"}
+"""Of the programs that are run, as Debian and Fedora call them."""
+STOPPED = (
+    "shardbroker-export.timer",
+    "shardbroker-export.service",
+    "shardbroker.socket",
+    "shardbroker.service",
+    "shardbroker@*.service",
+    "shardbroker.slice",
+)
+"""In this order, by `uninstall`."""
+
+
+class InstallError(Exception):
+    """Nothing was done, or not all of it; the text says what is in the way."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to: the machine itself (`root` is /), or the root directory of an image."""
+
+    root: Path = Path("/")
+    prefix: str = DEFAULT_PREFIX
+    dry_run: bool = False
+    python: str | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether it is the machine that this runs on."""
+        return self.root == Path("/")
+
+    def at(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def check(self) -> None:
+        """Raises InstallError."""
+        if not self.prefix.startswith("/") or self.prefix.rstrip("/") == "":
+            raise InstallError(f"--prefix {self.prefix}: allowed is an absolute path below /, such as {DEFAULT_PREFIX}")
+        if any(character.isspace() or character in "%$\"'\\" for character in self.prefix):
+            raise InstallError(f"--prefix {self.prefix}: allowed is a path without blanks, quotes, % and $, for unit files")
+        if not self.root.is_dir():
+            raise InstallError(f"--root {self.root}: no such directory")
+        if os.geteuid() != 0 and not self.dry_run:
+            raise InstallError("files get other owners, and units are root's: run it with sudo, or with --dry-run to see the steps")
+        prefix = self.at(self.prefix)
+        if prefix.exists() and manifest_of(prefix) is None and any(prefix.iterdir()):
+            raise InstallError(f"{prefix} is there and is not of shardbroker install: choose another --prefix, or move it")
+
+
+Step = tuple[str, Callable[[], None] | None]
+"""What it does, and how; None: it is done already."""
+
+
+def install(target: Target, say: Callable[[str], None]) -> None:
+    """Raises InstallError."""
+    target.check()
+    _carry_out(_install_steps(target), target, say)
+    say("")
+    if target.live:
+        say(f"Next: look at {CONFIGURATION}, then")
+        say("    systemctl enable --now shardbroker      # or systemctl restart shardbroker after an upgrade")
+        say(f"    shardbroker ctl --config {CONFIGURATION} status")
+    else:
+        say(f"The image at {target.root} has the service; enable it there: systemctl --root={target.root} enable shardbroker")
+
+
+def uninstall(target: Target, say: Callable[[str], None]) -> None:
+    """Leaves configuration, data and user alone. Raises InstallError."""
+    target.check()
+    _carry_out(_uninstall_steps(target), target, say)
+    kept = [path for path in ("/etc/shardbroker", *(one.path for one in DIRECTORIES[1:])) if target.at(path).exists()]
+    say("")
+    say(f"Kept: {', '.join(kept) or 'nothing'}, and the user {USER}. To remove them too: rm -r {' '.join(kept)}; userdel {USER}")
+
+
+def _carry_out(steps: Iterator[Step], target: Target, say: Callable[[str], None]) -> None:
+    for text, action in steps:
+        if action is None:
+            say(f"  as it is   {text}")
+        elif target.dry_run:
+            say(f"  would      {text}")
+        else:
+            say(f"  now        {text}")
+            try:
+                action()
+            except CopyError as error:
+                raise InstallError(str(error)) from None
+            except OSError as error:
+                raise InstallError(f"{text}: {error.strerror or error}: {error.filename or ''}".rstrip(": ")) from None
+
+
+def _install_steps(target: Target) -> Iterator[Step]:
+    try:
+        python, planned = choose_python(target.python), plan()
+    except CopyError as error:
+        raise InstallError(str(error)) from None
+    prefix = target.at(target.prefix)
+    same = manifest_of(prefix) == manifest(planned, python)
+    text = f"environment {target.prefix}, {len(planned)} files, with {python}"
+    yield text, None if same else lambda: _replace_environment(planned, python, prefix, target.prefix)
+    yield _link_step(target)
+    files = placed_files(target.prefix)
+    for file in files:
+        if file.path != SYSUSERS:
+            continue
+        yield _file_step(target, file.path, file.content, file.mode, file.keep, lambda: (0, 0))
+    yield _user_step(target)
+    for directory in DIRECTORIES:
+        path = target.at(directory.path)
+        owner, group, mode = directory.owner, directory.group, directory.mode
+        known = target.dry_run and _ids(target, USER) is None
+        done = not known and path.is_dir() and _state(path) == (*_owner(target, owner, group), mode)
+        yield (
+            f"directory {directory.path}, {owner}:{group} {mode:04o}",
+            None if done else lambda p=path, o=owner, g=group, m=mode: _make_directory(p, _owner(target, o, g), m),  # type: ignore[misc]
+        )
+    for file in files:
+        if file.path != SYSUSERS:
+            yield _file_step(
+                target, file.path, file.content, file.mode, file.keep, lambda g=file.group: _owner(target, "root", g)  # type: ignore[misc]
+            )
+    if target.live:
+        yield "systemctl daemon-reload", lambda: _run("systemctl", "daemon-reload")
+        yield f"sysctl -p {SYSCTL}", lambda: _run("sysctl", "-q", "-p", SYSCTL)
+
+
+def _uninstall_steps(target: Target) -> Iterator[Step]:
+    if target.live and target.at(f"/etc/systemd/system/{UNITS[0]}").exists():
+        yield f"stop and disable {', '.join(STOPPED)}", _stop_units
+    for file in placed_files(target.prefix):
+        path = target.at(file.path)
+        if not file.keep:
+            yield f"remove {file.path}", path.unlink if path.exists() else None
+    link = target.at(LINK)
+    ours = link.is_symlink() and os.readlink(link) == f"{target.prefix}/bin/shardbroker"
+    yield f"remove {LINK}", link.unlink if ours else None
+    prefix = target.at(target.prefix)
+    yield f"remove {target.prefix}", (lambda: shutil.rmtree(prefix)) if manifest_of(prefix) is not None else None
+    if target.live:
+        yield "systemctl daemon-reload", lambda: _run("systemctl", "daemon-reload")
+
+
+def _replace_environment(planned: Plan, python: Path, prefix: Path, shown: str) -> None:
+    """The old one stays until the new one is whole: a broker that runs has its files until then, and those it has open after."""
+    new, old = prefix.with_name(prefix.name + ".new"), prefix.with_name(prefix.name + ".old")
+    for left in (new, old):
+        if left.exists():
+            shutil.rmtree(left)
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    build(planned, python, new, shown)
+    if prefix.exists():
+        prefix.rename(old)
+    new.rename(prefix)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def _link_step(target: Target) -> Step:
+    link, program = target.at(LINK), f"{target.prefix}/bin/shardbroker"
+    if link.is_symlink() and os.readlink(link) == program:
+        return f"link {LINK} -> {program}", None
+    if link.exists() and not link.is_symlink():
+        raise InstallError(f"{LINK} is there and is no link: move it away")
+
+    def make() -> None:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(program)
+
+    return f"link {LINK} -> {program}", make
+
+
+def _file_step(target: Target, shown: str, content: bytes, mode: int, keep: bool, owner: Callable[[], tuple[int, int]]) -> Step:
+    path = target.at(shown)
+    if path.exists():
+        if keep or (path.read_bytes() == content and _state(path)[2] == mode):
+            return f"{shown}{', which is kept' if keep else ''}", None
+        text = f"replace {shown}"
+    else:
+        text = f"write {shown}, {mode:04o}"
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".new")
+        new.write_bytes(content)
+        new.chmod(mode)
+        os.chown(new, *owner())
+        new.rename(path)
+
+    return text, write
+
+
+def _user_step(target: Target) -> Step:
+    def make() -> None:
+        where = [] if target.live else [f"--root={target.root}"]
+        _run("systemd-sysusers", *where, Path(SYSUSERS).name)
+        if _ids(target, USER) is None:
+            raise InstallError(f"systemd-sysusers made no user {USER}")
+
+    return f"user and group {USER}", None if _ids(target, USER) is not None else make
+
+
+def _ids(target: Target, name: str) -> tuple[int, int] | None:
+    """(user, group) as the target has them; None if there is no such user or group."""
+    found = []
+    for file in ("passwd", "group"):
+        try:
+            lines = target.at(f"/etc/{file}").read_text().splitlines()
+        except OSError:
+            return None
+        ids = [int(line.split(":")[2]) for line in lines if line.split(":")[0] == name]
+        if not ids:
+            return None
+        found.append(ids[0])
+    return found[0], found[1]
+
+
+def _owner(target: Target, owner: str, group: str) -> tuple[int, int]:
+    ids = _ids(target, USER)
+    if ids is None:
+        raise InstallError(f"there is no user {USER} in {target.at('/etc/passwd')}")
+    return 0 if owner == "root" else ids[0], 0 if group == "root" else ids[1]
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_uid, status.st_gid, status.st_mode & 0o7777
+
+
+def _make_directory(path: Path, owner: tuple[int, int], mode: int) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    os.chown(path, *owner)
+    path.chmod(mode)
+
+
+def _stop_units() -> None:
+    for name in STOPPED:
+        subprocess.run(["systemctl", "disable", "--now", name], capture_output=True, check=False)  # some were never enabled
+        subprocess.run(["systemctl", "stop", name], capture_output=True, check=False)
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise InstallError(f"{command[0]} is not there: it is part of the package {PACKAGES[command[0]]}") from None
+    if done.returncode:
+        raise InstallError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")

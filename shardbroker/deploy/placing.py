@@ -1,0 +1,84 @@
+"""What an installation consists of besides the environment: each file with its place, owner and mode."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+__all__ = [
+    "CONFIGURATION",
+    "DEFAULT_PREFIX",
+    "DIRECTORIES",
+    "LINK",
+    "SYSCTL",
+    "SYSUSERS",
+    "UNITS",
+    "USER",
+    "Directory",
+    "Placed",
+    "placed_files",
+]
+
+USER = "shardbroker"
+"""And group."""
+DEFAULT_PREFIX = "/opt/shardbroker"
+"""As the files have it."""
+CONFIGURATION = "/etc/shardbroker/shardbroker.toml"
+SYSUSERS = "/etc/sysusers.d/shardbroker.conf"
+SYSCTL = "/etc/sysctl.d/60-shardbroker.conf"
+LINK = "/usr/local/bin/shardbroker"
+UNITS = (
+    "shardbroker.service",
+    "shardbroker@.service",
+    "shardbroker.socket",
+    "shardbroker.slice",
+    "shardbroker-export.service",
+    "shardbroker-export.timer",
+)
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory of the broker, and whose it is."""
+
+    path: str
+    owner: str
+    group: str
+    mode: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A file and its place; `owner` is root."""
+
+    path: str
+    content: bytes
+    group: str = "root"
+    mode: int = 0o644
+    keep: bool = False
+    """Whether one that is there already stays as it is."""
+
+
+DIRECTORIES = (
+    Directory("/etc/shardbroker", "root", USER, 0o750),
+    Directory("/var/lib/shardbroker", USER, USER, 0o700),
+    Directory("/var/lib/shardbroker-export", USER, USER, 0o750),
+)
+"""As tmpfiles.d/shardbroker.conf has them."""
+
+
+def placed_files(prefix: str) -> list[Placed]:
+    """All of them, for an environment at `prefix`."""
+    source = files("shardbroker.deploy") / "files"
+
+    def read(*parts: str) -> bytes:
+        return source.joinpath(*parts).read_bytes()
+
+    def unit(name: str) -> bytes:
+        return read("system", name).replace(DEFAULT_PREFIX.encode(), prefix.encode())
+
+    return [
+        Placed(SYSUSERS, read("sysusers.d", "shardbroker.conf")),
+        Placed("/etc/tmpfiles.d/shardbroker.conf", read("tmpfiles.d", "shardbroker.conf")),
+        Placed(SYSCTL, read("sysctl.d", "60-shardbroker.conf")),
+        *(Placed(f"/etc/systemd/system/{name}", unit(name)) for name in UNITS),
+        Placed(CONFIGURATION, read("config", "shardbroker.toml"), USER, 0o640, keep=True),
+    ]

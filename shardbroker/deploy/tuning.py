@@ -1,0 +1,273 @@
+"""What a machine's settings should be, and why; and what stands in the way of a wanted number of connections and rate.
+
+The costs are those of docs/performance.md, measured on two cores of one machine. They say what to expect within a factor of two;
+a load test on the machine itself says more.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardbroker.config.settings import PROCESSES_MAX
+from shardbroker.deploy.machine import Cpu, Machine
+
+__all__ = ["Finding", "Proposal", "Wanted", "apply", "apply_to", "check", "propose"]
+
+CONNECTION_BYTES = 1_900
+"""Broker's memory for an idle connection with a subscription, the dearest case measured."""
+SOCKET_BYTES = 5_200
+"""The kernel's memory for the broker's end of it: half of 10.3 KB for both ends."""
+TLS_BYTES = 22_500
+"""More for one over TLS."""
+CONNECT_US = 41.0
+"""CPU of a client that connects, subscribes and goes."""
+BUSY_MESSAGE_US, SPARSE_MESSAGE_US = {0: 0.24, 1: 0.44, 2: 0.80}, 11.0
+"""CPU of a delivered message of 64 bytes where many come at a time, by QoS, and where each wakes its connection."""
+WORKER_SHARE = 0.7
+"""Of a core that a worker should use at most: what is beyond it waits longer and longer."""
+SPARE_DESCRIPTORS = 1_000
+"""Of a process, for everything but clients."""
+RING_LEAST, RING_MOST = 1 << 16, 4 << 20
+RINGS_SHARE = 8
+"""All rings together take at most this part of /dev/shm."""
+MEMORY_SHARE = 0.7
+"""As overload.memory_high_water by default."""
+SMALL, LARGE = 4, 16
+"""Physical cores from which one, and from which one in eight, is left to the kernel, the manager and what else there is."""
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One line of the configuration, and why."""
+
+    key: str
+    value: str | int
+    why: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the machine is to carry."""
+
+    connections: int = 0
+    rate: int = 0
+    """Delivered messages a second."""
+    connects: int = 0
+    """Clients that come, a second."""
+    tls: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether something is enough, and what to do if it is not."""
+
+    enough: bool
+    text: str
+    remedy: str = ""
+
+
+def propose(machine: Machine) -> list[Proposal]:
+    """In the order of explaining them."""
+    cores = machine.cores
+    spare = 0 if len(cores) < SMALL else 1 if len(cores) < LARGE else len(cores) // 8
+    acceptors = 1 if len(cores) == 1 else 2 if len(cores) < LARGE else min(16, max(2, len(cores) // 8))
+    network = set(machine.network_cpus)
+    # Interrupts of the network card take the spared cores first: a worker there would share its core with them.
+    ranked = sorted(cores, key=lambda core: bool({cpu.number for cpu in core} & network))
+    chosen = sorted(ranked[: len(cores) - spare], key=lambda core: core[0].number)
+    left = [core for core in cores if core not in chosen]
+    most = _workers_by_rings(machine)
+    workers = min(len(chosen), most, PROCESSES_MAX)
+    if workers < len(chosen):
+        left += chosen[workers:]
+        chosen = chosen[:workers]
+    found = [
+        Proposal("process.workers", workers, _why_workers(machine, cores, spare, len(chosen), most)),
+        Proposal(
+            "process.worker_cores",
+            _ranges([core[0].number for core in chosen]),
+            "one worker to a physical core, on its first hardware thread: siblings share what computes, so a second worker "
+            "takes from the first" + (f"; network interrupts go to {_ranges(sorted(network))}" if network and left else ""),
+        ),
+        Proposal(
+            "process.acceptors",
+            acceptors,
+            f"a client that connects, subscribes and goes costs {CONNECT_US:g} µs, most of it in its worker; 5 µs are "
+            "the hand-over. TLS stays in the acceptor, so many TLS clients want more of them",
+        ),
+    ]
+    places = _acceptor_places(chosen, left)
+    if places:
+        found.append(
+            Proposal(
+                "process.acceptor_cores",
+                _ranges([cpu.number for cpu in places]),
+                "siblings of the workers' cores and cores left over: TLS is done there without taking a worker's turn",
+            )
+        )
+    ring = RING_MOST
+    while ring > RING_LEAST and ring * (workers + 1) ** 2 > machine.shared_memory // RINGS_SHARE:
+        ring //= 2
+    found.append(
+        Proposal(
+            "process.ring_size",
+            f"{ring >> 10}KB",
+            f"{(workers + 1) ** 2} rings, one for each pair of processes, are {ring * (workers + 1) ** 2 >> 20} MB at most of the "
+            f"{machine.shared_memory >> 20} MB of /dev/shm; a larger ring takes longer bursts before publishers wait",
+        )
+    )
+    carried = _carried(machine, workers)
+    found.append(
+        Proposal(
+            "listeners.default.max_connections",
+            carried,
+            f"{_kilo(CONNECTION_BYTES)} of the broker and {_kilo(SOCKET_BYTES)} of the kernel for an idle one: {carried:,} fit "
+            f"into {MEMORY_SHARE:.0%} of {machine.memory >> 20} MB and {machine.descriptors:,} descriptors of each worker",
+        )
+    )
+    return found
+
+
+def check(machine: Machine, wanted: Wanted) -> list[Finding]:
+    """Everything that was looked at."""
+    workers = next(int(one.value) for one in propose(machine) if one.key == "process.workers")
+    found = []
+    if wanted.connections:
+        found += _check_connections(machine, wanted, workers)
+    if wanted.rate:
+        possible = round(workers * WORKER_SHARE * 1e6 / SPARSE_MESSAGE_US)
+        most = round(workers * WORKER_SHARE * 1e6 / BUSY_MESSAGE_US[1])
+        text = (
+            f"{wanted.rate:,} messages a second: {workers} workers at {WORKER_SHARE:.0%} deliver {possible:,} that each wake a "
+            f"connection ({SPARSE_MESSAGE_US:g} µs), up to {most:,} of QoS 1 if many come at a time ({BUSY_MESSAGE_US[1]:g} µs)"
+        )
+        enough = wanted.rate <= possible
+        remedy = "enough only if few connections carry most of it: try shardbroker perf" if wanted.rate <= most else "more cores"
+        found.append(Finding(enough, text, "" if enough else remedy))
+    if wanted.connects:
+        most = round(workers * WORKER_SHARE * 1e6 / CONNECT_US)
+        enough = wanted.connects <= most
+        found.append(Finding(enough, f"{wanted.connects:,} clients come a second: {most:,} can", "" if enough else "more cores"))
+    return found
+
+
+def apply(text: str, proposals: list[Proposal]) -> str:
+    """The configuration file with the proposed lines in place of those that it has, in their sections; the rest as it is."""
+    lines = text.splitlines()
+    for proposal in proposals:
+        section, _, key = proposal.key.rpartition(".")
+        value = proposal.value if isinstance(proposal.value, int) else f'"{proposal.value}"'
+        line = f"{key} = {value}"
+        start = next((number for number, one in enumerate(lines) if one.split("#")[0].strip() == f"[{section}]"), None)
+        if start is None:
+            lines += ["", f"[{section}]", line]
+            continue
+        end = next((number for number in range(start + 1, len(lines)) if lines[number].startswith("[")), len(lines))
+        body = lines[start + 1 : end]
+        same = [number for number, one in enumerate(body) if one.split("=")[0].strip() == key]
+        if same:
+            body[same[0]] = line
+        else:
+            body.insert(0, line)
+        lines[start + 1 : end] = body
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def apply_to(path: Path, proposals: list[Proposal]) -> None:
+    """Replaces the file as a whole. Raises OSError."""
+    status = path.stat() if path.exists() else None
+    new = path.with_name(path.name + ".new")
+    new.write_text(apply(path.read_text() if status else "", proposals))
+    if status:
+        new.chmod(status.st_mode & 0o7777)
+        os.chown(new, status.st_uid, status.st_gid)
+    new.rename(path)
+
+
+def _check_connections(machine: Machine, wanted: Wanted, workers: int) -> list[Finding]:
+    count = wanted.connections
+    found = []
+    each = CONNECTION_BYTES + SOCKET_BYTES + (TLS_BYTES if wanted.tls else 0)
+    need = count * each
+    enough = need <= machine.memory * MEMORY_SHARE
+    there = f"{MEMORY_SHARE:.0%} of {machine.memory >> 20:,} MB may be taken"
+    text = f"memory: {count:,} connections take {need >> 20:,} MB ({_kilo(each)} each), {there}"
+    found.append(Finding(enough, text, "" if enough else f"{-(-need // int(MEMORY_SHARE * (1 << 30)))} GB of memory"))
+    acceptors = next(int(one.value) for one in propose(machine) if one.key == "process.acceptors")
+    # A worker's share is never quite even; TLS holds two more descriptors of an acceptor.
+    per_process = max(round(count / workers * 1.1), round(2.2 * count / acceptors) if wanted.tls else 0) + SPARE_DESCRIPTORS
+    enough = per_process <= machine.descriptors
+    text = f"descriptors: {per_process:,} in one process, {machine.descriptors:,} allowed"
+    found.append(Finding(enough, text, "" if enough else f"LimitNOFILE={_up(per_process)} in the service, fs.nr_open no less"))
+    for name, need_there, what in (
+        ("fs.file-max", count * (3 if wanted.tls else 1) + 100_000, "open files of the machine"),
+        ("fs.nr_open", per_process, "open files of a process"),
+        ("net.core.somaxconn", min(65_535, max(4_096, count // 20)), "connections that wait to be accepted when all come at once"),
+        ("net.netfilter.nf_conntrack_max", count + count // 4, "connections that the firewall remembers"),
+    ):
+        if machine.sysctls.get(name):
+            value = machine.sysctls[name][0]
+            enough = value >= need_there
+            text = f"{name}: {value:,}, {need_there:,} wanted ({what})"
+            found.append(Finding(enough, text, "" if enough else f"sysctl {name}={_up(need_there)}"))
+    if len(machine.sysctls.get("net.ipv4.tcp_mem", [])) == 3:
+        buffers = machine.sysctls["net.ipv4.tcp_mem"][2] * PAGE
+        # Idle sockets hold no buffers; one in ten that waits with a page each way is a crowd already.
+        need = count // 10 * 2 * PAGE
+        enough = buffers >= need
+        text = f"net.ipv4.tcp_mem: {buffers >> 20:,} MB for TCP buffers, {need >> 20:,} MB if one in ten is busy"
+        found.append(Finding(enough, text, "" if enough else f"a third number of net.ipv4.tcp_mem of {_up(need // PAGE)}"))
+    return found
+
+
+def _workers_by_rings(machine: Machine) -> int:
+    """Most workers whose rings, at their smallest, fit."""
+    workers = 1
+    while RING_LEAST * (workers + 2) ** 2 <= machine.shared_memory // RINGS_SHARE:
+        workers += 1
+    return workers
+
+
+def _carried(machine: Machine, workers: int) -> int:
+    by_memory = int(machine.memory * MEMORY_SHARE) // (CONNECTION_BYTES + SOCKET_BYTES)
+    by_descriptors = int(max(1, machine.descriptors - SPARE_DESCRIPTORS) * workers / 1.1)
+    return max(1, min(by_memory, by_descriptors, 2**31 - 1) // 1000 * 1000 or 1)
+
+
+def _why_workers(machine: Machine, cores: list[list[Cpu]], spare: int, chosen: int, most: int) -> str:
+    nodes = len({cpu.node for cpu in machine.cpus})
+    threads = f" with {len(machine.cpus)} hardware threads" if len(machine.cpus) != len(cores) else ""
+    on_nodes = f" on {nodes} NUMA nodes" if nodes > 1 else ""
+    text = f"{len(cores)} physical core{'s' if len(cores) > 1 else ''}{threads}{on_nodes}"
+    text += f", {spare} left to the kernel's network work, the acceptors and the manager" if spare else ""
+    if chosen == most and chosen < len(cores) - spare:
+        text += f"; more than {most} would need rings of more than an eighth of /dev/shm"
+    busy = round(1 / (BUSY_MESSAGE_US[1] / 1e6) * WORKER_SHARE / 1000) * 1000
+    rate = f"a worker delivers up to {busy:,} messages a second of QoS 1 ({BUSY_MESSAGE_US[1]:g} µs each)"
+    return f"{text}. At {WORKER_SHARE:.0%} of its core {rate}"
+
+
+def _acceptor_places(chosen: list[list[Cpu]], left: list[list[Cpu]]) -> list[Cpu]:
+    """Hardware threads that no worker is pinned to."""
+    return sorted([cpu for core in left for cpu in core] + [cpu for core in chosen for cpu in core[1:]], key=lambda cpu: cpu.number)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3,8` of ascending numbers."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _kilo(count: int) -> str:
+    return f"{count / 1000:g} KB"
+
+
+def _up(number: int) -> int:
+    """The next power of two, as limits are written."""
+    return 1 << (number - 1).bit_length()

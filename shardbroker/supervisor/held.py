@@ -1,0 +1,121 @@
+"""Listening sockets that outlive the broker, so that an upgrade refuses nobody: connections wait in them for the successor.
+
+They come from the service manager when the broker starts, by systemd's protocol (`LISTEN_FDS`, `LISTEN_FDNAMES`), in two ways:
+
+- **activated**: a socket unit has opened it, and its `FileDescriptorName` is the name of a listener. Its address is the unit's
+  affair, and the listener's `bind` is not looked at.
+- **kept**: the broker has opened it and handed a copy to the service manager (`FDSTORE`), which gives it back to the service's next
+  process. Its name is that of the listener behind `KEPT_PREFIX`. It is used if `bind` is still the same, and closed otherwise.
+"""
+
+import os
+import socket
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+
+from shardbroker.config.listeners import parse_address, unix_path
+from shardbroker.supervisor.listening import StartError
+from shardbroker.supervisor.notify import Notifier
+from shm.topology import ListenerSockets
+
+__all__ = ["Held", "HeldSockets", "SocketStore"]
+
+FIRST_DESCRIPTOR = 3
+"""SD_LISTEN_FDS_START: the first one handed over, the others follow it."""
+KEPT_PREFIX = "shardbroker."
+"""Before the listener's name; a listener's own name has no dot in it, so the two kinds never meet."""
+VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What there is for one listener."""
+
+    descriptors: tuple[int, ...] = ()
+    activated: bool = False
+
+
+@dataclass
+class HeldSockets:
+    """All that was handed over and is not taken yet, by name."""
+
+    by_name: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def handed_over(cls, environment: MutableMapping[str, str] | None = None) -> "HeldSockets":
+        """What the service manager has handed to this process; takes it out of the environment. Raises StartError."""
+        environment = os.environ if environment is None else environment
+        pid, count, names = (environment.pop(name, "") for name in VARIABLES)
+        held = cls()
+        if pid != str(os.getpid()) or not count.isdecimal():
+            return held
+        given = names.split(":") if names else []
+        for place in range(int(count)):
+            descriptor = FIRST_DESCRIPTOR + place
+            name = given[place] if place < len(given) else "unknown"
+            try:
+                with socket.socket(fileno=os.dup(descriptor)) as looked_at:
+                    listens = looked_at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            except OSError:
+                listens = 0
+            if not listens:
+                raise StartError(f"the service manager hands over descriptor {descriptor}, {name}, which is no listening socket")
+            os.set_inheritable(descriptor, False)
+            os.set_blocking(descriptor, False)
+            held.by_name.setdefault(name, []).append(descriptor)
+        return held
+
+    def take(self, name: str, bind: str) -> Held:
+        """What there is for the listener of this name."""
+        activated, kept = self.by_name.pop(name, []), self.by_name.pop(KEPT_PREFIX + name, [])
+        fits = [one for one in kept if not activated and _address_of(one) == _wanted(bind)]
+        for descriptor in kept:
+            if descriptor not in fits:
+                os.close(descriptor)
+        return Held(tuple(activated or fits), bool(activated))
+
+    def finish(self, listeners: Iterable[str]) -> None:
+        """Nothing may be left. Raises StartError for a socket of a unit that no listener is there for: clients would wait in it for
+        ever. What was kept for a listener that is gone is closed."""
+        left, self.by_name = self.by_name, {}
+        for descriptor in (one for descriptors in left.values() for one in descriptors):
+            os.close(descriptor)
+        strangers = [name for name in left if not name.startswith(KEPT_PREFIX)]
+        if strangers:
+            raise StartError(
+                f"the service manager hands over sockets named {', '.join(strangers)}: allowed as FileDescriptorName= are the "
+                f"names of the listeners, {', '.join(listeners)}"
+            )
+
+
+class SocketStore:
+    """Has the service manager keep the broker's own listening sockets, as they are now."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+        self._kept: dict[str, tuple[int, ...]] = {}
+
+    def follow(self, listeners: Iterable[ListenerSockets]) -> None:
+        """Listeners have come, changed or gone."""
+        own = {one.name: one.descriptors for one in listeners if not one.activated}
+        for name in self._kept.keys() - own.keys():
+            self._notifier.forget_sockets(KEPT_PREFIX + name)
+        for name, descriptors in own.items():
+            if self._kept.get(name) != descriptors:
+                self._notifier.forget_sockets(KEPT_PREFIX + name)
+                for descriptor in dict.fromkeys(descriptors):
+                    self._notifier.keep_socket(KEPT_PREFIX + name, descriptor)
+        self._kept = own
+
+
+def _address_of(descriptor: int) -> object:
+    with socket.socket(fileno=os.dup(descriptor)) as held:
+        return held.getsockname()
+
+
+def _wanted(bind: str) -> object:
+    path = unix_path(bind)
+    if path is not None:
+        return path
+    host, port = parse_address(bind)
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4]

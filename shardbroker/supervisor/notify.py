@@ -1,0 +1,122 @@
+"""What the service manager is told, by systemd's sd_notify(3): ready, reloading, stopping, status, and that the broker is alive.
+
+Nothing is sent where nobody asked for it (`NOTIFY_SOCKET`), and a service manager that takes no messages is not waited for.
+
+The watchdog means something: `WATCHDOG=1` goes out only when the loop of every worker and every acceptor has turned since the one
+before. A loop that has nothing to do turns once a second; one that hangs, or a process that cannot be started again, keeps the
+message back, and when `WatchdogSec` is over the service manager restarts the whole broker.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
+
+__all__ = ["LEAST_WATCHDOG_S", "Notifier", "Watchdog"]
+
+LEAST_WATCHDOG_S = 4.0
+"""Shortest `WatchdogSec` that makes sense: a loop that has nothing to do turns once a second, and two looks must see it turn."""
+LOOKS = 4
+"""Looks at the loops within one `WatchdogSec`."""
+STATUS_S = 10.0
+"""Between two lines of status, which cost the service manager a message each."""
+
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+class Notifier:
+    """One service manager, or none. Takes what it reads out of `environment`: it is not for processes that are started later."""
+
+    def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
+        environment = os.environ if environment is None else environment
+        given = {name: environment.pop(name, "") for name in VARIABLES}
+        self.watchdog_s = _watchdog(given)
+        """Within which a sign of life is wanted; 0.0: none is."""
+        self._socket: socket.socket | None = None
+        self._address = given["NOTIFY_SOCKET"]
+        if self._address:
+            if self._address[0] == "@":
+                self._address = f"\0{self._address[1:]}"  # an abstract one, as it is written
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    @property
+    def listened_to(self) -> bool:
+        return self._socket is not None
+
+    def ready(self, status: str) -> None:
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def starting(self, status: str, within_s: float) -> None:
+        """The start takes longer, and makes progress: the service manager is to wait for so much more."""
+        self._send(f"STATUS={status}\nEXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
+
+    def reloading(self) -> None:
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}\nSTATUS=reading the configuration again")
+
+    def stopping(self, status: str, within_s: float) -> None:
+        self._send(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
+
+    def alive(self) -> None:
+        self._send("WATCHDOG=1")
+
+    def status(self, text: str) -> None:
+        self._send(f"STATUS={text}")
+
+    def keep_socket(self, name: str, descriptor: int) -> None:
+        """Has a descriptor kept for the next start (`FileDescriptorStoreMax`)."""
+        self._send(f"FDSTORE=1\nFDNAME={name}", descriptor)
+
+    def forget_sockets(self, name: str) -> None:
+        """Those kept under this name go."""
+        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, text: str, descriptor: int | None = None) -> None:
+        if self._socket is None:
+            return
+        with suppress(OSError):
+            rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))]
+            self._socket.sendmsg([text.encode()], rights, 0, self._address)
+
+
+class Watchdog:
+    """Looks whether loops turn. `signs` gives a number for each process that has to: it changes when its loop has turned."""
+
+    def __init__(self, interval_s: float, signs: Callable[[], Mapping[str, int]], now: float) -> None:
+        self._look_s = interval_s / LOOKS
+        self._interval_s = interval_s
+        self._signs = signs
+        self._seen = dict(signs())
+        self._turned: set[str] = set()
+        self._since = now
+        self._told = False
+        self.due = now + self._look_s
+        """When to look next."""
+
+    def look(self, now: float) -> tuple[bool, str]:
+        """(whether everybody has turned since the last time that this was true, a line for the log or "")."""
+        self.due = now + self._look_s
+        signs = self._signs()
+        self._turned = {name for name in signs if name in self._turned or signs[name] != self._seen.get(name)}
+        self._seen = dict(signs)
+        standing = sorted(signs.keys() - self._turned)
+        if not standing:
+            self._turned, self._since, self._told = set(), now, False
+            return True, ""
+        if self._told or now - self._since < self._interval_s / 2:
+            return False, ""
+        self._told = True
+        names = ", ".join(standing)
+        return False, f"no sign of life for {now - self._since:.1f} s from {names}: the watchdog of the service manager is not told"
+
+
+def _watchdog(given: Mapping[str, str]) -> float:
+    if not given["WATCHDOG_USEC"].isdecimal() or given["WATCHDOG_PID"] not in ("", str(os.getpid())):
+        return 0.0
+    return int(given["WATCHDOG_USEC"]) / 1e6
