@@ -38,6 +38,9 @@ GROUPS = {
     "users": "Users of the broker's own store.",
     "acl": "Who may publish and subscribe what.",
     "banned": "Who is not let in.",
+    "admins": "Accounts of the REST API and the dashboard.",
+    "api-keys": "Keys of programs that use the REST API.",
+    "audit": "Who changed what.",
 }
 """Help of the first word of verbs with two."""
 

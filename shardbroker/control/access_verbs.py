@@ -75,6 +75,7 @@ class BannedAdd(BannedDelete):
     """A ban. Whoever falls under it and is connected is sent away."""
 
     seconds: float | None = Field(None, gt=0, description="How long; without, for good.")
+    by: str = Field("ctl", max_length=400, description="Who bans, for the list.")
     reason: str = Field("", max_length=400, description="For the log and the list.")
 
 

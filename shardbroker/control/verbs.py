@@ -150,6 +150,10 @@ class ConfigSet(Params):
     value: str = argument("Value as it is written in TOML; text needs no quotes.")
 
 
+class ConfigUpdate(Params):
+    values: dict[str, str] = Field(description="Key and value, such as mqtt.max_inflight=64; values as in TOML.")
+
+
 class ConfigReset(Params):
     key: str = argument("Key that was set while the broker ran.")
 
@@ -238,6 +242,7 @@ table(
     ),
     Verb("config get", "Values in force, and where each came from.", ConfigGet, columns=("key", "value", "source", "live")),
     Verb("config set", "Changes a value while the broker runs, and keeps it.", ConfigSet, changes=True),
+    Verb("config update", "Changes some values together: all of them, or none if one is wrong.", ConfigUpdate, changes=True),
     Verb("config reset", "Forgets a value that was set while the broker ran.", ConfigReset, changes=True),
     Verb("config reload", "Reads the configuration again, as SIGHUP does.", changes=True),
     Verb("log level", "Says or changes what is logged.", LogLevel, changes=True),

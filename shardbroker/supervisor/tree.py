@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from math import inf
 
 from multiprocess.connection import wait
@@ -33,6 +34,8 @@ LEFT_OVER_S = 5.0
 """How long the rings of a broker that was killed stay after all are ready: a worker that dies right then needs them once more."""
 FILES_S = 1.0
 """Between two looks at the TLS files of listeners; there is no look without any."""
+API_PACKAGES = ("argon2", "fastapi", "uvicorn")
+"""What the extra `api` brings; looked for before anything is started."""
 READY_POLL_S = 0.02
 """Processes say that they are ready in shared memory, which cannot be waited on."""
 
@@ -45,6 +48,7 @@ class Entries:
     acceptor: Entry
     manager: Entry
     integrations: Entry
+    api: Entry
 
     @classmethod
     def real(cls) -> "Entries":
@@ -54,7 +58,7 @@ class Entries:
         from shardbroker.management.main import run as manager
         from shardbroker.worker.main import run as worker
 
-        return cls(worker, acceptor, manager, integrations)
+        return cls(worker, acceptor, manager, integrations, _run_api)
 
 
 class Supervisor:
@@ -111,7 +115,11 @@ class Supervisor:
         # An idle one would take memory for nothing: it runs where somebody is to be asked.
         asked = needs_integrations(topology.settings)
         integrations = [Child("integrations", entries.integrations, (topology,), topology.integrations)] if asked else []
-        return [*workers, manager, *integrations, *acceptors]
+        api = []
+        if topology.settings.api.bind != "disabled":
+            _check_installed()
+            api = [Child("api", entries.api, (topology,), topology.api)]
+        return [*workers, manager, *integrations, *api, *acceptors]
 
     # --- watching -----------------------------------------------------------------------------------------------------------
 
@@ -254,9 +262,9 @@ class Supervisor:
             self._terminate(kind)
             if kind == "acceptor":
                 self._await_no_more_clients()
-        for kind in ("worker", "acceptor", "integrations", "manager"):
+        for kind in ("worker", "acceptor", "api", "integrations", "manager"):
             group = self._alive(kind)
-            if kind in ("integrations", "manager"):
+            if kind in ("api", "integrations", "manager"):
                 self._terminate(kind)
             for child in self._await_end(group, time.monotonic() + self._settings.process.drain_timeout):
                 _say(f"{child.title} (pid {child.process.pid}) did not stop in time and was killed")
@@ -294,6 +302,18 @@ class Supervisor:
                 for ended in wait([*alive, self._signals], left_s):
                     alive.pop(ended, None)
         return list(alive.values())
+
+
+def _run_api(topology: Topology) -> None:
+    from shardbroker.api import run  # in its own process alone: it loads a web server, and is an extra
+
+    run(topology)
+
+
+def _check_installed() -> None:
+    missing = [name for name in API_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise StartError(f"api.bind needs {', '.join(missing)}, which are not installed: pip install 'shardbroker[api]'")
 
 
 def _raise_descriptor_limit() -> None:

@@ -38,6 +38,9 @@ class Dummies:
     def integrations(self, topology: Topology) -> None:
         self._live(topology, "integrations", topology.integrations)
 
+    def api(self, topology: Topology) -> None:
+        self._live(topology, "api", topology.api)
+
     def _live(self, topology: Topology, title: str, slot: int) -> None:
         behaviour = self._behaviour.get(title, "obedient")
         note(topology.data_dir, title, "start", os.getpid(), *sorted(os.sched_getaffinity(0)))
@@ -68,7 +71,8 @@ def main() -> int:
     before = set(os.listdir("/proc/self/fd"))
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
-        code = Supervisor(settings, Entries(dummies.worker, dummies.acceptor, dummies.manager, dummies.integrations)).run()
+        entries = Entries(dummies.worker, dummies.acceptor, dummies.manager, dummies.integrations, dummies.api)
+        code = Supervisor(settings, entries).run()
     except StartError as error:
         print(f"cannot start: {error}", file=sys.stderr)
         code = 1

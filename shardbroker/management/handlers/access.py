@@ -92,7 +92,7 @@ async def list_bans(context: Context, params: Params) -> dict[str, Any]:
 @handles("banned add")
 async def ban(context: Context, params: BannedAdd) -> dict[str, Any]:
     with admin(context) as access:
-        access.ban(params.kind, params.value, seconds=params.seconds, by="ctl", reason=params.reason)
+        access.ban(params.kind, params.value, seconds=params.seconds, by=params.by, reason=params.reason)
     return {"kind": params.kind, "value": params.value}
 
 
