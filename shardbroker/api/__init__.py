@@ -1,4 +1,4 @@
-"""The REST API, in a process of its own: theory of operation.
+"""The REST API and the dashboard, in a process of their own: theory of operation.
 
     browser, program  -- HTTP -->  guard (who is it, may it, how large)  -->  routes  -- control channel -->  manager  -->  workers
 
@@ -7,7 +7,8 @@ no logic of the broker's own here: what may be asked, how it is checked and what
 always agree. The process holds no shared memory but its own state; when it dies or hangs, no message notices.
 
 `main` is the process, `app` puts the application together, `guard` stands before all of it, `asking` is how a route asks, `paging`
-are lists, `shapes` are rows and bodies, `routes` are the paths by subject. docs/rest.md is made from the routes by `reference`.
+are lists, `shapes` are rows and bodies, `routes` are the paths by subject, `dashboard` are pages for
+people. docs/rest.md is made from the routes by `reference`.
 """
 
 from shardbroker.api.main import run

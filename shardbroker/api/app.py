@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
     app.add_middleware(Guard, accounts=accounts)
+    if find_spec("nicegui") is not None:
+        from shardbroker.api.dashboard import add_dashboard
+
+        add_dashboard(app)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
 
     @app.exception_handler(ControlError)

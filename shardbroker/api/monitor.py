@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from shardbroker.control import AsyncControl, ControlError
+from shardbroker.control.figures import Window
 
 __all__ = ["INTERVAL_S", "Monitor"]
 
@@ -42,6 +43,18 @@ class Monitor:
         self._last: Sample | None = None
         self._recent: deque[Sample] = deque(maxlen=2)
         self._turn = asyncio.Lock()
+        self._window = Window()
+        self._looked_s = 0.0
+
+    async def figures(self) -> dict[str, Any] | None:
+        """Of each worker, since the look before, at least FRESH_S ago: however many look, the broker is asked once. Raises
+        ControlError."""
+        async with self._turn:
+            now = time.monotonic()
+            if now - self._looked_s >= FRESH_S:
+                self._window.feed(await self._control.ask("load"))
+                self._looked_s = now
+            return self._window.figures()
 
     async def run(self) -> None:
         """Until it is cancelled. While the broker does not answer there are no samples."""

@@ -96,9 +96,8 @@ COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
 
 def complete(instruction: str) -> int:
     """Words for a shell, or the script that asks for them; the exit code."""
-    whole = click.Group(
-        "shardbroker", commands={"ctl": app, **{name: click.Command(name) for name in ("serve", "config", "journal", "perf")}}
-    )
+    others = ("serve", "config", "top", "journal", "perf")
+    whole = click.Group("shardbroker", commands={"ctl": app, **{name: click.Command(name) for name in others}})
     return shell_complete(whole, {}, "shardbroker", COMPLETE_VARIABLE, instruction)
 
 

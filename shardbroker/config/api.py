@@ -12,7 +12,7 @@ __all__ = ["Api"]
 
 
 class Api(Section):
-    """REST API, in a process of its own; it needs `pip install 'shardbroker[api]'`."""
+    """REST API and dashboard, in a process of their own; they need `pip install 'shardbroker[api]'`."""
 
     bind: Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:18083, or disabled")] = Field(
         "disabled", description="HOST:PORT to answer at, such as 127.0.0.1:18083."

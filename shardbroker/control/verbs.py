@@ -191,6 +191,7 @@ table(
     Verb(
         "workers list", "Processes of the broker.", columns=("name", "state", "pid", "core", "started_at", "starts", "connections")
     ),
+    Verb("load", "What each worker does now: CPU time, counters, rings, latencies; for those who look again and again."),
     Verb("workers restart", "Sends the clients of a worker away and starts it again.", OneWorker, changes=True),
     Verb("clients list", "Clients and sessions that wait for theirs.", ClientList, columns=CLIENT_COLUMNS),
     Verb("clients show", "All that is known of one client.", OneClient),

@@ -274,6 +274,19 @@ def test_rules_of_users_clients_and_all(rest: Rest) -> None:
     rest.good("POST", "/authorization/reload")
 
 
+def test_rules_are_tried_out(rest: Rest, come: Callable[..., Client]) -> None:
+    path = "/authorization/sources/built_in_database/rules/users/tried"
+    rest.good("PUT", path, {"rules": [{"topic": "own/${clientid}/#", "permission": "deny", "action": "publish"}]})
+    asked = {"action": "publish", "username": "tried", "clientid": "c7"}
+    denied = rest.good("GET", "/authorization/test", topic="own/c7/x", **asked)
+    assert denied == {"allowed": False, "decided_by": "builtin", "sources": [{"source": "builtin", "says": "deny"}]}
+    allowed = rest.good("GET", "/authorization/test", topic="own/c8/x", **asked)
+    assert (allowed["allowed"], allowed["decided_by"]) == (True, "acl.no_match")
+    client = come("c7", username="tried")
+    assert client.publish("own/c7/x", b"", qos=1).code == 0x87  # type: ignore[union-attr]
+    rest.good("DELETE", path)
+
+
 def test_settings_of_authorization_say_that_they_need_a_restart(rest: Rest) -> None:
     assert rest.good("GET", "/authorization/settings")["no_match"] == "allow"
     answer = rest.good("PUT", "/authorization/settings", {"deny_action": "disconnect"})

@@ -74,6 +74,17 @@ class RulesOf(Rules):
     clientid: str | None = Field(None, min_length=1, max_length=65535)
 
 
+class RuleTest(Body):
+    action: Literal["publish", "subscribe"]
+    topic: str = Field(min_length=1, max_length=65535, description="Topic, or topic filter.")
+    clientid: str = Field("", max_length=65535)
+    username: str | None = Field(None, max_length=65535)
+    ip_address: str = Field("127.0.0.1", max_length=45)
+    listener: str = "default"
+    qos: Annotated[int, Field(ge=0, le=2)] = 0
+    retain: bool = False
+
+
 # --- bans -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +198,14 @@ async def sources(ask: Ask) -> dict[str, Any]:
 async def reload(ask: Ask) -> dict[str, Any]:
     """Reads the files of rules and passwords again."""
     found: dict[str, Any] = await ask("acl reload")
+    return found
+
+
+@router.get("/authorization/test")
+async def test_rules(ask: Ask, question: Annotated[RuleTest, Query()]) -> dict[str, Any]:
+    """Whether the broker's own sources of rules let a client publish or subscribe; `allowed` is null where another
+    source decides."""
+    found: dict[str, Any] = await ask("acl test", **question.model_dump(exclude_none=True))
     return found
 
 
