@@ -33,6 +33,8 @@ HASHES_AT_ONCE = 2
 FAILURES_MAX = 10
 """Wrong passwords from one address in FAILURES_S; after them it is asked to wait."""
 FAILURES_S = 60.0
+HEADERS = ((b"x-frame-options", b"DENY"), (b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"same-origin"))
+"""Of every answer: no page of others shows ours, and browsers believe what we say a body is."""
 ADDRESSES_MAX = 10_000
 """Addresses whose failures are remembered; the oldest goes."""
 
@@ -100,7 +102,10 @@ class Guard:
         self._accounts = accounts
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        send = _walled(send)
+        if not scope["path"].startswith(PREFIX):
             return await self._app(scope, receive, send)
         path = routable(scope["raw_path"])
         if path is None:
@@ -151,6 +156,17 @@ def _bounded(receive: Receive, most: int) -> Receive:
         return message
 
     return take
+
+
+def _walled(send: Send) -> Send:
+    """With HEADERS."""
+
+    async def give(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *HEADERS]
+        await send(message)
+
+    return give
 
 
 def error_body(code: str, text: str) -> dict[str, str]:

@@ -34,7 +34,7 @@ LEFT_OVER_S = 5.0
 """How long the rings of a broker that was killed stay after all are ready: a worker that dies right then needs them once more."""
 FILES_S = 1.0
 """Between two looks at the TLS files of listeners; there is no look without any."""
-API_PACKAGES = ("argon2", "fastapi", "uvicorn")
+API_PACKAGES = ("argon2", "fastapi", "httptools", "uvicorn")
 """What the extra `api` brings; looked for before anything is started."""
 READY_POLL_S = 0.02
 """Processes say that they are ready in shared memory, which cannot be waited on."""

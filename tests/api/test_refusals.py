@@ -204,5 +204,6 @@ def test_errors_are_json_with_code_and_message_whoever_makes_them(served: ApiBro
         while data := raw.recv(65536):
             answer += data
     head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"x-frame-options: deny" in head.lower()
     assert b"www-authenticate" in head.lower() and json.loads(body)["code"] == "UNAUTHORIZED"
     assert rest.refused("GET", f"/clients/{segment('<script>')}") == (404, "CLIENTID_NOT_FOUND")

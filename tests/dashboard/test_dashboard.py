@@ -129,7 +129,8 @@ def until(page: Page, test: Callable[[], bool]) -> None:
 def test_a_wrong_password_and_no_password_show_nothing(served: ApiBroker, look: Callable[..., Page]) -> None:
     page = look("/", "admin", "wrong")
     expect(page.get_by_text("wrong user name or password")).to_be_visible()
-    page.goto(f"http://127.0.0.1:{served.api_port}/dashboard/clients")
+    answer = page.goto(f"http://127.0.0.1:{served.api_port}/dashboard/clients")
+    assert answer is not None and answer.headers["x-frame-options"] == "DENY"
     expect(page.get_by_role("button", name="Log in")).to_be_visible()
 
 

@@ -20,7 +20,7 @@ PREFIX = "/dashboard"
 COOKIE = "shardbroker_token"
 FORM_MAX = 4096
 """Bytes of the form of a login."""
-HEADERS = {"Cache-Control": "no-store", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
+HEADERS = {"Cache-Control": "no-store"}
 
 LOGIN_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
