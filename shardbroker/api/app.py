@@ -26,6 +26,8 @@ DOCUMENT = "/api-docs/swagger.json"
 """Where the OpenAPI document is; anybody may read it."""
 CODES = {400: "BAD_REQUEST", 404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "PAYLOAD_TOO_LARGE"}
 """Codes of what fails before a route."""
+DASHBOARD_PACKAGES = ("nicegui", "paho")
+"""What the extra `dashboard` brings; without it there is the REST API alone."""
 PROBLEMS_MAX = 10
 """Things that are wrong with a request, of which the answer tells."""
 DESCRIPTION = "What `shardbroker ctl` can do, over HTTP, with the paths and shapes of EMQX 5. See docs/rest.md."
@@ -54,7 +56,7 @@ def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
     app.add_middleware(Guard, accounts=accounts)
-    if find_spec("nicegui") is not None:
+    if all(find_spec(name) is not None for name in DASHBOARD_PACKAGES):
         from shardbroker.api.dashboard import add_dashboard
 
         add_dashboard(app)

@@ -277,7 +277,7 @@ def human(name: str, value: Any) -> str:
     """A value as a person reads it: times of day instead of milliseconds."""
     if value is None or value == "":
         return "-"
-    if name.endswith("_at") and isinstance(value, int):
+    if (name == "at" or name.endswith("_at")) and isinstance(value, int):
         return datetime.fromtimestamp(value / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if value else "-"
     if name == "uptime_ms":
         seconds = value // 1000
