@@ -47,10 +47,10 @@ class Dummies:
         if behaviour == "stillborn":
             sys.exit(3)
         signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else signal.default_int_handler)
-        Counters.attach(topology.counters_name).set_state(slot, ProcessState.READY)
-        if behaviour == "lame":
-            sys.exit(4)
         try:
+            Counters.attach(topology.counters_name).set_state(slot, ProcessState.READY)
+            if behaviour == "lame":
+                sys.exit(4)
             while True:
                 time.sleep(60)
         except KeyboardInterrupt:
