@@ -64,6 +64,7 @@ types: install spark
 docs: install
 	$(BIN)/shardbroker config reference > docs/configuration.md
 	$(BIN)/shardbroker ctl reference > docs/ctl.md
+	$(BIN)/python -m shardbroker.api.reference > docs/rest.md
 
 clean:
 	rm -rf build dist *.egg-info

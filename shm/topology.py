@@ -119,6 +119,11 @@ class Topology:
         """Counter slot of the process integrations; it has no inbox."""
         return self.processes + self.acceptors
 
+    @property
+    def api(self) -> int:
+        """Counter slot of the process of the REST API; it has no inbox."""
+        return self.integrations + 1
+
     def inbox_name(self, process: int) -> str:
         """POSIX shared memory name of a process's inbox."""
         return f"/shardbroker-{self.instance}-inbox-{process}"

@@ -41,9 +41,12 @@ MAY_USE = {
         "acceptor",
         "shm",
     ),
+    # It asks the manager through the control channel, like ctl: of what is shared it knows the slot of its state alone.
+    "shardbroker.api": ("shardbroker.access", "shardbroker.config", "shardbroker.control", "shardbroker.management", "shm"),
     # It starts the processes, so it knows their entry points.
     "shardbroker.supervisor": (
         "shardbroker.access",
+        "shardbroker.api",
         "shardbroker.config",
         "shardbroker.integrations",
         "shardbroker.management",

@@ -19,7 +19,9 @@ from shardbroker.access.rules import ClientRules, RuleError, RuleSet
 from shardbroker.access.stores import Ban, RuleStore, StoreError
 from shardbroker.access.wire import MESSAGE_MAX, Kind, Status, Verdict, WireError, decode_verdict, encode_question
 
-__all__ = ["LOCAL_SOURCES", "Gate", "needs_integrations", "publish_rules", "published_rules", "rules_dir", "users_dir"]
+__all__ = [
+    "LOCAL_SOURCES", "Gate", "file_rules", "needs_integrations", "publish_rules", "published_rules", "rules_dir", "users_dir",
+]  # fmt: skip
 
 LOCAL_SOURCES = ("file", "builtin")
 """Sources that a worker evaluates itself, up to the first that it cannot."""
@@ -63,6 +65,15 @@ def publish_rules(settings: Any, runtime_dir: Path) -> None:
     new.chmod(0o600)
     new.replace(target)
     other.unlink(missing_ok=True)
+
+
+def file_rules(runtime_dir: Path) -> RuleSet | None:
+    """The rules of `acl.file.path` as they were published last; None: there are none. Raises FileError."""
+    for suffix in (".conf", ".toml"):
+        path = published_rules(runtime_dir).with_suffix(suffix)
+        if path.exists():
+            return RuleSet(read_rules(path))
+    return None
 
 
 def needs_integrations(settings: Any, listeners: Iterable[Any]) -> bool:
@@ -180,14 +191,10 @@ class Gate:
     def _read_file(self) -> None:
         if "file" not in self._local:
             return
-        for suffix in (".conf", ".toml"):
-            path = published_rules(self._runtime_dir).with_suffix(suffix)
-            if path.exists():
-                try:
-                    self._file_rules = RuleSet(read_rules(path))
-                except FileError:
-                    pass  # it was right when it was published; the rules before it stay
-                return
+        try:
+            self._file_rules = file_rules(self._runtime_dir) or self._file_rules
+        except FileError:
+            pass  # it was right when it was published; the rules before it stay
 
     # --- what others are asked --------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,9 @@ GROUPS = {
     "users": "Users of the broker's own store.",
     "acl": "Who may publish and subscribe what.",
     "banned": "Who is not let in.",
+    "admins": "Accounts of the REST API and the dashboard.",
+    "api-keys": "Keys of programs that use the REST API.",
+    "audit": "Who changed what.",
 }
 """Help of the first word of verbs with two."""
 
@@ -93,9 +96,8 @@ COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
 
 def complete(instruction: str) -> int:
     """Words for a shell, or the script that asks for them; the exit code."""
-    whole = click.Group(
-        "shardbroker", commands={"ctl": app, **{name: click.Command(name) for name in ("serve", "config", "journal", "perf")}}
-    )
+    others = ("serve", "config", "top", "journal", "perf")
+    whole = click.Group("shardbroker", commands={"ctl": app, **{name: click.Command(name) for name in others}})
     return shell_complete(whole, {}, "shardbroker", COMPLETE_VARIABLE, instruction)
 
 
@@ -275,7 +277,7 @@ def human(name: str, value: Any) -> str:
     """A value as a person reads it: times of day instead of milliseconds."""
     if value is None or value == "":
         return "-"
-    if name.endswith("_at") and isinstance(value, int):
+    if (name == "at" or name.endswith("_at")) and isinstance(value, int):
         return datetime.fromtimestamp(value / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if value else "-"
     if name == "uptime_ms":
         seconds = value // 1000

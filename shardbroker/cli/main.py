@@ -1,4 +1,4 @@
-"""The command `shardbroker`: serve, config, ctl, journal, perf.
+"""The command `shardbroker`: serve, config, ctl, top, journal, perf.
 
 Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
 
@@ -38,8 +38,12 @@ def main(argv: list[str] | None = None) -> int:
         from shardbroker.cli.ctl import main as ctl  # made from the table of verbs; `serve` need not load it
 
         return ctl(argv[1:])
-    arguments = _parser().parse_args(argv)
     try:
+        if argv[:1] == ["top"]:
+            from shardbroker.cli.top import main as top
+
+            return top(argv[1:])
+        arguments = _parser().parse_args(argv)
         return int(arguments.run(arguments))
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -66,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add_install(commands)
     add_tune(commands)
     commands.add_parser("ctl", help="look into a running broker and change it: ctl --help")
+    commands.add_parser("top", help="what each worker does, live in a terminal: top --help")
     commands.add_parser("perf", help="load a broker and measure it: perf --help")
     commands.add_parser("export", help="journals to Parquet or Delta with Spark, exactly once: export --help")
     verbs.add_parser("reference", help="print docs/configuration.md").set_defaults(run=_reference)

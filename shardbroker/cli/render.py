@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["fields", "line", "rows"]
+__all__ = ["console", "fields", "line", "rows"]
 
 PIPE_WIDTH = 1000
 """Columns where the output is no terminal: nothing is cut for a program that reads it."""
@@ -17,6 +17,7 @@ Human = Callable[[str, Any], str]
 
 
 def console() -> Console:
+    """Standard output."""
     out = Console(highlight=False)
     return out if out.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
+from shardbroker.config.api import Api
 from shardbroker.config.features import AutoSubscribe, Rewrite
 from shardbroker.config.listeners import LISTENER_NAME, Listener, ZoneLimiter, parse_address
 from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
@@ -15,6 +16,7 @@ from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter
 
 __all__ = [
+    "Api",
     "Durability",
     "Journal",
     "Listener",
@@ -294,6 +296,7 @@ class Settings(Section):
     overload: Overload = Overload()
     log: Log = Log()
     prometheus: Prometheus = Prometheus()
+    api: Api = Api()
     auth: Auth = Auth()
     acl: Acl = Acl()
     flapping_detect: FlappingDetect = FlappingDetect()

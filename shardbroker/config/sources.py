@@ -143,7 +143,7 @@ class _Values:
         if isinstance(value, dict) and not (field is not None and parts == len(path) and is_map(field)):
             for name, inner in value.items():
                 self.put((*path, name), inner, source)
-            if not value and not any(known[: len(path)] == path for known in self.values):
+            if path and not value and not any(known[: len(path)] == path for known in self.values):
                 self.values[path], self.sources[path] = {}, source
             return
         self.forget(path)

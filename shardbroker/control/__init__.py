@@ -10,9 +10,10 @@ A request is one verb with its parameters. Its answer is a result, or an error w
 Lists are paged by an opaque cursor: no answer holds more than a page, and the broker remembers nothing between two of them.
 """
 
-from shardbroker.control import access_verbs  # noqa: F401 - adds its verbs to the table
+from shardbroker.control import access_verbs, account_verbs  # noqa: F401 - add their verbs to the table
+from shardbroker.control.asking import AsyncControl
 from shardbroker.control.client import Control
 from shardbroker.control.errors import ControlError
 from shardbroker.control.verbs import VERBS, Verb
 
-__all__ = ["VERBS", "Control", "ControlError", "Verb"]
+__all__ = ["VERBS", "AsyncControl", "Control", "ControlError", "Verb"]

@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from shardbroker.control.verbs import Params, Verb, argument, table
 
 __all__ = [
-    "AclAdd", "AclOf", "AclSet", "BannedAdd", "BannedDelete", "UserAdd", "UserDelete", "UserList",
+    "AclAdd", "AclOf", "AclSet", "AclTest", "BannedAdd", "BannedDelete", "UserAdd", "UserDelete", "UserList",
 ]  # fmt: skip
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
@@ -64,6 +64,19 @@ class AclAdd(AclOf):
     retain: Literal["true", "false"] | None = Field(None, description="Of a publish.")
 
 
+class AclTest(Params):
+    """A question that a client might ask."""
+
+    action: Literal["publish", "subscribe"] = argument("publish or subscribe.")
+    topic: Name = argument("Topic, or topic filter.")
+    clientid: str = Field("", max_length=65535, description="Client id.")
+    username: str | None = Field(None, max_length=65535, description="User name; without, anonymous.")
+    ip_address: str = Field("127.0.0.1", max_length=45, description="Address of the client.")
+    listener: str = Field("default", description="Name of the listener.")
+    qos: Literal[0, 1, 2] = Field(0, description="QoS.")
+    retain: bool = Field(False, description="Of a publish.")
+
+
 class BannedDelete(Params):
     """One ban."""
 
@@ -75,6 +88,7 @@ class BannedAdd(BannedDelete):
     """A ban. Whoever falls under it and is connected is sent away."""
 
     seconds: float | None = Field(None, gt=0, description="How long; without, for good.")
+    by: str = Field("ctl", max_length=400, description="Who bans, for the list.")
     reason: str = Field("", max_length=400, description="For the log and the list.")
 
 
@@ -85,6 +99,7 @@ table(
     Verb("acl list", "Rules of users, clients and all.", columns=("kind", "name", "rules")),
     Verb("acl set", "Takes the place of somebody's rules.", AclSet, changes=True),
     Verb("acl add", "Adds a rule behind somebody's rules.", AclAdd, changes=True),
+    Verb("acl test", "Whether the rules of the broker's own sources let a client publish or subscribe.", AclTest),
     Verb("acl delete", "Removes somebody's rules.", AclOf, changes=True),
     Verb("acl reload", "Reads the files of rules and passwords again.", changes=True),
     Verb("banned list", "Who is not let in.", columns=("kind", "value", "until", "by", "reason", "at")),

@@ -150,6 +150,10 @@ class ConfigSet(Params):
     value: str = argument("Value as it is written in TOML; text needs no quotes.")
 
 
+class ConfigUpdate(Params):
+    values: dict[str, str] = Field(description="Key and value, such as mqtt.max_inflight=64; values as in TOML.")
+
+
 class ConfigReset(Params):
     key: str = argument("Key that was set while the broker ran.")
 
@@ -187,6 +191,7 @@ table(
     Verb(
         "workers list", "Processes of the broker.", columns=("name", "state", "pid", "core", "started_at", "starts", "connections")
     ),
+    Verb("load", "What each worker does now: CPU time, counters, rings, latencies; for those who look again and again."),
     Verb("workers restart", "Sends the clients of a worker away and starts it again.", OneWorker, changes=True),
     Verb("clients list", "Clients and sessions that wait for theirs.", ClientList, columns=CLIENT_COLUMNS),
     Verb("clients show", "All that is known of one client.", OneClient),
@@ -238,6 +243,7 @@ table(
     ),
     Verb("config get", "Values in force, and where each came from.", ConfigGet, columns=("key", "value", "source", "live")),
     Verb("config set", "Changes a value while the broker runs, and keeps it.", ConfigSet, changes=True),
+    Verb("config update", "Changes some values together: all of them, or none if one is wrong.", ConfigUpdate, changes=True),
     Verb("config reset", "Forgets a value that was set while the broker ran.", ConfigReset, changes=True),
     Verb("config reload", "Reads the configuration again, as SIGHUP does.", changes=True),
     Verb("log level", "Says or changes what is logged.", LogLevel, changes=True),

@@ -14,10 +14,11 @@ from typing import Any
 import posix_ipc
 from shm.counters import Counters
 
+from shardbroker.access.contract import Client, Question
 from shardbroker.access.files import FileError
-from shardbroker.access.gate import publish_rules, rules_dir, users_dir
+from shardbroker.access.gate import file_rules, publish_rules, rules_dir, users_dir
 from shardbroker.access.hashing import hash_password
-from shardbroker.access.rules import RuleError
+from shardbroker.access.rules import RuleError, RuleSet
 from shardbroker.access.scram import scram_user
 from shardbroker.access.stores import BAN_KINDS, Ban, RuleStore, StoreError, User, UserStore
 
@@ -124,6 +125,26 @@ class AccessAdmin:
         """Behind those there are."""
         _one_of("kind", kind, RULE_KINDS)
         self.set_rules(kind, name, [*self._rule_store.get_rules(kind, name), rule])
+
+    def test_rules(self, client: Client, question: Question) -> list[tuple[str, bool | None]]:
+        """What each source says of a question, in their order: None where it has no rule. It ends with the one that decides, or
+        with the first that somebody else would have to be asked for. Raises AccessError."""
+        said: list[tuple[str, bool | None]] = []
+        for name in self._settings.acl.sources:
+            try:
+                if name == "file":
+                    rules = file_rules(RUNTIME_ROOT / f"shardbroker-{self._instance}") or RuleSet()
+                elif name == "builtin":
+                    rules = RuleSet(self._rule_store.rules(client.client_id, client.username))
+                else:
+                    return [*said, (name, None)]
+                answer = rules.for_client(client).decide(question)
+            except (FileError, StoreError, RuleError) as error:
+                raise AccessError(f"{name}: {error}") from None
+            said.append((name, answer))
+            if answer is not None:
+                break
+        return said
 
     # --- bans -------------------------------------------------------------------------------------------------------------------
 

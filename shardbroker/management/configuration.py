@@ -53,16 +53,34 @@ class Configuration:
     def set(self, key: str, text: str) -> dict[str, Any]:
         """Keeps a value, and applies it if it can change while the broker runs. Raises ControlError; nothing has changed then."""
         try:
-            path, value = parse_assignment(key, text)
-            if is_secret(path):
-                raise ControlError("BAD_REQUEST", f"{key} is a secret: it belongs into the file of the configuration")
-            if dotted(path) in FIXED:
-                raise ControlError("BAD_REQUEST", f"{key} says where values are kept, so it cannot be set here")
-            kept = {known: old for known, old in self._kept().items() if known[: len(path)] != path}
-            kept[path] = value
-            return {"key": dotted(path), **self._keep(kept, path)}
+            path, value = self._parsed(key, text)
+            return {"key": dotted(path), **self._keep({**self._without(path), path: value}, path)}
         except ConfigError as error:
             raise ControlError("BAD_REQUEST", str(error)) from None
+
+    def set_many(self, assignments: Mapping[str, str]) -> dict[str, Any]:
+        """As set(), of several keys together. Raises ControlError if one of them is wrong; nothing has changed then."""
+        try:
+            values = dict(self._parsed(key, text) for key, text in assignments.items())
+            loaded = self._store({**self._without(*values), **values})
+            shadowed = {dotted(path): loaded.source(dotted(path)) for path in values}
+            result = self._apply(loaded)
+            return result | {"shadowed_by": {key: by for key, by in shadowed.items() if not by.startswith("file ")}}
+        except ConfigError as error:
+            raise ControlError("BAD_REQUEST", str(error)) from None
+
+    @staticmethod
+    def _parsed(key: str, text: str) -> tuple[KeyPath, Any]:
+        path, value = parse_assignment(key, text)
+        if is_secret(path):
+            raise ControlError("BAD_REQUEST", f"{key} is a secret: it belongs into the file of the configuration")
+        if dotted(path) in FIXED:
+            raise ControlError("BAD_REQUEST", f"{key} says where values are kept, so it cannot be set here")
+        return path, value
+
+    def _without(self, *paths: KeyPath) -> dict[KeyPath, Any]:
+        """What is kept, less what is at these paths or below."""
+        return {known: old for known, old in self._kept().items() if not any(known[: len(path)] == path for path in paths)}
 
     def reset(self, key: str) -> dict[str, Any]:
         """Forgets a value that was set: what stands below it holds again. Raises ControlError."""
@@ -91,13 +109,17 @@ class Configuration:
         except ConfigError as error:
             raise ControlError("NOT_AVAILABLE", str(error)) from None
 
-    def _keep(self, kept: Mapping[KeyPath, Any], path: KeyPath) -> dict[str, Any]:
+    def _store(self, kept: Mapping[KeyPath, Any]) -> Loaded:
         loaded = self._loaded.again(kept=kept)
         self._check(loaded.settings)
         try:
             write_kept(self._path, kept)
         except OSError as error:
             raise ControlError("NOT_AVAILABLE", f"{self._path}: {error.strerror}") from None
+        return loaded
+
+    def _keep(self, kept: Mapping[KeyPath, Any], path: KeyPath) -> dict[str, Any]:
+        loaded = self._store(kept)
         name = dotted(path)
         source = loaded.source(name)
         result = self._apply(loaded)

@@ -9,6 +9,7 @@ from zlib import crc32
 
 from shm.counters import Counters
 
+from shardbroker.management.audit import Audit
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.log import Log
 from shardbroker.management.workers import Workers
@@ -34,6 +35,7 @@ class Context:
     workers: Workers
     log: Log
     configuration: Configuration
+    audit: Audit
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)

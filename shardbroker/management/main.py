@@ -28,6 +28,7 @@ from shardbroker.control import ControlError
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.access import AccessAdmin, AccessError
 from shardbroker.management.alarms import Alarm, MemoryAlarm, StandingAlarm
+from shardbroker.management.audit import Audit
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
@@ -113,6 +114,7 @@ class _Manager:
         self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
+        self._audits = Audit(topology.data_dir)
         self._context = context = Context(
             topology,
             self._counters,
@@ -121,6 +123,7 @@ class _Manager:
             self._workers,
             self._log,
             self._configuration,
+            self._audits,
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
         )
         self._control = ControlServer(
@@ -148,6 +151,7 @@ class _Manager:
             loop.remove_reader(self._notices)
             self._take_events()
             self._on_notices()
+            self._audits.close()
             self._log.close()
         self._counters.set_state(self._topology.manager, ProcessState.DOWN)
 
@@ -237,6 +241,9 @@ class _Manager:
         shown = {name: value for name, value in params.items() if name not in SECRETS}
         text = json.dumps(shown, default=str, ensure_ascii=False)[:AUDIT_MAX]
         self._log.add("info", f"audit by={by!r} verb={verb!r} code={code} params={text}")
+        problem = self._audits.add(by, verb, shown, code)
+        if problem:
+            self._log.add("error", f"audit log: {problem}")
         self._log.flush()
 
     def _on_bell(self, bell: int) -> None:

@@ -151,7 +151,7 @@ def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
 
 def _create_shared(topology: Topology) -> None:
     topology.spill_dir.mkdir(mode=0o700)
-    Counters.create(topology.counters_name, topology.integrations + 1, LISTENERS_MAX)
+    Counters.create(topology.counters_name, topology.api + 1, LISTENERS_MAX)
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)

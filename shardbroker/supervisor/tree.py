@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from math import inf
 
 from multiprocess.connection import wait
@@ -28,7 +29,7 @@ from shm.topology import LeftOver, Topology
 
 __all__ = ["Entries", "Supervisor"]
 
-DRAIN_ORDER = ("worker", "acceptor", "integrations", "manager")
+DRAIN_ORDER = ("worker", "acceptor", "api", "integrations", "manager")
 STOP_MARGIN_S = 5.0
 """What a stop takes besides waiting for processes, at most: files and segments are removed."""
 NO_PROGRESS_S = 60.0
@@ -41,6 +42,8 @@ FILES_S = 1.0
 """Between two looks at the TLS files of listeners; there is no look without any."""
 RELOAD_S = 30.0
 """How long the manager may take to read the configuration again, before the service manager is told that it is done with."""
+API_PACKAGES = ("argon2", "fastapi", "httptools", "uvicorn")
+"""What the extra `api` brings; looked for before anything is started."""
 READY_POLL_S = 0.02
 """Processes say that they are ready in shared memory, which cannot be waited on."""
 
@@ -53,6 +56,7 @@ class Entries:
     acceptor: Entry
     manager: Entry
     integrations: Entry
+    api: Entry
 
     @classmethod
     def real(cls) -> "Entries":
@@ -62,7 +66,7 @@ class Entries:
         from shardbroker.management.main import run as manager
         from shardbroker.worker.main import run as worker
 
-        return cls(worker, acceptor, manager, integrations)
+        return cls(worker, acceptor, manager, integrations, _run_api)
 
 
 class Supervisor:
@@ -126,7 +130,11 @@ class Supervisor:
         acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i, kept_to) for i in range(topology.acceptors)]
         # An idle one would take memory for nothing: it runs where somebody is to be asked.
         asked = needs_integrations(topology.settings, topology.settings.listeners.values())
-        return [*workers, manager, *([self._integrations(topology)] if asked else []), *acceptors]
+        api = []
+        if topology.settings.api.bind != "disabled":
+            _check_installed()
+            api = [Child("api", entries.api, (topology,), topology.api)]
+        return [*workers, manager, *([self._integrations(topology)] if asked else []), *api, *acceptors]
 
     def _integrations(self, topology: Topology) -> Child:
         return Child("integrations", self._entries.integrations, (topology,), topology.integrations)
@@ -350,7 +358,7 @@ class Supervisor:
                 self._await_no_more_clients()
         for kind in DRAIN_ORDER:
             group = self._alive(kind)
-            if kind in ("integrations", "manager"):
+            if kind in ("api", "integrations", "manager"):
                 self._terminate(kind)
             patience_s = process.drain_timeout + (process.drain_time if kind == "worker" else 0.0)
             for child in self._await_end(group, time.monotonic() + patience_s):
@@ -394,6 +402,18 @@ class Supervisor:
                 for ended in wait([*alive, self._signals], left_s):
                     alive.pop(ended, None)
         return list(alive.values())
+
+
+def _run_api(topology: Topology) -> None:
+    from shardbroker.api import run  # in its own process alone: it loads a web server, and is an extra
+
+    run(topology)
+
+
+def _check_installed() -> None:
+    missing = [name for name in API_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise StartError(f"api.bind needs {', '.join(missing)}, which are not installed: pip install 'shardbroker[api]'")
 
 
 def _raise_descriptor_limit() -> None:

@@ -170,3 +170,9 @@ def _inline(table: dict[str, object]) -> str:
         return str(item).lower() if isinstance(item, bool) else repr(item).replace("'", '"')
 
     return "{ " + ", ".join(f'"{key}" = {value(item)}' for key, item in table.items()) + " }"
+
+
+def test_a_file_that_says_nothing_goes_with_a_listener_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("# nothing\n")
+    loaded = load(tmp_path / "empty.toml", {}, (), {"listeners.default.bind": "127.0.0.1:1999", "process.data_dir": str(tmp_path)})
+    assert loaded.settings.listeners["default"].bind == "127.0.0.1:1999"

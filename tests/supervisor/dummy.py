@@ -38,16 +38,19 @@ class Dummies:
     def integrations(self, topology: Topology) -> None:
         self._live(topology, "integrations", topology.integrations)
 
+    def api(self, topology: Topology) -> None:
+        self._live(topology, "api", topology.api)
+
     def _live(self, topology: Topology, title: str, slot: int) -> None:
         behaviour = self._behaviour.get(title, "obedient")
         note(topology.data_dir, title, "start", os.getpid(), *sorted(os.sched_getaffinity(0)))
         if behaviour == "stillborn":
             sys.exit(3)
         signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else signal.default_int_handler)
-        Counters.attach(topology.counters_name).set_state(slot, ProcessState.READY)
-        if behaviour == "lame":
-            sys.exit(4)
         try:
+            Counters.attach(topology.counters_name).set_state(slot, ProcessState.READY)
+            if behaviour == "lame":
+                sys.exit(4)
             while True:
                 time.sleep(60)
         except KeyboardInterrupt:
@@ -68,7 +71,8 @@ def main() -> int:
     before = set(os.listdir("/proc/self/fd"))
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
-        code = Supervisor(settings, Entries(dummies.worker, dummies.acceptor, dummies.manager, dummies.integrations)).run()
+        entries = Entries(dummies.worker, dummies.acceptor, dummies.manager, dummies.integrations, dummies.api)
+        code = Supervisor(settings, entries).run()
     except StartError as error:
         print(f"cannot start: {error}", file=sys.stderr)
         code = 1

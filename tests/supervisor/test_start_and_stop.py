@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardbroker.config import load
+from shardbroker.supervisor import StartError, Supervisor
 from tests.harness import Broker, Client, Disconnect
 
 pytestmark = pytest.mark.own_broker
@@ -113,3 +115,11 @@ def test_sys_topics() -> None:
                 name = getattr(message, "topic", "").split("/", 3)[-1]
                 wanted.discard(name)
         assert not wanted
+
+
+def test_a_rest_api_without_its_packages_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("shardbroker.supervisor.tree.find_spec", lambda name: None if name == "fastapi" else object())
+    asked = ["api.bind=127.0.0.1:0", "listeners.default.bind=127.0.0.1:0"]
+    settings = load(None, None, asked, {"process.data_dir": tmp_path}).settings
+    with pytest.raises(StartError, match=r"needs fastapi, .* pip install 'shardbroker\[api\]'"):
+        Supervisor(settings).run()

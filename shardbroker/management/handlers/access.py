@@ -6,11 +6,16 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from shardbroker.access.contract import Client, Question
+from shardbroker.access.gate import LOCAL_SOURCES
 from shardbroker.control import ControlError
-from shardbroker.control.access_verbs import AclAdd, AclOf, AclSet, BannedAdd, BannedDelete, UserAdd, UserDelete, UserList
+from shardbroker.control.access_verbs import AclAdd, AclOf, AclSet, AclTest, BannedAdd, BannedDelete, UserAdd, UserDelete, UserList
 from shardbroker.control.verbs import Params
 from shardbroker.management.access import AccessAdmin, AccessError
 from shardbroker.management.context import Context, handles
+
+SAYS = {True: "allow", False: "deny", None: "no rule"}
+"""Answers of a source."""
 
 
 @contextmanager
@@ -70,6 +75,24 @@ async def add_rule(context: Context, params: AclAdd) -> dict[str, Any]:
     return rule
 
 
+@handles("acl test")
+async def test_rules(context: Context, params: AclTest) -> dict[str, Any]:
+    """`allowed` is None if a source decides that only the process integrations can ask. Superusers, and rules that came with an
+    authentication, are not looked at."""
+    acl = context.topology.settings.acl
+    client = Client(params.clientid, params.username, peerhost=params.ip_address, listener=params.listener)
+    with admin(context) as access:
+        said = access.test_rules(client, Question(params.action, params.topic, params.qos, params.retain))
+    asked = [{"source": name, "says": SAYS[answer] if name in LOCAL_SOURCES else "not asked"} for name, answer in said]
+    if said and said[-1][0] not in LOCAL_SOURCES:
+        return {"allowed": None, "decided_by": said[-1][0], "sources": asked}
+    if said and said[-1][1] is not None:
+        return {"allowed": said[-1][1], "decided_by": said[-1][0], "sources": asked}
+    if not acl.sources:
+        return {"allowed": True, "decided_by": None, "sources": []}
+    return {"allowed": acl.no_match == "allow", "decided_by": "acl.no_match", "sources": asked}
+
+
 @handles("acl delete")
 async def delete_rules(context: Context, params: AclOf) -> dict[str, Any]:
     with admin(context) as access:
@@ -92,7 +115,7 @@ async def list_bans(context: Context, params: Params) -> dict[str, Any]:
 @handles("banned add")
 async def ban(context: Context, params: BannedAdd) -> dict[str, Any]:
     with admin(context) as access:
-        access.ban(params.kind, params.value, seconds=params.seconds, by="ctl", reason=params.reason)
+        access.ban(params.kind, params.value, seconds=params.seconds, by=params.by, reason=params.reason)
     return {"kind": params.kind, "value": params.value}
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardbroker.control.verbs import ConfigGet, ConfigReset, ConfigSet, Params
+from shardbroker.control.verbs import ConfigGet, ConfigReset, ConfigSet, ConfigUpdate, Params
 from shardbroker.management.context import Context, handles
 
 
@@ -14,6 +14,11 @@ async def get(context: Context, params: ConfigGet) -> dict[str, Any]:
 @handles("config set")
 async def set_value(context: Context, params: ConfigSet) -> dict[str, Any]:
     return context.configuration.set(params.key, params.value)
+
+
+@handles("config update")
+async def update(context: Context, params: ConfigUpdate) -> dict[str, Any]:
+    return context.configuration.set_many(params.values)
 
 
 @handles("config reset")

@@ -4,9 +4,11 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
-from shm.counters import ProcessState
+import psutil
+from shm.counters import HISTOGRAMS, ProcessState
 
 from shardbroker import __version__
 from shardbroker.control import ControlError
@@ -82,6 +84,39 @@ def process_row(context: Context, name: str, slot: int) -> dict[str, Any]:
         "memory_bytes": values["memory.bytes.count"],
         "messages_received": values["messages.received"],
         "messages_sent": values["messages.sent"],
+    }
+
+
+@handles("load")
+async def load(context: Context, params: Params) -> dict[str, Any]:
+    """Running totals: two answers tell what happened between them (shardbroker.control.figures)."""
+    counters = context.counters
+    return {
+        "at_ns": time.monotonic_ns(),
+        "totals": {**counters.totals(), "routes.count": context.routes.count()},
+        "workers": [worker_load(context, worker) for worker in range(context.topology.workers)],
+        "histograms": {name: [list(bucket) for bucket in counters.buckets(name)] for name in HISTOGRAMS},
+        "ring_bytes": context.topology.ring_bytes,
+    }
+
+
+def worker_load(context: Context, worker: int) -> dict[str, Any]:
+    pid = context.counters.life(worker)[0]
+    cpu_s, memory = 0.0, 0
+    with suppress(psutil.Error):  # it has just died
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        cpu_s, memory = times.user + times.system, process.memory_info().rss
+    lanes = enumerate(context.workers.outboxes[worker].lanes)
+    return {
+        "worker": worker,
+        "core": context.topology.cores[worker],
+        "pid": pid,
+        "state": ProcessState(context.counters.state(worker)).name.lower(),
+        "cpu_s": cpu_s,
+        "memory_bytes": memory,
+        "counters": dict(context.counters.of(worker)),
+        "rings": {producer: lane.fill() for producer, lane in lanes if producer != worker},
     }
 
 

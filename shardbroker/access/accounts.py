@@ -1,0 +1,262 @@
+"""Who may use the REST API: accounts of people, keys of programs, tokens of logins. One SQLite file in the data directory.
+
+The manager changes it for `ctl` and REST; the process of the REST API looks names, keys and tokens up and notes logins. Both may
+have it open: every change is one transaction. Passwords are kept as argon2id, made to be slow to guess. Secrets of keys and tokens
+are 256 random bits, which nobody guesses, so what is kept of them is a plain SHA-256: checking one at every request costs nothing.
+"""
+
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["ACCOUNTS_FILE", "ADMINISTRATOR", "AccountError", "Accounts", "Role", "open_sqlite"]
+
+ACCOUNTS_FILE = "accounts.sqlite3"
+"""In the data directory."""
+FIRST_NAME = "admin"
+"""Name of the account that is there at the first start."""
+ADMINISTRATOR: "Role" = "administrator"
+BUSY_S = 5.0
+"""How long a change waits for one of the other process."""
+TOKENS_MAX = 1000
+"""Logins of one account at a time; the oldest ends."""
+
+Role = Literal["administrator", "viewer"]
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, hash TEXT, role TEXT, description TEXT);
+CREATE TABLE IF NOT EXISTS keys (
+    name TEXT PRIMARY KEY, key TEXT UNIQUE, digest BLOB, role TEXT, description TEXT,
+    enable INTEGER, created_at INTEGER, expires_at INTEGER
+);
+CREATE TABLE IF NOT EXISTS tokens (digest BLOB PRIMARY KEY, name TEXT, expires_at REAL);
+"""
+
+
+class AccountError(Exception):
+    """What cannot be done: a code of `shardbroker.control.errors`, and why."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def open_sqlite(path: Path, tables: str) -> sqlite3.Connection:
+    """A database that belongs to whoever runs the broker alone. Raises sqlite3.Error and OSError."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(tables)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+class Accounts:
+    """The file of one data directory. A context manager. Every method may raise AccountError."""
+
+    def __init__(self, data_dir: Path) -> None:
+        path = data_dir / ACCOUNTS_FILE
+        with _told(path):
+            self._db = open_sqlite(path, _TABLES)
+        self._path = path
+
+    @classmethod
+    def opened(cls, data_dir: Path) -> "tuple[Accounts, str]":
+        """The accounts, and what is to be said of a damaged file, which is set aside: nobody could log in any more."""
+        try:
+            return cls(data_dir), ""
+        except AccountError as error:
+            if not isinstance(error.__cause__, sqlite3.DatabaseError) or isinstance(error.__cause__, sqlite3.OperationalError):
+                raise
+            path = data_dir / ACCOUNTS_FILE
+            aside = path.with_name(f"{path.name}.damaged-{time.time_ns() // 10**9}")
+            path.rename(aside)
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            return cls(data_dir), f"{path}: damaged, set aside as {aside.name}: all accounts and keys of the REST API are lost"
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> "Accounts":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- people -----------------------------------------------------------------------------------------------------------------
+
+    def first(self, hash_password: Any) -> str | None:
+        """Makes the first account if there is none; its password, which is kept nowhere."""
+        password = secrets.token_urlsafe(15)
+        hashed = hash_password(password.encode())
+        with self._change() as db:
+            if db.execute("SELECT 1 FROM accounts").fetchone():
+                return None
+            row = (FIRST_NAME, hashed, ADMINISTRATOR, "made at the first start")
+            db.execute("INSERT INTO accounts VALUES (?, ?, ?, ?)", row)
+        return password
+
+    def accounts(self) -> list[dict[str, Any]]:
+        """Without hashes."""
+        with _told(self._path):
+            rows = self._db.execute("SELECT name, role, description FROM accounts ORDER BY name").fetchall()
+        return [{"name": name, "role": role, "description": text} for name, role, text in rows]
+
+    def account(self, name: str) -> tuple[str, Role] | None:
+        """Hash and role."""
+        with _told(self._path):
+            return self._db.execute("SELECT hash, role FROM accounts WHERE name = ?", (name,)).fetchone()  # type: ignore[no-any-return]
+
+    def add(self, name: str, hashed: str, role: Role, description: str) -> None:
+        with self._change() as db:
+            try:
+                db.execute("INSERT INTO accounts VALUES (?, ?, ?, ?)", (name, hashed, role, description))
+            except sqlite3.IntegrityError:
+                raise AccountError("ALREADY_EXISTS", f"there is an account {name!r}") from None
+
+    def update(self, name: str, role: Role | None, description: str | None) -> None:
+        with self._change() as db:
+            values = (role, description, name)
+            done = db.execute(
+                "UPDATE accounts SET role = ifnull(?, role), description = ifnull(?, description) WHERE name = ?", values
+            )
+            _there(done.rowcount, "account", name)
+            _some_administrator(db)
+
+    def set_password(self, name: str, hashed: str) -> None:
+        """Ends the logins there are."""
+        with self._change() as db:
+            _there(db.execute("UPDATE accounts SET hash = ? WHERE name = ?", (hashed, name)).rowcount, "account", name)
+            db.execute("DELETE FROM tokens WHERE name = ?", (name,))
+
+    def delete(self, name: str) -> None:
+        with self._change() as db:
+            _there(db.execute("DELETE FROM accounts WHERE name = ?", (name,)).rowcount, "account", name)
+            db.execute("DELETE FROM tokens WHERE name = ?", (name,))
+            _some_administrator(db)
+
+    # --- tokens -----------------------------------------------------------------------------------------------------------------
+
+    def log_in(self, name: str, life_s: float) -> str:
+        """A token for an account whose password was right."""
+        token = secrets.token_urlsafe(32)
+        now = time.time()
+        with self._change() as db:
+            db.execute("DELETE FROM tokens WHERE expires_at < ?", (now - life_s,))
+            kept = "SELECT digest FROM tokens WHERE name = ? ORDER BY expires_at DESC LIMIT ?"
+            db.execute(f"DELETE FROM tokens WHERE name = ? AND digest NOT IN ({kept})", (name, name, TOKENS_MAX - 1))
+            db.execute("INSERT INTO tokens VALUES (?, ?, ?)", (_digest(token), name, now + life_s))
+        return token
+
+    def log_out(self, token: str) -> None:
+        with self._change() as db:
+            db.execute("DELETE FROM tokens WHERE digest = ?", (_digest(token),))
+
+    def of_token(self, token: str) -> tuple[str, Role]:
+        """Name and role. Raises AccountError BAD_TOKEN or TOKEN_TIME_OUT."""
+        query = "SELECT name, role, expires_at FROM tokens JOIN accounts USING (name) WHERE digest = ?"
+        with _told(self._path):
+            row = self._db.execute(query, (_digest(token),)).fetchone()
+        if row is None:
+            raise AccountError("BAD_TOKEN", "the token is not known: log in again")
+        if row[2] < time.time():
+            raise AccountError("TOKEN_TIME_OUT", "the token has expired: log in again")
+        return row[0], row[1]
+
+    # --- keys -------------------------------------------------------------------------------------------------------------------
+
+    def api_keys(self) -> list[dict[str, Any]]:
+        """Without secrets; times in Unix ms."""
+        columns = ("name", "api_key", "role", "description", "enable", "created_at", "expired_at")
+        query = "SELECT name, key, role, description, enable, created_at, expires_at FROM keys ORDER BY name"
+        with _told(self._path):
+            rows = self._db.execute(query).fetchall()
+        now = time.time_ns() // 1_000_000
+        found = [dict(zip(columns, row, strict=True)) for row in rows]
+        return [row | {"enable": bool(row["enable"]), "expired": (row["expired_at"] or now) < now} for row in found]
+
+    def add_key(self, name: str, role: Role, description: str, expires_ms: int | None) -> tuple[str, str]:
+        """Key and secret; the secret is kept nowhere."""
+        key, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        row = (name, key, _digest(secret), role, description, 1, time.time_ns() // 1_000_000, expires_ms)
+        with self._change() as db:
+            try:
+                db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            except sqlite3.IntegrityError:
+                raise AccountError("ALREADY_EXISTS", f"there is a key {name!r}") from None
+        return key, secret
+
+    def update_key(
+        self, name: str, role: Role | None, description: str | None, enable: bool | None, expires_ms: int | None
+    ) -> None:
+        """What is None stays; `expires_ms` 0: never."""
+        with self._change() as db:
+            done = db.execute(
+                "UPDATE keys SET role = ifnull(?, role), description = ifnull(?, description), enable = ifnull(?, enable), "
+                "expires_at = CASE WHEN ? IS NULL THEN expires_at WHEN ? = 0 THEN NULL ELSE ? END WHERE name = ?",
+                (role, description, enable, expires_ms, expires_ms, expires_ms, name),
+            )
+            _there(done.rowcount, "key", name)
+
+    def delete_key(self, name: str) -> None:
+        with self._change() as db:
+            _there(db.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount, "key", name)
+
+    def of_key(self, key: str, secret: str) -> tuple[str, Role]:
+        """Name and role. Raises AccountError BAD_API_KEY_OR_SECRET for whatever is wrong with it."""
+        with _told(self._path):
+            row = self._db.execute("SELECT name, role, digest, enable, expires_at FROM keys WHERE key = ?", (key,)).fetchone()
+        right = compare_digest(row[2] if row else bytes(32), _digest(secret))
+        if row is None or not right or not row[3] or (row[4] is not None and row[4] < time.time_ns() // 1_000_000):
+            raise AccountError(
+                "BAD_API_KEY_OR_SECRET", "the API key is not known, not enabled, or has expired, or its secret is wrong"
+            )
+        return row[0], row[1]
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """One transaction."""
+        with _told(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Errors of the file as AccountError."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise AccountError("NOT_AVAILABLE", f"{path}: {error}") from error
+    except OSError as error:
+        raise AccountError("NOT_AVAILABLE", f"{path}: {error.strerror}") from error
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode(errors="surrogateescape")).digest()
+
+
+def _there(count: int, what: str, name: str) -> None:
+    if not count:
+        raise AccountError("NOT_FOUND", f"no {what} {name!r}")
+
+
+def _some_administrator(db: sqlite3.Connection) -> None:
+    if not db.execute("SELECT 1 FROM accounts WHERE role = ?", (ADMINISTRATOR,)).fetchone():
+        raise AccountError("NOT_AVAILABLE", "it is the last administrator: make another one first")

@@ -1,0 +1,21 @@
+"""The dashboard: pages below /dashboard, in the process of the REST API: theory of operation.
+
+A browser logs in with an account; the token stands in a cookie that scripts cannot read. A page is built on the server by NiceGUI,
+which ships every asset itself, and is kept up to date over a WebSocket. What a page asks goes through `session`, which looks at the
+token and the role each time and asks the same verbs as REST; figures come from one Monitor, however many pages are open.
+
+`session` is who looks, `frame` what all pages share, each other module one page.
+"""
+
+from fastapi import FastAPI
+
+from shardbroker.api.dashboard import access, clients, frame, messages, overview, session, settings, subscriptions, webclient
+
+__all__ = ["add_dashboard"]
+
+
+def add_dashboard(app: FastAPI) -> None:
+    """Adds the pages to the application."""
+    session.add_login(app)
+    pages = (overview.page, clients.page, subscriptions.page, messages.page, access.page, webclient.page, settings.page)
+    frame.add_pages(app, pages)

@@ -1,0 +1,97 @@
+"""What all pages share: header, menu, light or dark, and the way to a page."""
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse, Response
+from nicegui import ui
+
+from shardbroker.api.dashboard.session import PREFIX, Session
+
+__all__ = ["Page", "add_pages", "card", "number", "size"]
+
+THEME = "shardbroker_theme"
+"""Cookie: dark, light, or as the system has it."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page: its address, its name and picture in the menu, and what fills it."""
+
+    path: str
+    title: str
+    icon: str
+    fill: Callable[[Session], Awaitable[None]]
+
+
+def add_pages(app: FastAPI, pages: Iterable[Page]) -> None:
+    """Makes the pages known to NiceGUI, and NiceGUI to the application."""
+    pages = tuple(pages)
+    for page in pages:
+        ui.page(page.path, title=f"{page.title} · shardbroker")(functools.partial(_show, app, pages, page))
+    ui.run_with(app, mount_path=PREFIX, binding_refresh_interval=None, show_welcome_message=False)
+
+
+async def _show(app: FastAPI, pages: tuple[Page, ...], page: Page, request: Request) -> Response | None:
+    session = Session.of(app, request)
+    if session is None:
+        return RedirectResponse(f"{PREFIX}/login")
+    _frame(session, pages, page, request.cookies.get(THEME, ""))
+    with ui.column().classes("w-full gap-4 p-2"):
+        await page.fill(session)
+    return None
+
+
+def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) -> None:
+    ui.colors(primary="#2563eb")
+    dark = ui.dark_mode({"dark": True, "light": False}.get(theme))
+
+    def turn() -> None:
+        dark.value = not dark.value
+        word = "dark" if dark.value else "light"
+        ui.run_javascript(f"document.cookie = '{THEME}={word}; path={PREFIX}; SameSite=Strict; max-age=31536000'")
+
+    def leave() -> None:
+        session.log_out()
+        ui.navigate.to("/login")
+
+    with ui.left_drawer(value=True).props("width=210 bordered").classes("p-0"), ui.list().classes("w-full pt-2"):
+        for one in pages:
+            with ui.item(on_click=functools.partial(ui.navigate.to, one.path)).props("active" if one is here else ""):
+                with ui.item_section().props("avatar"):
+                    ui.icon(one.icon)
+                ui.item_section(one.title)
+    with ui.header().classes("items-center gap-3 py-2"):
+        ui.icon("hub").classes("text-2xl")
+        ui.label("shardbroker").classes("text-lg font-medium")
+        ui.label(session.app.state.node).classes("opacity-75")
+        ui.space()
+        ui.label(f"{session.name} · {session.role}").classes("opacity-90")
+        ui.button(icon="contrast", on_click=turn).props("flat round dense color=white").tooltip("Dark or light")
+        ui.button(icon="logout", on_click=leave).props("flat round dense color=white").tooltip("Log out")
+
+
+def card(title: str) -> ui.card:
+    """A card with a title, to be filled in its context."""
+    made = ui.card().classes("w-full")
+    with made:
+        ui.label(title).classes("text-base font-medium")
+    return made
+
+
+def number(value: float) -> str:
+    """For people: 12.3K in place of 12345."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "K")):
+        if abs(value) >= unit:
+            return f"{value / (1e3 if name == 'K' else unit):.1f}{name}"
+    return f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.1f}"
+
+
+def size(value: float) -> str:
+    """Bytes for people."""
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
+        if abs(value) >= unit:
+            return f"{value / unit:.1f} {name}"
+    return f"{value:.0f} B"

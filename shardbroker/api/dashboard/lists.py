@@ -1,0 +1,72 @@
+"""A table that is read page by page with a cursor: it costs the same with a million rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+from nicegui import ui
+
+from shardbroker.api.dashboard.session import Session
+
+__all__ = ["CursorTable"]
+
+PAGE = 50
+"""Rows shown at a time."""
+ASKS_MAX = 30
+"""Questions for one page: a filtered one may be empty and not the last."""
+
+Row = dict[str, Any]
+
+
+class CursorTable:
+    """`columns`: field to title. `on_click` gets the row. show(**filters) starts anew."""
+
+    def __init__(
+        self, session: Session, verb: str, columns: dict[str, str], shape: Callable[[Row], Row], on_click: Callable[[Row], Any]
+    ) -> None:
+        self._session, self._verb, self._shape = session, verb, shape
+        self._filters: dict[str, Any] = {}
+        self._cursors: list[str | None] = [None]
+        """Of the pages up to this one; the last is that of the page that follows."""
+        shown = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in columns.items()]
+        self._table = ui.table(columns=shown, rows=[], row_key="key").classes("w-full").props("flat dense wrap-cells")
+        self._table.on("rowClick", lambda event: on_click(event.args[1]))
+        with ui.row().classes("items-center"):
+            self._back = ui.button("Back", icon="chevron_left", on_click=self.back).props("flat dense")
+            self._more = ui.button("Next", icon="chevron_right", on_click=self.forward).props("flat dense")
+            self._note = ui.label().classes("opacity-70 text-sm")
+        self._place = 0
+
+    async def show(self, **filters: Any) -> None:
+        """The first page of what fits; empty texts are no filters."""
+        self._filters = {name: value for name, value in filters.items() if value not in ("", None)}
+        self._cursors, self._place = [None], 0
+        await self.again()
+
+    async def again(self) -> None:
+        """The page that is shown, read anew."""
+        rows: list[Row] = []
+        cursor = self._cursors[self._place]
+        for _ in range(ASKS_MAX):
+            asked = self._session.ask(self._verb, limit=PAGE - len(rows), cursor=cursor, **self._filters)
+            found = await self._session.told(asked)
+            if found is None:
+                break
+            rows += found["data"]
+            cursor = found["cursor"]
+            if cursor is None or len(rows) >= PAGE:
+                break
+        del self._cursors[self._place + 1 :]
+        if cursor is not None:
+            self._cursors.append(cursor)
+        self._table.rows = [{**self._shape(row), "key": number} for number, row in enumerate(rows)]
+        self._back.set_enabled(self._place > 0)
+        self._more.set_enabled(len(self._cursors) > self._place + 1)
+        self._note.set_text(f"page {self._place + 1}, {len(rows)} rows" if rows else "nothing here")
+
+    async def forward(self) -> None:
+        self._place += 1
+        await self.again()
+
+    async def back(self) -> None:
+        self._place -= 1
+        await self.again()

@@ -1,0 +1,144 @@
+"""Entry point of the process api: serves HTTP until SIGTERM."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import uvicorn
+import uvloop
+from shm.counters import Counters, ProcessState
+
+from shardbroker.access.accounts import AccountError, Accounts
+from shardbroker.access.hashing import hash_password
+from shardbroker.api.app import build_app
+from shardbroker.api.patience import LookedAfter
+from shardbroker.config.listeners import parse_address
+from shardbroker.management.log import Log
+from shm.topology import Topology
+
+__all__ = ["run"]
+
+RETRY_S = 5.0
+"""Between two tries to listen on an address that somebody else has."""
+BACKLOG = 128
+"""Connections that wait to be accepted."""
+CONNECTIONS_MAX = 500
+"""Connections and requests at a time; further ones get 503."""
+KEEP_ALIVE_S = 30
+"""How long a connection may be idle between two requests."""
+SHUTDOWN_S = 2
+"""How long requests under way may take at the end."""
+
+
+def run(topology: Topology) -> None:
+    """Serves until SIGTERM."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(topology))
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: the supervisor says when it is our turn."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(topology: Topology) -> None:
+    settings = topology.settings.api
+    counters = Counters.attach(topology.counters_name)
+    log = Log(topology.settings.log.level)
+
+    def complain(text: str) -> None:
+        log.add("error", f"api {text}")
+        log.flush()
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        accounts = await _open_accounts(topology, log)
+        app = build_app(topology.data_dir, topology.node_name, settings.token_expired_time, accounts, complain)
+        host, port = parse_address(settings.bind)
+        try:
+            listening: socket.socket | None = _listen(host, port)
+        except OSError as error:
+            complain(f"api.bind: cannot listen on {host}:{port}: {error.strerror or error}")
+            listening = None
+        counters.set_state(topology.api, ProcessState.READY)  # MQTT waits for no address
+        while listening is None and not stopping.done():
+            await asyncio.wait([stopping], timeout=RETRY_S)
+            with suppress(OSError):
+                listening = _listen(host, port)
+        if listening is not None:
+            await _answer(app, listening, settings, stopping, complain)
+        accounts.close()
+    except AccountError as error:
+        complain(str(error))
+        raise SystemExit(1) from None
+    finally:
+        log.close()
+    counters.set_state(topology.api, ProcessState.DOWN)
+
+
+async def _open_accounts(topology: Topology, log: Log) -> Accounts:
+    """The accounts; the password of the first one is told here, and nowhere else ever."""
+    accounts, damage = Accounts.opened(topology.data_dir)
+    if damage:
+        log.add("error", f"api {damage}")
+    password = await asyncio.to_thread(accounts.first, hash_password)
+    if password is not None:
+        log.add(
+            "warning", f"api first account: name admin, password {password} (said only once; ctl admins passwd admin changes it)"
+        )
+    log.flush()
+    return accounts
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(address)
+        one.listen(BACKLOG)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+async def _answer(app: Any, listening: socket.socket, settings: Any, stopping: "asyncio.Task[bool]", complain: Any) -> None:
+    config = uvicorn.Config(
+        app,
+        http=LookedAfter,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="on",
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        ssl_certfile=settings.certfile or None,
+        ssl_keyfile=settings.keyfile or None,
+    )
+    try:
+        config.load()
+    except OSError as error:
+        complain(f"api.certfile, api.keyfile: {error}; the REST API does not answer until the broker is started again")
+        listening.close()
+        await stopping
+        return
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve([listening]))
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    await serving

@@ -1,0 +1,75 @@
+"""Lists: by a cursor, as the verbs have them, or by the number of the page, as EMQX has them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shardbroker.api.asking import Asker
+from shardbroker.control import ControlError
+
+__all__ = ["Place", "listed", "sliced"]
+
+LIMIT_MAX = 10_000
+"""Rows of a page."""
+REACH_MAX = 100_000
+"""Rows that page numbers reach: those before the page are read too."""
+ASKS_MAX = 50
+"""Questions for one page; each looks at 10,000 clients at most."""
+
+Row = dict[str, Any]
+
+
+class Place(BaseModel):
+    """Which part of a list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    page: int = Field(1, ge=1, le=REACH_MAX, description="Number of the page; `page` times `limit` is at most 100000.")
+    limit: int = Field(100, ge=1, le=LIMIT_MAX, description="Rows of a page.")
+    cursor: str | None = Field(None, max_length=200_000, description="`meta.cursor` of the page before, in place of `page`.")
+
+
+async def listed(
+    ask: Asker,
+    verb: str,
+    place: Place,
+    shape: Callable[[Row], Row],
+    count: int | None = None,
+    by_cursor: bool = False,
+    **filters: Any,
+) -> dict[str, Any]:
+    """One page. `count`: rows there are, where that is known."""
+    meta: dict[str, Any] = {"limit": place.limit}
+    if count is not None:
+        meta["count"] = count
+    if by_cursor or place.cursor is not None:
+        found = await ask(verb, limit=place.limit, cursor=place.cursor or None, **filters)
+        meta |= {"cursor": found["cursor"], "hasnext": found["cursor"] is not None}
+        return {"data": [shape(row) for row in found["data"]], "meta": meta}
+    end = place.page * place.limit
+    if end > REACH_MAX:
+        raise ControlError("BAD_REQUEST", f"page: with limit {place.limit} allowed is up to {REACH_MAX // place.limit}; "
+                           "a cursor goes further")  # fmt: skip
+    rows: list[Row] = []
+    passed, cursor = 0, None
+    for _ in range(ASKS_MAX):
+        wanted = end + 1 - passed
+        found = await ask(verb, limit=min(LIMIT_MAX, wanted), cursor=cursor, **filters)
+        first = max(0, end - place.limit - passed)
+        rows += found["data"][first:]
+        passed += len(found["data"])
+        cursor = found["cursor"]
+        if cursor is None or passed > end:
+            break
+    meta |= {"page": place.page, "hasnext": passed > end or cursor is not None}
+    return {"data": [shape(row) for row in rows[: place.limit]], "meta": meta}
+
+
+def sliced(rows: list[Row], place: Place) -> dict[str, Any]:
+    """A page of a list that is there as a whole."""
+    if place.cursor is not None:
+        raise ControlError("BAD_REQUEST", "cursor: this list has pages only")
+    start, end = (place.page - 1) * place.limit, place.page * place.limit
+    meta = {"page": place.page, "limit": place.limit, "count": len(rows), "hasnext": end < len(rows)}
+    return {"data": rows[start:end], "meta": meta}

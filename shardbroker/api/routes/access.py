@@ -1,0 +1,306 @@
+"""Bans, users and rules of the broker's own store."""
+
+import json
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from shardbroker.api.asking import Ask
+from shardbroker.api.paging import Place, sliced
+from shardbroker.api.routes.configuration import section_of, set_section
+from shardbroker.api.shapes import Body, TimeMs, moment
+from shardbroker.control import ControlError
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["Access"])
+BUILT_IN = {"password_based:built_in_database": False, "scram:built_in_database": True}
+"""Authenticators with users of their own, and whether those are for SCRAM."""
+CHAIN_IDS = {"builtin": "password_based:built_in_database", "scram": "scram:built_in_database", "jwt": "jwt"}
+"""Members of auth.chain as EMQX calls them; others are password_based:NAME."""
+RULES = "/authorization/sources/built_in_database/rules"
+KINDS = {"users": "username", "clients": "clientid"}
+"""Part of a path to what the rules are of, which is also the name of the field."""
+RULES_MAX = 100
+"""Rules of one user, client or all, as EMQX's default."""
+
+BanKind = Literal["clientid", "username", "peerhost", "clientid_re", "username_re", "peerhost_net"]
+Of = Literal["users", "clients"]
+UserKind = Literal["username", "clientid"]
+Authenticator = Literal["password_based:built_in_database", "scram:built_in_database"]
+
+
+class Ban(Body):
+    as_: BanKind = Field(alias="as")
+    who: str = Field(min_length=1, max_length=65535)
+    by: str | None = Field(None, max_length=400)
+    reason: str = Field("", max_length=400)
+    until: TimeMs | Literal["infinity"] = Field("infinity", description="Unix ms, RFC 3339 or infinity.")
+    seconds: float | None = Field(None, gt=0, le=1e10, description="In place of `until`.")
+
+
+class UserPlace(Place):
+    user_id_type: UserKind = Field("username", description="What `user_id` is.")
+    like_user_id: str | None = Field(None, description="Names that hold this text.")
+    is_superuser: bool | None = None
+
+
+class UserChange(Body):
+    password: str = Field(min_length=1, max_length=65535)
+    is_superuser: bool = False
+    user_id_type: UserKind = "username"
+
+
+class NewUser(UserChange):
+    user_id: str = Field(min_length=1, max_length=65535)
+
+
+class Rule(Body):
+    topic: str = Field(min_length=1, max_length=65535)
+    permission: Literal["allow", "deny"]
+    action: Literal["publish", "subscribe", "all"]
+    qos: list[Annotated[int, Field(ge=0, le=2)]] | None = None
+    retain: bool | Literal["all"] | None = None
+
+
+class Rules(Body):
+    rules: list[Rule] = Field(max_length=RULES_MAX)
+
+
+class RulesOf(Rules):
+    username: str | None = Field(None, min_length=1, max_length=65535)
+    clientid: str | None = Field(None, min_length=1, max_length=65535)
+
+
+class RuleTest(Body):
+    action: Literal["publish", "subscribe"]
+    topic: str = Field(min_length=1, max_length=65535, description="Topic, or topic filter.")
+    clientid: str = Field("", max_length=65535)
+    username: str | None = Field(None, max_length=65535)
+    ip_address: str = Field("127.0.0.1", max_length=45)
+    listener: str = "default"
+    qos: Annotated[int, Field(ge=0, le=2)] = 0
+    retain: bool = False
+
+
+# --- bans -------------------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/banned")
+async def list_bans(ask: Ask, place: Annotated[Place, Query()]) -> dict[str, Any]:
+    """Who is not let in."""
+    return sliced([_ban(row) for row in (await ask("banned list"))["data"]], place)
+
+
+@router.post("/banned")
+async def add_ban(ask: Ask, body: Ban) -> dict[str, Any]:
+    """Bans somebody, and ends their connections."""
+    seconds = body.seconds
+    if seconds is None and body.until != "infinity":
+        seconds = body.until / 1000 - time.time()
+        if seconds <= 0:
+            raise ControlError("BAD_REQUEST", "until: allowed is a time to come")
+    by = body.by or (ask.caller.name if ask.caller else "rest")
+    await ask("banned add", kind=body.as_, value=body.who, seconds=seconds, reason=body.reason, by=by)
+    for row in (await ask("banned list"))["data"]:
+        if (row["kind"], row["value"]) == (body.as_, body.who):
+            return _ban(row)
+    raise ControlError("NOT_FOUND", "the ban is over already")
+
+
+@router.delete("/banned/{kind}/{who:name}", status_code=204)
+async def delete_ban(ask: Ask, kind: BanKind, who: str) -> None:
+    """Ends a ban."""
+    await ask("banned delete", kind=kind, value=who)
+
+
+# --- authentication ---------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/authentication")
+async def authentication(ask: Ask) -> list[dict[str, Any]]:
+    """The members of auth.chain in their order."""
+    section = await section_of(ask, "auth")
+    return [
+        {"id": CHAIN_IDS.get(name, f"password_based:{name}"), "enable": True, "name": name} for name in section.get("chain", [])
+    ]
+
+
+@router.get("/authentication/{id}/users")
+async def list_users(ask: Ask, id: Authenticator, place: Annotated[UserPlace, Query()]) -> dict[str, Any]:
+    """Users of the broker's own store."""
+    found = await ask("users list", kind=place.user_id_type, scram=BUILT_IN[id])
+    rows = [{"user_id": row["name"], "is_superuser": row["superuser"]} for row in found["data"]]
+    if place.like_user_id is not None:
+        rows = [row for row in rows if place.like_user_id in row["user_id"]]
+    if place.is_superuser is not None:
+        rows = [row for row in rows if row["is_superuser"] == place.is_superuser]
+    return sliced(rows, place)
+
+
+@router.post("/authentication/{id}/users", status_code=201)
+async def add_user(ask: Ask, id: Authenticator, body: NewUser) -> dict[str, Any]:
+    """Adds a user."""
+    if await _user(ask, id, body.user_id_type, body.user_id) is not None:
+        raise ControlError("ALREADY_EXISTS", f"there is a user {body.user_id!r}")
+    return await _put_user(ask, id, body.user_id, body)
+
+
+@router.get("/authentication/{id}/users/{user_id:name}")
+async def show_user(ask: Ask, id: Authenticator, user_id: str, user_id_type: UserKind = "username") -> dict[str, Any]:
+    """One user, without the password."""
+    found = await _user(ask, id, user_id_type, user_id)
+    if found is None:
+        raise ControlError("NOT_FOUND", f"no user {user_id!r}")
+    return found
+
+
+@router.put("/authentication/{id}/users/{user_id:name}")
+async def change_user(ask: Ask, id: Authenticator, user_id: str, body: UserChange) -> dict[str, Any]:
+    """Another password, and whether the user is a superuser."""
+    if await _user(ask, id, body.user_id_type, user_id) is None:
+        raise ControlError("NOT_FOUND", f"no user {user_id!r}")
+    return await _put_user(ask, id, user_id, body)
+
+
+@router.delete("/authentication/{id}/users/{user_id:name}", status_code=204)
+async def delete_user(ask: Ask, id: Authenticator, user_id: str, user_id_type: UserKind = "username") -> None:
+    """Removes a user; connections that are open stay."""
+    await ask("users delete", name=user_id, kind=user_id_type, scram=BUILT_IN[id])
+
+
+# --- authorization ----------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/authorization/settings")
+async def authorization(ask: Ask) -> dict[str, Any]:
+    """The settings of `acl`."""
+    return await section_of(ask, "acl")
+
+
+@router.put("/authorization/settings")
+async def set_authorization(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+    """Changes settings of `acl`; they need a restart."""
+    return await set_section(ask, "acl", body)
+
+
+@router.get("/authorization/sources")
+async def sources(ask: Ask) -> dict[str, Any]:
+    """The sources of rules in their order."""
+    section = await section_of(ask, "acl")
+    names = {"builtin": "built_in_database"}
+    return {"sources": [{"type": names.get(name, name), "enable": True} for name in section.get("sources", [])]}
+
+
+@router.post("/authorization/reload")
+async def reload(ask: Ask) -> dict[str, Any]:
+    """Reads the files of rules and passwords again."""
+    found: dict[str, Any] = await ask("acl reload")
+    return found
+
+
+@router.get("/authorization/test")
+async def test_rules(ask: Ask, question: Annotated[RuleTest, Query()]) -> dict[str, Any]:
+    """Whether the broker's own sources of rules let a client publish or subscribe; `allowed` is null where another
+    source decides."""
+    found: dict[str, Any] = await ask("acl test", **question.model_dump(exclude_none=True))
+    return found
+
+
+@router.get(f"{RULES}/all")
+async def rules_of_all(ask: Ask) -> dict[str, Any]:
+    """Rules for everybody."""
+    return {"rules": await _rules(ask, "all", "")}
+
+
+@router.post(f"{RULES}/all", status_code=204)
+async def set_rules_of_all(ask: Ask, body: Rules) -> None:
+    """Takes the place of the rules for everybody."""
+    await _set_rules(ask, "all", "", body.rules)
+
+
+@router.delete(f"{RULES}/all", status_code=204)
+async def delete_rules_of_all(ask: Ask) -> None:
+    """Removes the rules for everybody."""
+    await ask("acl delete", kind="all", name="")
+
+
+@router.get(f"{RULES}/{{of}}")
+async def list_rules(ask: Ask, of: Of, place: Annotated[Place, Query()]) -> dict[str, Any]:
+    """Rules of users, or of clients."""
+    rows = [row for row in (await ask("acl list"))["data"] if row["kind"] == KINDS[of]]
+    return sliced([{KINDS[of]: row["name"], "rules": row["rules"]} for row in rows], place)
+
+
+@router.post(f"{RULES}/{{of}}", status_code=204)
+async def add_rules(ask: Ask, of: Of, body: Annotated[list[RulesOf], Field(min_length=1, max_length=RULES_MAX)]) -> None:
+    """Rules of users or clients that have none yet."""
+    names = [one.username if of == "users" else one.clientid for one in body]
+    for name in names:
+        if name is None:
+            raise ControlError("BAD_REQUEST", f"{KINDS[of]} is missing")
+        if names.count(name) > 1 or await _rules(ask, KINDS[of], name):
+            raise ControlError("ALREADY_EXISTS", f"there are rules of {name!r}")
+    for name, one in zip(names, body, strict=True):
+        await _set_rules(ask, KINDS[of], str(name), one.rules)
+
+
+@router.get(f"{RULES}/{{of}}/{{name:name}}")
+async def show_rules(ask: Ask, of: Of, name: str) -> dict[str, Any]:
+    """Rules of one."""
+    rules = await _rules(ask, KINDS[of], name)
+    if not rules:
+        raise ControlError("NOT_FOUND", f"no rules of {name!r}")
+    return {KINDS[of]: name, "rules": rules}
+
+
+@router.put(f"{RULES}/{{of}}/{{name:name}}", status_code=204)
+async def set_rules(ask: Ask, of: Of, name: str, body: RulesOf) -> None:
+    """Takes the place of somebody's rules."""
+    await _set_rules(ask, KINDS[of], name, body.rules)
+
+
+@router.delete(f"{RULES}/{{of}}/{{name:name}}", status_code=204)
+async def delete_rules(ask: Ask, of: Of, name: str) -> None:
+    """Removes somebody's rules."""
+    if not await _rules(ask, KINDS[of], name):
+        raise ControlError("NOT_FOUND", f"no rules of {name!r}")
+    await ask("acl delete", kind=KINDS[of], name=name)
+
+
+def _ban(row: dict[str, Any]) -> dict[str, Any]:
+    until = None if row["until"] is None else row["until"] * 1000
+    return {"as": row["kind"], "who": row["value"], "by": row["by"], "reason": row["reason"], "at": moment(row["at"] * 1000),
+            "until": moment(until) or "infinity"}  # fmt: skip
+
+
+async def _user(ask: Ask, id: Authenticator, kind: UserKind, name: str) -> dict[str, Any] | None:
+    for row in (await ask("users list", kind=kind, scram=BUILT_IN[id]))["data"]:
+        if row["name"] == name:
+            return {"user_id": name, "is_superuser": row["superuser"]}
+    return None
+
+
+async def _put_user(ask: Ask, id: Authenticator, name: str, body: UserChange) -> dict[str, Any]:
+    flags = {"superuser": body.is_superuser, "kind": body.user_id_type, "scram": BUILT_IN[id]}
+    await ask("users add", name=name, password=body.password, **flags)
+    return {"user_id": name, "is_superuser": body.is_superuser}
+
+
+async def _rules(ask: Ask, kind: str, name: str) -> list[dict[str, Any]]:
+    for row in (await ask("acl list"))["data"]:
+        if row["kind"] == kind and (kind == "all" or row["name"] == name):
+            return list(row["rules"])
+    return []
+
+
+async def _set_rules(ask: Ask, kind: str, name: str, rules: list[Rule]) -> None:
+    texts = []
+    for rule in rules:
+        given = rule.model_dump(exclude_none=True)
+        if given.get("retain") == "all":
+            del given["retain"]
+        texts.append(json.dumps(given))
+    await ask("acl set", kind=kind, name=name, rules=texts)

@@ -1,0 +1,207 @@
+"""Clients and sessions, subscriptions, topics and routes."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from shardbroker.api.asking import Ask
+from shardbroker.api.paging import Place, listed
+from shardbroker.api.shapes import Body, TimeMs, timed
+from shardbroker.control import ControlError
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["Clients"])
+KICKED_MAX = 10_000
+"""Clients in one request."""
+BULK_MAX = 1000
+"""Subscriptions in one request."""
+Qos = Annotated[int, Field(ge=0, le=2)]
+
+
+class ClientPlace(Place):
+    """Which clients; all of it must hold."""
+
+    node: str | None = Field(None, description="Name of the node.")
+    clientid: str | None = Field(None, min_length=1, description="Exactly this client id.")
+    username: str | None = Field(None, description="Exactly this user name.")
+    like_clientid: str | None = Field(None, description="Client ids that hold this text.")
+    like_username: str | None = Field(None, description="User names that hold this text.")
+    ip_address: str | None = Field(None, description="Peers with this address.")
+    conn_state: Literal["connected", "disconnected"] | None = Field(None, description="Connected, or a session that waits.")
+    proto_ver: int | None = Field(None, ge=3, le=5, description="3: MQTT 3.1, 4: 3.1.1, 5: 5.0.")
+    clean_start: bool | None = Field(None, description="As the client asked.")
+    listener: str | None = Field(None, description="Name of the listener.")
+    worker: int | None = Field(None, ge=0, description="Number of the worker.")
+    gte_connected_at: TimeMs | None = Field(None, description="Connected then or later: Unix ms or RFC 3339.")
+    lte_connected_at: TimeMs | None = Field(None, description="Connected then or sooner: Unix ms or RFC 3339.")
+
+
+class SubscriptionPlace(Place):
+    node: str | None = Field(None, description="Name of the node.")
+    clientid: str | None = Field(None, min_length=1, description="Of this client.")
+    topic: str | None = Field(None, min_length=1, description="With exactly this filter.")
+    match_topic: str | None = Field(None, min_length=1, description="That get messages of this topic.")
+    qos: Qos | None = Field(None, description="With this QoS.")
+    share_group: str | None = Field(None, description="Of this shared group.")
+
+
+class TopicPlace(Place):
+    node: str | None = Field(None, description="Name of the node.")
+    topic: str | None = Field(None, min_length=1, description="Exactly this filter.")
+
+
+class Unsubscribe(Body):
+    topic: str = Field(min_length=1, max_length=65535)
+
+
+class Subscribe(Unsubscribe):
+    qos: Qos = 0
+    nl: Annotated[int, Field(ge=0, le=1)] = 0
+    rap: Annotated[int, Field(ge=0, le=1)] = 0
+    rh: Annotated[int, Field(ge=0, le=2)] = 0
+
+    def params(self) -> dict[str, Any]:
+        """Of the verb."""
+        return {"topic": self.topic, "qos": self.qos, "nl": bool(self.nl), "rap": bool(self.rap), "rh": self.rh}
+
+
+@router.get("/clients")
+async def list_clients(ask: Ask, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
+    """Clients, and sessions that wait for theirs, by page or cursor. They are read from shared memory: no worker notices."""
+    return await _clients(ask, place, False)
+
+
+@router.get("/clients_v2")
+async def list_clients_by_cursor(ask: Ask, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
+    """As /clients, by cursor alone: each page costs the same, however many clients there are. A page that is filtered
+    may be short, or empty, and still have a cursor to go on with."""
+    return await _clients(ask, place, True)
+
+
+@router.get("/sessions_count")
+async def count_sessions(ask: Ask) -> int:
+    """Sessions, connected or not."""
+    return int((await ask("metrics"))["sessions.count"])
+
+
+@router.post("/clients/kickout/bulk")
+async def kick_many(
+    ask: Ask, clientids: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=KICKED_MAX)]
+) -> list[str]:
+    """Ends connections and sessions; which of them there were."""
+    if not clientids:
+        return []
+    try:
+        return list((await ask("clients kick", clientids=clientids))["kicked"])
+    except ControlError as error:
+        if error.code == "CLIENTID_NOT_FOUND":
+            return []
+        raise
+
+
+@router.get("/clients/{clientid:name}")
+async def show_client(ask: Ask, clientid: str) -> dict[str, Any]:
+    """All that is known of a client, from its worker."""
+    return {"node": ask.node, **_client(await ask("clients show", clientid=clientid))}
+
+
+@router.get("/sessions/{clientid:name}")
+async def show_session(ask: Ask, clientid: str) -> dict[str, Any]:
+    """The session, with or without a connection."""
+    return {"node": ask.node, **_client(await ask("sessions show", clientid=clientid))}
+
+
+@router.delete("/clients/{clientid:name}", status_code=204)
+async def kick(ask: Ask, clientid: str) -> None:
+    """Ends connection and session; a 5.0 client gets DISCONNECT 0x98."""
+    await ask("clients kick", clientids=[clientid])
+
+
+@router.get("/clients/{clientid:name}/subscriptions")
+async def subscriptions_of(ask: Ask, clientid: str) -> list[dict[str, Any]]:
+    """Its subscriptions, 10,000 at most; /subscriptions has all."""
+    found = await ask("subscriptions list", clientid=clientid, limit=10_000)
+    return [{"node": ask.node, **row} for row in found["data"]]
+
+
+@router.post("/clients/{clientid:name}/subscribe")
+async def subscribe(ask: Ask, clientid: str, body: Subscribe) -> dict[str, Any]:
+    """Subscribes a connected client."""
+    return _subscribed(ask, await ask("subscriptions add", clientid=clientid, **body.params()))
+
+
+@router.post("/clients/{clientid:name}/subscribe/bulk")
+async def subscribe_many(
+    ask: Ask, clientid: str, body: Annotated[list[Subscribe], Field(min_length=1, max_length=BULK_MAX)]
+) -> list[dict[str, Any]]:
+    """One after the other; the first that is refused ends it."""
+    return [_subscribed(ask, await ask("subscriptions add", clientid=clientid, **one.params())) for one in body]
+
+
+@router.post("/clients/{clientid:name}/unsubscribe", status_code=204)
+async def unsubscribe(ask: Ask, clientid: str, body: Unsubscribe) -> None:
+    """Takes a subscription from a client."""
+    await ask("subscriptions delete", clientid=clientid, topic=body.topic)
+
+
+@router.post("/clients/{clientid:name}/unsubscribe/bulk", status_code=204)
+async def unsubscribe_many(
+    ask: Ask, clientid: str, body: Annotated[list[Unsubscribe], Field(min_length=1, max_length=BULK_MAX)]
+) -> None:
+    """One after the other; the first that there is not ends it."""
+    for one in body:
+        await ask("subscriptions delete", clientid=clientid, topic=one.topic)
+
+
+@router.get("/subscriptions")
+async def list_subscriptions(ask: Ask, place: Annotated[SubscriptionPlace, Query()]) -> dict[str, Any]:
+    """Who subscribes to what. It is asked of the workers, 200 clients at a time."""
+    filters = place.model_dump(exclude={"page", "limit", "cursor", "node"}, exclude_none=True)
+    _check_node(ask, place.node)
+    return await listed(ask, "subscriptions list", place, lambda row: {"node": ask.node, **row}, **filters)
+
+
+@router.get("/topics")
+async def list_topics(ask: Ask, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
+    """Filters that anybody subscribes to, from the route table."""
+    _check_node(ask, place.node)
+    return await listed(ask, "topics list", place, dict, topic=place.topic)
+
+
+@router.get("/topics/{topic:topic}")
+async def show_topic(ask: Ask, topic: str) -> dict[str, Any]:
+    """One filter, escaped as %23 and %2B where it holds # and +."""
+    for row in (await ask("topics list", topic=topic))["data"]:
+        return dict(row)
+    raise ControlError("NOT_FOUND", f"nobody subscribes to {topic!r}")
+
+
+@router.get("/routes")
+async def list_routes(ask: Ask, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
+    """Where messages go: a row for each destination of a filter. `limit` counts filters."""
+    _check_node(ask, place.node)
+    return await listed(ask, "routes list", place, dict, by_cursor=True, topic=place.topic)
+
+
+async def _clients(ask: Ask, place: ClientPlace, by_cursor: bool) -> dict[str, Any]:
+    _check_node(ask, place.node)
+    filters = place.model_dump(exclude={"page", "limit", "cursor", "node"}, exclude_none=True)
+    count = None if filters else int((await ask("metrics"))["sessions.count"])
+    return await listed(
+        ask, "clients list", place, lambda row: {"node": ask.node, **_client(row)}, count, by_cursor, **filters
+    )  # fmt: skip
+
+
+def _check_node(ask: Ask, node: str | None) -> None:
+    if node is not None:
+        ask.check_node(node)
+
+
+def _client(row: dict[str, Any]) -> dict[str, Any]:
+    return timed(row, "created_at", "connected_at", "disconnected_at", "expires_at")
+
+
+def _subscribed(ask: Ask, row: dict[str, Any]) -> dict[str, Any]:
+    return {"node": ask.node, **row, "nl": int(row["nl"]), "rap": int(row["rap"])}

@@ -1,0 +1,197 @@
+"""Configuration, listeners, log level."""
+
+import json
+import tomllib
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+
+from shardbroker.api.asking import Ask
+from shardbroker.api.shapes import Body
+from shardbroker.control import ControlError
+
+__all__ = ["router", "section_of", "set_section"]
+
+router = APIRouter(tags=["Configuration"])
+DEPTH_MAX = 8
+"""Tables within tables of a body; the schema has three."""
+LISTENER_TYPES = ("tcp", "ssl", "ws", "wss")
+
+
+class LogLevel(Body):
+    level: Literal["debug", "info", "warning", "error"]
+
+
+@router.get("/configs")
+async def list_values(
+    ask: Ask, key: Annotated[str, Query(description="Key or section; without, all that differs from the default.")] = ""
+) -> dict[str, Any]:
+    """Values in force as TOML, where each came from (`source`), and whether it changes while the broker runs (`live`)."""
+    found: dict[str, Any] = await ask("config get", key=key)
+    return {"data": found["data"]}
+
+
+@router.post("/configs/reload")
+async def reload(ask: Ask) -> dict[str, Any]:
+    """Reads the configuration again, as SIGHUP does."""
+    found: dict[str, Any] = await ask("config reload")
+    return found
+
+
+@router.post("/configs_reset/{key}")
+async def reset(ask: Ask, key: str) -> dict[str, Any]:
+    """Forgets a value that was set while the broker ran."""
+    found: dict[str, Any] = await ask("config reset", key=key)
+    return found
+
+
+@router.get("/configs/{root}")
+async def show_section(ask: Ask, root: str) -> dict[str, Any]:
+    """A section, such as `mqtt`, as JSON. Durations and sizes are text, such as 15s and 1MB."""
+    return await section_of(ask, root)
+
+
+@router.put("/configs/{root}")
+async def change_section(ask: Ask, root: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Changes what is given, all of it or nothing, and keeps it; says what was `applied`, what `needs_restart`, and by which source
+    a value is `shadowed_by`."""
+    return await set_section(ask, root, body)
+
+
+@router.get("/log/level")
+async def log_level(ask: Ask) -> dict[str, Any]:
+    """What is logged. To change it for good is PUT /configs/log."""
+    found: dict[str, Any] = await ask("log level")
+    return found
+
+
+@router.put("/log/level")
+async def set_log_level(ask: Ask, body: LogLevel) -> dict[str, Any]:
+    """Changes it until the next start."""
+    found: dict[str, Any] = await ask("log level", level=body.level)
+    return found
+
+
+@router.get("/listeners")
+async def list_listeners(ask: Ask) -> list[dict[str, Any]]:
+    """Where the broker listens."""
+    return [_listener(row) for row in (await ask("listeners list"))["data"]]
+
+
+@router.get("/listeners_status")
+async def listeners_status(ask: Ask) -> list[dict[str, Any]]:
+    """Which listeners run, and with how many connections."""
+    return [{"id": row["id"], "enable": True, "status": _status(row)} for row in (await ask("listeners list"))["data"]]
+
+
+@router.post("/listeners")
+async def add_listener(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+    """Opens a listener until the broker stops: `id` as `tcp:NAME`, or `type` and `name`, and settings such as `bind`."""
+    given = dict(body)
+    kind, _, name = str(given.pop("id", "")).partition(":")
+    settings = {"type": kind or given.pop("type", "tcp"), **given}
+    name = str(settings.pop("name", "") or name)
+    if not name or settings["type"] not in LISTENER_TYPES:
+        raise ControlError("BAD_REQUEST", f"id: allowed is TYPE:NAME with one of {', '.join(LISTENER_TYPES)}")
+    if any(row["name"] == name for row in (await ask("listeners list"))["data"]):
+        raise ControlError("ALREADY_EXISTS", f"there is a listener {name!r}")
+    await ask("listeners add", name=name, settings=_lines(settings))
+    return await _one(ask, name)
+
+
+@router.get("/listeners/{id}")
+async def show_listener(ask: Ask, id: str) -> dict[str, Any]:
+    """One listener, by `TYPE:NAME`."""
+    return await _one(ask, await _named(ask, id))
+
+
+@router.put("/listeners/{id}")
+async def change_listener(ask: Ask, id: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Changes it for those who come from now on."""
+    name = await _named(ask, id)
+    await ask("listeners update", name=name, settings=_lines(body))
+    return await _one(ask, name)
+
+
+@router.delete("/listeners/{id}", status_code=204)
+async def remove_listener(ask: Ask, id: str) -> None:
+    """Closes it; who has come by it stays."""
+    await ask("listeners remove", name=await _named(ask, id))
+
+
+async def section_of(ask: Ask, root: str) -> dict[str, Any]:
+    """A section as tables within tables. Raises ControlError."""
+    tree: dict[str, Any] = {}
+    for row in (await ask("config get", key=root))["data"]:
+        _merge(tree, tomllib.loads(f"{row['key']} = {row['value']}"))
+    for part in root.split("."):
+        tree = tree.get(part, {})
+    return tree if isinstance(tree, dict) else {root.rpartition(".")[2]: tree}
+
+
+def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
+
+
+async def set_section(ask: Ask, root: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Sets what is given. Raises ControlError; nothing has changed then."""
+    if not body:
+        raise ControlError("BAD_REQUEST", "nothing is given to change")
+    changed: dict[str, Any] = await ask("config update", values=_assignments(body, f"{root}."))
+    return {**await section_of(ask, root), "changed": changed}
+
+
+def _assignments(tree: dict[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str]:
+    """Each leaf by its dotted key, values as TOML. Raises ControlError."""
+    if depth > DEPTH_MAX:
+        raise ControlError("BAD_REQUEST", f"{prefix[:100]}: more than {DEPTH_MAX} tables within each other")
+    found: dict[str, str] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            found |= _assignments(value, f"{prefix}{name}.", depth + 1)
+        else:
+            found[f"{prefix}{name}"] = _toml(value)
+    return found
+
+
+def _toml(value: Any) -> str:
+    """A value of JSON as TOML writes it. Raises ControlError for null, which TOML has not."""
+    if value is None:
+        raise ControlError("BAD_REQUEST", "null is no value: leave out what is to stay")
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(one) for one in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {_toml(one)}" for name, one in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _lines(settings: dict[str, Any]) -> list[str]:
+    """KEY=VALUE, as the verbs of listeners take them. Raises ControlError."""
+    return [f"{key}={value}" for key, value in _assignments(settings).items()]
+
+
+async def _named(ask: Ask, id: str) -> str:
+    """The name of a listener that there is. Raises ControlError NOT_FOUND."""
+    for row in (await ask("listeners list"))["data"]:
+        if row["id"] == id:
+            return str(row["name"])
+    raise ControlError("NOT_FOUND", f"no listener {id!r}")
+
+
+async def _one(ask: Ask, name: str) -> dict[str, Any]:
+    for row in (await ask("listeners list"))["data"]:
+        if row["name"] == name:
+            return _listener(row)
+    raise ControlError("NOT_FOUND", f"no listener {name!r}")
+
+
+def _listener(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "enable": True, "status": _status(row)}
+
+
+def _status(row: dict[str, Any]) -> dict[str, Any]:
+    return {"running": row["running"], "current_connections": row["current_connections"], "max_connections": row["max_connections"]}

@@ -1,0 +1,89 @@
+"""Publishing, and retained messages."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from shardbroker.api.asking import Ask
+from shardbroker.api.paging import Place, listed
+from shardbroker.api.routes.configuration import section_of, set_section
+from shardbroker.api.shapes import PublishBody, timed
+from shardbroker.control import ControlError
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["Messages"])
+BULK_MAX = 1000
+"""Messages in one request."""
+NO_SUBSCRIBERS = {"reason_code": 16, "message": "no_matching_subscribers"}
+"""As MQTT 5.0 answers a PUBLISH that nobody wants."""
+RETAINED_PAGE_MAX = 1000
+"""Retained messages of a page."""
+
+
+class RetainedPlace(Place):
+    limit: int = Field(100, ge=1, le=RETAINED_PAGE_MAX, description="Rows of a page.")
+    topic: str = Field("#", min_length=1, description="Topics that this filter matches.")
+    payload: bool = Field(False, description="With payloads, in base64.")
+
+
+@router.post("/publish", responses={202: {"description": "Published, and nobody has subscribed to it."}})
+async def publish(ask: Ask, body: PublishBody) -> JSONResponse:
+    """Publishes a message: 200 with its id, or 202 if nobody has subscribed to it."""
+    answer = _published(await ask("publish", **body.params()))
+    return JSONResponse(answer, 202 if "reason_code" in answer else 200)
+
+
+@router.post("/publish/bulk", responses={202: {"description": "Some of them were refused, or nobody has subscribed to them."}})
+async def publish_many(ask: Ask, body: Annotated[list[PublishBody], Field(min_length=1, max_length=BULK_MAX)]) -> JSONResponse:
+    """Publishes messages in this order, and tells of each what /publish would; one that is refused has `code` and `message`,
+    and the others go on. 200 if all of them have gone to somebody, else 202."""
+    answers = []
+    for given in [one.params() for one in body]:
+        try:
+            answers.append(_published(await ask("publish", **given)))
+        except ControlError as error:
+            if error.code != "BAD_REQUEST":
+                raise
+            answers.append({"code": error.code, "message": str(error)})
+    return JSONResponse(answers, 200 if all("message" not in one for one in answers) else 202)
+
+
+@router.get("/mqtt/retainer")
+async def retainer(ask: Ask) -> dict[str, Any]:
+    """The settings of `retainer`."""
+    return await section_of(ask, "retainer")
+
+
+@router.put("/mqtt/retainer")
+async def set_retainer(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+    """Changes settings of `retainer`; those that are not given stay."""
+    return await set_section(ask, "retainer", body)
+
+
+@router.get("/mqtt/retainer/messages")
+async def list_retained(ask: Ask, place: Annotated[RetainedPlace, Query()]) -> dict[str, Any]:
+    """Retained messages."""
+    return await listed(ask, "retained list", place, _retained, topic=place.topic, payload=place.payload)
+
+
+@router.get("/mqtt/retainer/message/{topic:topic}")
+async def show_retained(ask: Ask, topic: str) -> dict[str, Any]:
+    """One retained message, its payload in base64."""
+    return _retained(await ask("retained show", topic=topic))
+
+
+@router.delete("/mqtt/retainer/message/{topic:topic}", status_code=204)
+async def delete_retained(ask: Ask, topic: str) -> None:
+    """Deletes one retained message."""
+    await ask("retained delete", topic=topic)
+
+
+def _published(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"id": answer["id"]} if answer["matched"] else {"id": answer["id"], **NO_SUBSCRIBERS}
+
+
+def _retained(row: dict[str, Any]) -> dict[str, Any]:
+    return timed(row, "publish_at", "expires_at")

@@ -1,0 +1,161 @@
+"""The node: status, figures, processes, journals."""
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from shardbroker.api.asking import Ask
+from shardbroker.api.monitor import Monitor
+from shardbroker.api.shapes import moment, timed
+from shardbroker.control.errors import STATUSES
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["Node"])
+STATS = {
+    "connections.count": "connections.count",
+    "sessions.count": "sessions.count",
+    "subscriptions.count": "subscriptions.count",
+    "subscriptions.shared.count": "subscriptions.shared.count",
+    "retained.count": "retained.count",
+    "inflight.count": "inflight.count",
+    "mqueue.count": "mqueue.count",
+    "routes.count": "routes.count",
+    "topics.count": "routes.count",
+}
+"""Gauges that EMQX calls stats, and which of ours they are."""
+
+
+@router.get("/status", response_class=Response)
+async def status(ask: Ask, format: Literal["text", "json"] = "text") -> Response:
+    """Whether the broker runs. 503 while it does not."""
+    found = await ask("status")
+    if format == "json":
+        body = {"node_name": found["node"], "rel_vsn": found["version"], "broker_status": "started", "app_status": "running"}
+        return JSONResponse(body)
+    return Response(f"Node {found['node']} is started\nshardbroker is running\n", media_type="text/plain")
+
+
+@router.get("/error_codes")
+async def error_codes() -> list[dict[str, Any]]:
+    """Codes of errors, and the HTTP status of each."""
+    return [{"code": code, "status": status} for code, status in STATUSES.items()]
+
+
+@router.get("/nodes")
+async def nodes(ask: Ask) -> list[dict[str, Any]]:
+    """This node."""
+    return [_node(await ask("status"))]
+
+
+@router.get("/nodes/{node}")
+async def one_node(ask: Ask, node: str) -> dict[str, Any]:
+    """This node, by its name."""
+    ask.check_node(node)
+    return _node(await ask("status"))
+
+
+@router.get("/nodes/{node}/stats")
+async def node_stats(ask: Ask, node: str) -> dict[str, Any]:
+    """Its gauges."""
+    ask.check_node(node)
+    return _stats(await ask("metrics"))
+
+
+@router.get("/nodes/{node}/metrics")
+async def node_metrics(ask: Ask, node: str) -> dict[str, Any]:
+    """Its counters."""
+    ask.check_node(node)
+    return await _metrics(ask)
+
+
+@router.get("/stats")
+async def stats(ask: Ask) -> list[dict[str, Any]]:
+    """Gauges of each node."""
+    return [{"node": ask.node, **_stats(await ask("metrics"))}]
+
+
+@router.get("/metrics")
+async def metrics(
+    ask: Ask, worker: Annotated[int | None, Query(ge=0, description="Of this worker alone.")] = None
+) -> list[dict[str, Any]]:
+    """Counters and gauges of each node; names as in the `metrics` of `ctl`."""
+    return [{"node": ask.node, **await _metrics(ask, worker)}]
+
+
+@router.get("/monitor_current")
+async def monitor_current(request: Request, ask: Ask) -> dict[str, Any]:
+    """Rates a second over the last few seconds, and gauges."""
+    kept: Monitor = request.app.state.monitor
+    return await kept.current()
+
+
+@router.get("/monitor")
+async def monitor(
+    request: Request, latest: Annotated[int, Query(ge=1, le=3600, description="Seconds back.")] = 3600
+) -> list[dict[str, Any]]:
+    """What came and went between two samples, the oldest first. They are kept for an hour, in the process of the REST API."""
+    kept: Monitor = request.app.state.monitor
+    since_ms = time.time_ns() // 1_000_000 - latest * 1000
+    return [row for row in kept.history() if row["time_stamp"] >= since_ms]
+
+
+@router.get("/prometheus/stats", response_class=Response)
+async def prometheus(ask: Ask) -> Response:
+    """The text that Prometheus scrapes at `prometheus.bind`."""
+    return Response(await ask("prometheus"), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/workers")
+async def workers(ask: Ask) -> dict[str, Any]:
+    """Processes of the broker."""
+    return {"data": [timed(row, "started_at") for row in (await ask("workers list"))["data"]]}
+
+
+@router.post("/workers/{worker}/restart")
+async def restart(ask: Ask, worker: int) -> dict[str, Any]:
+    """Sends the clients of a worker away and starts it again."""
+    found: dict[str, Any] = await ask("workers restart", worker=worker)
+    return found
+
+
+@router.get("/journal")
+async def journal(ask: Ask) -> dict[str, Any]:
+    """State of each worker's journal."""
+    return {"data": (await ask("journal status"))["data"]}
+
+
+@router.post("/journal/seal")
+async def seal(ask: Ask) -> dict[str, Any]:
+    """Closes the segment of each journal: what is in them can be exported."""
+    return {"data": (await ask("journal seal"))["data"]}
+
+
+def _node(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "node": found["node"],
+        "node_status": "running" if found["running"] else "starting",
+        "version": found["version"],
+        "edition": "shardbroker",
+        "uptime": found["uptime_ms"],
+        "started_at": moment(time.time_ns() // 1_000_000 - found["uptime_ms"]),
+        "connections": found["connections"],
+        "live_connections": found["connections"],
+        "role": "core",
+        "process_used": found["workers"] + found["acceptors"] + 2,
+        **{
+            name: found[name]
+            for name in ("pid", "workers", "workers_ready", "acceptors", "sessions", "subscriptions", "routes", "retained")
+        },
+    }
+
+
+def _stats(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: found[ours] for name, ours in STATS.items()}
+
+
+async def _metrics(ask: Ask, worker: int | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = await ask("metrics", worker=worker)
+    return found

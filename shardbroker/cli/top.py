@@ -1,0 +1,144 @@
+"""`shardbroker top`: what each worker does, live in a terminal. Ctrl-C ends it."""
+
+import argparse
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from shardbroker.cli.render import console
+from shardbroker.config import load
+from shardbroker.control import Control, ControlError
+from shardbroker.control.figures import Window
+
+__all__ = ["main", "screen"]
+
+INTERVAL_S, SHORTEST_S = 2.0, 0.2
+"""Between two looks, unless said otherwise, and at least."""
+BAR = 10
+"""Characters of a bar."""
+COLUMNS = ("worker", "core", "pid", "state", "cpu", "memory", "clients", "subs", "in/s", "out/s", "drop/s", "waiting", "ring")
+BUSY, FULL = 60.0, 90.0
+"""Percent from which on a bar is yellow, and red."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `shardbroker top ARGV...`; returns the exit code: 0 well, 1 refused, 2 wrong usage, 3 no broker."""
+    parser = argparse.ArgumentParser(
+        prog="shardbroker top", description="What each worker of a running broker does. Ctrl-C ends it."
+    )
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="of the broker; else as `serve` finds it")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file that the broker was started with")
+    parser.add_argument(
+        "--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS", help=f"between two looks, {INTERVAL_S:g}"
+    )
+    parser.add_argument("--once", action="store_true", help="print one look and end, for scripts")
+    arguments = parser.parse_args(argv)
+    data_dir = arguments.data_dir or load(arguments.config, os.environ).settings.process.data_dir
+    try:
+        with Control(data_dir, by=f"top:{os.getuid()}") as control:
+            _watch(control, arguments.interval, arguments.once)
+    except ControlError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return 3 if error.code == "BROKER_DOWN" else 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _interval(text: str) -> float:
+    value = float(text)
+    if not value >= SHORTEST_S:
+        raise argparse.ArgumentTypeError(f"{text}: allowed is {SHORTEST_S:g} or more")
+    return value
+
+
+def _watch(control: Control, interval_s: float, once: bool) -> None:
+    window = Window()
+    window.feed(control.ask("load"))
+    time.sleep(min(interval_s, 1.0))
+    if once:
+        window.feed(control.ask("load"))
+        console().print(screen(control.ask("status"), window.figures() or {}))
+        return
+    with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
+        while True:
+            window.feed(control.ask("load"))
+            live.update(screen(control.ask("status"), window.figures() or {}), refresh=True)
+            time.sleep(interval_s)
+
+
+def screen(status: dict[str, Any], figures: dict[str, Any]) -> RenderableType:
+    """All of it: the broker, latencies, the workers."""
+    totals = figures["totals"]
+    seconds = status["uptime_ms"] // 1000
+    head = Text()
+    head.append(f"{status['node']}", style="bold")
+    head.append(
+        f"  {status['version']}  up {seconds // 86400}d {seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    )
+    head.append(f"  workers {status['workers_ready']}/{status['workers']}  acceptors {status['acceptors']}\n")
+    head.append(f"connections {status['connections']}  sessions {status['sessions']}  subscriptions {status['subscriptions']}")
+    head.append(f"  routes {status['routes']}  retained {status['retained']}\n")
+    head.append(f"in {_number(totals['received'])}/s ({_size(totals['bytes_in'])}/s)  out {_number(totals['sent'])}/s")
+    head.append(
+        f" ({_size(totals['bytes_out'])}/s)  dropped {_number(totals['dropped'])}/s  connects {_number(totals['connects'])}/s\n"
+    )
+    for title, name in (("ring hop", "ring.hop_us"), ("loop pass", "pass_us")):
+        found = figures["latencies"][name]
+        head.append(f"{title} p50 {_duration(found['p50'])}, p99 {_duration(found['p99'])}    ")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("state", "cpu", "ring") else "right", no_wrap=True)
+    for worker in figures["workers"]:
+        table.add_row(*_row(worker))
+    return Group(head, table)
+
+
+def _row(worker: dict[str, Any]) -> list[RenderableType]:
+    return [
+        str(worker["worker"]),
+        str(worker["core"]),
+        str(worker["pid"]),
+        Text(worker["state"], style="" if worker["state"] == "ready" else "red"),
+        _bar(worker["cpu_percent"]),
+        _size(worker["memory_bytes"]),
+        str(worker["connections"]),
+        str(worker["subscriptions"]),
+        _number(worker["received"]),
+        _number(worker["sent"]),
+        _number(worker["dropped"]),
+        str(worker["queued"]),
+        _bar(worker["ring_percent"]),
+    ]
+
+
+def _bar(percent: float) -> Text:
+    full = min(BAR, round(percent * BAR / 100))
+    style = "red" if percent >= FULL else "yellow" if percent >= BUSY else "green"
+    return Text.assemble(("█" * full, style), ("·" * (BAR - full), "dim"), f" {percent:3.0f}%")
+
+
+def _number(value: float) -> str:
+    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}K" if value >= 1e4 else f"{value:.0f}"
+
+
+def _size(value: float) -> str:
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
+        if value >= unit:
+            return f"{value / unit:.1f} {name}"
+    return f"{value:.0f} B"
+
+
+def _duration(microseconds: int | None) -> str:
+    if microseconds is None:
+        return "-"
+    return f"{microseconds} µs" if microseconds < 1000 else f"{microseconds / 1000:.1f} ms"

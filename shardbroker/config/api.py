@@ -1,0 +1,35 @@
+"""The schema of the REST API."""
+
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from shardbroker.config.listeners import parse_address
+from shardbroker.config.section import Section
+from shardbroker.config.units import Allowed, Duration
+
+__all__ = ["Api"]
+
+
+class Api(Section):
+    """REST API and dashboard, in a process of their own; they need `pip install 'shardbroker[api]'`."""
+
+    bind: Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:18083, or disabled")] = Field(
+        "disabled", description="HOST:PORT to answer at, such as 127.0.0.1:18083."
+    )
+    certfile: str = Field("", description="PEM: the certificate, then those of its issuers; empty: plain HTTP.")
+    keyfile: str = Field("", description="PEM; empty: the key stands in `certfile`.")
+    token_expired_time: Duration = Field(3600.0, ge=1, le=30 * 86400, description="Life of a login token.")
+
+    @field_validator("bind")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value != "disabled":
+            parse_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _certificate(self) -> "Api":
+        if self.keyfile and not self.certfile:
+            raise ValueError("allowed is keyfile only with certfile")
+        return self

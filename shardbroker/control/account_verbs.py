@@ -1,0 +1,76 @@
+"""Verbs of the REST API's accounts and keys, and of the audit log."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from shardbroker.control.verbs import Page, Params, Verb, argument, table
+
+__all__ = [
+    "AccountAdd", "AccountPassword", "AccountUpdate", "AuditList", "KeyAdd", "KeyUpdate", "OneAccount", "OneKey",
+]  # fmt: skip
+
+Role = Literal["administrator", "viewer"]
+AccountName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")]
+Password = Annotated[str, StringConstraints(min_length=8, max_length=256)]
+Description = Annotated[str, StringConstraints(max_length=400)]
+TIME_MAX = 2**53
+"""Unix ms, as JSON has it."""
+
+
+class OneAccount(Params):
+    name: AccountName = argument("Name: letters, digits, _ . @ -")
+
+
+class AccountPassword(OneAccount):
+    password: Password = Field(description="8 characters or more; never on the command line.")
+
+
+class AccountAdd(AccountPassword):
+    role: Role = Field("administrator", description="A viewer changes nothing.")
+    description: Description = Field("", description="For the list.")
+
+
+class AccountUpdate(OneAccount):
+    role: Role | None = Field(None, description="A viewer changes nothing.")
+    description: Description | None = Field(None, description="For the list.")
+
+
+class OneKey(Params):
+    name: AccountName = argument("Name: letters, digits, _ . @ -")
+
+
+class KeyAdd(OneKey):
+    role: Role = Field("administrator", description="A viewer changes nothing.")
+    description: Description = Field("", description="For the list.")
+    expired_at: int | None = Field(None, ge=0, le=TIME_MAX, description="Unix ms; without, never.")
+
+
+class KeyUpdate(OneKey):
+    role: Role | None = Field(None, description="A viewer changes nothing.")
+    description: Description | None = Field(None, description="For the list.")
+    enable: bool | None = Field(None, description="Whether it may be used.")
+    expired_at: int | None = Field(None, ge=0, le=TIME_MAX, description="Unix ms; 0: never.")
+
+
+class AuditList(Page):
+    by: str | None = Field(None, description="Changes by exactly this one.")
+    gte_at: int = Field(0, ge=0, le=TIME_MAX, description="Then or later, Unix ms.")
+    lte_at: int = Field(TIME_MAX, ge=0, le=TIME_MAX, description="Then or sooner, Unix ms.")
+
+
+KEY_COLUMNS = ("name", "api_key", "role", "enable", "expired", "expired_at", "description")
+
+table(
+    Verb("admins list", "Who may log in to the REST API and the dashboard.", columns=("name", "role", "description")),
+    Verb("admins add", "Adds an account.", AccountAdd, changes=True),
+    Verb("admins update", "Changes the role or description of an account.", AccountUpdate, changes=True),
+    Verb("admins passwd", "Sets the password of an account, and ends its logins.", AccountPassword, changes=True),
+    Verb("admins delete", "Removes an account, and ends its logins.", OneAccount, changes=True),
+    Verb("api-keys list", "Keys of programs that use the REST API.", columns=KEY_COLUMNS),
+    Verb("api-keys add", "Makes a key; its secret is told here and never again.", KeyAdd, changes=True),
+    Verb("api-keys update", "Changes a key.", KeyUpdate, changes=True),
+    Verb("api-keys delete", "Removes a key.", OneKey, changes=True),
+    Verb("audit list", "Who changed what, newest first; publishes are in the log alone.", AuditList,
+         columns=("at", "by", "verb", "code", "params")),
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""Rates and latencies, from two answers to the verb `load`: what happened between them."""
+
+from bisect import bisect_left
+from typing import Any
+
+__all__ = ["Window"]
+
+RATES = {
+    "received": "messages.received",
+    "sent": "messages.sent",
+    "dropped": "messages.dropped",
+    "bytes_in": "bytes.received",
+    "bytes_out": "bytes.sent",
+    "connects": "client.connected",
+}
+"""What is told a second, and its counter."""
+FRACTIONS = {"p50": 0.5, "p99": 0.99}
+
+Load = dict[str, Any]
+
+
+class Window:
+    """Takes one answer after the other; figures() are those of the time between the last two."""
+
+    def __init__(self) -> None:
+        self._before: Load | None = None
+        self._after: Load | None = None
+
+    def feed(self, load: Load) -> None:
+        """The newest answer."""
+        self._before, self._after = self._after, load
+
+    def figures(self) -> dict[str, Any] | None:
+        """`totals`, `workers` and latencies in microseconds; None before the second answer."""
+        if self._before is None or self._after is None:
+            return None
+        before, after = self._before, self._after
+        span_s = max((after["at_ns"] - before["at_ns"]) / 1e9, 1e-3)
+        known = {worker["worker"]: worker for worker in before["workers"]}
+        return {
+            "totals": {**_rates(before["totals"], after["totals"], span_s), "gauges": after["totals"]},
+            "workers": [_worker(known.get(one["worker"], one), one, span_s, after["ring_bytes"]) for one in after["workers"]],
+            "latencies": {name: _latencies(before["histograms"][name], after["histograms"][name]) for name in after["histograms"]},
+        }
+
+
+def _rates(before: dict[str, int], after: dict[str, int], span_s: float) -> dict[str, float]:
+    """A process that was started anew goes on with its counters; one that is new has none before."""
+    return {name: max(0.0, (after[ours] - before.get(ours, 0)) / span_s) for name, ours in RATES.items()}
+
+
+def _worker(before: Load, after: Load, span_s: float, ring_bytes: int) -> dict[str, Any]:
+    same = before["pid"] == after["pid"]
+    fills = after["rings"].values()
+    return {
+        **{name: after[name] for name in ("worker", "core", "pid", "state", "memory_bytes")},
+        "cpu_percent": 100 * (after["cpu_s"] - before["cpu_s"]) / span_s if same else 0.0,
+        "connections": after["counters"]["connections.count"],
+        "subscriptions": after["counters"]["subscriptions.count"] + after["counters"]["subscriptions.shared.count"],
+        "queued": after["counters"]["mqueue.count"] + after["counters"]["inflight.count"],
+        "ring_percent": 100 * max(fills, default=0) / ring_bytes,
+        **_rates(before["counters"], after["counters"], span_s),
+    }
+
+
+def _latencies(before: list[list[int]], after: list[list[int]]) -> dict[str, int | None]:
+    """Percentiles of what was recorded in between: the greatest value of the bucket that holds them."""
+    old = {greatest: count for greatest, count in before}
+    bounds, sums, total = [], [], 0
+    for greatest, count in after:
+        total += count - old.get(greatest, 0)
+        bounds.append(greatest)
+        sums.append(total)
+    return {name: bounds[bisect_left(sums, share * total)] if total > 0 else None for name, share in FRACTIONS.items()}

@@ -1,0 +1,406 @@
+"""Each route of the REST API against a running broker with three workers: what the clients saw is what it tells."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardbroker.api.reference import reference
+from shardbroker.control import Control
+from tests.api.rest import ApiBroker, Rest, asked, segment
+from tests.harness import Client, Disconnect, Publish, client_id_on, free_port
+
+pytestmark = pytest.mark.own_broker
+
+
+def until(look: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    """Looks again and again until there is something; the registry is written every 200 ms."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def come(served: ApiBroker) -> Iterator[Callable[..., Client]]:
+    """come(name, **arguments of Client): a client of the broker."""
+    with ExitStack() as stack:
+        yield lambda name, version=5, **options: stack.enter_context(Client(served.address, version, name, **options))
+
+
+# --- node -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_anybody_may_ask_whether_it_runs(served: ApiBroker) -> None:
+    stranger = Rest(served.api_port)
+    assert "is started\nshardbroker is running" in stranger.good("GET", "/status")
+    assert stranger.good("GET", "/status", format="json")["broker_status"] == "started"
+    assert {"code": "TOKEN_TIME_OUT", "status": 401} in stranger.good("GET", "/error_codes")
+    assert stranger.good("GET", "/api-docs/swagger.json")["openapi"].startswith("3.")
+
+
+def test_the_node_tells_what_ctl_tells(served: ApiBroker, rest: Rest, come: Callable[..., Client]) -> None:
+    come("node-1")
+    (node,) = rest.good("GET", "/nodes")
+    assert rest.good("GET", f"/nodes/{node['node']}")["node"] == node["node"]
+    with Control(served.data_dir) as control:
+        status = control.ask("status")
+        assert (node["version"], node["pid"], node["workers"]) == (status["version"], served.pid, 3)
+        assert node["connections"] == status["connections"] >= 1
+
+
+def test_counters_are_those_that_the_clients_saw(rest: Rest, come: Callable[..., Client]) -> None:
+    subscriber, publisher = come(client_id_on(0, 3, "count-s")), come(client_id_on(1, 3, "count-p"))
+    subscriber.subscribe("counted", 1)
+    (before,) = rest.good("GET", "/metrics")
+    for _ in range(10):
+        publisher.publish("counted", b"x", qos=1)
+        subscriber.expect(Publish)
+    (after,) = rest.good("GET", "/metrics")
+    assert after["messages.qos1.received"] - before["messages.qos1.received"] == 10
+    assert after["messages.qos1.sent"] - before["messages.qos1.sent"] == 10
+    assert (
+        sum(rest.good("GET", "/metrics", worker=worker)[0]["messages.qos1.sent"] for worker in range(3))
+        == after["messages.qos1.sent"]
+    )
+    name = after["node"]
+    assert rest.good("GET", f"/nodes/{name}/metrics")["messages.qos1.sent"] == after["messages.qos1.sent"]
+    (stats,) = rest.good("GET", "/stats")
+    assert stats["connections.count"] >= 2 and rest.good("GET", f"/nodes/{name}/stats")["subscriptions.count"] >= 1
+    assert "shardbroker_messages_received " in rest.good("GET", "/prometheus/stats")
+
+
+def test_rates_move_under_load(rest: Rest, come: Callable[..., Client]) -> None:
+    publisher = come("rates")
+
+    def moved() -> bool:
+        for _ in range(20):
+            publisher.publish("rates", b"x", qos=1)
+        return bool(rest.good("GET", "/monitor_current")["received_msg_rate"] > 0)
+
+    until(moved)
+    assert rest.good("GET", "/monitor_current")["connections"] >= 1
+
+
+def test_samples_tell_of_the_last_hour(rest: Rest) -> None:
+    rows = until(lambda: rest.good("GET", "/monitor"))
+    assert {"time_stamp", "received", "sent", "dropped", "connections"} <= set(rows[0])
+    assert len(rest.good("GET", "/monitor", latest=1)) <= len(rows)
+
+
+def test_workers_and_journals_are_listed_and_journals_sealed(served: ApiBroker, rest: Rest) -> None:
+    rows = {row["name"]: row for row in rest.good("GET", "/workers")["data"]}
+    assert sorted(row["pid"] for name, row in rows.items() if name.startswith("worker-")) == served.child_pids("worker")
+    assert [row["worker"] for row in rest.good("GET", "/journal")["data"]] == [0, 1, 2]
+    assert [row["worker"] for row in rest.good("POST", "/journal/seal")["data"]] == [0, 1, 2]
+
+
+def test_a_worker_is_restarted(rest: Rest, come: Callable[..., Client]) -> None:
+    client = come(client_id_on(2, 3, "restarted"))
+    before = rest.good("GET", "/workers")["data"][2]
+    assert rest.good("POST", "/workers/2/restart")["pid"] == before["pid"]
+    assert client.expect(Disconnect).code == 0x8B
+    until(lambda: (row := rest.good("GET", "/workers")["data"][2])["starts"] > before["starts"] and row["state"] == "ready")
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------------------
+
+
+def names(answer: dict[str, Any]) -> list[str]:
+    return [row["clientid"] for row in answer["data"]]
+
+
+def test_clients_are_found_by_page_by_cursor_and_by_filter(rest: Rest, come: Callable[..., Client]) -> None:
+    wanted = {f"list-{number}" for number in range(12)}
+    for name in sorted(wanted):
+        come(name, username="lister")
+    until(lambda: set(names(rest.good("GET", "/clients", username="lister"))) == wanted)
+    pages = [rest.good("GET", "/clients", username="lister", limit=5, page=page) for page in (1, 2, 3)]
+    assert [len(page["data"]) for page in pages] == [5, 5, 2]
+    assert [page["meta"]["hasnext"] for page in pages] == [True, True, False]
+    assert {name for page in pages for name in names(page)} == wanted
+    found: list[str] = []
+    query: dict[str, Any] = {"like_clientid": "list-", "limit": 5}
+    while True:
+        page = rest.good("GET", "/clients_v2", **query)
+        found += names(page)
+        if not page["meta"]["hasnext"]:
+            break
+        query["cursor"] = page["meta"]["cursor"]
+    assert sorted(found) == sorted(wanted)
+    everybody = rest.good("GET", "/clients")
+    assert everybody["meta"]["count"] == rest.good("GET", "/sessions_count") >= 12
+    row = rest.good("GET", "/clients", clientid="list-3", proto_ver=5, gte_connected_at="2020-01-01T00:00:00Z")["data"][0]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}\.\d{3}Z", row["connected_at"])
+    assert rest.good("GET", "/clients", clientid="list-3", proto_ver=4)["data"] == []
+
+
+def test_one_client_is_shown_and_kicked(rest: Rest, come: Callable[..., Client]) -> None:
+    name = "a/b c?ä#1"
+    client = come(name, clean=False, properties={"session_expiry_interval": 3600})
+    client.subscribe("kick/+", 1)
+    shown = rest.good("GET", f"/clients/{segment(name)}")
+    assert (shown["clientid"], shown["connected"], shown["subscriptions_cnt"]) == (name, True, 1)
+    assert rest.good("GET", f"/sessions/{segment(name)}")["durable"] is True
+    rest.good("DELETE", f"/clients/{segment(name)}")
+    assert client.expect(Disconnect).code == 0x98
+    assert rest.refused("GET", f"/clients/{segment(name)}") == (404, "CLIENTID_NOT_FOUND")
+
+
+def test_several_are_kicked_and_those_that_are_not_there_do_not_matter(rest: Rest, come: Callable[..., Client]) -> None:
+    clients = [come(f"bulk-{number}") for number in range(5)]
+    kicked = rest.good("POST", "/clients/kickout/bulk", [client.client_id for client in clients] + ["nobody-at-all"])
+    assert sorted(kicked) == sorted(client.client_id for client in clients)
+    for client in clients:
+        assert client.expect(Disconnect).code == 0x98
+    assert rest.good("POST", "/clients/kickout/bulk", ["nobody-at-all"]) == []
+
+
+def test_an_administrator_subscribes_and_unsubscribes_a_client(rest: Rest, come: Callable[..., Client]) -> None:
+    client = come("subscribed")
+    path = f"/clients/{client.client_id}"
+    assert rest.good("POST", f"{path}/subscribe", {"topic": "given/1", "qos": 1})["qos"] == 1
+    assert len(rest.good("POST", f"{path}/subscribe/bulk", [{"topic": "given/2"}, {"topic": "given/+/x", "qos": 2}])) == 2
+    rows = rest.good("GET", f"{path}/subscriptions")
+    assert {(row["topic"], row["qos"]) for row in rows} == {("given/1", 1), ("given/2", 0), ("given/+/x", 2)}
+    rest.good("POST", "/publish", {"topic": "given/1", "payload": "for you", "qos": 1})
+    assert client.expect(Publish).payload == b"for you"
+    until(lambda: rest.good("GET", "/subscriptions", match_topic="given/2")["data"])
+    assert names(rest.good("GET", "/subscriptions", topic="given/2")) == ["subscribed"]
+    assert rest.good("GET", f"/topics/{segment('given/+/x')}")["destinations"]
+    assert "given/1" in [row["topic"] for row in rest.good("GET", "/topics", limit=1000)["data"]]
+    assert rest.good("GET", "/routes", topic="given/1")["data"][0]["destination"].startswith("worker-")
+    rest.good("POST", f"{path}/unsubscribe", {"topic": "given/1"})
+    rest.good("POST", f"{path}/unsubscribe/bulk", [{"topic": "given/2"}, {"topic": "given/+/x"}])
+    assert rest.good("GET", f"{path}/subscriptions") == []
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_published_message_arrives_with_its_properties(rest: Rest, come: Callable[..., Client]) -> None:
+    clients = [come(client_id_on(worker, 3, "listen")) for worker in range(3)]
+    for client in clients:
+        client.subscribe("published", 2)
+    properties = {"content_type": "text/plain", "user_properties": {"a": "b"}, "message_expiry_interval": 60}
+    body = {"topic": "published", "payload": "aGVsbG8=", "payload_encoding": "base64", "qos": 1, "properties": properties}
+    assert len(rest.good("POST", "/publish", body)["id"]) == 32
+    for client in clients:
+        message = client.expect(Publish)
+        assert (message.payload, message.qos) == (b"hello", 1)
+        assert message.properties is not None and message.properties["content_type"] == "text/plain"
+    assert rest("POST", "/publish", {"topic": "published/nobody"})[0] == 202
+
+
+def test_messages_in_bulk_are_told_of_one_by_one(rest: Rest, come: Callable[..., Client]) -> None:
+    client = come("bulk-listen")
+    client.subscribe("bulk/#", 1)
+    status, answers = rest("POST", "/publish/bulk", [{"topic": f"bulk/{n}", "qos": 1} for n in range(3)])
+    assert status == 200 and all(set(one) == {"id"} for one in answers)
+    assert [client.expect(Publish).topic for _ in range(3)] == ["bulk/0", "bulk/1", "bulk/2"]
+    status, answers = rest("POST", "/publish/bulk", [{"topic": "bulk/+"}, {"topic": "bulk/4"}, {"topic": "nobody/here"}])
+    assert status == 202
+    assert [one.get("code") or one.get("reason_code") for one in answers] == ["BAD_REQUEST", None, 16]
+    assert client.expect(Publish).topic == "bulk/4"
+
+
+def test_retained_messages_are_listed_shown_and_deleted(rest: Rest) -> None:
+    for number in range(5):
+        rest.good("POST", "/publish", {"topic": f"kept/{number}/ä", "payload": "kept", "retain": True, "qos": 1})
+    page = rest.good("GET", "/mqtt/retainer/messages", topic="kept/+/+", limit=3)
+    rest_of_it = rest.good("GET", "/mqtt/retainer/messages", topic="kept/+/+", limit=3, page=2)
+    topics = [row["topic"] for row in page["data"] + rest_of_it["data"]]
+    assert sorted(topics) == [f"kept/{number}/ä" for number in range(5)]
+    path = f"/mqtt/retainer/message/{segment('kept/3/ä')}"
+    assert rest.good("GET", path)["payload"] == "a2VwdA=="
+    rest.good("DELETE", path)
+    assert rest.refused("GET", path) == (404, "NOT_FOUND")
+
+
+def test_the_retainer_is_configured_live(rest: Rest) -> None:
+    assert rest.good("PUT", "/mqtt/retainer", {"max_payload_size": "2MB"})["max_payload_size"] == "2MB"
+    assert rest.good("GET", "/mqtt/retainer")["max_payload_size"] == "2MB"
+    rest.good("POST", "/configs_reset/retainer.max_payload_size")
+
+
+# --- access -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_ban_sends_away_and_keeps_out(rest: Rest, come: Callable[..., Client]) -> None:
+    client = come("villain")
+    added = rest.good("POST", "/banned", {"as": "clientid", "who": "villain", "reason": "rude", "until": "2099-01-01T00:00:00Z"})
+    assert (added["by"], added["reason"], added["until"][:10]) == ("admin", "rude", "2099-01-01")
+    client.expect(Disconnect)
+    assert [row["who"] for row in rest.good("GET", "/banned")["data"]] == ["villain"]
+    rest.good("DELETE", "/banned/clientid/villain")
+    assert rest.good("GET", "/banned")["data"] == []
+
+
+@pytest.mark.parametrize("id", ["password_based:built_in_database", "scram:built_in_database"])
+def test_users_of_the_built_in_database(rest: Rest, id: str) -> None:
+    path = f"/authentication/{id}/users"
+    assert isinstance(rest.good("GET", "/authentication"), list)
+    assert rest("POST", path, {"user_id": "anna/x", "password": "first", "is_superuser": True})[0] == 201
+    assert rest.refused("POST", path, {"user_id": "anna/x", "password": "again"}) == (409, "ALREADY_EXISTS")
+    assert rest.good("GET", path, like_user_id="nna", is_superuser=True)["meta"]["count"] == 1
+    assert rest.good("GET", f"{path}/{segment('anna/x')}") == {"user_id": "anna/x", "is_superuser": True}
+    assert rest.good("PUT", f"{path}/{segment('anna/x')}", {"password": "second"})["is_superuser"] is False
+    rest.good("DELETE", f"{path}/{segment('anna/x')}")
+    assert rest.refused("GET", f"{path}/{segment('anna/x')}") == (404, "NOT_FOUND")
+
+
+def test_rules_of_users_clients_and_all(rest: Rest) -> None:
+    rules = [{"topic": "r/#", "permission": "deny", "action": "publish", "qos": [1, 2], "retain": True}]
+    base = "/authorization/sources/built_in_database/rules"
+    for of, field in (("users", "username"), ("clients", "clientid")):
+        rest.good("POST", f"{base}/{of}", [{field: "ruled/x", "rules": rules}])
+        (row,) = rest.good("GET", f"{base}/{of}")["data"]
+        assert row[field] == "ruled/x" and row["rules"][0]["topic"] == "r/#"
+        one = f"{base}/{of}/{segment('ruled/x')}"
+        rest.good("PUT", one, {"rules": [{"topic": "s", "permission": "allow", "action": "all"}]})
+        assert rest.good("GET", one)["rules"][0]["topic"] == "s"
+        rest.good("DELETE", one)
+        assert rest.refused("GET", one) == (404, "NOT_FOUND")
+    rest.good("POST", f"{base}/all", {"rules": rules})
+    assert rest.good("GET", f"{base}/all")["rules"][0]["topic"] == "r/#"
+    rest.good("DELETE", f"{base}/all")
+    assert rest.good("GET", f"{base}/all") == {"rules": []}
+    assert rest.good("GET", "/authorization/sources") == {"sources": [{"type": "built_in_database", "enable": True}]}
+    rest.good("POST", "/authorization/reload")
+
+
+def test_rules_are_tried_out(rest: Rest, come: Callable[..., Client]) -> None:
+    path = "/authorization/sources/built_in_database/rules/users/tried"
+    rest.good("PUT", path, {"rules": [{"topic": "own/${clientid}/#", "permission": "deny", "action": "publish"}]})
+    asked = {"action": "publish", "username": "tried", "clientid": "c7"}
+    denied = rest.good("GET", "/authorization/test", topic="own/c7/x", **asked)
+    assert denied == {"allowed": False, "decided_by": "builtin", "sources": [{"source": "builtin", "says": "deny"}]}
+    allowed = rest.good("GET", "/authorization/test", topic="own/c8/x", **asked)
+    assert (allowed["allowed"], allowed["decided_by"]) == (True, "acl.no_match")
+    client = come("c7", username="tried")
+    assert client.publish("own/c7/x", b"", qos=1).code == 0x87  # type: ignore[union-attr]
+    rest.good("DELETE", path)
+
+
+def test_settings_of_authorization_say_that_they_need_a_restart(rest: Rest) -> None:
+    assert rest.good("GET", "/authorization/settings")["no_match"] == "allow"
+    answer = rest.good("PUT", "/authorization/settings", {"deny_action": "disconnect"})
+    assert answer["changed"]["needs_restart"] == ["acl.deny_action"]
+    rest.good("POST", "/configs_reset/acl.deny_action")
+    assert rest.good("PUT", "/authorization/settings", {"no_match": "deny"})["changed"]["shadowed_by"] == {"acl.no_match": "--set"}
+    rest.good("POST", "/configs_reset/acl.no_match")
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_section_is_changed_live_and_as_a_whole_or_not_at_all(rest: Rest) -> None:
+    before = rest.good("GET", "/configs/mqtt")
+    changed = rest.good("PUT", "/configs/mqtt", {"max_inflight": 7, "mqueue_priorities": {"a/b": 9}, "retain_available": False})
+    assert sorted(changed["changed"]["applied"]) == ["mqtt.max_inflight", "mqtt.mqueue_priorities", "mqtt.retain_available"]
+    assert (changed["max_inflight"], changed["mqueue_priorities"]) == (7, {"a/b": 9})
+    (row,) = rest.good("GET", "/configs", key="mqtt.max_inflight")["data"]
+    assert row["value"] == "7" and "runtime.toml" in row["source"] and row["live"] is True
+    assert rest.refused("PUT", "/configs/mqtt", {"max_inflight": 8, "max_qos_allowed": 3}) == (400, "BAD_REQUEST")
+    assert rest.good("GET", "/configs/mqtt")["max_inflight"] == 7
+    for key in ("max_inflight", "mqueue_priorities", "retain_available"):
+        rest.good("POST", f"/configs_reset/mqtt.{key}")
+    assert rest.good("GET", "/configs/mqtt") == before
+    assert rest.good("POST", "/configs/reload") == {"applied": [], "needs_restart": []}
+
+
+def test_the_log_level_changes_at_once(rest: Rest) -> None:
+    assert rest.good("GET", "/log/level") == {"level": "info"}
+    assert rest.good("PUT", "/log/level", {"level": "warning"}) == {"level": "warning"}
+    rest.good("PUT", "/log/level", {"level": "info"})
+
+
+def test_a_listener_comes_changes_and_goes(rest: Rest) -> None:
+    port = free_port()
+    added = rest.good("POST", "/listeners", {"id": "tcp:second", "bind": f"127.0.0.1:{port}", "max_connections": 5})
+    assert (added["id"], added["max_connections"], added["status"]["running"]) == ("tcp:second", 5, True)
+    with Client(("127.0.0.1", port), 5, "by-the-second"):
+        assert rest.good("GET", "/listeners/tcp:second")["current_connections"] == 1
+    assert rest.good("PUT", "/listeners/tcp:second", {"max_connections": 6})["max_connections"] == 6
+    assert {row["id"] for row in rest.good("GET", "/listeners_status")} == {"tcp:default", "tcp:second"}
+    rest.good("DELETE", "/listeners/tcp:second")
+    assert [row["id"] for row in rest.good("GET", "/listeners")] == ["tcp:default"]
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_account_comes_changes_and_goes(served: ApiBroker, rest: Rest) -> None:
+    body = {"username": "carl", "password": "carls password", "role": "viewer", "description": "nights"}
+    assert rest.good("POST", "/users", body)["role"] == "viewer"
+    assert {"admin", "carl"} <= {row["username"] for row in rest.good("GET", "/users")}
+    carl = Rest.logged_in(served, "carl", "carls password")
+    assert carl.refused("POST", "/publish", {"topic": "x"}) == (403, "FORBIDDEN")
+    assert rest.good("PUT", "/users/carl", {"role": "administrator"})["description"] == "nights"
+    carl.good("POST", "/publish", {"topic": "x"})
+    carl.good("POST", "/users/carl/change_pwd", {"old_pwd": "carls password", "new_pwd": "another password"})
+    assert carl.refused("GET", "/clients") == (401, "BAD_TOKEN")
+    carl = Rest.logged_in(served, "carl", "another password")
+    carl.good("POST", "/logout")
+    assert carl.refused("GET", "/clients") == (401, "BAD_TOKEN")
+    carl = Rest.logged_in(served, "carl", "another password")
+    rest.good("DELETE", "/users/carl")
+    assert carl.refused("GET", "/clients") == (401, "BAD_TOKEN")
+
+
+def test_a_key_comes_changes_and_goes(served: ApiBroker, rest: Rest) -> None:
+    made = rest.good("POST", "/api_key", {"name": "robot", "role": "viewer", "desc": "arm 3"})
+    robot = Rest.with_key(served, made["api_key"], made["api_secret"])
+    assert robot.good("GET", "/clients")["meta"]["page"] == 1
+    assert robot.refused("POST", "/publish", {"topic": "x"}) == (403, "FORBIDDEN")
+    (row,) = rest.good("GET", "/api_key")
+    assert (row["name"], row["desc"], row["expired_at"]) == ("robot", "arm 3", "infinity") and "api_secret" not in row
+    assert rest.good("PUT", "/api_key/robot", {"enable": False})["enable"] is False
+    assert robot.refused("GET", "/clients") == (401, "BAD_API_KEY_OR_SECRET")
+    rest.good("PUT", "/api_key/robot", {"enable": True, "role": "administrator"})
+    robot.good("POST", "/publish", {"topic": "x"})
+    assert rest.good("PUT", "/api_key/robot", {"expired_at": "2020-01-01T00:00:00Z"})["expired"] is True
+    assert robot.refused("GET", "/clients") == (401, "BAD_API_KEY_OR_SECRET")
+    assert rest.good("GET", "/api_key/robot")["expired_at"] == "2020-01-01T00:00:00.000Z"
+    rest.good("DELETE", "/api_key/robot")
+    assert rest.refused("GET", "/api_key/robot") == (404, "NOT_FOUND")
+
+
+def test_the_audit_log_tells_who_changed_what_and_no_secrets(served: ApiBroker, rest: Rest) -> None:
+    rest.good("POST", "/users", {"username": "audited", "password": "not for the log", "role": "viewer"})
+    rest.refused("DELETE", "/users/nobody")
+    newest, before = rest.good("GET", "/audit", limit=2, by="rest:admin")["data"]
+    assert (newest["operation_name"], newest["operation_result"], newest["args"]) == (
+        "admins delete",
+        "NOT_FOUND",
+        {"name": "nobody"},
+    )
+    assert before["operation_name"] == "admins add" and before["args"]["name"] == "audited"
+    assert "not for the log" not in str(rest.good("GET", "/audit", limit=1000)) + served.log
+    second = rest.good("GET", "/audit", limit=1, page=2)["data"]
+    assert second == [before]
+    rest.good("DELETE", "/users/audited")
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_route_was_asked(rest: Rest, request: pytest.FixtureRequest) -> None:
+    """Runs last, and only says something when the whole module has run."""
+    if request.config.option.keyword or any("::" in argument for argument in request.config.args):
+        pytest.skip("only some tests of the module run")
+    left = []
+    for path, methods in rest.good("GET", "/api-docs/swagger.json")["paths"].items():
+        shape = re.compile(re.sub(r"\\{\w+\\}", "[^?]+", re.escape(path)))
+        left += [f"{method.upper()} {path}" for method in methods if not any(
+            method.upper() == used and shape.fullmatch(address) for used, address in asked)]  # fmt: skip
+    assert not left
+
+
+def test_the_page_of_routes_is_up_to_date() -> None:
+    assert (Path(__file__).parents[2] / "docs" / "rest.md").read_text() == reference(), "make docs"

@@ -1,0 +1,262 @@
+"""The dashboard in headless Chromium: what a person would do with it, against a running broker with three workers.
+
+Screenshots of each page are kept in the directory $SHARDBROKER_SCREENSHOTS, where that is set.
+"""
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.api.rest import ApiBroker, Rest
+from tests.harness import Client, Disconnect, Publish, client_id_on, free_port
+
+pytestmark = pytest.mark.own_broker
+PATIENCE_MS = 10_000
+"""For what a page shows in time; it is there within a second on a machine with nothing else to do."""
+SCREENSHOTS = os.environ.get("SHARDBROKER_SCREENSHOTS")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiBroker]:
+    settings = tmp_path_factory.mktemp("settings") / "broker.toml"
+    broker = ApiBroker(3)
+    settings.write_text(
+        f'[listeners.default]\nbind = "127.0.0.1:{broker.address[1]}"\n'
+        f'[listeners.web]\ntype = "ws"\nbind = "127.0.0.1:{free_port()}"\n[log]\nlevel = "warning"\n'
+    )
+    broker.command = lambda: [  # type: ignore[method-assign]
+        *(part for part in ApiBroker.command(broker) if not part.startswith("--listen")), f"--config={settings}"
+    ]  # fmt: skip
+    with broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def rest(served: ApiBroker) -> Rest:
+    return Rest.logged_in(served)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def look(served: ApiBroker, browser: Browser) -> Iterator[Callable[..., Page]]:
+    """look("/clients", name, password): a page, logged in; nothing of it may come from elsewhere."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    foreign: list[str] = []
+    broken: list[str] = []
+
+    def open_page(path: str = "/", name: str = "admin", password: str = "") -> Page:
+        page = context.new_page()
+        page.on("request", lambda one: foreign.append(one.url) if urlsplit(one.url).hostname not in ("127.0.0.1", None) else None)
+        page.on("pageerror", lambda error: broken.append(str(error)))
+        start = f"http://127.0.0.1:{served.api_port}"
+        page.goto(f"{start}/")
+        page.get_by_label("User name").fill(name)
+        page.get_by_label("Password").fill(password or served.password)
+        page.get_by_role("button", name="Log in").click()
+        if path != "/":
+            page.goto(f"{start}/dashboard{path}")
+        return page
+
+    yield open_page
+    context.close()
+    assert not foreign and not broken
+
+
+def shoot(page: Page, name: str) -> None:
+    if SCREENSHOTS:
+        Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+        page.wait_for_timeout(500)
+        page.screenshot(path=str(Path(SCREENSHOTS) / f"{name}.png"))
+
+
+@contextmanager
+def load(broker: ApiBroker) -> Iterator[None]:
+    """Messages, until the context ends."""
+    over = threading.Event()
+
+    def run() -> None:
+        with (
+            Client(broker.address, 5, client_id_on(0, 3)) as subscriber,
+            Client(broker.address, 5, client_id_on(1, 3)) as publisher,
+        ):
+            subscriber.subscribe("load", 1)
+            while not over.is_set():
+                publisher.publish("load", b"x" * 100, qos=1)
+                subscriber.expect(Publish)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def figure(page: Page, name: str) -> float:
+    text = page.get_by_test_id(name).inner_text()
+    found = re.fullmatch(r"([\d.]+)([KMG]?)", text)
+    return float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[found[2]] if found else 0.0
+
+
+def until(page: Page, test: Callable[[], bool]) -> None:
+    for _ in range(PATIENCE_MS // 100):
+        if test():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError("it never came")
+
+
+def test_a_wrong_password_and_no_password_show_nothing(served: ApiBroker, look: Callable[..., Page]) -> None:
+    page = look("/", "admin", "wrong")
+    expect(page.get_by_text("wrong user name or password")).to_be_visible()
+    answer = page.goto(f"http://127.0.0.1:{served.api_port}/dashboard/clients")
+    assert answer is not None and answer.headers["x-frame-options"] == "DENY"
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+
+
+def test_rates_move_under_load_and_every_worker_is_there(served: ApiBroker, look: Callable[..., Page]) -> None:
+    page = look("/")
+    with load(served):
+        until(page, lambda: figure(page, "received") > 0 and figure(page, "connections") == 2)
+        until(page, lambda: page.get_by_test_id("hop").inner_text().endswith(("µs", "ms")))
+        page.wait_for_timeout(5000 if SCREENSHOTS else 0)
+        shoot(page, "overview-light")
+        page.get_by_role("button").filter(has_text="contrast").click()
+        expect(page.locator("body.body--dark")).to_be_attached()
+        shoot(page, "overview-dark")
+    assert page.locator("tbody tr").count() == 3
+    until(page, lambda: figure(page, "received") == 0)
+    page.reload()
+    expect(page.locator("body.body--dark")).to_be_attached()
+
+
+def test_a_client_is_found_shown_and_kicked(served: ApiBroker, look: Callable[..., Page]) -> None:
+    with Client(served.address, 5, "needle-7", username="anna") as needle, Client(served.address, 5, "hay") as hay:
+        needle.subscribe("needles/#", 1)
+        page = look("/clients")
+        expect(page.get_by_text("hay", exact=True)).to_be_visible()
+        page.get_by_label("Client id contains").fill("needle")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_text("hay", exact=True)).to_have_count(0)
+        shoot(page, "clients")
+        page.get_by_text("needle-7").click()
+        expect(page.get_by_text("needles/#")).to_be_visible()
+        shoot(page, "client")
+        page.get_by_role("button", name="Kick").click()
+        expect(page.get_by_text("needle-7 is kicked")).to_be_visible()
+        assert needle.expect(Disconnect).code == 0x98
+        hay.ping()
+
+
+def test_subscriptions_are_found_by_topic(served: ApiBroker, look: Callable[..., Page]) -> None:
+    with Client(served.address, 5, "listens") as client:
+        client.subscribe("found/+/x", 2)
+        page = look("/subscriptions")
+        page.get_by_label("Gets messages of topic").fill("found/1/x")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("cell", name="listens")).to_be_visible()
+        shoot(page, "subscriptions")
+
+
+def test_the_web_client_subscribes_and_publishes(served: ApiBroker, look: Callable[..., Page]) -> None:
+    with Client(served.address, 5, "outside") as outside:
+        outside.subscribe("test/#", 1)
+        page = look("/websocket")
+        expect(page.get_by_text("ws:web")).to_be_visible()
+        page.get_by_role("button", name="Connect", exact=False).first.click()
+        expect(page.get_by_test_id("state")).to_have_text("connected")
+        page.get_by_role("button", name="Subscribe").click()
+        page.wait_for_timeout(300)
+        page.get_by_label("Payload").fill("hello from the page")
+        page.get_by_role("button", name="Publish").click()
+        message = outside.expect(Publish)
+        assert (message.topic, message.payload) == ("test/1", b"hello from the page")
+        expect(page.get_by_role("cell", name="hello from the page")).to_be_visible()
+        outside.publish("test/2", b"from outside", qos=1)
+        expect(page.get_by_role("cell", name="from outside")).to_be_visible()
+        shoot(page, "websocket")
+
+
+def test_a_retained_message_is_shown_and_deleted(rest: Rest, look: Callable[..., Page]) -> None:
+    rest.good("POST", "/publish", {"topic": "kept/1", "payload": '{"temperature": 21.5}', "retain": True})
+    page = look("/retained")
+    page.get_by_label("Filter").fill("kept/#")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_text("kept/1").click()
+    expect(page.get_by_text('{"temperature": 21.5}')).to_be_visible()
+    shoot(page, "retained")
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("kept/1 is deleted")).to_be_visible()
+    assert rest.refused("GET", "/mqtt/retainer/message/kept/1") == (404, "NOT_FOUND")
+
+
+def test_settings_say_where_they_come_from_and_change(rest: Rest, look: Callable[..., Page]) -> None:
+    page = look("/settings")
+    expect(page.get_by_role("cell", name="log.level")).to_be_visible()
+    page.get_by_label("Section").click()
+    page.get_by_role("option", name="mqtt", exact=True).click()
+    row = page.get_by_role("row").filter(has_text=re.compile(r"^mqtt\.max_inflight"))
+    row.click()
+    page.get_by_label("Value, as in TOML").fill("12")
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(row).to_contain_text("runtime.toml")
+    assert rest.good("GET", "/configs/mqtt")["max_inflight"] == 12
+    shoot(page, "settings")
+    rest.good("POST", "/configs_reset/mqtt.max_inflight")
+    (last,) = rest.good("GET", "/audit", limit=1, by="dashboard:admin")["data"]
+    assert last["args"] == {"key": "mqtt.max_inflight", "value": "12"}
+
+
+def test_a_viewer_cannot_kick(served: ApiBroker, rest: Rest, look: Callable[..., Page]) -> None:
+    rest.good("POST", "/users", {"username": "looker", "password": "look and see", "role": "viewer"})
+    with Client(served.address, 5, "stays-here") as client:
+        page = look("/clients", "looker", "look and see")
+        page.get_by_text("stays-here").click()
+        expect(page.get_by_role("button", name="Kick")).to_be_disabled()
+        client.ping()
+
+
+def test_who_logs_out_is_out(served: ApiBroker, look: Callable[..., Page]) -> None:
+    page = look("/")
+    page.get_by_role("button").filter(has_text="logout").click()
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+    page.goto(f"http://127.0.0.1:{served.api_port}/dashboard/")
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+
+
+def test_rules_are_tried_out_and_bans_come_and_go(rest: Rest, look: Callable[..., Page]) -> None:
+    page = look("/access")
+    page.get_by_label("Topic or filter").fill("a/b")
+    page.get_by_role("button", name="Test").click()
+    expect(page.get_by_test_id("verdict")).to_have_text("allowed")
+    page.get_by_label("Whom").fill("villain")
+    page.get_by_label("Reason").fill("rude")
+    page.get_by_role("button", name="Ban", exact=True).click()
+    expect(page.get_by_role("cell", name="villain")).to_be_visible()
+    (ban,) = rest.good("GET", "/banned")["data"]
+    assert (ban["who"], ban["by"], ban["reason"]) == ("villain", "admin", "rude")
+    shoot(page, "access")
+    page.get_by_role("row").filter(has_text="villain").get_by_role("checkbox").click()
+    page.get_by_role("button", name="End the ban").click()
+    expect(page.get_by_role("cell", name="villain")).to_have_count(0)
+    assert rest.good("GET", "/banned")["data"] == []
