@@ -34,6 +34,7 @@ from pyspark_shardbroker.damage import DAMAGE, read_damage
 from pyspark_shardbroker.errors import OptionError
 from pyspark_shardbroker.journals import Piece, find_journals, pieces
 from pyspark_shardbroker.options import Options
+from pyspark_shardbroker.parquet import FILES, Layout, write_files
 from pyspark_shardbroker.positions import Positions
 from pyspark_shardbroker.reading import read_piece
 
@@ -59,6 +60,8 @@ class ShardbrokerSource(DataSource):
         return "shardbroker"
 
     def schema(self) -> str:
+        if self._options.write_to:
+            return ", ".join(f"`{name}` {type}" for name, type in FILES.items())
         columns = _columns(self._options.table)
         unknown = [name for name in self._options.columns if name not in columns]
         if unknown:
@@ -66,12 +69,15 @@ class ShardbrokerSource(DataSource):
         return ", ".join(f"`{name}` {columns[name]}" for name in self._options.columns or columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if self._options.write_to:
+            raise OptionError("writeTo: only streams write files by themselves")
         return JournalReader(self._options, _checked(schema, self._options.table))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._options.table != "journal":
             raise OptionError(f"table {self._options.table!r} cannot be read as a stream: allowed is journal")
-        return JournalStream(self._options, _checked(schema, "journal"))
+        columns = list(self._options.columns or JOURNAL) if self._options.write_to else _checked(schema, "journal")
+        return JournalStream(self._options, columns)
 
 
 DefaultSource = ShardbrokerSource
@@ -168,4 +174,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        return read_piece(partition.value, self._columns, self._options.wanted, self._options.fail_fast)
+        options = self._options
+        if not options.write_to:
+            return read_piece(partition.value, self._columns, options.wanted, options.fail_fast)
+        layout = Layout(options.write_to, tuple(self._columns), options.partition_by)
+        return write_files(read_piece(partition.value, layout.needed(), options.wanted, options.fail_fast), layout)
