@@ -19,7 +19,7 @@ __all__ = ["dump", "in_force", "is_live", "keep_in_force", "parse", "replaced"]
 IN_FORCE = "settings.cbor"
 """In the runtime directory."""
 
-LIVE = ("mqtt.", "retainer.", "sys.", "journal.", "log.")
+LIVE = ("mqtt.", "retainer.", "sys.", "journal.", "snapshot.", "log.")
 """Sections whose keys take effect at once."""
 NOT_LIVE = ("mqtt.shared_subscription_strategy", "journal.segment_bytes", "journal.cycle_bytes")
 """Keys of these sections that do not: publishers remember where they are in the strategy, journals where they are in a segment."""

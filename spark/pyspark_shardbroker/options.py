@@ -26,14 +26,14 @@ from pyspark_shardbroker.records import KIND_NUMBERS
 
 __all__ = ["Options", "Wanted", "parse_time", "topic_pattern"]
 
-TABLES = ("journal", "damage")
+TABLES = ("journal", "damage", "sessions", "subscriptions", "retained", "routes")
 PARTITION_BYTES = 64 << 20
 """Of a segment, read by one task: the size at which brokers end one."""
 _FOREVER = 1 << 62
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _OPTIONS = (
     "path", "table", "mode", "columns", "since", "until", "types", "topics", "workers", "partitionbytes", "startingposition",
-    "maxrecordspertrigger", "maxbytespertrigger", "writeto", "partitionby",
+    "maxrecordspertrigger", "maxbytespertrigger", "writeto", "partitionby", "snapshot",
 )  # fmt: skip
 
 
@@ -152,6 +152,7 @@ class Options:
     write_to: str = ""
     """Streams: a directory where the tasks write Parquet themselves; their rows are then the names of the files."""
     partition_by: tuple[str, ...] = ()
+    snapshot: str = "latest"
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "Options":
@@ -191,6 +192,7 @@ class Options:
             max_bytes=_number(given, "maxbytespertrigger", None),
             write_to=given.get("writeto", ""),
             partition_by=_names(given, "partitionby"),
+            snapshot=given.get("snapshot", "latest"),
         )
 
 

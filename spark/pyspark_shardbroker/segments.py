@@ -37,6 +37,7 @@ __all__ = [
     "Segment",
     "SegmentInfo",
     "Window",
+    "crc32",
     "end_of",
     "find_segments",
     "first_time",

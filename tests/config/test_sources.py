@@ -90,7 +90,7 @@ def test_no_limit_is_written_as_infinity_or_0() -> None:
         ("listeners.a.bnd=x", "unknown key; did you mean listeners.<name>.bind?"),
         (
             "qqq.www=1",
-            "unknown key; allowed sections are process, node, listeners, mqtt, durability, journal, retainer, sys, overload, log",
+            "unknown key; allowed sections are process, node, listeners, mqtt, durability, journal, snapshot, retainer, sys",
         ),
         ("retainer.zzz=1", "unknown key; allowed in retainer are max_messages, max_total_bytes, max_payload_size"),
         ("mqtt.max_inflight=true", "allowed is an integer from 1 to 65535"),
