@@ -3,15 +3,12 @@
     .venv/bin/python spark/bench.py [--records 4000000] [--dir DIR]
 
 Each case is a Spark of its own with one core, `local[1]`. What counts is the CPU time of all its processes (JVM, driver, Python
-workers), less what the same case costs with a thousand records: Spark starts, compiles and plans for those as well. So there are
-figures on a machine that does other things besides, too; but those that share its cores slow each other down.
+workers), behind a first run with a thousand records, for which Spark starts and plans. So there are figures on a machine that does
+other things besides, too; but those that share its cores slow each other down.
 """
 
 import argparse
-import ctypes
-import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -20,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 from pyspark_shardbroker.columns import JOURNAL
@@ -33,8 +31,6 @@ from pyspark_shardbroker.session import make_session
 from shardbroker.journal import open_journal
 from shardbroker.journal.schema import Kind, encode
 
-PR_SET_CHILD_SUBREAPER = 36
-"""Linux: processes whose parent ends become ours, and their CPU time with them."""
 CLIENTS = 1_000
 FEW = 1_000
 """Records that cost next to nothing by themselves."""
@@ -125,20 +121,32 @@ CASES: dict[str, Callable[[Path], None]] = {
 
 
 def cost(case: Callable[[Path], None], work: Path) -> float:
-    """CPU seconds of a process with this case and of all that it starts."""
+    """CPU seconds that the records of `work` cost, in a process that has done the same for few of them already."""
     shutil.rmtree(work / "out", ignore_errors=True)
-    before = _used()
-    subprocess.run([sys.executable, __file__, "--case", case.__name__, "--dir", str(work)], check=True, stderr=subprocess.DEVNULL)
-    while True:  # what it started and left
+    shutil.rmtree(work / "few" / "out", ignore_errors=True)
+    command = [sys.executable, __file__, "--case", case.__name__, "--dir", str(work)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def measure(case: Callable[[Path], None], work: Path) -> None:
+    case(work / "few")
+    before = used()
+    case(work)
+    print(used() - before)
+
+
+def used() -> float:
+    """CPU seconds of this process and of all that it has started, directly or not."""
+    mine = psutil.Process()
+    found = 0.0
+    for process in (mine, *mine.children(recursive=True)):
         try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return _used() - before
-
-
-def _used() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue  # then its parent has its time, if it waited for it
+        found += times.user + times.system + times.children_user + times.children_system
+    return found
 
 
 def bytes_of_a_hundredth(work: Path, records: int) -> tuple[int, int]:
@@ -172,28 +180,26 @@ def main() -> None:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        globals()[options.case](options.dir)
+        measure(globals()[options.case], options.dir)
         return
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with tempfile.TemporaryDirectory() as own:
         work = options.dir or Path(own)
         few = work / "few"
         for directory, records in ((work, options.records), (few, FEW)):
             if not (directory / "data").exists():
                 make_journal(directory / "data" / "journal" / "0", records)
-            if not (directory / "json").exists():
-                cost(make_json, directory)
+        if not (work / "json").exists():
+            cost(make_json, work)
         size = size_of(work / "data")
         print(f"{options.records:,} records: {size / 1e6:,.0f} MB of journal, {size_of(work / 'json') / 1e6:,.0f} MB of JSON lines")
         for name, case in CASES.items():
             if options.only not in name:
                 continue
             began = time.monotonic()
-            base, whole = cost(case, few), cost(case, work)
-            seconds = whole - base
-            rates = f"{(options.records - FEW) / seconds:11,.0f} records/s {size / seconds / 1e6:7.1f} MB/s of journal"
+            seconds = cost(case, work)
+            rates = f"{options.records / seconds:11,.0f} records/s {size / seconds / 1e6:7.1f} MB/s of journal"
             took = time.monotonic() - began
-            print(f"{name:37} {whole:6.1f} CPU s, {base:5.1f} of them for the start {rates} ({took:.0f} s)", flush=True)
+            print(f"{name:37} {seconds:6.1f} CPU s {rates} ({took:.0f} s)", flush=True)
         all_of_it, part = bytes_of_a_hundredth(work, options.records)
         print(f"a filter on 1 % of the time reads {part:,} bytes of {all_of_it:,}: 1/{all_of_it / part:.0f}")
 

@@ -39,14 +39,25 @@ def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
                 held = []
             synced = _synced(part)
             if hole is None or synced is None or synced > hole:
-                yield from held
-                held, hole = [], None
+                vouched = len(held) if hole is None or synced is None else _vouched(held, synced)
+                yield from held[:vouched]
+                held = held[vouched:]
+                hole = held[0].lost_from if held and isinstance(held[0], Damage) else None
         incarnation = part.header.incarnation
         if hole is None:
             yield part
         else:
             held.append(part)
     yield from _forgotten(held)
+
+
+def _vouched(held: list[Block | Damage], synced: int) -> int:
+    """How many of these there are in front of the first hole that was not on the disk either: one is damage, the next the power."""
+    for place, part in enumerate(held):
+        hole = part.lost_from if isinstance(part, Damage) and part.lost_from != part.lost_to else None
+        if hole is not None and hole >= synced:
+            return place
+    return len(held)
 
 
 def _forgotten(held: list[Block | Damage]) -> Iterator[Damage]:
