@@ -38,6 +38,8 @@ BLOCK_RECORDS = 100
 """A pass of a worker that is busy."""
 BLOCK_US = 1_000
 START_US = 1_790_000_000_000_000
+ERROR_SHOWN = 3_000
+"""Characters of what a case that fails has said at last."""
 SETTINGS = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
 
 
@@ -125,7 +127,9 @@ def cost(case: Callable[[Path], None], work: Path) -> float:
     shutil.rmtree(work / "out", ignore_errors=True)
     shutil.rmtree(work / "few" / "out", ignore_errors=True)
     command = [sys.executable, __file__, "--case", case.__name__, "--dir", str(work)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{case.__name__}: {done.stderr[-ERROR_SHOWN:]}")
     return float(done.stdout.splitlines()[-1])
 
 

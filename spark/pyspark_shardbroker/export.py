@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyspark
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -220,7 +221,10 @@ def _write_delta(frame: DataFrame, files: Files, export: Export, number: int) ->
         (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.root)
     except PySparkException as error:
         if error.getCondition() == "DATA_SOURCE_NOT_FOUND":
-            raise OptionError("--format delta needs the package delta-spark, see docs/spark.md") from None
+            raise OptionError(
+                "--format delta needs delta-spark and its jar, and the PySpark that it asks for: up to 4.2 so far, here it is "
+                f"{pyspark.__version__}; see docs/spark.md"
+            ) from None
         raise
 
 
