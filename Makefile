@@ -17,7 +17,7 @@ $(VENV)/.installed: $(SOURCES)
 # Spark, and the package that reads journals with it; needs Java 17.
 spark: $(VENV)/.spark
 
-$(VENV)/.spark: $(VENV)/.installed spark/pyproject.toml
+$(VENV)/.spark: $(VENV)/.installed spark/pyproject.toml spark/setup.py $(wildcard spark/pyspark_shardbroker/*.pyx)
 	$(BIN)/pip install --quiet --no-build-isolation --editable "./spark[plots]"
 	touch $@
 
@@ -68,5 +68,5 @@ docs: install
 
 clean:
 	rm -rf build dist *.egg-info
-	find shardbroker acceptor shm perf -name '*.so' -delete -o -name '*.c' -delete
+	find shardbroker acceptor shm perf spark -name '*.so' -delete -o -name '*.c' -delete
 	rm -f $(VENV)/.installed

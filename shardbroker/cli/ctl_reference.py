@@ -32,6 +32,7 @@ have theirs.
   options. The answer says what was `applied`, what `needs_restart`, and by what a value is `shadowed_by`. `config reload` and
   SIGHUP read everything again.
 - `journal seal` ends the segment of each worker's journal, so that everything up to `durable` can be read from closed segments.
+- `snapshot` writes a directory below `snapshots` in the data directory; `snapshot.interval` does so by itself (docs/spark.md).
 - Who changed what is in the log: `audit by=... verb=... code=... params=...`, without payloads.
 
 Exit codes: 0 well, 1 refused, 2 wrong usage, 3 no broker. Programs in Python may use `shardbroker.control.Control`.

@@ -20,8 +20,18 @@ IN_FORCE = "settings.cbor"
 """In the runtime directory."""
 
 LIVE = (
-    "mqtt.", "rewrite.", "auto_subscribe.", "retainer.", "sys.", "journal.", "log.", "auth.", "acl.", "flapping_detect.",
-)  # fmt: skip
+    "acl.",
+    "auth.",
+    "auto_subscribe.",
+    "flapping_detect.",
+    "journal.",
+    "log.",
+    "mqtt.",
+    "retainer.",
+    "rewrite.",
+    "snapshot.",
+    "sys.",
+)
 """Sections whose keys take effect at once."""
 NOT_LIVE = ("mqtt.shared_subscription_strategy", "mqtt.limiter.", "journal.segment_bytes", "journal.cycle_bytes")
 """Keys of these sections that do not: publishers remember where they are in the strategy, connections have their limits, and

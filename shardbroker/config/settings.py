@@ -187,6 +187,13 @@ class Journal(Section):
         return value
 
 
+class Snapshot(Section):
+    """Snapshots of sessions, subscriptions, retained messages and routes, below `data_dir`/snapshots."""
+
+    interval: Duration = Field(inf, ge=1, description="Between two of them; infinity: only those of `ctl snapshot`.")
+    keep: Whole = Field(3, ge=1, le=10_000, description="Whole ones that are kept; the oldest beyond it go.")
+
+
 class Retainer(Section):
     """Retained messages."""
 
@@ -291,6 +298,7 @@ class Settings(Section):
     auto_subscribe: AutoSubscribe = AutoSubscribe()
     durability: Durability = Durability()
     journal: Journal = Journal()
+    snapshot: Snapshot = Snapshot()
     retainer: Retainer = Retainer()
     sys: Sys = Sys()
     overload: Overload = Overload()

@@ -241,6 +241,12 @@ table(
         changes=True,
         columns=("worker", "durable", "segments"),
     ),
+    Verb(
+        "snapshot",
+        "Writes sessions, subscriptions, retained messages and routes to files for Spark; the oldest beyond `snapshot.keep` go.",
+        changes=True,
+        stream=True,
+    ),
     Verb("config get", "Values in force, and where each came from.", ConfigGet, columns=("key", "value", "source", "live")),
     Verb("config set", "Changes a value while the broker runs, and keeps it.", ConfigSet, changes=True),
     Verb("config update", "Changes some values together: all of them, or none if one is wrong.", ConfigUpdate, changes=True),

@@ -42,8 +42,10 @@ def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
                 held, hole = (held[-1:], start) if own else ([], None)
             synced = _synced(part)
             if hole is None or synced is None or synced > hole:
-                yield from held
-                held, hole = [], None
+                vouched = len(held) if hole is None or synced is None else _vouched(held, synced)
+                yield from held[:vouched]
+                held = held[vouched:]
+                hole = _missing(held[0])[0] if held else None
         incarnation = part.header.incarnation
         if hole is None:
             yield part
@@ -57,6 +59,15 @@ def _missing(part: Block | Damage) -> tuple[int | None, int | None]:
     if isinstance(part, Damage):
         return part.lost_from, part.lost_to
     return (part.header.first_sequence, part.header.end_sequence) if part.lost else (None, None)
+
+
+def _vouched(held: list[Block | Damage], synced: int) -> int:
+    """How many of these there are in front of the first hole that was not on the disk either: one is damage, the next the power."""
+    for place, part in enumerate(held):
+        start, end = _missing(part)
+        if start is not None and start != end and start >= synced:
+            return place
+    return len(held)
 
 
 def _forgotten(held: list[Block | Damage]) -> Iterator[Damage]:

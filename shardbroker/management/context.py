@@ -38,6 +38,8 @@ class Context:
     audit: Audit
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
+    snapshot_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Who holds it takes a snapshot."""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
     def worker_of(self, client_id: bytes) -> int:

@@ -39,6 +39,7 @@ from shardbroker.management.log import Log
 from shardbroker.management.prometheus import render
 from shardbroker.management.scrape import ScrapeServer
 from shardbroker.management.server import ControlServer
+from shardbroker.management.snapshots import newest_us, take
 from shardbroker.management.sys_topics import SysTopics
 from shardbroker.management.workers import Workers
 from shm.registry import Registry
@@ -164,6 +165,7 @@ class _Manager:
             asyncio.create_task(self._every(lambda: settings.settings.sys.heartbeat_interval, self._topics.heartbeat)),
             asyncio.create_task(self._every(lambda: settings.settings.sys.msg_interval, self._statistics)),
             asyncio.create_task(self._watch()),
+            asyncio.create_task(self._take_snapshots()),
         ]
         bind = settings.settings.prometheus.bind
         if bind != "disabled":
@@ -359,6 +361,23 @@ class _Manager:
             self._store_flapping()
             self._look_for_alarms()
             await asyncio.sleep(ALARM_S)
+
+    async def _take_snapshots(self) -> None:
+        """Every `snapshot.interval`, counted from the newest one that there is. One that cannot be taken is told, and the next one
+        is tried an interval later."""
+        last = newest_us(self._topology.data_dir) / 1e6
+        while True:
+            await asyncio.sleep(INTERVAL_LOOK_S)
+            interval = self._configuration.settings.snapshot.interval
+            if time.time() - last < interval or not self._counters.serving:
+                continue
+            last = time.time()
+            try:
+                async for _ in take(self._context):
+                    pass
+            except ControlError as error:
+                self._log.add("warning", f"no snapshot was taken: {error}")
+                self._log.flush()
 
     def _look_for_alarms(self) -> None:
         now_ms = time.time_ns() // 1_000_000

@@ -147,6 +147,12 @@ def describe(Loop loop, dict args) -> dict[str, Any]:
     return known
 
 
+@command("sessions")
+def describe_many(Loop loop, dict args) -> list[dict[str, Any] | None]:
+    """All that is known of each of `clients`; None for one that has no session."""
+    return [describe(loop, {"client_id": one}) if loop.sessions.get(one) is not None else None for one in args["clients"]]
+
+
 @command("kick")
 def kick(Loop loop, dict args) -> list[bool]:
     """Ends connections and sessions of `clients`; for each whether there was one. Their part of shared groups is not handed on."""

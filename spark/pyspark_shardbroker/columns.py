@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_shardbroker.decode import Records
+from pyspark_shardbroker.decode import Records, as_text
 from pyspark_shardbroker.properties import decode_properties
 from pyspark_shardbroker.records import KINDS, PACKETS, REASONS
 from pyspark_shardbroker.slow_cbor import BYTES, UINT
@@ -53,17 +53,22 @@ def _type(records: Records, _: Context) -> pa.Array:
 
 def _ids(records: Records) -> tuple[np.ndarray, np.ndarray]:
     """Message ids as rows of 16 bytes, and which records have one."""
+    found: tuple[np.ndarray, np.ndarray] = records.once("ids", _find_ids)
+    return found
+
+
+def _find_ids(records: Records) -> tuple[np.ndarray, np.ndarray]:
     head, value, start = records.field("id")
     valid = (head == BYTES) & (value == 16)
     at = np.where(valid, start, 0)
     rows = np.ndarray((max(len(records.data) - 15, 0), 16), np.uint8, records.data.data, 0, (1, 1))
-    return rows[at], valid
+    return np.ascontiguousarray(rows[at]), valid
 
 
 def _message_id(records: Records, _: Context) -> pa.Array:
     rows, valid = _ids(records)
-    fixed = pa.Array.from_buffers(pa.binary(16), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
-    return _masked(fixed.cast(pa.binary()), valid)
+    offsets = np.arange(0, 16 * len(rows) + 1, 16, dtype=np.int32)
+    return _masked(pa.Array.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]), valid)
 
 
 def _message_id_text(records: Records, _: Context) -> pa.Array:
@@ -78,9 +83,15 @@ def _masked(array: pa.Array, valid: np.ndarray) -> pa.Array:
 
 
 def _stamps(records: Records) -> tuple[np.ndarray, np.ndarray]:
-    rows, valid = _ids(records)
-    stamps = np.ascontiguousarray(rows[:, :8]).view(">u8").reshape(-1).astype(np.int64)
-    return stamps, valid & (stamps > 0)
+    """When a message came in, and which records say so."""
+
+    def find(_: Records) -> tuple[np.ndarray, np.ndarray]:
+        rows, valid = _ids(records)
+        stamps = rows.view(">u8")[:, 0].astype(np.int64)
+        return stamps, valid & (stamps > 0)
+
+    found: tuple[np.ndarray, np.ndarray] = records.once("stamps", find)
+    return found
 
 
 def _published(records: Records, _: Context) -> pa.Array:
@@ -106,27 +117,27 @@ def _client_id(records: Records, context: Context) -> pa.Array:
     return pc.coalesce(publisher, texts.take(sessions.indices))
 
 
-def _of_dictionary(binary: pa.Array, make: Callable[[bytes], Any], type: pa.DataType) -> pa.Array:
+def _of_dictionary(encoded: pa.DictionaryArray, make: Callable[[bytes], Any], type: pa.DataType) -> pa.Array:
     """A value made of each different byte string."""
-    if binary.null_count == len(binary):
-        return pa.nulls(len(binary), type)
-    encoded = binary.dictionary_encode()
+    if encoded.null_count == len(encoded):
+        return pa.nulls(len(encoded), type)
     return pa.array([make(one) for one in encoded.dictionary.to_pylist()], type).take(encoded.indices)
 
 
 def _levels(records: Records, _: Context) -> pa.Array:
-    return _of_dictionary(records.binary("topic"), lambda topic: topic.decode(errors="replace").split("/"), pa.list_(pa.string()))
+    encoded = records.encoded("topic")
+    return pc.split_pattern(as_text(encoded.dictionary), "/").take(encoded.indices)
 
 
 def _properties(records: Records, _: Context) -> pa.Array:
-    return _of_dictionary(records.binary("properties"), lambda one: decode_properties(one)[0], pa.map_(pa.string(), pa.string()))
+    return _of_dictionary(records.encoded("properties"), lambda one: decode_properties(one)[0], pa.map_(pa.string(), pa.string()))
 
 
 def _user_properties(records: Records, _: Context) -> pa.Array:
     def pairs(encoded: bytes) -> list[dict[str, str]]:
         return [{"name": name, "value": value} for name, value in decode_properties(encoded)[1]]
 
-    return _of_dictionary(records.binary("properties"), pairs, _PAIRS)
+    return _of_dictionary(records.encoded("properties"), pairs, _PAIRS)
 
 
 def _qos(records: Records, _: Context) -> pa.Array:
@@ -197,7 +208,7 @@ def _subscription_ids(records: Records, _: Context) -> pa.Array:
         text = dict(decode_properties(encoded)[0]).get("subscription_identifier", "")
         return [int(one) for one in text.split(",") if one]
 
-    return _of_dictionary(records.binary("ids"), numbers, pa.list_(pa.int64()))
+    return _of_dictionary(records.encoded("ids"), numbers, pa.list_(pa.int64()))
 
 
 JOURNAL: dict[str, tuple[str, pa.DataType, Maker]] = {

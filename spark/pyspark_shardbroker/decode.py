@@ -1,6 +1,7 @@
-"""CBOR records to Arrow columns, with numpy over all records of a window at once.
+"""CBOR records to Arrow columns, all records of a window at once.
 
-Python's CBOR decoders make objects, and objects are the limit. Here nothing is made for a record:
+Python's CBOR decoders make objects, and objects are the limit. Here nothing is made for a record. Where `_compiled` is compiled it
+finds and measures the records; where it is not, because there was no compiler, numpy does the same in some ten times the time:
 
     1. candidates     every place in the window that looks like the start of a record: an array's head and a kind
     2. lockstep       field by field, all candidates of a shape at a time: what the item is, its number, where the next one begins
@@ -11,6 +12,7 @@ What the lockstep cannot do (maps, arrays of 16 items and more) a slow reader in
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,12 @@ from pyspark_shardbroker.records import FIELDS, NAMING
 from pyspark_shardbroker.segments import PADDING, Blocks, Window
 from pyspark_shardbroker.slow_cbor import BYTES, NULL, OTHER, UINT, BadRecord, SlowRecord, read_record
 
-__all__ = ["BadBlock", "Records", "decode_window"]
+try:
+    import pyspark_shardbroker._compiled as _compiled
+except ImportError:
+    _compiled = None
+
+__all__ = ["BadBlock", "Records", "as_text", "decode_window"]
 
 _NOTHING, _SLOW = -1, -2
 """In place of the next candidate: what follows is none; only the slow reader knows what follows."""
@@ -87,6 +94,7 @@ class Records:
         self._groups = groups
         self._slow = slow
         self._cache: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._made: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -116,9 +124,9 @@ class Records:
             part = group.fields.get(name)
             if part is None:
                 continue
-            if len(group.rows) == len(self) and group.rows[0] == 0 and group.rows[-1] == len(self) - 1:
-                head[:], value[:], start[:] = part.head, part.value, part.start  # nothing but this group
-                continue
+            if len(group.rows) == len(self) and group.rows[0] == 0 and group.rows[-1] == len(self) - 1 and not self._slow:
+                head[:] = part.head  # nothing but this group
+                return head, part.value, part.start
             there = group.rows >= 0
             rows = group.rows[there]
             head[rows] = part.head[there] if isinstance(part.head, np.ndarray) else part.head
@@ -141,13 +149,31 @@ class Records:
         head, value, _ = self.field(name)
         return _with_nulls(value.astype(type.to_pandas_dtype()), head == UINT, type)
 
-    def binary(self, name: str, where: np.ndarray | None = None) -> pa.Array:
+    def once(self, name: str, make: Callable[["Records"], Any]) -> Any:
+        """What several columns are made of is made once."""
+        if name not in self._made:
+            self._made[name] = make(self)
+        return self._made[name]
+
+    def binary(self, name: str) -> pa.Array:
         """A field of bytes."""
-        head, value, start = self.field(name)
-        valid = head == BYTES
-        if where is not None:
-            valid = valid & where
-        return self._gather(start, value.astype(np.int64), valid)
+
+        def gather(_: Records) -> pa.Array:
+            head, value, start = self.field(name)
+            return self._gather(start, value.astype(np.int64), head == BYTES)
+
+        return self.once(f"binary {name}", gather)
+
+    def encoded(self, name: str) -> pa.DictionaryArray:
+        """A field of bytes, each different one once."""
+
+        def encode(_: Records) -> pa.DictionaryArray:
+            head, value, _start = self.field(name)
+            if len(self) and not value.any() and (head == BYTES).all():  # as most properties are
+                return pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(self), np.int32)), pa.array([b""], pa.binary()))
+            return self.binary(name).dictionary_encode()
+
+        return self.once(f"encoded {name}", encode)
 
     def _gather(self, start: np.ndarray, length: np.ndarray, valid: np.ndarray) -> pa.Array:
         """Byte strings out of the window, which Arrow takes for strings already: wanted ones and what lies between, in turns."""
@@ -166,7 +192,7 @@ class Records:
 
     def text(self, name: str) -> pa.Array:
         """A field of UTF-8."""
-        return _text(self.binary(name))
+        return self.once(f"text {name}", lambda records: as_text(records.binary(name)))
 
     def flag(self, bit: int) -> pa.Array:
         """A bit of field `flags`."""
@@ -187,7 +213,8 @@ def _with_nulls(values: np.ndarray, valid: np.ndarray, type: pa.DataType) -> pa.
     return pa.array(values, type, mask=None if valid.all() else ~valid)
 
 
-def _text(binary: pa.Array) -> pa.Array:
+def as_text(binary: pa.Array) -> pa.Array:
+    """Bytes as UTF-8."""
     try:
         return binary.cast(pa.string())
     except pa.ArrowInvalid:
@@ -201,16 +228,15 @@ def _text(binary: pa.Array) -> pa.Array:
 def decode_window(window: Window) -> Records:
     """All records of the window's blocks. Raises BadBlock."""
     data, blocks = window.data, window.blocks
+    counts = np.array(blocks.count, np.int64)
+    if _compiled is not None:
+        found = _compiled.find(data, np.array(blocks.offset, np.int64), np.array(blocks.length, np.int64), counts)
+        if found is not None:  # or the slower decoder knows what is wrong
+            return _of_columns(data, blocks, counts, *found)
     candidates, kinds = _find(data)
     groups, ends = _measure(data, candidates, kinds)
-    counts = np.array(blocks.count, np.int64)
-    total = int(counts.sum())
     chain, skipped, slow = _follow(data, blocks, counts, candidates, ends)
-    shift = np.array(blocks.first, np.int64) - (np.cumsum(counts) - counts)
-    sequence = np.repeat(shift, counts) + np.arange(total)
-    time_us = np.repeat(np.array(blocks.time_us, np.int64), counts)
-    if skipped:
-        sequence, time_us = np.delete(sequence, skipped), np.delete(time_us, skipped)
+    sequence, time_us = _numbered(blocks, counts, skipped)
     if chain is None:
         for group in groups:
             group.rows = group.candidates
@@ -221,6 +247,32 @@ def decode_window(window: Window) -> Records:
     for group in groups:
         group.rows = rows[group.candidates]
     return Records(data, kinds[at], sequence, time_us, groups, {int(rows[one]): record for one, record in slow.items()})
+
+
+def _numbered(blocks: Blocks, counts: np.ndarray, skipped: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Sequence and time of each record that is not left out."""
+    shift = np.array(blocks.first, np.int64) - (np.cumsum(counts) - counts)
+    sequence = np.repeat(shift, counts) + np.arange(int(counts.sum()))
+    time_us = np.repeat(np.array(blocks.time_us, np.int64), counts)
+    return (np.delete(sequence, skipped), np.delete(time_us, skipped)) if skipped else (sequence, time_us)
+
+
+def _of_columns(
+    data: np.ndarray, blocks: Blocks, counts: np.ndarray, kinds: np.ndarray, firsts: list[int], rows: np.ndarray,
+    heads: np.ndarray, values: np.ndarray, starts: np.ndarray, slow: list[tuple[int, int]], skipped: list[int],
+) -> Records:  # fmt: skip
+    """What the compiled decoder found."""
+    groups = []
+    for kind, names in FIELDS.items():
+        mine = slice(firsts[kind], firsts[kind + 1])
+        if mine.start < mine.stop:
+            # A kind has fewer fields than the longest one of the window; a later version's may have more.
+            parts = zip(names, heads[:, mine], values[:, mine], starts[:, mine], strict=False)
+            fields = {name: _Field(head, value, start) for name, head, value, start in parts}
+            groups.append(_Group(kind, rows[mine], fields, rows[mine]))
+    sequence, time_us = _numbered(blocks, counts, skipped)
+    read = {row: read_record(data, at, len(data)) for row, at in slow}
+    return Records(data, kinds, sequence, time_us, groups, read)
 
 
 def _find(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,11 +1,14 @@
 """`shardbroker export`: what is new in the journals, as Parquet or Delta, each record once.
 
-    journals -> stream, availableNow -> batch N, fixed by the checkpoint -> _staging/N -> _batches/N: names -> files in place
+    journals -> stream, availableNow -> batch N, fixed by the checkpoint -> _staging -> _batches/N: names -> files in place
 
 A batch is a range of positions that Spark's checkpoint has on record before it is read. Its files are written aside; then their
 final names are put on record; then they are moved. Killed before the record, the batch begins anew. Killed behind it, what was
 moved already is deleted by those names, and the batch begins anew. So each record is in exactly one file, whenever a run is killed,
 and a reader sees no file that is not whole.
+
+Where the target is a path, and payloads stay as they are, the tasks that read write the Parquet too (`parquet.py`): rows never meet
+the JVM, which would cost several times as much. Else Spark writes: it alone parses payloads, and knows s3a:// and Delta.
 
 Delta has a log of its own, which takes a batch once (txnAppId, txnVersion).
 """
@@ -18,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyspark
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,19 +31,17 @@ from pyspark_shardbroker.columns import JOURNAL, JOURNAL_VERSION
 from pyspark_shardbroker.errors import OptionError, ShardbrokerSourceError
 from pyspark_shardbroker.files import Files
 from pyspark_shardbroker.options import Options
+from pyspark_shardbroker.parquet import PARTITIONS
 from pyspark_shardbroker.session import make_session
 
 __all__ = ["Export", "add_arguments", "compact", "main", "run"]
 
-PARTITIONS = {
+_PARTITIONS = {
     "date": lambda: F.to_date("time"),
     "hour": lambda: F.hour("time"),
-    "topic_root": lambda: F.coalesce(F.element_at(F.split("topic", "/"), 1), F.lit("")),
-    "type": None,
-    "worker": None,
-    "node": None,
+    "topic_root": lambda: F.element_at(F.split("topic", "/"), 1),
 }
-"""What `--partition-by` may name: made of columns, or a column itself."""
+"""Those of PARTITIONS that Spark has to make."""
 BATCH_BYTES = 2 << 30
 """Of journals in one batch: what a kill makes a run do again at most."""
 FILE_BYTES = 128 << 20
@@ -65,6 +67,12 @@ class Export:
     permissive: bool = False
     batch_bytes: int = BATCH_BYTES
 
+    @property
+    def direct(self) -> bool:
+        """Whether the tasks write the files themselves."""
+        scheme, separator, _ = self.to.partition(":/")
+        return self.format == "parquet" and self.payload == "raw" and (not separator or scheme == "file")
+
     def options(self) -> dict[str, str]:
         """For the data source."""
         options = {"mode": "permissive" if self.permissive else "failFast", "maxBytesPerTrigger": str(self.batch_bytes)}
@@ -72,10 +80,10 @@ class Export:
             if getattr(self, name):
                 options[name] = getattr(self, name)
         if self.columns:
-            needed = [*self.columns, *(("time",) if {"date", "hour"} & {*self.partition_by} else ())]
-            needed += ["topic"] if "topic_root" in self.partition_by else []
-            needed += [name for name in self.partition_by if PARTITIONS[name] is None]
-            needed += ["payload"] if self.payload != "raw" else []
+            needed = [*self.columns]
+            if not self.direct:
+                needed += [PARTITIONS[name][0] for name in self.partition_by]
+                needed += ["payload"] if self.payload != "raw" else []
             options["columns"] = ",".join(dict.fromkeys(needed))
         return options
 
@@ -105,8 +113,7 @@ class Export:
         elif self.payload != "raw":
             frame = frame.withColumn("payload_json", F.from_json(F.col("payload").cast("string"), self.payload))
         for name in self.partition_by:
-            make = PARTITIONS[name]
-            frame = frame if make is None else frame.withColumn(name, make())
+            frame = frame.withColumn(name, _PARTITIONS[name]()) if name in _PARTITIONS else frame
         kept = [*self.columns, *(("payload_json",) if self.payload != "raw" else ()), *self.partition_by]
         return frame.select(*dict.fromkeys(kept)) if self.columns else frame
 
@@ -117,15 +124,20 @@ def run(spark: SparkSession, export: Export) -> int:
     files = Files(spark, export.to)
     _check_record(files, export)
     _finish_compaction(files)
+    batches: dict[int, int] = {}
 
     def write(frame: DataFrame, number: int) -> None:
-        shaped = export.shape(frame)
-        if export.format == "delta":
-            _write_delta(shaped, files, export, number)
+        if export.direct:
+            batches[number] = _write_direct(frame, files, number)
+        elif export.format == "delta":
+            _write_delta(export.shape(frame), files, export, number)
         else:
-            _write_parquet(shaped, files, export, number)
+            _write_parquet(export.shape(frame), files, export, number)
 
-    stream = spark.readStream.format("shardbroker").options(**export.options()).load(export.source)
+    options = export.options()
+    if export.direct:
+        options |= {"writeTo": files.local(_STAGING), "partitionBy": ",".join(export.partition_by)}
+    stream = spark.readStream.format("shardbroker").options(**options).load(export.source)
     query = (
         stream.writeStream.foreachBatch(write)
         .option("checkpointLocation", files.path(_CHECKPOINT))
@@ -133,12 +145,11 @@ def run(spark: SparkSession, export: Export) -> int:
         .queryName("shardbroker-export")
         .start()
     )
-    started = time.monotonic()
-    batches: dict[int, int] = {}
+    started, shown = time.monotonic(), set[int]()
     try:
         while not query.awaitTermination(PROGRESS_S):
-            _show(query, batches, started)
-        _show(query, batches, started)
+            _show(query, export.direct, batches, shown, started)
+        _show(query, export.direct, batches, shown, started)
     except BaseException:
         query.stop()
         raise
@@ -162,26 +173,43 @@ def _check_record(files: Files, export: Export) -> None:
             )
 
 
+def _write_direct(frame: DataFrame, files: Files, number: int) -> int:
+    """The tasks write the files, and their rows say which; how many records that were."""
+    files.delete(_STAGING)
+    rows = frame.collect()
+    names = sorted(f"{_STAGING}/{row.file}" for row in rows)
+    _put_in_place(files, number, _finals(names, _STAGING, f"part-{number:08d}"))
+    return sum(row.rows for row in rows)
+
+
 def _write_parquet(frame: DataFrame, files: Files, export: Export, number: int) -> None:
-    intent, staging = f"{_BATCHES}/{number}", f"{_STAGING}/{number}"
+    files.delete(_STAGING)
+    writer = frame.write.mode("overwrite").format("parquet")
+    (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.path(_STAGING))
+    _put_in_place(files, number, _targets(files, _STAGING, f"part-{number:08d}"))
+
+
+def _put_in_place(files: Files, number: int, moves: dict[str, str]) -> None:
+    """Undoes what an earlier run of this batch moved, puts on record what is to be moved, and moves it."""
+    intent = f"{_BATCHES}/{number}"
     before = files.read(intent)
     for target in json.loads(before) if before else ():
         files.delete(target)
-    files.delete(staging)
-    writer = frame.write.mode("overwrite").format("parquet")
-    (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.path(staging))
-    moves = _targets(files, staging, f"part-{number:08d}")
     files.write(intent, json.dumps(list(moves.values())))
     for source, target in moves.items():
         files.move(source, target)
-    files.delete(staging)
+    files.delete(_STAGING)
     files.delete(f"{_BATCHES}/{number - 1}")  # its commit is in the checkpoint, or this batch would not run
 
 
 def _targets(files: Files, staging: str, prefix: str) -> dict[str, str]:
     """Each file of a staging directory, and its final name."""
+    return _finals(sorted(name for name, _ in files.list(staging)), staging, prefix)
+
+
+def _finals(names: Sequence[str], staging: str, prefix: str) -> dict[str, str]:
     moves = {}
-    for place, (name, _) in enumerate(sorted(files.list(staging))):
+    for place, name in enumerate(names):
         directory = name.removeprefix(f"{staging}/").rpartition("/")[0]
         moves[name] = f"{directory}/{prefix}-{place:05d}.parquet".lstrip("/")
     return moves
@@ -193,17 +221,21 @@ def _write_delta(frame: DataFrame, files: Files, export: Export, number: int) ->
         (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.root)
     except PySparkException as error:
         if error.getCondition() == "DATA_SOURCE_NOT_FOUND":
-            raise OptionError("--format delta needs the package delta-spark, see docs/spark.md") from None
+            raise OptionError(
+                "--format delta needs delta-spark and its jar, and the PySpark that it asks for: up to 4.2 so far, here it is "
+                f"{pyspark.__version__}; see docs/spark.md"
+            ) from None
         raise
 
 
-def _show(query: StreamingQuery, batches: dict[int, int], started: float) -> None:
-    """Notes the records of each batch, and prints how far it is."""
-    for progress in query.recentProgress:
-        if progress.numInputRows and progress.batchId not in batches:
-            batches[progress.batchId] = progress.numInputRows
-            total = sum(batches.values())
-            _say(f"batch {progress.batchId}: {total:,} records, {total / (time.monotonic() - started):,.0f} a second")
+def _show(query: StreamingQuery, direct: bool, batches: dict[int, int], shown: set[int], started: float) -> None:
+    """Prints how far it is. Where Spark writes it also counts the records."""
+    if not direct:
+        batches.update({one.batchId: one.numInputRows for one in query.recentProgress if one.numInputRows})
+    for number in sorted(batches.keys() - shown):
+        shown.add(number)
+        total = sum(batches[one] for one in shown)
+        _say(f"batch {number}: {total:,} records, {total / (time.monotonic() - started):,.0f} a second")
 
 
 def _say(text: str) -> None:

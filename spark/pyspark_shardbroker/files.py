@@ -23,6 +23,10 @@ class Files:
         """The full name."""
         return f"{self.root}/{name}"
 
+    def local(self, name: str) -> str:
+        """The full name of a file of a file system that is mounted."""
+        return self.path(name).removeprefix("file://").removeprefix("file:")
+
     def _of(self, name: str) -> Any:
         return self._path(self.path(name))
 

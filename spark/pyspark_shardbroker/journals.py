@@ -28,12 +28,11 @@ from pyspark_shardbroker.segments import (
     read_info,
     seek,
 )
+from pyspark_shardbroker.trust import FOREVER, ends
 
 __all__ = ["FOREVER", "Journal", "Piece", "find_journals", "pieces"]
 
 _WORKER = re.compile(r"([0-9]+)(?:\.retired-[0-9]+)?", re.ASCII)
-FOREVER = 1 << 62
-"""Above every sequence and every time."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,8 @@ class Piece:
     following: SegmentInfo | None = None
     """The segment behind it, if the same writer wrote it: after an error of the disk it has some records once more."""
     known: frozenset[int] = frozenset()
+    counts_to: int = FOREVER
+    """Where the power went while it was written: what is missing from there on was promised to nobody."""
 
 
 @dataclass
@@ -112,8 +113,12 @@ def pieces(journal: Journal, wanted: Wanted, partition_bytes: int, lowest: int =
     """The pieces that may have wanted records."""
     infos = journal.segments()
     known = frozenset(info.incarnation for info in infos if info.incarnation is not None)
-    for place, info in enumerate(infos):
-        following = infos[place + 1] if place + 1 < len(infos) else None
+    followed = list(zip(infos, [*infos[1:], None], strict=True)) if infos else []
+    power_cuts = ends([(info, _expected_end(info, following)) for info, following in followed], known)
+    wanted_to = highest
+    for info, following in followed:
+        counts_to = _counts_to(info, known, power_cuts)
+        highest = min(wanted_to, counts_to)
         if info.first >= highest or (following is not None and following.first <= lowest):
             continue
         if wanted.workers is not None and info.incarnation is not None and info.worker not in wanted.workers:
@@ -127,12 +132,26 @@ def pieces(journal: Journal, wanted: Wanted, partition_bytes: int, lowest: int =
         expected = _expected_end(info, following)
         start, end = bounds
         for at in range(start, end, partition_bytes):
-            whole = at + partition_bytes >= end and end >= info.size
+            whole = (at + partition_bytes >= end and end >= info.size) or bool(info.problem)
             same = following is not None and following.incarnation == info.incarnation
             yield Piece(
                 info, at, min(at + partition_bytes, end), lowest, highest, expected if whole else 0, following if same else None,
-                known if info.problem else frozenset(),
+                known if info.problem else frozenset(), counts_to,
             )  # fmt: skip
+
+
+def _counts_to(info: SegmentInfo, known: frozenset[int], power_cuts: dict[int, int]) -> int:
+    if not power_cuts or info.incarnation is not None:
+        return power_cuts.get(info.incarnation or 0, FOREVER)
+    try:
+        with Segment(info, known) as segment:
+            incarnation = segment.incarnation
+    except FileNotFoundError:
+        return FOREVER
+    if incarnation is None:  # nothing in it is whole, so it ended the writer whose numbers it has
+        same = (end for end in power_cuts.values() if end // INCARNATION_STEP == info.first // INCARNATION_STEP)
+        return min(same, default=FOREVER)
+    return power_cuts.get(incarnation, FOREVER)
 
 
 def _bounds(info: SegmentInfo, following: SegmentInfo | None, wanted: Wanted, lowest: int, highest: int) -> tuple[int, int] | None:

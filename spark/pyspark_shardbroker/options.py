@@ -26,14 +26,14 @@ from pyspark_shardbroker.records import KIND_NUMBERS
 
 __all__ = ["Options", "Wanted", "parse_time", "topic_pattern"]
 
-TABLES = ("journal", "damage")
+TABLES = ("journal", "damage", "sessions", "subscriptions", "retained", "routes")
 PARTITION_BYTES = 64 << 20
 """Of a segment, read by one task: the size at which brokers end one."""
 _FOREVER = 1 << 62
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _OPTIONS = (
     "path", "table", "mode", "columns", "since", "until", "types", "topics", "workers", "partitionbytes", "startingposition",
-    "maxrecordspertrigger", "maxbytespertrigger",
+    "maxrecordspertrigger", "maxbytespertrigger", "writeto", "partitionby", "snapshot",
 )  # fmt: skip
 
 
@@ -149,6 +149,10 @@ class Options:
     from_latest: bool = False
     max_records: int | None = None
     max_bytes: int | None = None
+    write_to: str = ""
+    """Streams: a directory where the tasks write Parquet themselves; their rows are then the names of the files."""
+    partition_by: tuple[str, ...] = ()
+    snapshot: str = "latest"
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "Options":
@@ -162,7 +166,7 @@ class Options:
                 "no path: load(DIR) with the data directory of a broker, its journals, or a directory of several brokers'"
             )
         table = _one_of(given, "table", TABLES)
-        types = [one.strip() for one in given.get("types", "").split(",") if one.strip()]
+        types = _names(given, "types")
         wrong = [one for one in types if one not in KIND_NUMBERS]
         if wrong:
             raise OptionError(f"types {wrong[0]!r}: allowed are {', '.join(KIND_NUMBERS)}")
@@ -180,13 +184,20 @@ class Options:
             path=given["path"],
             table=table,
             fail_fast=_one_of(given, "mode", ("failFast", "permissive")) == "failFast",
-            columns=tuple(one.strip() for one in given.get("columns", "").split(",") if one.strip()),
+            columns=_names(given, "columns"),
             wanted=wanted,
             partition_bytes=_number(given, "partitionbytes", PARTITION_BYTES) or PARTITION_BYTES,
             from_latest=_one_of(given, "startingposition", ("earliest", "latest")) == "latest",
             max_records=_number(given, "maxrecordspertrigger", None),
             max_bytes=_number(given, "maxbytespertrigger", None),
+            write_to=given.get("writeto", ""),
+            partition_by=_names(given, "partitionby"),
+            snapshot=given.get("snapshot", "latest"),
         )
+
+
+def _names(given: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in given.get(name, "").split(",") if one.strip())
 
 
 def _one_of(given: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +61,8 @@ def scan_piece(piece: Piece) -> Iterator[tuple[Segment, Records] | Damage]:
     with segment:
         for item in scan(segment, piece.start, piece.end, piece.lowest, piece.highest, piece.expected_end):
             if isinstance(item, Damage):
-                yield item
+                ended = item.lost_from is not None and item.lost_from >= piece.counts_to
+                yield replace(item, torn=True, lost_to=None) if ended else item
                 continue
             for part in _decode(item):
                 yield part if isinstance(part, Damage) else (segment, _without_repeats(part, piece))

@@ -37,6 +37,7 @@ __all__ = [
     "Segment",
     "SegmentInfo",
     "Window",
+    "crc32",
     "end_of",
     "find_segments",
     "first_time",
@@ -254,7 +255,8 @@ def scan(
         empty = segment.info.incarnation is None and (segment.size <= SEGMENT_BYTES or segment.is_torn(0, position))
         first = None if incarnation is None else next(segment.valid_from(0, incarnation), None)
         if first is None:
-            yield Damage(segment.info.path, 0, segment.size, segment.info.problem, position, None, torn=empty)
+            missing = expected_end if expected_end > position else None
+            yield Damage(segment.info.path, 0, segment.size, segment.info.problem, position, missing, empty and missing is None)
             return
         offset = first[0]
         yield Damage(segment.info.path, 0, offset, segment.info.problem, position, first[1][4])

@@ -4,6 +4,7 @@
     ShardbrokerSource  options, schema
     JournalReader      journals -> pieces  -- InputPartition -> read_piece -> Arrow batches
     JournalStream      positions -> pieces -- InputPartition -> the same
+    SnapshotReader     manifests -> files  -- InputPartition -> read_file  -> Arrow batches
 
 Readers are stateless and open their own files. Offsets of streams are `{key of the journal: position}`: the number of the
 next record.
@@ -34,8 +35,10 @@ from pyspark_shardbroker.damage import DAMAGE, read_damage
 from pyspark_shardbroker.errors import OptionError
 from pyspark_shardbroker.journals import Piece, find_journals, pieces
 from pyspark_shardbroker.options import Options
+from pyspark_shardbroker.parquet import FILES, Layout, write_files
 from pyspark_shardbroker.positions import Positions
 from pyspark_shardbroker.reading import read_piece
+from pyspark_shardbroker.snapshots import SNAPSHOT_TABLES, SnapshotFile, find_files, read_file
 
 __all__ = ["DefaultSource", "ShardbrokerSource"]
 
@@ -47,8 +50,15 @@ class PiecePartition(InputPartition):
         super().__init__(piece)
 
 
+class FilePartition(InputPartition):
+    """A file of a snapshot for one task."""
+
+    def __init__(self, file: SnapshotFile) -> None:
+        super().__init__(file)
+
+
 class ShardbrokerSource(DataSource):
-    """Journals of shardbroker. Options: docs/spark.md."""
+    """Journals and snapshots of shardbroker. Options: docs/spark.md."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -59,6 +69,8 @@ class ShardbrokerSource(DataSource):
         return "shardbroker"
 
     def schema(self) -> str:
+        if self._options.write_to:
+            return ", ".join(f"`{name}` {type}" for name, type in FILES.items())
         columns = _columns(self._options.table)
         unknown = [name for name in self._options.columns if name not in columns]
         if unknown:
@@ -66,12 +78,17 @@ class ShardbrokerSource(DataSource):
         return ", ".join(f"`{name}` {columns[name]}" for name in self._options.columns or columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if self._options.write_to:
+            raise OptionError("writeTo: only streams write files by themselves")
+        if self._options.table in SNAPSHOT_TABLES:
+            return SnapshotReader(self._options, _checked(schema, self._options.table))
         return JournalReader(self._options, _checked(schema, self._options.table))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._options.table != "journal":
             raise OptionError(f"table {self._options.table!r} cannot be read as a stream: allowed is journal")
-        return JournalStream(self._options, _checked(schema, "journal"))
+        columns = list(self._options.columns or JOURNAL) if self._options.write_to else _checked(schema, "journal")
+        return JournalStream(self._options, columns)
 
 
 DefaultSource = ShardbrokerSource
@@ -82,6 +99,8 @@ def _columns(table: str) -> dict[str, str]:
     """Name -> type of a table's columns."""
     if table == "journal":
         return {name: column[0] for name, column in JOURNAL.items()}
+    if table in SNAPSHOT_TABLES:
+        return {name: column[0] for name, column in SNAPSHOT_TABLES[table].items()}
     return DAMAGE
 
 
@@ -121,6 +140,22 @@ class JournalReader(DataSourceReader):
         if self._options.table == "damage":
             return read_damage(partition.value, self._columns)
         return read_piece(partition.value, self._columns, self._wanted, self._options.fail_fast)
+
+
+class SnapshotReader(DataSourceReader):
+    """Batch: a table of the snapshots that there are when it is planned."""
+
+    def __init__(self, options: Options, columns: list[str]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        return [FilePartition(file) for file in find_files(self._options.path, self._options.table, self._options.snapshot)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if partition.value is None:
+            return iter(())  # Spark makes a partition of none
+        return read_file(partition.value, self._columns, self._options.fail_fast)
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -168,4 +203,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        return read_piece(partition.value, self._columns, self._options.wanted, self._options.fail_fast)
+        options = self._options
+        if not options.write_to:
+            return read_piece(partition.value, self._columns, options.wanted, options.fail_fast)
+        layout = Layout(options.write_to, tuple(self._columns), options.partition_by)
+        return write_files(read_piece(partition.value, layout.needed(), options.wanted, options.fail_fast), layout)

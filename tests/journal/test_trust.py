@@ -58,6 +58,14 @@ def test_what_the_disk_was_known_to_have_is_damage_and_the_rest_counts(tmp_path:
     assert errors(tmp_path)
 
 
+def test_of_two_holes_one_may_be_damage_and_the_other_where_the_power_went(tmp_path: Path) -> None:
+    segment, _ = write(tmp_path, {0: 0, 1: 0, 2: 0, 3: 0, 4: 2})
+    spoil(segment, 3)
+    spoil(segment, 1)
+    assert taken(tmp_path) == [0, 2]
+    assert len(errors(tmp_path)) == 1
+
+
 def test_a_block_without_the_record_is_of_level_process_and_counts(tmp_path: Path) -> None:
     segment, _ = write(tmp_path, None)
     spoil(segment, 1)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark_shardbroker import decode, parquet, segments
 from pyspark_shardbroker.columns import JOURNAL
 from pyspark_shardbroker.errors import DamageError, OptionError, ShardbrokerSourceError, TooNewError
 from pyspark_shardbroker.journals import FOREVER, Journal, find_journals, pieces
 from pyspark_shardbroker.options import Options, Wanted, parse_time, topic_pattern
+from pyspark_shardbroker.parquet import Layout, write_files
 from pyspark_shardbroker.positions import Positions
 from pyspark_shardbroker.reading import read_piece, scan_piece
 from pyspark_shardbroker.records import FIELDS, KINDS
@@ -97,6 +100,15 @@ def assert_same(found: list[dict[str, Any]], records: list[Record]) -> None:
             assert row["client_id"] == f"client-{row['session'] & 15}"
 
 
+@pytest.fixture(params=["compiled", "numpy"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both decoders: executors may have no compiler."""
+    if request.param == "numpy":
+        monkeypatch.setattr(decode, "_compiled", None)
+    else:
+        assert decode._compiled is not None, "the decoder is not built: make spark"
+
+
 def test_both_readers_know_the_same_records() -> None:
     assert {kind.value: kind.name.lower() for kind in Kind if kind < TWO_BYTES} == KINDS
     renamed = {"expires_at_ms": "expires_ms"}
@@ -107,6 +119,7 @@ def test_both_readers_know_the_same_records() -> None:
     } == FIELDS
 
 
+@pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("partition_bytes", [64 << 20, 5_000])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_record_is_read_as_the_broker_reads_it(tmp_path: Path, seed: int, partition_bytes: int) -> None:
@@ -115,6 +128,7 @@ def test_every_record_is_read_as_the_broker_reads_it(tmp_path: Path, seed: int, 
     assert_same(rows(tmp_path, partition_bytes=partition_bytes), expected(tmp_path))
 
 
+@pytest.mark.usefixtures("decoder")
 def test_a_journal_of_several_incarnations_and_blocks_larger_than_a_window(tmp_path: Path) -> None:
     for turn in range(2):
         writer = open_journal(tmp_path, block_bytes=1 << 30)
@@ -131,6 +145,7 @@ def test_a_journal_of_several_incarnations_and_blocks_larger_than_a_window(tmp_p
     assert found[0]["payload"] == bytes(WINDOW_BYTES) and found[5]["payload"] == b"\1" * WINDOW_BYTES
 
 
+@pytest.mark.usefixtures("decoder")
 def test_records_and_fields_of_a_later_version_are_left_out(tmp_path: Path) -> None:
     import cbor2
 
@@ -220,6 +235,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
+@pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("partition_bytes", [64 << 20, 3_000])
 @pytest.mark.parametrize("seed", range(8))
 def test_damage_is_found_where_the_broker_finds_it(tmp_path: Path, seed: int, partition_bytes: int) -> None:
@@ -354,3 +370,58 @@ def test_a_directory_without_journals_is_an_error(tmp_path: Path) -> None:
         find_journals(str(tmp_path))
     with pytest.raises(ShardbrokerSourceError, match="no such directory"):
         find_journals(str(tmp_path / "nowhere"))
+
+
+# --- files that tasks write -------------------------------------------------------------------------------------------------------
+
+
+def files_of(directory: Path, to: Path, layout: Layout, wanted: Wanted | None = None) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Names of the files that a task says it wrote, and their rows."""
+    wanted = wanted or Wanted()
+    found = []
+    for piece in pieces(Journal("0", [directory]), wanted, 64 << 20):
+        for batch in write_files(read_piece(piece, layout.needed(), wanted, True), layout):
+            for file, count in zip(batch["file"].to_pylist(), batch["rows"].to_pylist(), strict=True):
+                table = pq.ParquetFile(to / file).read()
+                assert len(table) == count
+                found.append((file.rpartition("/")[0], table.to_pylist()))
+    return found
+
+
+def test_files_have_the_rows_that_a_dataframe_has(tmp_path: Path) -> None:
+    write_journal(tmp_path / "journal", segment_bytes=20_000)
+    written = files_of(tmp_path / "journal", tmp_path / "out", Layout(str(tmp_path / "out"), tuple(ALL)))
+    assert len(written) >= 3
+    assert [row for _, part in written for row in part] == rows(tmp_path / "journal")
+
+
+def test_files_are_divided_by_what_rows_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "WRITERS_MAX", 2)
+    monkeypatch.setattr(parquet, "ROW_GROUP", 100)
+    monkeypatch.setattr(segments, "WINDOW_BYTES", 4096)
+    write_journal(tmp_path / "journal")
+    layout = Layout(str(tmp_path / "out"), ("sequence", "topic"), ("date", "hour", "type", "topic_root"))
+    written = files_of(tmp_path / "journal", tmp_path / "out", layout)
+    found = {
+        (directory, row["sequence"], row["topic"]) for directory, part in written for row in part
+    }  # fmt: skip
+    expected_rows = set()
+    for row in rows(tmp_path / "journal", columns=["time", "type", "sequence", "topic"]):
+        root = (row["topic"] or "").split("/")[0] or "__HIVE_DEFAULT_PARTITION__"
+        where = f"date={row['time'].date()}/hour={row['time'].hour}/type={row['type']}/topic_root={root}"
+        expected_rows.add((where, row["sequence"], row["topic"]))
+    assert found == expected_rows
+    assert len(written) > len({directory for directory, _ in written}), "no file was closed early"
+
+
+def test_names_of_directories_are_escaped_as_spark_does(tmp_path: Path) -> None:
+    writer = open_journal(tmp_path / "journal")
+    for topic in (b"a=b%/c", b"", "ä b".encode()):
+        writer.append(
+            encode(Kind.MESSAGE, id=bytes(16), topic=topic, payload=b"", flags=0, expires_ms=0, properties=b"", publisher=None)
+        )
+    writer.seal(START_US)
+    writer.close()
+    layout = Layout(str(tmp_path / "out"), ("topic",), ("topic_root",))
+    found = {directory for directory, _ in files_of(tmp_path / "journal", tmp_path / "out", layout)}
+    assert found == {"topic_root=a%3Db%25", "topic_root=__HIVE_DEFAULT_PARTITION__", "topic_root=ä b"}
