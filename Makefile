@@ -38,7 +38,7 @@ fuzz: install
 # A copy with bounds checks, None checks and assertions, fuzzed and simulated: what is wrong there is wrong in the release too.
 debug: install
 	rm -rf build/debug && mkdir -p build/debug
-	cp -r setup.py pyproject.toml README.md shardbroker acceptor shm perf tests fuzz build/debug/
+	cp -r setup.py pyproject.toml README.md LICENSE shardbroker acceptor shm perf tests fuzz build/debug/
 	find build/debug -name '*.so' -delete -o -name '*.c' -delete
 	cd build/debug && SHARDBROKER_DEBUG=1 $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace >/dev/null 2>&1
 	cd build/debug && $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)

@@ -66,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text)
         _add_sources(verb)
         verb.set_defaults(run=run)
+    verb = verbs.add_parser("import", help="a mosquitto.conf or emqx.conf as far as it means the same, as TOML")
+    verb.add_argument("file", type=Path, metavar="FILE")
+    verb.add_argument("--format", choices=("mosquitto", "emqx"), help="else from the name of the file")
+    verb.set_defaults(run=_import)
     add_journal(commands, _add_sources)
     add_install(commands)
     add_tune(commands)
@@ -130,6 +134,23 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     print(show(_load(arguments)))
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from shardbroker.config.foreign import to_toml
+    from shardbroker.config.foreign_emqx import read_emqx
+    from shardbroker.config.foreign_mosquitto import read_mosquitto
+
+    kind = arguments.format or next((one for one in ("mosquitto", "emqx") if one in arguments.file.name), None)
+    if kind is None:
+        raise ConfigError(f"{arguments.file}: say whose it is: --format mosquitto or --format emqx")
+    try:
+        text = arguments.file.read_text(errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{arguments.file}: {error.strerror}") from None
+    imported = {"mosquitto": read_mosquitto, "emqx": read_emqx}[kind](text)
+    print(to_toml(imported, str(arguments.file)), end="")
     return 0
 
 

@@ -217,6 +217,15 @@ class Reconnecting(threading.Thread):
         client.disconnect()
 
 
+def all_connected(devices: list[Reconnecting], times: int) -> None:
+    """Waits until each has been let in so often, and some traffic after."""
+    deadline = time.monotonic() + 60
+    while any(device.connections < times for device in devices):
+        assert time.monotonic() < deadline, [device.connections for device in devices]
+        time.sleep(0.05)
+    time.sleep(0.5)
+
+
 @pytest.mark.parametrize("kind", ["socket unit", "kept"])
 def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(kind: str, tmp_path: Path) -> None:
     settings = {"process.drain_time": "1500ms"}
@@ -249,8 +258,8 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(kind: str, tmp_p
         for thread in (*devices, knocking):
             thread.start()
         try:
-            for workers in (3, 2):
-                time.sleep(1.0)
+            for times, workers in ((1, 3), (2, 2)):
+                all_connected(devices, times)
                 while manager.take(0.1):
                     pass
                 stop(broker)
@@ -258,7 +267,7 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(kind: str, tmp_p
                 broker = manager.supervise(Broker(workers, settings, tmp_path, port), kept)
                 broker.start()
                 stack.callback(broker.kill)
-            time.sleep(1.0)
+            all_connected(devices, 3)
         finally:
             stop_knocking.set()
             done.set()
