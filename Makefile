@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: install spark serve test conformance lint types fuzz sim torture soak debug docs clean
+.PHONY: install spark serve test conformance lint types fuzz sim torture soak debug docs wheel clean
 
 install: $(VENV)/.installed
 
@@ -61,10 +61,18 @@ lint: install
 types: install spark
 	$(BIN)/mypy
 
+# Pages that are made from the code, then all of docs/ as a site in build/site.
 docs: install
 	$(BIN)/shardbroker config reference > docs/configuration.md
 	$(BIN)/shardbroker ctl reference > docs/ctl.md
 	$(BIN)/python -m shardbroker.api.reference > docs/rest.md
+	$(BIN)/zensical build --strict
+
+# dist/: wheels that run on any Linux with a libc no older than this machine's; cibuildwheel makes those for all Pythons.
+wheel: install
+	rm -rf build/wheel
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel . ./spark
+	$(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 clean:
 	rm -rf build dist *.egg-info
