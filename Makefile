@@ -72,7 +72,7 @@ docs: install
 wheel: install
 	rm -rf build/wheel
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel . ./spark
-	$(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
 
 clean:
 	rm -rf build dist *.egg-info
