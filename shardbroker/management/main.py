@@ -346,7 +346,7 @@ class _Manager:
     def _statistics(self) -> Iterable[tuple[str, str]]:
         with suppress(RetainedStoreFull, RetainedStoreRefused):  # then a later round clears them; the alarm is told
             self._retained.clear_expired(time.time_ns() // 1_000_000, EXPIRED_A_PASS)
-        self._slot.add(RETAINED, self._retained.count() - self._counters.of(self._topology.manager)["retained.count"])
+        self._count_retained()
         # Every worker tells the same level: a sum of them would tell nothing.
         totals = {**self._counters.totals(), "overload.level.count": self._overload_level()}
         self._report_lost(totals["events.dropped"])
@@ -355,9 +355,14 @@ class _Manager:
         for name in HISTOGRAMS:
             yield from self._topics.latencies(name, self._counters.buckets(name))
 
+    def _count_retained(self) -> None:
+        """The gauge: workers write into one store, and none of them knows what the others have added."""
+        self._slot.add(RETAINED, self._retained.count() - self._counters.of(self._topology.manager)["retained.count"])
+
     async def _watch(self) -> None:
         """Looks for alarms, and waits for nobody in telling them."""
         while True:
+            self._count_retained()
             self._store_flapping()
             self._look_for_alarms()
             await asyncio.sleep(ALARM_S)

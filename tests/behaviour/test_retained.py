@@ -1,10 +1,11 @@
 """Retained messages over workers: replay to wildcards, changes under traffic, limits."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from tests.harness import Broker, Client, Publish
+from tests.harness import Broker, Client, Publish, client_id_on
 
 Connect = Callable[..., Client]
 
@@ -86,6 +87,36 @@ def test_limits_of_the_retainer(broker_with: Callable[..., Broker], connect: Con
         "d": b"x" * 10,
     }
     late.expect_nothing_from(publisher, 1)
+
+
+def test_retained_messages_stop_at_max_total_bytes_and_an_alarm_tells(connect: Connect, topic: str) -> None:
+    """What finds no room is delivered all the same; what is there stays; room that is made is used again."""
+    with Broker(3, {"retainer.max_total_bytes": "512KB"}) as own:
+        publisher, live, watcher = (connect(client_id=client_id_on(worker, 3, f"total{worker}x"), on=own) for worker in range(3))
+        watcher.subscribe("$SYS/brokers/+/alarms/activate", 0)
+        live.subscribe(f"{topic}/+", 1)
+        for number in range(100):
+            publisher.publish(f"{topic}/{number}", b"%03d" % number + b"x" * 10_000, 1, True)
+            assert live.expect(Publish).payload[:3] == b"%03d" % number
+        while (alarm := watcher.recv(0.5)) is None:  # drops are looked at each second, and told once they go on
+            publisher.publish(f"{topic}/99", b"099" + b"x" * 10_000, 1, True)
+            live.expect(Publish)
+        assert isinstance(alarm, Publish) and json.loads(alarm.payload)["name"] == "retained_limit"
+
+        def retained() -> set[int]:
+            found = set()
+            with connect(on=own) as late:
+                late.subscribe(f"{topic}/+", 1)
+                while isinstance(message := late.recv(1), Publish):
+                    found.add(int(message.payload[:3]))
+            return found
+
+        kept = retained()
+        assert set(range(20)) <= kept and len(kept) <= 43  # 12 KB each, in pages; who was there first stays
+        for number in range(10):
+            publisher.publish(f"{topic}/{number}", b"", 1, True)
+        publisher.publish(f"{topic}/late", b"999", 1, True)
+        assert retained() == {*kept, 999} - {*range(10)}
 
 
 def test_properties_are_retained(connect: Connect, topic: str, placement: str) -> None:
