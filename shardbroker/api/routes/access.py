@@ -182,7 +182,7 @@ async def authorization(ask: Ask) -> dict[str, Any]:
 
 @router.put("/authorization/settings")
 async def set_authorization(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes settings of `acl`; they need a restart."""
+    """Changes settings of `acl`; they hold at once, for existing subscriptions too."""
     return await set_section(ask, "acl", body)
 
 
