@@ -55,7 +55,7 @@ MAY_USE = {
         "shm",
     ),
     # What lands on a machine, and who puts it there.
-    "shardbroker.deploy": ("shardbroker.config",),
+    "shardbroker.deploy": ("shardbroker.config", "shardbroker.journal"),
     "perf": ("shardbroker.mqtt", "shm"),
     "shardbroker.cli": (
         "shardbroker.config",

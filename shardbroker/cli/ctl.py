@@ -88,6 +88,23 @@ def reference() -> None:
     print(page(), end="")
 
 
+@app.command("backup")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.pass_context
+def backup(context: click.Context, file: Path) -> int:
+    """Write sessions, queued and retained messages, users, rules and accounts to FILE while the broker runs."""
+    from shardbroker.deploy import BackupError, backup
+
+    find_data_dir, as_json = context.obj
+    try:
+        size = backup(find_data_dir(), file)
+    except BackupError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(dumps({"file": str(file), "bytes": size}) if as_json else f"{file}: {size:,} bytes")
+    return 0
+
+
 SECRET = "password"
 """The field of a verb that is never an option."""
 COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
@@ -96,7 +113,7 @@ COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
 
 def complete(instruction: str) -> int:
     """Words for a shell, or the script that asks for them; the exit code."""
-    others = ("serve", "config", "top", "journal", "perf")
+    others = ("serve", "config", "top", "journal", "perf", "restore")
     whole = click.Group("shardbroker", commands={"ctl": app, **{name: click.Command(name) for name in others}})
     return shell_complete(whole, {}, "shardbroker", COMPLETE_VARIABLE, instruction)
 

@@ -33,6 +33,7 @@ have theirs.
   SIGHUP read everything again.
 - `journal seal` ends the segment of each worker's journal, so that everything up to `durable` can be read from closed segments.
 - `snapshot` writes a directory below `snapshots` in the data directory; `snapshot.interval` does so by itself (docs/spark.md).
+- `backup FILE` writes the broker's state to one file, see operation-backup.md; it wants no running broker.
 - Who changed what is in the log: `audit by=... verb=... code=... params=...`, without payloads.
 
 Exit codes: 0 well, 1 refused, 2 wrong usage, 3 no broker. Programs in Python may use `shardbroker.control.Control`.

@@ -5,6 +5,7 @@ Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     add_journal(commands, _add_sources)
     add_install(commands)
     add_tune(commands)
+    back = commands.add_parser("restore", help="put a file of `ctl backup` into a data directory of no broker yet")
+    back.add_argument("file", type=Path, metavar="FILE")
+    back.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="empty, or not there yet")
+    back.set_defaults(run=_restore)
     commands.add_parser("ctl", help="look into a running broker and change it: ctl --help")
     commands.add_parser("top", help="what each worker does, live in a terminal: top --help")
     commands.add_parser("perf", help="load a broker and measure it: perf --help")
@@ -124,6 +129,18 @@ def _serve(arguments: argparse.Namespace) -> int:
     except StartError as error:
         print(f"shardbroker cannot start: {error}", file=sys.stderr)
         return 1
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    from shardbroker.deploy import BackupError, restore
+
+    try:
+        taken = restore(arguments.file, arguments.data_dir)
+    except BackupError as error:
+        print(f"shardbroker restore: {error}", file=sys.stderr)
+        return 1
+    print(f"{arguments.data_dir}: as of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(taken))}")
+    return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:

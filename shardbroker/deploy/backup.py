@@ -1,0 +1,206 @@
+"""A broker's state in one file, taken while it runs, and put into another data directory.
+
+    backup.tar   journal/workers, journal/N/recover-from, journal/N/*.sbj     what a recovery reads, as after a kill
+                 retained/, access/rules/, access/users/                      LMDB, each as of one moment
+                 accounts.sqlite3, audit.sqlite3, runtime.toml
+                 manifest.json                                                the last one: without it the file was cut off
+
+A broker that starts on what was put back recovers from it as from a kill, with any number of workers.
+"""
+
+import io
+import json
+import os
+import sqlite3
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any
+
+import lmdb
+
+from shardbroker import __version__
+from shardbroker.journal import recovery_start
+from shardbroker.journal.layout import segment_paths, segment_start
+
+__all__ = ["MANIFEST", "BackupError", "backup", "restore"]
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+STORES = ("retained", "access/rules", "access/users")
+DATABASES = ("accounts.sqlite3", "audit.sqlite3")
+PLAIN = ("journal/workers", "runtime.toml")
+START = "recover-from"
+CHUNK = 1 << 20
+"""Bytes read at a time."""
+ATTEMPTS = 10
+"""To copy a journal: the worker may end a cycle and remove what was to be copied, but not again and again."""
+
+
+class BackupError(Exception):
+    """Nothing was done, or nothing that counts: the text says what is wrong, where, and what is allowed."""
+
+
+class _Moved(Exception):
+    """Segments of a journal went while it was copied."""
+
+
+def backup(data_dir: Path, file: Path) -> int:
+    """Writes the file, which appears once it is whole; mode 0600, as it holds secrets. Returns its bytes. Raises BackupError."""
+    if not (data_dir / "journal" / "workers").exists():
+        raise BackupError(
+            f"{data_dir}: no journals of a broker; allowed is the data directory of one with durability.level process or machine"
+        )
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as raw:
+            with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                sums = {name: checksum for name, checksum in _add_all(tar, data_dir)}
+                about = {"format": FORMAT, "version": __version__, "taken": int(time.time()), "crc32": sums}
+                _add(tar, MANIFEST, io.BytesIO(data := json.dumps(about, indent=1).encode()), len(data))
+            raw.flush()
+            os.fsync(raw.fileno())
+        new.replace(file)
+        return file.stat().st_size
+    except (OSError, lmdb.Error, sqlite3.Error) as error:
+        raise BackupError(f"backup of {data_dir} to {file}: {error}") from None
+    finally:
+        with suppress(OSError):
+            new.unlink()
+
+
+def restore(file: Path, data_dir: Path) -> int:
+    """Puts a backup into a data directory that is empty or not there yet. Returns when it was taken, Unix s. Raises BackupError.
+
+    All of it is checked before any of it counts: after an error the directory is as it was.
+    """
+    if data_dir.exists() and any(data_dir.iterdir()):
+        raise BackupError(f"{data_dir} is not empty; allowed is a directory that is empty or not there yet")
+    try:
+        data_dir.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=data_dir.parent, prefix=f".{data_dir.name}.") as temporary:
+            target = Path(temporary) / "data"
+            target.mkdir(mode=0o700)
+            taken = _unpack(file, target)
+            if data_dir.exists():
+                data_dir.rmdir()
+            target.rename(data_dir)
+        return taken
+    except (OSError, tarfile.TarError) as error:
+        raise BackupError(f"{file} to {data_dir}: {error}") from None
+
+
+def _unpack(file: Path, target: Path) -> int:
+    """Files of the backup, all of them checked; returns when it was taken, Unix s."""
+    sums: dict[str, int] = {}
+    manifest = b""
+    with tarfile.open(file, "r:") as tar:
+        for member in tar:
+            source = tar.extractfile(member)
+            if source is None or member.name.startswith("/") or ".." in Path(member.name).parts:
+                raise BackupError(f"{file}: {member.name} is nothing that a backup holds")
+            if member.name == MANIFEST:
+                manifest = source.read()
+                continue
+            path = target / member.name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            checksum = 0
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as written:
+                while chunk := source.read(CHUNK):
+                    checksum = zlib.crc32(chunk, checksum)
+                    written.write(chunk)
+                written.flush()
+                os.fsync(written.fileno())
+            sums[member.name] = checksum
+    try:
+        about: dict[str, Any] = json.loads(manifest)
+        known, taken, wanted = about["format"] == FORMAT, int(about["taken"]), dict(about["crc32"])
+    except (ValueError, KeyError, TypeError):
+        raise BackupError(f"{file}: no {MANIFEST} at its end: the file is no backup, or was cut off") from None
+    if not known:
+        raise BackupError(f"{file}: format {about['format']} is not known here, which is {FORMAT}")
+    if wanted != sums:
+        wrong = sorted(name for name in {*wanted, *sums} if wanted.get(name) != sums.get(name))
+        raise BackupError(f"{file}: damaged: {', '.join(wrong)}")
+    return taken
+
+
+def _add_all(tar: tarfile.TarFile, data_dir: Path) -> Iterator[tuple[str, int]]:
+    """(name, CRC) of each file, once it is in. Journals go last: what they say of retained messages may be newer, never older."""
+    with tempfile.TemporaryDirectory(prefix="shardbroker-backup-") as temporary:
+        for name in STORES:
+            if (data_dir / name / "data.mdb").exists():
+                copy = Path(temporary) / name
+                copy.mkdir(parents=True)
+                with closing(lmdb.open(str(data_dir / name), readonly=True, max_dbs=8)) as store:
+                    store.copy(str(copy), compact=True)
+                yield _add_file(tar, f"{name}/data.mdb", copy / "data.mdb")
+                (copy / "data.mdb").unlink()
+        for name in DATABASES:
+            if (data_dir / name).exists():
+                copy = Path(temporary) / name
+                with closing(sqlite3.connect(data_dir / name)) as source, closing(sqlite3.connect(copy)) as target:
+                    source.backup(target)
+                yield _add_file(tar, name, copy)
+    for name in PLAIN:
+        if (data_dir / name).exists():
+            yield _add_file(tar, name, data_dir / name)
+    for journal in sorted(path for path in (data_dir / "journal").iterdir() if path.name.isdecimal()):
+        yield from _add_journal(tar, journal)
+
+
+def _add_journal(tar: tarfile.TarFile, journal: Path) -> Iterator[tuple[str, int]]:
+    """What a recovery reads of it, in the order in which it was written; the last block may be half there, as after a kill."""
+    for _ in range(ATTEMPTS):
+        start = recovery_start(journal)
+        paths = segment_paths(journal)
+        needed = [path for path, after in zip_longest(paths, paths[1:]) if after is None or segment_start(after) > start]
+        try:
+            opened = [path.open("rb") for path in needed]  # a file that is open stays, whoever removes it
+        except FileNotFoundError:
+            continue
+        name = f"journal/{journal.name}"
+        note = (journal / START).read_bytes() if (journal / START).exists() else None
+        try:
+            if recovery_start(journal) != start:
+                continue
+            if note is not None:
+                yield f"{name}/{START}", _add(tar, f"{name}/{START}", io.BytesIO(note), len(note))
+            for path, file in zip(needed, opened, strict=True):
+                yield f"{name}/{path.name}", _add(tar, f"{name}/{path.name}", file, os.fstat(file.fileno()).st_size)
+            return
+        finally:
+            for file in opened:
+                file.close()
+    raise BackupError(f"{journal}: its segments go faster than they can be copied; try again when there is less traffic")
+
+
+def _add_file(tar: tarfile.TarFile, name: str, path: Path) -> tuple[str, int]:
+    with path.open("rb") as file:
+        return name, _add(tar, name, file, os.fstat(file.fileno()).st_size)
+
+
+class _Summed:
+    """A file that is read through here, as far as it was when it was looked at: one that is written grows on."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.checksum = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self.checksum = zlib.crc32(data, self.checksum)
+        return data
+
+
+def _add(tar: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> int:
+    about = tarfile.TarInfo(name)
+    about.size, about.mode, about.mtime = size, 0o600, int(time.time())
+    summed = _Summed(file)
+    tar.addfile(about, summed)  # type: ignore[arg-type]
+    return summed.checksum
