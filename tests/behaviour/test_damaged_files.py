@@ -23,15 +23,18 @@ SESSIONS = [client_id_on(number % WORKERS, WORKERS, f"s{number}x") for number in
 SEED = int(os.environ.get("DAMAGE_SEED", random.SystemRandom().getrandbits(32)))
 
 
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    """With sessions that have queues, and retained messages, on all workers; killed."""
+@pytest.fixture(params=["killed", "stopped"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """With sessions that have queues, and retained messages, on all workers; not running."""
     with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
         own = Broker(WORKERS, data_dir=Path(name))
         try:
             own.start()
             fill(own)
-            kill(own)
+            if request.param == "killed":
+                kill(own)
+            else:
+                own.stop()
             yield own
             own.stop()
         finally:
