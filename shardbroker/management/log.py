@@ -1,7 +1,7 @@
 """Log lines of the management plane, written in batches to standard error by a thread of its own.
 
 The thread alone waits for whoever reads standard error. Lines that come meanwhile gather up to PENDING_MAX, further ones are
-counted, and the count is written when there is room again.
+counted, and the count is written where they would have stood, when there is room again.
 """
 
 import os
@@ -47,19 +47,32 @@ class Log:
         at_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
         line = f"{stamp(at_ms)} {level.upper()} {text}\n".encode(errors="backslashreplace")
         with self._changed:
-            if len(self._gathered) + len(line) > PENDING_MAX:
+            if not self._gather(line):
                 self._dropped += 1
-            else:
-                self._gathered += line
 
     def add_lines(self, lines: list[bytes]) -> None:
         """Adds whole lines, with their ends, whatever their level says."""
         with self._changed:
             for number, line in enumerate(lines):
-                if len(self._gathered) + len(line) > PENDING_MAX:
+                if not self._gather(line):
                     self._dropped += len(lines) - number
                     break
-                self._gathered += line
+
+    def _gather(self, line: bytes) -> bool:
+        """Whether there is room for a line. Those that were dropped before it are told before it."""
+        line = self._told() + line
+        if len(self._gathered) + len(line) > PENDING_MAX:
+            return False
+        self._gathered += line
+        self._dropped = 0
+        return True
+
+    def _told(self) -> bytes:
+        """How many lines were dropped, as a line; nothing if none were."""
+        if not self._dropped:
+            return b""
+        now_ms = time.time_ns() // 1_000_000
+        return f"{stamp(now_ms)} WARNING {self._dropped} log lines dropped: standard error is too slow\n".encode()
 
     def flush(self) -> None:
         """Has the thread write what was added."""
@@ -92,10 +105,7 @@ class Log:
         """What was added since the last time; empty at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._gathered or self._dropped or self._closing)
-            batch = bytes(self._gathered)
-            if self._dropped:
-                now_ms = time.time_ns() // 1_000_000
-                batch += f"{stamp(now_ms)} WARNING {self._dropped} log lines dropped: standard error is too slow\n".encode()
+            batch = bytes(self._gathered) + self._told()
             self._gathered.clear()
             self._dropped = 0
             return batch
