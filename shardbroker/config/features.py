@@ -5,15 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from shardbroker.config.section import Section
+from shardbroker.config.section import LEVELS_MAX, Section
 from shardbroker.config.units import Allowed, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter, parse_subscription
 
 __all__ = ["AutoSubscribe", "AutoTopic", "Rewrite", "RewriteRule"]
 
-LEVELS_MAX = 65535
-"""Levels of the longest topic."""
 REWRITE_NAMES = ("clientid", "username")
 AUTO_NAMES = ("clientid", "username", "host", "port")
 """Placeholders, `${clientid}` and so on."""

@@ -10,7 +10,7 @@ from shardbroker.config.access import Acl, Auth, FlappingDetect
 from shardbroker.config.api import Api
 from shardbroker.config.features import AutoSubscribe, Rewrite
 from shardbroker.config.listeners import LISTENER_NAME, Listener, ZoneLimiter, parse_address
-from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.section import LEVELS_MAX, LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter
@@ -36,9 +36,6 @@ __all__ = [
 
 MAX_PACKET_SIZE = 256 << 20
 """Largest packet that the protocol can express, and the largest allowed limit, bytes."""
-
-LEVELS_MAX = 65535
-"""Levels of the longest topic."""
 
 PROCESSES_MAX = 1024
 """Most workers and most acceptors: as many as there are session partitions."""

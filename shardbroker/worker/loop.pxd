@@ -85,7 +85,6 @@ cdef class Connection(Channel):
 
 
 cdef class Loop(Shard):
-    cdef int change_topics(self, settings) except -1
     cdef readonly object topology
     cdef readonly int number
     cdef public object mounted_connection  # makes the Connection of a client below a mount point, see mounted.pyx
@@ -180,6 +179,7 @@ cdef class Loop(Shard):
     cdef int note_forward(
         self, long destination, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
     ) except -1
+    cdef int change_topics(self, settings) except -1
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1
     cdef int touch_lane(self, long destination) except -1
     cdef int flush_rings(self) except -1

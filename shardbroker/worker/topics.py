@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from shardbroker.access.placeholders import Template
+from shardbroker.config.features import AUTO_NAMES
+from shardbroker.config.section import LEVELS_MAX
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name, matches, parse_subscription
 
 __all__ = ["AutoTopics", "Rewriting", "Rule"]
-
-LEVELS_MAX = 65535
-"""Levels of the longest topic; mqtt.max_topic_levels is looked at where it is used."""
 
 _PART = re.compile(r"\$(?:(\d+)|\{(\w+)\})")
 
@@ -87,7 +87,7 @@ class AutoTopics:
 
     def __init__(self, topics: Iterable[Any]) -> None:
         self._topics = [
-            (_PART.split(one.topic), one.qos | one.nl << 2 | one.rap << 3 | one.rh << 4) for one in topics
+            (Template.parse(one.topic, AUTO_NAMES), one.qos | one.nl << 2 | one.rap << 3 | one.rh << 4) for one in topics
         ]
 
     def of(self, values: Mapping[str, str | None]) -> list[tuple[bytes, int]]:
@@ -96,15 +96,5 @@ class AutoTopics:
         Left out is what needs a value that the client does not have, or one with + or # or / in it: it would be another filter than
         was meant.
         """
-        return [(filter, options) for parts, options in self._topics if (filter := _filled(parts, values)) is not None]
-
-
-def _filled(parts: Sequence[str | None], values: Mapping[str, str | None]) -> bytes | None:
-    text = [parts[0] or ""]
-    for place in range(1, len(parts), 3):
-        group, name, following = parts[place : place + 3]
-        value = f"${group}" if group else values.get(name or "")
-        if value is None or (not group and any(c in value for c in "+#/")):
-            return None
-        text += [value, following or ""]
-    return "".join(text).encode()
+        fit = {name: value for name, value in values.items() if value is not None and not any(c in value for c in "+#/")}
+        return [(filter.encode(), options) for template, options in self._topics if (filter := template.fill(fit)) is not None]

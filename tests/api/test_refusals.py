@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.api.rest import ApiBroker, Rest, segment
-from tests.api.test_routes import until
-from tests.harness import client_id_on
+from tests.harness import client_id_on, until
 
 pytestmark = pytest.mark.own_broker
 

@@ -1,7 +1,6 @@
 """Each route of the REST API against a running broker with three workers: what the clients saw is what it tells."""
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,18 +11,9 @@ import pytest
 from shardbroker.api.reference import reference
 from shardbroker.control import Control
 from tests.api.rest import ApiBroker, Rest, asked, segment
-from tests.harness import Client, Disconnect, Publish, client_id_on, free_port
+from tests.harness import Client, Disconnect, Publish, client_id_on, free_port, until
 
 pytestmark = pytest.mark.own_broker
-
-
-def until(look: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    """Looks again and again until there is something; the registry is written every 200 ms."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

@@ -2,25 +2,15 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardbroker.control import Control, ControlError
-from tests.harness import Broker, Client, Publish, client_id_on
+from tests.harness import Broker, Client, Publish, client_id_on, until
 
 pytestmark = pytest.mark.own_broker
-
-
-def until(look: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
-    return found
 
 
 def window_of(broker: Broker, client_id: str, topic: str) -> int:

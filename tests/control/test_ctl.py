@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,10 @@ from shardbroker.control import VERBS, Control, ControlError
 from shardbroker.control.protocol import SOCKET_NAME, Frames, encode_frame
 from shardbroker.management.context import HANDLERS
 from tests.control.conftest import Run
-from tests.harness import Broker, Client, Disconnect, Publish, client_id_on, worker_of
+from tests.harness import Broker, Client, Disconnect, Publish, client_id_on, until, worker_of
 
 Connect = Callable[..., Client]
 pytestmark = pytest.mark.own_broker
-
-
-def until(look: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    """Looks again and again until there is something; the registry is written every 200 ms."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
-    return found
 
 
 def listed(control: Control, **filters: Any) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from tests.harness import wire
 from tests.harness.broker import AnyBroker, Broker, ExternalBroker, client_id_on, free_port, worker_of
 from tests.harness.client import Client, Closed
+from tests.harness.waiting import until
 from tests.harness.wire import (
     Auth,
     Connack,
@@ -50,6 +51,7 @@ __all__ = [
     "client_id_on",
     "free_port",
     "statement",
+    "until",
     "wire",
     "worker_of",
 ]

@@ -1,0 +1,14 @@
+"""Waiting for what comes by itself."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def until(look: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    """Looks again and again until there is something, and returns it; the registry, for one, is written every 200 ms."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+    return found
