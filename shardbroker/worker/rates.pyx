@@ -4,11 +4,12 @@ from math import inf
 
 from shm.quota cimport SharedBucket
 
+from shm.topology import LISTENERS_MAX
+
 __all__ = ["Quotas", "Rates", "SharedRates"]
 
-ZONE = 64
-"""Place of the broker's own shared buckets, behind those of its listeners: shm.topology.LISTENERS_MAX."""
-
+ZONE = LISTENERS_MAX
+"""Place of the broker's own shared buckets, behind those of its listeners."""
 
 cdef double BURST_S = 1.0                  # seconds of the rate that may come at once after a quiet time
 
