@@ -81,6 +81,8 @@ def lay_out(
 
     After an error nothing is left of what was made.
     """
+    if len(settings.listeners) > LISTENERS_MAX:
+        raise StartError(f"{len(settings.listeners)} listeners are configured; allowed are up to {LISTENERS_MAX}")
     process = settings.process
     data_dir = process.data_dir.resolve()
     instance = sha256(str(data_dir).encode()).hexdigest()[:12]
