@@ -1,13 +1,16 @@
 """How fast journals become Parquet, beside Spark's own reader of JSON lines over the same records.
 
-    .venv/bin/python spark/bench.py [--records 4000000] [--dir DIR]
+    .venv/bin/python spark/bench.py [--records 10000000] [--dir DIR]
 
-Each case is a Spark of its own with one core, `local[1]`. What counts is the CPU time of all its processes (JVM, driver, Python
-workers), behind a first run with a thousand records, for which Spark starts and plans. So there are figures on a machine that does
-other things besides, too; but those that share its cores slow each other down.
+Each case is a Spark of its own with one task at a time, `local[1]`, and does its job twice: first with a thousand records, for
+which the JVM starts, loads and plans, which is shown as `start`; then with all of them. Shown of that: records for each second on
+the clock, and for each CPU second of all processes (JVM with its compiler and collector, driver, Python workers). The latter is
+what `per core` means: nothing gets away with work on another core. It says something on a machine that does other things besides,
+too, but those that share its cores slow each other down.
 """
 
 import argparse
+import json
 import random
 import shutil
 import subprocess
@@ -15,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -34,6 +38,7 @@ from shardbroker.journal.schema import Kind, encode
 CLIENTS = 1_000
 FEW = 1_000
 """Records that cost next to nothing by themselves."""
+WORKERS = 4
 BLOCK_RECORDS = 100
 """A pass of a worker that is busy."""
 BLOCK_US = 1_000
@@ -61,6 +66,14 @@ def make_journal(directory: Path, records: int) -> None:
             now += BLOCK_US
     writer.seal(now)
     writer.close()
+
+
+def make_data(work: Path, records: int) -> None:
+    """Journals of WORKERS workers with the same bytes: what is in them makes no difference here, and one is made sooner."""
+    first = work / "data" / "journal" / "0"
+    make_journal(first, records // WORKERS)
+    for number in range(1, WORKERS):
+        shutil.copytree(first, first.with_name(str(number)))
 
 
 def size_of(directory: Path) -> int:
@@ -92,7 +105,10 @@ def json_to_dataframe(work: Path) -> None:
 
 
 def make_json(work: Path) -> None:
-    _session().read.format("shardbroker").load(str(work / "data")).write.json(str(work / "json"))
+    _session().read.format("shardbroker").load(str(work / "data" / "journal" / "0")).write.json(str(work / "json"))
+    for path in sorted((work / "json").glob("part-*")):
+        for number in range(1, WORKERS):
+            shutil.copyfile(path, path.with_name(f"part-{number}-{path.name}"))
 
 
 def decode(work: Path) -> None:
@@ -122,35 +138,55 @@ CASES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def cost(case: Callable[[Path], None], work: Path) -> float:
-    """CPU seconds that the records of `work` cost, in a process that has done the same for few of them already."""
+@dataclass(frozen=True)
+class Cost:
+    """Seconds on the clock until a thousand records were done, then those for all, and CPU seconds of those."""
+
+    start_s: float
+    wall_s: float
+    java_s: float
+    python_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.java_s + self.python_s
+
+
+def cost(case: Callable[[Path], None], work: Path) -> Cost:
+    """Of the records of `work`, in a process that has done the same for few of them already."""
     shutil.rmtree(work / "out", ignore_errors=True)
     shutil.rmtree(work / "few" / "out", ignore_errors=True)
     command = [sys.executable, __file__, "--case", case.__name__, "--dir", str(work)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{case.__name__}: {done.stderr[-ERROR_SHOWN:]}")
-    return float(done.stdout.splitlines()[-1])
+    return Cost(*json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure(case: Callable[[Path], None], work: Path) -> None:
+    began = time.monotonic()
     case(work / "few")
-    before = used()
+    ready, before = time.monotonic(), used()
     case(work)
-    print(used() - before)
+    over, after = time.monotonic(), used()
+    print(json.dumps([ready - began, over - ready, after[0] - before[0], after[1] - before[1]]))
 
 
-def used() -> float:
-    """CPU seconds of this process and of all that it has started, directly or not."""
+def used() -> tuple[float, float]:
+    """CPU seconds of the JVM, and of this process and all others that it has started, directly or not."""
     mine = psutil.Process()
-    found = 0.0
+    java = python = 0.0
     for process in (mine, *mine.children(recursive=True)):
         try:
-            times = process.cpu_times()
+            name, times = process.name(), process.cpu_times()
         except psutil.NoSuchProcess:
             continue  # then its parent has its time, if it waited for it
-        found += times.user + times.system + times.children_user + times.children_system
-    return found
+        spent = times.user + times.system + times.children_user + times.children_system
+        if name == "java":
+            java += spent
+        else:
+            python += spent
+    return java, python
 
 
 def bytes_of_a_hundredth(work: Path, records: int) -> tuple[int, int]:
@@ -164,7 +200,7 @@ def bytes_of_a_hundredth(work: Path, records: int) -> tuple[int, int]:
 
     Segment.read = counted  # type: ignore[method-assign]
     found = []
-    duration = records // BLOCK_RECORDS * BLOCK_US
+    duration = records // WORKERS // BLOCK_RECORDS * BLOCK_US
     for wanted in (Wanted(), Wanted(since_us=START_US + duration // 2, until_us=START_US + duration // 2 + duration // 100)):
         read[0] = 0
         for journal in find_journals(str(work / "data")):
@@ -178,9 +214,10 @@ def bytes_of_a_hundredth(work: Path, records: int) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--records", type=int, default=4_000_000)
+    parser.add_argument("--records", type=int, default=10_000_000)
     parser.add_argument("--dir", type=Path, help="for the data; else a directory that is removed afterwards")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases with this in their name")
+    parser.add_argument("--prepare", action="store_true", help="only make the data, in --dir")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -191,19 +228,23 @@ def main() -> None:
         few = work / "few"
         for directory, records in ((work, options.records), (few, FEW)):
             if not (directory / "data").exists():
-                make_journal(directory / "data" / "journal" / "0", records)
+                make_data(directory, records)
         if not (work / "json").exists():
             cost(make_json, work)
         size = size_of(work / "data")
         print(f"{options.records:,} records: {size / 1e6:,.0f} MB of journal, {size_of(work / 'json') / 1e6:,.0f} MB of JSON lines")
         for name, case in CASES.items():
-            if options.only not in name:
+            if options.prepare or options.only not in name:
                 continue
-            began = time.monotonic()
-            seconds = cost(case, work)
-            rates = f"{options.records / seconds:11,.0f} records/s {size / seconds / 1e6:7.1f} MB/s of journal"
-            took = time.monotonic() - began
-            print(f"{name:37} {seconds:6.1f} CPU s {rates} ({took:.0f} s)", flush=True)
+            one = cost(case, work)
+            print(
+                f"{name:37} {options.records / one.cpu_s:9,.0f} records/CPU s ({one.java_s:5.1f} JVM, {one.python_s:5.1f} Python), "
+                f"{options.records / one.wall_s:9,.0f} records/s and {size / one.wall_s / 1e6:6.1f} MB/s on the clock "
+                f"({one.wall_s:5.1f} s; start {one.start_s:.1f} s)",
+                flush=True,
+            )
+        if options.prepare:
+            return
         all_of_it, part = bytes_of_a_hundredth(work, options.records)
         print(f"a filter on 1 % of the time reads {part:,} bytes of {all_of_it:,}: 1/{all_of_it / part:.0f}")
 

@@ -2,10 +2,13 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from shardbroker.config import ConfigError
+from shardbroker.journal.exports import note_export
 
 __all__ = ["main"]
 
@@ -25,7 +28,13 @@ def main(argv: list[str], add_sources: Callable[[argparse.ArgumentParser], None]
     add_sources(parser)
     arguments = parser.parse_args(argv)
     try:
-        return export.main(arguments.path or arguments.load(arguments).settings.process.data_dir / "journal", arguments)
+        source = arguments.path or arguments.load(arguments).settings.process.data_dir / "journal"
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    code = export.main(source, arguments)
+    if source.name == "journal":
+        with suppress(OSError):  # somebody else's data directory; the export is done all the same
+            to = arguments.to if ":/" in arguments.to else str(Path(arguments.to).absolute())
+            note_export(source.parent, to, arguments.format, time.time_ns() // 1_000_000, code)
+    return code

@@ -114,7 +114,7 @@ class EndReason(IntEnum):
     REMOVED = 3
     """By an administrator."""
     MOVED = 4
-    """To another worker's journal, after the number of workers changed."""
+    """To another worker's journal, after the number of workers or their weights changed."""
 
 
 class DropReason(IntEnum):
@@ -144,6 +144,8 @@ class HeldFor(IntEnum):
     """A member of the shared group, other than `member`."""
     RING = 3
     """It is written into the ring of `destination`, as this `record`."""
+    TIME = 4
+    """Everybody who subscribes at `at_ms` gets it."""
 
 
 class WillEnd(IntEnum):
@@ -204,7 +206,7 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.SESSION_SAVED: (
         ("session", _UINT), ("client_id", _BYTES), ("version", _UINT), ("expiry_ms", _MAYBE), ("details", _MAP),
     ),
-    Kind.CONSUMED: (("rings", _UINT), ("producer", _UINT), ("position", _UINT)),
+    Kind.CONSUMED: (("rings", _UINT), ("producer", _UINT), ("position", _UINT), ("weights", _BYTES)),
     Kind.FORWARDED: (
         ("rings", _UINT), ("destination", _UINT), ("position", _UINT), ("id", _BYTES), ("record", _UINT), ("member", _UINT),
         ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES), ("until_arrived", _MAYBE),
@@ -212,7 +214,7 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.SYNCED: (("position", _UINT), ("arrived", _MAYBE)),
     Kind.HELD: (
         ("number", _UINT), ("purpose", _UINT), ("id", _BYTES), ("destination", _UINT), ("record", _UINT), ("member", _UINT),
-        ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES),
+        ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES), ("at_ms", _MAYBE),
     ),
     Kind.LET_GO: (("number", _UINT),),
 }  # fmt: skip

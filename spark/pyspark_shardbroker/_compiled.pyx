@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The records of a window's blocks, found and measured by compiled code: what `decode.py` does with numpy where this is not built.
+"""What `decode.py` and `columns.py` do with numpy where this is not built: records found and measured, columns put together.
 
 Two passes over the records. The first finds where each begins and counts their kinds, so that the second can write the fields of
 each kind side by side: they are then columns already.
@@ -11,11 +11,12 @@ each kind side by side: they are then columns already.
 Anything that is not a record ends it with None: the slower decoder then says what is wrong and where.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcmp, memcpy
 
 import numpy as np
 
-__all__ = ["FIELDS_MAX", "find"]
+__all__ = ["FIELDS_MAX", "encode", "find", "gather", "hexadecimal", "spread"]
 
 FIELDS_MAX = 16
 """Fields of a record that are noted; more are of a later version."""
@@ -29,6 +30,12 @@ cdef enum:
     OTHER = 4
     DEEPEST = 4
 
+cdef extern from *:
+    """
+    #define SHARDBROKER_MIX 0x9E3779B97F4A7C15ULL
+    """
+    const uint64_t MIX "SHARDBROKER_MIX"
+    const int64_t INT32_MAX
 
 cdef struct Item:
     uint8_t major
@@ -188,3 +195,128 @@ def find(const uint8_t[::1] data, const int64_t[::1] offsets, const int64_t[::1]
         if odd:
             slow.append((at, starts[at]))
     return found_kinds[:row], [firsts[place] for place in range(KINDS + 1)], rows, heads, values, begins, slow, skipped
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------------
+
+
+def gather(const uint8_t[::1] data, const uint8_t[::1] heads, const uint64_t[::1] lengths, const int64_t[::1] starts):
+    """The byte strings of a field side by side: offsets and bytes, as Arrow has them. What is no byte string is an empty one."""
+    cdef Py_ssize_t row, rows = heads.shape[0]
+    cdef int64_t total = 0, at = 0
+    for row in range(rows):
+        if heads[row] == BYTES:
+            total += <int64_t>lengths[row]
+    if total > INT32_MAX:
+        raise OverflowError(f"{total} bytes in one column")
+    found_offsets, found = np.empty(rows + 1, np.int32), np.empty(max(total, 1), np.uint8)
+    cdef int32_t[::1] offsets = found_offsets
+    cdef uint8_t[::1] out = found
+    for row in range(rows):
+        offsets[row] = <int32_t>at
+        if heads[row] == BYTES:
+            memcpy(&out[at], &data[starts[row]], <size_t>lengths[row])
+            at += <int64_t>lengths[row]
+    offsets[rows] = <int32_t>at
+    return found_offsets, found[:total]
+
+
+cdef inline uint64_t hashed(const uint8_t* at, uint64_t length) noexcept nogil:
+    """Of a byte string, eight bytes at a time. Not for keys that somebody may choose to collide on purpose and at length: then
+    `encode` is slow, and still right."""
+    cdef uint64_t found = length * MIX, word
+    while length >= 8:
+        memcpy(&word, at, 8)
+        found = (found ^ word) * MIX
+        found ^= found >> 29
+        at += 8
+        length -= 8
+    word = 0
+    memcpy(&word, at, <size_t>length)
+    found = (found ^ word) * MIX
+    return found ^ (found >> 32)
+
+
+def encode(const uint8_t[::1] data, const uint8_t[::1] heads, const uint64_t[::1] lengths, const int64_t[::1] starts):
+    """Each different byte string of a field once: number of each row's, and the row where each number came first. -1: none."""
+    cdef Py_ssize_t row, rows = heads.shape[0], place, size = 1024, other
+    cdef int32_t number, count = 0
+    cdef uint64_t hash
+    found_codes, found_firsts = np.empty(rows, np.int32), np.empty(rows, np.int64)
+    cdef int32_t[::1] codes = found_codes
+    cdef int64_t[::1] firsts = found_firsts
+    cdef uint64_t[::1] hashes = np.empty(rows, np.uint64)
+    cdef int32_t[::1] table = np.full(size, -1, np.int32)
+    for row in range(rows):
+        if heads[row] != BYTES:
+            codes[row] = -1
+            continue
+        hash = hashed(&data[starts[row]], lengths[row])
+        place = <Py_ssize_t>(hash & <uint64_t>(size - 1))
+        while True:
+            number = table[place]
+            if number < 0:
+                break
+            other = firsts[number]
+            if (
+                hashes[number] == hash
+                and lengths[other] == lengths[row]
+                and memcmp(&data[starts[other]], &data[starts[row]], <size_t>lengths[row]) == 0
+            ):
+                break
+            place = (place + 1) & (size - 1)
+        if number < 0:
+            number = count
+            table[place] = number
+            hashes[number] = hash
+            firsts[number] = row
+            count += 1
+            if 2 * count > size:
+                size *= 4
+                table = np.full(size, -1, np.int32)
+                for other in range(count):
+                    place = <Py_ssize_t>(hashes[other] & <uint64_t>(size - 1))
+                    while table[place] >= 0:
+                        place = (place + 1) & (size - 1)
+                    table[place] = <int32_t>other
+        codes[row] = number
+    return found_codes, found_firsts[:count]
+
+
+def hexadecimal(const uint8_t[:, ::1] rows):
+    """Rows of bytes as text, two digits each."""
+    cdef Py_ssize_t row, at, width = rows.shape[1]
+    cdef uint8_t byte
+    found = np.empty((rows.shape[0], 2 * width), np.uint8)
+    cdef uint8_t[:, ::1] out = found
+    cdef const char* digits = b"0123456789abcdef"
+    for row in range(rows.shape[0]):
+        for at in range(width):
+            byte = rows[row, at]
+            out[row, 2 * at] = digits[byte >> 4]
+            out[row, 2 * at + 1] = digits[byte & 15]
+    return found
+
+
+def spread(const int32_t[::1] codes, const int32_t[::1] offsets, const int32_t[::1] values):
+    """The list with each row's number, of lists `values[offsets[number]:offsets[number + 1]]`: offsets and values. -1: empty."""
+    cdef Py_ssize_t row, rows = codes.shape[0]
+    cdef int64_t total = 0
+    cdef int32_t code, at = 0, length
+    for row in range(rows):
+        if codes[row] >= 0:
+            total += offsets[codes[row] + 1] - offsets[codes[row]]
+    if total > INT32_MAX:
+        raise OverflowError(f"{total} levels in one column")
+    found_offsets, found = np.empty(rows + 1, np.int32), np.empty(max(total, 1), np.int32)
+    cdef int32_t[::1] out_offsets = found_offsets
+    cdef int32_t[::1] out = found
+    for row in range(rows):
+        out_offsets[row] = at
+        code = codes[row]
+        if code >= 0:
+            length = offsets[code + 1] - offsets[code]
+            memcpy(&out[at], &values[offsets[code]], 4 * length)
+            at += length
+    out_offsets[rows] = at
+    return found_offsets, found[:total]

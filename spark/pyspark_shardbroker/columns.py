@@ -3,6 +3,7 @@
 A column is made only if it is wanted. New columns may come in a later version; those that are here keep name, type and meaning.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,12 @@ from pyspark_shardbroker.properties import decode_properties
 from pyspark_shardbroker.records import KINDS, PACKETS, REASONS
 from pyspark_shardbroker.slow_cbor import BYTES, UINT
 
-__all__ = ["JOURNAL", "JOURNAL_VERSION", "Context", "build"]
+try:
+    import pyspark_shardbroker._compiled as _compiled
+except ImportError:
+    _compiled = None
+
+__all__ = ["JOURNAL", "JOURNAL_VERSION", "ON_REQUEST", "Context", "build"]
 
 JOURNAL_VERSION = 1
 _TIME = pa.timestamp("us", tz="UTC")
@@ -46,9 +52,11 @@ def _time(records: Records, _: Context) -> pa.Array:
     return pa.array(records.time_us, pa.int64()).cast(_TIME)
 
 
+_TYPES = pa.array([KINDS.get(number, f"kind_{number}") for number in range(24)], pa.string())
+
+
 def _type(records: Records, _: Context) -> pa.Array:
-    names = pa.array([KINDS.get(number, f"kind_{number}") for number in range(24)], pa.string())
-    return names.take(pa.array(records.kinds))
+    return _TYPES.take(pa.array(records.kinds))
 
 
 def _ids(records: Records) -> tuple[np.ndarray, np.ndarray]:
@@ -58,6 +66,8 @@ def _ids(records: Records) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _find_ids(records: Records) -> tuple[np.ndarray, np.ndarray]:
+    if not records.has("id"):
+        return np.zeros((len(records), 16), np.uint8), np.zeros(len(records), bool)
     head, value, start = records.field("id")
     valid = (head == BYTES) & (value == 16)
     at = np.where(valid, start, 0)
@@ -74,7 +84,8 @@ def _message_id(records: Records, _: Context) -> pa.Array:
 def _message_id_text(records: Records, _: Context) -> pa.Array:
     rows, valid = _ids(records)
     offsets = np.arange(0, 32 * len(rows) + 1, 32, dtype=np.int32)
-    text = pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(_HEX[rows])])
+    digits = _HEX[rows] if _compiled is None else _compiled.hexadecimal(rows)
+    text = pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
     return _masked(text, valid)
 
 
@@ -101,27 +112,42 @@ def _published(records: Records, _: Context) -> pa.Array:
 
 def _latency(records: Records, _: Context) -> pa.Array:
     """Of what happened to a message after it was published."""
+    if (records.kinds == 1).all():
+        return pa.nulls(len(records), pa.int64())
     stamps, valid = _stamps(records)
     return pa.array(records.time_us - stamps, pa.int64(), mask=~(valid & (records.kinds != 1)))
 
 
 def _client_id(records: Records, context: Context) -> pa.Array:
+    publisher = records.text("publisher")
+    if not records.has("session"):
+        return publisher
     head, value, _ = records.field("session")
     of_session = head == UINT
-    publisher = records.text("publisher")
-    if not of_session.any():
-        return publisher
     sessions = pa.array(value, pa.uint64(), mask=~of_session).dictionary_encode()
     names = [context.names.get(number) for number in sessions.dictionary.to_pylist()]
     texts = pa.array([None if name is None else name.decode(errors="replace") for name in names], pa.string())
     return pc.coalesce(publisher, texts.take(sessions.indices))
 
 
-def _of_dictionary(encoded: pa.DictionaryArray, make: Callable[[bytes], Any], type: pa.DataType) -> pa.Array:
-    """A value made of each different byte string."""
+def _made(records: Records, name: str, make: Callable[[bytes], Any], type: pa.DataType) -> pa.Array:
+    """A value made of each different byte string of a field."""
+    if not records.has(name):
+        return pa.nulls(len(records), type)
+    encoded = records.encoded(name)
     if encoded.null_count == len(encoded):
         return pa.nulls(len(encoded), type)
+    if encoded.null_count == 0 and encoded.dictionary.to_pylist() == [b""] and not pa.types.is_string(type):
+        return _empty(len(records), type)  # as most properties are
     return pa.array([make(one) for one in encoded.dictionary.to_pylist()], type).take(encoded.indices)
+
+
+def _empty(count: int, type: pa.DataType) -> pa.Array:
+    """Empty lists or maps."""
+    offsets = pa.array(np.zeros(count + 1, np.int32))
+    if pa.types.is_map(type):
+        return pa.MapArray.from_arrays(offsets, pa.array([], type.key_type), pa.array([], type.item_type))
+    return pa.ListArray.from_arrays(offsets, pa.array([], type.value_type))
 
 
 def _levels(records: Records, _: Context) -> pa.Array:
@@ -130,14 +156,14 @@ def _levels(records: Records, _: Context) -> pa.Array:
 
 
 def _properties(records: Records, _: Context) -> pa.Array:
-    return _of_dictionary(records.encoded("properties"), lambda one: decode_properties(one)[0], pa.map_(pa.string(), pa.string()))
+    return _made(records, "properties", lambda one: decode_properties(one)[0], pa.map_(pa.string(), pa.string()))
 
 
 def _user_properties(records: Records, _: Context) -> pa.Array:
     def pairs(encoded: bytes) -> list[dict[str, str]]:
         return [{"name": name, "value": value} for name, value in decode_properties(encoded)[1]]
 
-    return _of_dictionary(records.encoded("properties"), pairs, _PAIRS)
+    return _made(records, "properties", pairs, _PAIRS)
 
 
 def _qos(records: Records, _: Context) -> pa.Array:
@@ -161,11 +187,15 @@ def _expires(records: Records, _: Context) -> pa.Array:
     """Null if never."""
     head, value, _start = records.field("expires_ms")
     valid = (head == UINT) & (value > 0) & (value < 1 << 50)
+    if not valid.any():
+        return pa.nulls(len(records), _TIME)
     return pa.array(np.where(valid, value, 0).astype(np.int64) * 1000, mask=~valid).cast(_TIME)
 
 
 def _when(name: str) -> Maker:
     def make(records: Records, _: Context) -> pa.Array:
+        if not records.has(name):
+            return pa.nulls(len(records), _TIME)
         head, value, _start = records.field(name)
         valid = (head == UINT) & (value < 1 << 50)
         return pa.array(np.where(valid, value, 0).astype(np.int64) * 1000, mask=~valid).cast(_TIME)
@@ -182,9 +212,9 @@ def _reason_text(records: Records, _: Context) -> pa.Array:
 
 
 def _named(records: Records, name: str, names: Mapping[int, Mapping[int, str]]) -> pa.Array:
-    head, value, _ = records.field(name)
-    if not (head == UINT).any():
+    if not records.has(name):
         return pa.nulls(len(records), pa.string())
+    head, value, _ = records.field(name)
     both = pa.array(records.kinds.astype(np.uint32) << 8 | value.astype(np.uint32) & 255, mask=head != UINT).dictionary_encode()
     texts = [names.get(one >> 8, {}).get(one & 255) for one in both.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(both.indices)
@@ -203,12 +233,32 @@ def _detail(key: int, type: pa.DataType) -> Maker:
     return make
 
 
+def _payload_json(records: Records, _: Context) -> pa.Array:
+    """The text of payloads that are JSON."""
+    return _made(records, "payload", _json_text, pa.string())
+
+
+def _json_text(payload: bytes) -> str | None:
+    """Null if it is no JSON (RFC 8259), which nobody promised."""
+    try:
+        text = payload.decode()
+        # No number is made: one of ten thousand digits is JSON too.
+        json.loads(text, parse_int=len, parse_float=len, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _subscription_ids(records: Records, _: Context) -> pa.Array:
     def numbers(encoded: bytes) -> list[int]:
         text = dict(decode_properties(encoded)[0]).get("subscription_identifier", "")
         return [int(one) for one in text.split(",") if one]
 
-    return _of_dictionary(records.encoded("ids"), numbers, pa.list_(pa.int64()))
+    return _made(records, "ids", numbers, pa.list_(pa.int64()))
 
 
 JOURNAL: dict[str, tuple[str, pa.DataType, Maker]] = {
@@ -256,8 +306,30 @@ JOURNAL: dict[str, tuple[str, pa.DataType, Maker]] = {
 }
 """Name -> type in Spark, type in Arrow, and what makes it."""
 
+ON_REQUEST: dict[str, tuple[str, pa.DataType, Maker]] = {
+    "payload_json": ("string", pa.string(), _payload_json),
+}
+"""Likewise; only for those who ask for them by name, since they cost more than the rest."""
+_ALL = {**JOURNAL, **ON_REQUEST}
 
-def build(records: Records, context: Context, columns: Iterable[str]) -> pa.RecordBatch:
+
+DICTIONARIES: dict[str, Maker] = {
+    "type": lambda records, _: pa.DictionaryArray.from_arrays(pa.array(records.kinds.astype(np.int32)), _TYPES),
+    "topic": lambda records, _: _as_text_once(records.encoded("topic")),
+    "client_id": lambda records, context: (
+        _client_id(records, context).dictionary_encode() if records.has("session") else _as_text_once(records.encoded("publisher"))
+    ),
+}
+"""Makes the same with each different text once, for those who can use it: writers of Parquet would have to find that out again."""
+
+
+def _as_text_once(encoded: pa.DictionaryArray) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(encoded.indices, as_text(encoded.dictionary))
+
+
+def build(records: Records, context: Context, columns: Iterable[str], dictionaries: bool = False) -> pa.RecordBatch:
     """The columns in the order given."""
-    names = list(columns)
-    return pa.RecordBatch.from_arrays([JOURNAL[name][2](records, context) for name in names], names)
+    makers = {name: _ALL[name][2] for name in columns}
+    if dictionaries:
+        makers.update({name: maker for name, maker in DICTIONARIES.items() if name in makers})
+    return pa.RecordBatch.from_arrays([maker(records, context) for maker in makers.values()], list(makers))

@@ -28,7 +28,7 @@ try:
 except ImportError:
     _compiled = None
 
-__all__ = ["BadBlock", "Records", "as_text", "decode_window"]
+__all__ = ["BadBlock", "Records", "as_text", "binary_array", "decode_window"]
 
 _NOTHING, _SLOW = -1, -2
 """In place of the next candidate: what follows is none; only the slow reader knows what follows."""
@@ -137,6 +137,10 @@ class Records:
                 head[row], value[row], start[row] = record.items[names.index(name)]
         return head, value, start
 
+    def has(self, name: str) -> bool:
+        """Whether any of these records may have this field."""
+        return any(name in group.fields for group in self._groups) or bool(self._slow)
+
     @property
     def maps(self) -> dict[int, dict[int, Any]]:
         """Row -> its field `details`, where there is one."""
@@ -146,6 +150,8 @@ class Records:
 
     def numbers(self, name: str, type: pa.DataType) -> pa.Array:
         """A field of unsigned numbers; null where it is null or the record has none."""
+        if not self.has(name):
+            return pa.nulls(len(self), type)
         head, value, _ = self.field(name)
         return _with_nulls(value.astype(type.to_pandas_dtype()), head == UINT, type)
 
@@ -159,8 +165,14 @@ class Records:
         """A field of bytes."""
 
         def gather(_: Records) -> pa.Array:
+            if not self.has(name):
+                return pa.nulls(len(self), pa.binary())
             head, value, start = self.field(name)
-            return self._gather(start, value.astype(np.int64), head == BYTES)
+            if not (head == BYTES).any():
+                return pa.nulls(len(self), pa.binary())
+            if _compiled is None:
+                return self._gather(start, value.astype(np.int64), head == BYTES)
+            return binary_array(head == BYTES, *_compiled.gather(self.data, head, value, start))
 
         return self.once(f"binary {name}", gather)
 
@@ -168,18 +180,19 @@ class Records:
         """A field of bytes, each different one once."""
 
         def encode(_: Records) -> pa.DictionaryArray:
-            head, value, _start = self.field(name)
-            if len(self) and not value.any() and (head == BYTES).all():  # as most properties are
-                return pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(self), np.int32)), pa.array([b""], pa.binary()))
-            return self.binary(name).dictionary_encode()
+            if _compiled is None or not self.has(name):
+                return self.binary(name).dictionary_encode()
+            head, value, start = self.field(name)
+            codes, firsts = _compiled.encode(self.data, head, value, start)
+            offsets, text = _compiled.gather(self.data, head[firsts], value[firsts], start[firsts])
+            different = binary_array(np.ones(len(firsts), bool), offsets, text)
+            return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), different)
 
         return self.once(f"encoded {name}", encode)
 
     def _gather(self, start: np.ndarray, length: np.ndarray, valid: np.ndarray) -> pa.Array:
         """Byte strings out of the window, which Arrow takes for strings already: wanted ones and what lies between, in turns."""
         count = len(start)
-        if not valid.any():
-            return pa.nulls(count, pa.binary())
         # A row without a value is an empty string at the end of the one before it.
         behind = np.maximum.accumulate(np.where(valid, start + length, 0))
         offsets = np.empty(2 * count + 1, np.int32)
@@ -196,6 +209,8 @@ class Records:
 
     def flag(self, bit: int) -> pa.Array:
         """A bit of field `flags`."""
+        if not self.has("flags"):
+            return pa.nulls(len(self), pa.bool_())
         head, value, _ = self.field("flags")
         return pa.array((value & np.uint64(bit)) != 0, mask=head != UINT)
 
@@ -211,6 +226,12 @@ class Records:
 
 def _with_nulls(values: np.ndarray, valid: np.ndarray, type: pa.DataType) -> pa.Array:
     return pa.array(values, type, mask=None if valid.all() else ~valid)
+
+
+def binary_array(valid: np.ndarray, offsets: np.ndarray, data: np.ndarray) -> pa.Array:
+    """Of strings that lie side by side."""
+    mask = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), len(valid), [mask, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def as_text(binary: pa.Array) -> pa.Array:

@@ -7,14 +7,15 @@ final names are put on record; then they are moved. Killed before the record, th
 moved already is deleted by those names, and the batch begins anew. So each record is in exactly one file, whenever a run is killed,
 and a reader sees no file that is not whole.
 
-Where the target is a path, and payloads stay as they are, the tasks that read write the Parquet too (`parquet.py`): rows never meet
-the JVM, which would cost several times as much. Else Spark writes: it alone parses payloads, and knows s3a:// and Delta.
+Where the target is a path, the tasks that read write the Parquet too (`parquet.py`): rows never meet the JVM, which would cost
+several times as much. Else Spark writes: it alone parses payloads by a schema, and knows s3a:// and Delta.
 
 Delta has a log of its own, which takes a batch once (txnAppId, txnVersion).
 """
 
 import argparse
 import json
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import _parse_datatype_string
 
 from pyspark_shardbroker.columns import JOURNAL, JOURNAL_VERSION
 from pyspark_shardbroker.errors import OptionError, ShardbrokerSourceError
@@ -42,6 +44,8 @@ _PARTITIONS = {
     "topic_root": lambda: F.element_at(F.split("topic", "/"), 1),
 }
 """Those of PARTITIONS that Spark has to make."""
+_PAYLOADS = ("raw", "json")
+"""What `--payload` may say other than a schema."""
 BATCH_BYTES = 2 << 30
 """Of journals in one batch: what a kill makes a run do again at most."""
 FILE_BYTES = 128 << 20
@@ -71,7 +75,7 @@ class Export:
     def direct(self) -> bool:
         """Whether the tasks write the files themselves."""
         scheme, separator, _ = self.to.partition(":/")
-        return self.format == "parquet" and self.payload == "raw" and (not separator or scheme == "file")
+        return self.format == "parquet" and self.payload in _PAYLOADS and (not separator or scheme == "file")
 
     def options(self) -> dict[str, str]:
         """For the data source."""
@@ -79,12 +83,11 @@ class Export:
         for name in ("since", "until", "topics", "types"):
             if getattr(self, name):
                 options[name] = getattr(self, name)
-        if self.columns:
-            needed = [*self.columns]
-            if not self.direct:
-                needed += [PARTITIONS[name][0] for name in self.partition_by]
-                needed += ["payload"] if self.payload != "raw" else []
-            options["columns"] = ",".join(dict.fromkeys(needed))
+        needed = [*(self.columns or JOURNAL), *(["payload_json"] if self.payload == "json" else [])]
+        if not self.direct:
+            needed += [PARTITIONS[name][0] for name in self.partition_by]
+            needed += ["payload"] if self.payload not in _PAYLOADS else []
+        options["columns"] = ",".join(dict.fromkeys(needed))
         return options
 
     def record(self) -> dict[str, object]:
@@ -105,12 +108,21 @@ class Export:
             raise OptionError(f"--columns {unknown[0]}: allowed are {', '.join(JOURNAL)}")
         Options.parse({"path": self.source, **self.options()})
 
+    def check_schema(self) -> None:
+        """With Spark running: of `payload`. Raises OptionError."""
+        if self.payload in _PAYLOADS:
+            return
+        try:
+            _parse_datatype_string(self.payload)
+        except PySparkException as error:
+            raise OptionError(
+                f"--payload {self.payload!r}: allowed are {', '.join(_PAYLOADS)} and a schema such as 'v DOUBLE, unit STRING'; "
+                f"this is none: {_first_line(error)}"
+            ) from None
+
     def shape(self, frame: DataFrame) -> DataFrame:
         """The rows as they are written."""
-        if self.payload == "json":
-            text = F.col("payload").cast("string")
-            frame = frame.withColumn("payload_json", F.when(F.get_json_object(text, "$").isNotNull(), text))
-        elif self.payload != "raw":
+        if self.payload not in _PAYLOADS:
             frame = frame.withColumn("payload_json", F.from_json(F.col("payload").cast("string"), self.payload))
         for name in self.partition_by:
             frame = frame.withColumn(name, _PARTITIONS[name]()) if name in _PARTITIONS else frame
@@ -121,6 +133,7 @@ class Export:
 def run(spark: SparkSession, export: Export) -> int:
     """Writes what is new; how many records that were. Raises ShardbrokerSourceError, OSError, PySparkException."""
     export.check()
+    export.check_schema()
     files = Files(spark, export.to)
     _check_record(files, export)
     _finish_compaction(files)
@@ -184,9 +197,10 @@ def _write_direct(frame: DataFrame, files: Files, number: int) -> int:
 
 def _write_parquet(frame: DataFrame, files: Files, export: Export, number: int) -> None:
     files.delete(_STAGING)
+    staging = f"{_STAGING}/{secrets.token_hex(8)}"  # the JVM of a run that was killed may still be writing
     writer = frame.write.mode("overwrite").format("parquet")
-    (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.path(_STAGING))
-    _put_in_place(files, number, _targets(files, _STAGING, f"part-{number:08d}"))
+    (writer.partitionBy(*export.partition_by) if export.partition_by else writer).save(files.path(staging))
+    _put_in_place(files, number, _targets(files, staging, f"part-{number:08d}"))
 
 
 def _put_in_place(files: Files, number: int, moves: dict[str, str]) -> None:
@@ -259,8 +273,9 @@ def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple
         raise OptionError(f"{to}: tables of Delta are compacted by Delta: OPTIMIZE delta.`{to}`")
     _finish_compaction(files)
     directories: dict[str, list[tuple[str, int]]] = {}
+    unfinished = _unfinished(files)
     for name, size in files.list():
-        if size < file_bytes // 2:
+        if size < file_bytes // 2 and name not in unfinished:
             directories.setdefault(name.rpartition("/")[0], []).append((name, size))
     groups = {directory: small for directory, small in directories.items() if len(small) > 1}
     moves: dict[str, str] = {}
@@ -278,6 +293,15 @@ def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple
         files.write(_COMPACTION, json.dumps({"moves": moves, "old": old}))
         _finish_compaction(files)
     return len(old), len(moves)
+
+
+def _unfinished(files: Files) -> set[str]:
+    """Files of a batch whose run was killed before it was over: the next one deletes them by their names."""
+    found: set[str] = set()
+    for intent, _ in files.list(_BATCHES):
+        if not files.exists(f"{_CHECKPOINT}/commits/{intent.rpartition('/')[2]}"):
+            found.update(json.loads(files.read(intent) or "[]"))
+    return found
 
 
 def _finish_compaction(files: Files) -> None:
@@ -313,7 +337,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--payload",
         default="raw",
         metavar="raw|json|SCHEMA",
-        help="json: also as text if it is JSON; a schema such as 'v DOUBLE': also parsed",
+        help="json: also as text if it is JSON; a schema such as 'v DOUBLE, unit STRING': also parsed",
     )
     parser.add_argument(
         "--mode", choices=("failFast", "permissive"), default="failFast", help="permissive: leave out what is damaged"
@@ -373,3 +397,7 @@ def _reason(error: Exception) -> str:
         if separator and name.startswith("pyspark_shardbroker.errors."):
             return text
     return "\n".join(lines[:8])
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line), "").strip()

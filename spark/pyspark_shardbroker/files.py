@@ -1,21 +1,58 @@
 """Files of an export, wherever Hadoop can write: local directories, s3a://, hdfs://. Whole files appear by a rename."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, TypeVar, cast
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+
+from pyspark_shardbroker.errors import OptionError
 
 __all__ = ["Files"]
 
+F = TypeVar("F", bound=Callable[..., Any])
+_NO_CLASS = ("java.lang.ClassNotFoundException", "java.lang.NoClassDefFoundError", "UnsupportedFileSystemException")
+
+
+def _said(error: Py4JJavaError) -> str:
+    """What went wrong in the JVM, in a line."""
+    lines = str(error.java_exception.toString()).splitlines()
+    return lines[0] if lines else "no reason given"
+
+
+def _os_errors(method: F) -> F:
+    """What Hadoop cannot do is an OSError with the name of the file."""
+
+    @wraps(method)
+    def wrapped(self: "Files", name: str, *arguments: Any) -> Any:
+        try:
+            return method(self, name, *arguments)
+        except Py4JJavaError as error:
+            raise OSError(f"{self.path(name)}: {_said(error)}") from None
+
+    return cast(F, wrapped)
+
 
 class Files:
-    """The files below one directory. Names are relative to it."""
+    """The files below one directory. Names are relative to it. What cannot be done raises OSError."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
+        """Raises OptionError if Spark has nothing for this kind of file system."""
         jvm: Any = spark._jvm
         self._path = jvm.org.apache.hadoop.fs.Path
-        self._root = self._path(root)
-        self._fs: Any = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        try:
+            self._root = self._path(root)
+            self._fs: Any = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        except Py4JJavaError as error:
+            said = _said(error)
+            if not any(name in said for name in _NO_CLASS):
+                raise OSError(f"{root}: {said}") from None
+            hadoop = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+            raise OptionError(
+                f"--to {root}: this Spark has nothing that writes there; for s3a:// add --conf spark.jars.packages="
+                f"org.apache.hadoop:hadoop-aws:{hadoop} (docs/spark.md); {said}"
+            ) from None
         self._root = self._fs.makeQualified(self._root)
         self.root = str(self._root.toString())
 
@@ -30,9 +67,11 @@ class Files:
     def _of(self, name: str) -> Any:
         return self._path(self.path(name))
 
+    @_os_errors
     def exists(self, name: str) -> bool:
         return bool(self._fs.exists(self._of(name)))
 
+    @_os_errors
     def read(self, name: str) -> str | None:
         """A small text file, or None if it is not there."""
         if not self.exists(name):
@@ -43,6 +82,7 @@ class Files:
         finally:
             stream.close()
 
+    @_os_errors
     def write(self, name: str, text: str) -> None:
         """At any moment there is the whole file or none."""
         new = self._of(f"{name}.new")
@@ -55,10 +95,12 @@ class Files:
         if not self._fs.rename(new, self._of(name)):
             raise OSError(f"{self.path(name)} cannot be written")
 
+    @_os_errors
     def delete(self, name: str) -> None:
         """A file or a directory with all in it; nothing if it is not there."""
         self._fs.delete(self._of(name), True)
 
+    @_os_errors
     def move(self, name: str, target: str) -> None:
         """Raises OSError."""
         self._fs.mkdirs(self._of(target).getParent())

@@ -18,6 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+try:
+    import pyspark_shardbroker._compiled as _compiled
+except ImportError:
+    _compiled = None
+
 __all__ = ["FILES", "PARTITIONS", "Layout", "write_files"]
 
 FILES = {"file": "string", "rows": "bigint"}
@@ -28,12 +33,17 @@ ROW_GROUP_BYTES = 128 << 20
 """And no more than so many bytes."""
 WRITERS_MAX = 64
 """Files that a task has open; beyond that the one that was not written to for longest is closed."""
-ENCODED_COLUMNS = ("type", "client_id", "topic", "payload", "reason_text", "packet", "topic_filter", "share_group", "peer",
-                   "username", "listener", "topic_levels.list.element", "properties.key_value.key", "properties.key_value.value",
-                   "user_properties.list.element.name", "user_properties.list.element.value")  # fmt: skip
+ENCODED_COLUMNS = (
+    "type", "client_id", "topic", "payload", "payload_json", "reason_text", "packet", "topic_filter", "share_group", "peer",
+    "username", "listener", "topic_levels.list.element", "properties.key_value.key", "properties.key_value.value",
+    "user_properties.list.element.name", "user_properties.list.element.value",
+)  # fmt: skip
 """Columns that are worth a dictionary: text that comes again."""
-COUNTED_COLUMNS = ("time", "worker", "sequence", "type", "client_id", "topic", "published", "latency_us")
-"""Columns of which readers want to know the least and the largest value of a row group, to leave it out."""
+COUNTED_COLUMNS = ("time", "worker", "sequence", "published", "latency_us")
+"""Columns of which readers want to know the least and the largest value of a row group, to leave it out. Of text that comes again
+the dictionary says that better, and the writer would take five times as long."""
+GROWING_COLUMNS = {"sequence": "DELTA_BINARY_PACKED"}
+"""Columns in which each value is the one before plus a little."""
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = {*map(chr, range(1, 32)), *"\"#%'*/:=?\\\x7f{[]^"}
 """What names of directories cannot have, as Hive and Spark have agreed."""
@@ -57,7 +67,7 @@ PARTITIONS: dict[str, tuple[str, Callable[[pa.Table], pa.Array]]] = {
     "date": ("time", _date),
     "hour": ("time", _hour),
     "topic_root": ("topic", _root),
-    "type": ("type", lambda table: table["type"]),
+    "type": ("type", lambda table: table["type"].cast(pa.string())),
     "worker": ("worker", lambda table: table["worker"]),
     "node": ("node", lambda table: table["node"]),
 }
@@ -109,7 +119,7 @@ class _Writers:
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = pq.ParquetWriter(
             path, schema, compression="snappy", use_dictionary=list(ENCODED_COLUMNS), write_statistics=list(COUNTED_COLUMNS),
-            store_schema=False,
+            column_encoding={name: way for name, way in GROWING_COLUMNS.items() if name in schema.names}, store_schema=False,
         )  # fmt: skip
         return _File(name, writer)
 
@@ -145,6 +155,7 @@ def write_files(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[p
 
 def _write(writers: _Writers, table: pa.Table) -> None:
     layout = writers.layout
+    table = table.unify_dictionaries()
     if "topic_levels" in layout.columns:
         table = table.append_column("topic_levels", _levels(table))
     for directory, part in _divided(table, layout.partition_by):
@@ -155,8 +166,13 @@ def _levels(table: pa.Table) -> pa.Array:
     """Made here, where one dictionary serves a whole row group: a column of many small strings that come again."""
     topics = _whole(table["topic"]).dictionary_encode()
     levels = pc.split_pattern(topics.dictionary, "/")
-    levels = pa.ListArray.from_arrays(levels.offsets, levels.values.dictionary_encode())
-    return levels.take(topics.indices)
+    words = levels.values.dictionary_encode()
+    if _compiled is None or topics.null_count == len(topics):
+        return pa.ListArray.from_arrays(levels.offsets, words).take(topics.indices)
+    codes = topics.indices.fill_null(-1).to_numpy()
+    offsets, places = _compiled.spread(codes, levels.offsets.to_numpy(), words.indices.to_numpy())
+    values = pa.DictionaryArray.from_arrays(pa.array(places), words.dictionary)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=topics.is_null() if topics.null_count else None)
 
 
 def _divided(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:

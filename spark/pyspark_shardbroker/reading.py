@@ -27,8 +27,10 @@ def warn(damage: Damage) -> None:
     print(f"pyspark_shardbroker: {damage}", file=sys.stderr, flush=True)
 
 
-def read_piece(piece: Piece, columns: Sequence[str], wanted: Wanted, fail_fast: bool) -> Iterator[pa.RecordBatch]:
-    """The wanted records. Raises DamageError, RemovedError, OSError."""
+def read_piece(
+    piece: Piece, columns: Sequence[str], wanted: Wanted, fail_fast: bool, dictionaries: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The wanted records; with `dictionaries` as `build` makes them. Raises DamageError, RemovedError, OSError."""
     needs_names = "client_id" in columns
     names: dict[int, bytes] = {}
     for item in scan_piece(piece):
@@ -46,7 +48,7 @@ def read_piece(piece: Piece, columns: Sequence[str], wanted: Wanted, fail_fast: 
             continue
         if needs_names:
             _complete(names, records, segment, piece)
-        yield build(records, Context(piece.info.worker, piece.info.node, names), columns)
+        yield build(records, Context(piece.info.worker, piece.info.node, names), columns, dictionaries)
 
 
 def scan_piece(piece: Piece) -> Iterator[tuple[Segment, Records] | Damage]:

@@ -36,7 +36,7 @@ FIELDS: dict[int, tuple[str, ...]] = {
     17: ("session", "at_ms"),
     18: ("snapshot", "position", "keep_from"),
     19: ("count", "from_us", "errno"),
-    20: ("rings", "producer", "position"),
+    20: ("rings", "producer", "position", "weights"),
     21: ("rings", "destination", "position", "id", "record", "member", "attempts", "group", "filter", "until_arrived"),
     22: _SESSION,
     23: ("position", "arrived"),

@@ -124,12 +124,16 @@ class Blocks:
 
 @dataclass
 class Window:
-    """A part of a segment, PADDING zeros behind it, and the blocks in it that are to be decoded."""
+    """A part of a segment, PADDING zeros behind it, and the blocks in it that are to be decoded.
+
+    lost: where blocks begin that only say that their records are lost, which a repair has put on record. Nobody is told once more.
+    """
 
     path: str
     at: int
     data: np.ndarray
     blocks: Blocks
+    lost: list[int]
 
 
 def find_segments(directory: Path) -> list[Path]:
@@ -246,8 +250,6 @@ def scan(
     """The blocks that begin in [start, end) and have records in [lowest, highest), in windows, and the damage behind them.
 
     expected_end: the position that the segment must reach, as the one behind it says; 0 if nobody knows.
-
-    Blocks that say of themselves that their records are lost are left out: a repair has put that on record, and it was said then.
     """
     offset, position = max(start, SEGMENT_BYTES), segment.info.first
     incarnation = segment.incarnation
@@ -278,8 +280,8 @@ def scan(
         else:
             raw = segment.read(offset, max(min(WINDOW_BYTES, end - offset), needs))
             found = _take(raw, incarnation, end - offset, position, lowest, highest)
-            if len(found.blocks):
-                yield Window(segment.info.path, offset, np.frombuffer(raw + bytes(PADDING), np.uint8), found.blocks)
+            if len(found.blocks) or found.lost:
+                yield Window(segment.info.path, offset, np.frombuffer(raw + bytes(PADDING), np.uint8), found.blocks, found.lost)
             offset, position = offset + found.behind, max(position, found.position)
         needs = 0
         if found.why == _DONE:
@@ -362,11 +364,12 @@ class _Found:
     needs: int = 0
     """_NEEDS: bytes that the next block has. _GAP: the sequence that it begins with."""
     blocks: Blocks = field(default_factory=Blocks)
+    lost: list[int] = field(default_factory=list)
 
 
 def _take(raw: bytes, incarnation: int, limit: int, position: int, lowest: int, highest: int) -> _Found:
     """The valid blocks at the start of `raw`, of those that begin below `limit`."""
-    blocks, view, here, size, unpack = Blocks(), memoryview(raw), 0, len(raw), _BLOCK.unpack_from
+    blocks, lost, view, here, size, unpack = Blocks(), list[int](), memoryview(raw), 0, len(raw), _BLOCK.unpack_from
     why, needs, limit = _LIMIT, 0, min(limit, size)
     while here < limit:
         if here + BLOCK_BYTES > size:
@@ -392,7 +395,9 @@ def _take(raw: bytes, incarnation: int, limit: int, position: int, lowest: int, 
         if codec not in (CODEC_PLAIN, CODEC_LOST):
             raise TooNewError(f"block with records {first} to {first + count - 1}: codec {codec} is not known here")
         if first + count > position:
-            if first + count > lowest and codec == CODEC_PLAIN:
+            if codec == CODEC_LOST:
+                lost.append(first)
+            elif first + count > lowest:
                 blocks.offset.append(here + BLOCK_BYTES)
                 blocks.length.append(length)
                 blocks.count.append(count)
@@ -400,7 +405,7 @@ def _take(raw: bytes, incarnation: int, limit: int, position: int, lowest: int, 
                 blocks.time_us.append(time_us)
             position = first + count
         here = behind
-    return _Found(why, here, position, needs, blocks)
+    return _Found(why, here, position, needs, blocks, lost)
 
 
 def end_of(info: SegmentInfo, offset: int = SEGMENT_BYTES, position: int | None = None) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_shardbroker.columns import JOURNAL
+from pyspark_shardbroker.columns import JOURNAL, ON_REQUEST
 from pyspark_shardbroker.damage import DAMAGE, read_damage
 from pyspark_shardbroker.errors import OptionError
 from pyspark_shardbroker.journals import Piece, find_journals, pieces
@@ -75,7 +75,8 @@ class ShardbrokerSource(DataSource):
         unknown = [name for name in self._options.columns if name not in columns]
         if unknown:
             raise OptionError(f"columns {unknown[0]!r}: table {self._options.table} has {', '.join(columns)}")
-        return ", ".join(f"`{name}` {columns[name]}" for name in self._options.columns or columns)
+        named = self._options.columns or [name for name in columns if name not in ON_REQUEST]
+        return ", ".join(f"`{name}` {columns[name]}" for name in named)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if self._options.write_to:
@@ -98,7 +99,7 @@ DefaultSource = ShardbrokerSource
 def _columns(table: str) -> dict[str, str]:
     """Name -> type of a table's columns."""
     if table == "journal":
-        return {name: column[0] for name, column in JOURNAL.items()}
+        return {name: column[0] for name, column in {**JOURNAL, **ON_REQUEST}.items()}
     if table in SNAPSHOT_TABLES:
         return {name: column[0] for name, column in SNAPSHOT_TABLES[table].items()}
     return DAMAGE
@@ -207,4 +208,4 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not options.write_to:
             return read_piece(partition.value, self._columns, options.wanted, options.fail_fast)
         layout = Layout(options.write_to, tuple(self._columns), options.partition_by)
-        return write_files(read_piece(partition.value, layout.needed(), options.wanted, options.fail_fast), layout)
+        return write_files(read_piece(partition.value, layout.needed(), options.wanted, options.fail_fast, True), layout)

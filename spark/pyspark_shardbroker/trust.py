@@ -2,13 +2,16 @@
 
 At level `machine` each block says up to where the disk was known to have everything. A hole that lies below what a later block of
 the same writer says is damage, and the rest counts. Any other hole is where the power went: nobody was promised what stands behind
-it, a recovery leaves it out, and so it is no row here.
+it, a recovery leaves it out, and so it is no row here. A block in which a repair says that records are lost is still a hole.
 
 What blocks say only grows. So the last block of a writer decides: holes below its `synced` are damage, the first one from there on
 is the end. Only what lies behind `synced` has to be looked at, which is what the disk was writing when the power went.
+
+One table of cases holds this and the broker's rule together: tests/journal/trust_cases.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from pyspark_shardbroker.segments import (
     BLOCK_BYTES,
@@ -31,81 +34,91 @@ FOREVER = 1 << 62
 _SYNCED = 23
 _LENGTH, _COUNT, _CODEC = 2, 3, 7
 """Places in a block's header."""
+_PROCESS = -1
+"""In place of `synced`: a block of level `process`, which says nothing about the disk."""
+_Part = tuple[SegmentInfo, int]
+"""A segment, and the position that it must reach; 0: nobody knows."""
 
 
-def ends(segments: Iterable[tuple[SegmentInfo, int]], known: frozenset[int]) -> dict[int, int]:
+def ends(segments: Iterable[_Part], known: frozenset[int]) -> dict[int, int]:
     """Incarnation -> the position where its records end to count. Those that count as a whole are left out.
 
-    segments: of a journal, oldest first, with the position that each must reach (0: nobody knows). Raises OSError.
+    segments: of a journal, oldest first. Raises OSError.
     """
-    writers: dict[int, list[tuple[SegmentInfo, int]]] = {}
-    lost: dict[int, int] = {}
-    nothing: int | None = None
+    writers: dict[int, list[_Part]] = {}
+    empty: list[int] = []
+    """Where segments without a record begin: all zeros, or a repair found nothing in them, and then they bear a name of its own."""
     for info, expected in segments:
         try:
             with Segment(info, known) as segment:
                 incarnation = segment.incarnation
         except FileNotFoundError:
             continue  # retention was faster
-        if incarnation is None:  # not one block in it is whole
-            nothing = info.first if nothing is None else nothing
-            continue
-        if nothing is not None and nothing // INCARNATION_STEP == info.first // INCARNATION_STEP:
-            lost.setdefault(incarnation, nothing)  # it was this writer's
-        nothing = None
-        writers.setdefault(incarnation, []).append((info, expected))
-    found = {incarnation: _end(parts, known, lost.get(incarnation, FOREVER)) for incarnation, parts in writers.items()}
+        if incarnation is None:
+            empty.append(info.first)
+        else:
+            writers.setdefault(incarnation, []).append((info, expected))
+    synced = {incarnation: _synced(parts, known) for incarnation, parts in writers.items()}
+    empty += [info.first for incarnation, parts in writers.items() if synced[incarnation] is None for info, _ in parts]
+    found = {}
+    for incarnation, parts in writers.items():
+        reached = synced[incarnation]
+        if reached is not None and reached != _PROCESS:
+            found[incarnation] = min((hole for hole in _holes(parts, known, reached, empty) if hole >= reached), default=FOREVER)
     return {incarnation: end for incarnation, end in found.items() if end < FOREVER}
 
 
-def _end(parts: list[tuple[SegmentInfo, int]], known: frozenset[int], lost: int) -> int:
-    synced = None
-    for info, _ in reversed(parts):
-        last = _last_block(info, known)
-        if last is not None:
-            synced = last
-            break
-    if synced is None or synced < 0:
-        return FOREVER
-    end = lost if lost >= synced else FOREVER
+def _holes(parts: list[_Part], known: frozenset[int], synced: int, empty: list[int]) -> Iterator[int]:
+    """Where records of a writer are missing, of what lies behind `synced`; some in front of it may be among them."""
+    first, last = parts[0][0].first, parts[-1][0].first
+    yield from (hole for hole in empty if first // INCARNATION_STEP <= hole // INCARNATION_STEP and hole <= last)
     for place, (info, expected) in enumerate(parts):
         if place + 1 < len(parts) and parts[place + 1][0].first <= synced:
             continue
-        with Segment(info, known) as segment:
+        with suppress(FileNotFoundError), Segment(info, known) as segment:
             start = seek(segment, SEQUENCE, synced + 1)[0] if synced > info.first and not info.problem else 0
             for item in scan(segment, 0 if start <= SEGMENT_BYTES else start, segment.size, expected_end=expected):
-                hole = item.lost_from if isinstance(item, Damage) and item.lost_to != item.lost_from else None
-                if hole is not None and hole >= synced:
-                    return min(end, hole)
-    return end
+                if not isinstance(item, Damage):
+                    yield from item.lost
+                elif item.lost_from is not None and item.lost_from != item.lost_to:
+                    yield item.lost_from
 
 
-def _last_block(info: SegmentInfo, known: frozenset[int]) -> int | None:
-    """What the last valid block of a segment says; -1 if it says nothing: level `process`. None: there is no block."""
-    with Segment(info, known) as segment:
-        last = None
-        start = seek(segment, SEQUENCE, FOREVER)[0] if not info.problem else SEGMENT_BYTES
-        for offset, header in segment.valid_from(start, segment.incarnation):
-            if last is None or offset >= last[0] + BLOCK_BYTES + last[1][_LENGTH]:
-                last = offset, header
-        if last is None and start > SEGMENT_BYTES:
-            for offset, header in segment.valid_from(SEGMENT_BYTES, segment.incarnation):
-                if last is None or offset >= last[0] + BLOCK_BYTES + last[1][_LENGTH]:
-                    last = offset, header
-        if last is None:
-            return None
-        offset, header = last
-        return _synced(segment.read(offset + BLOCK_BYTES, header[_LENGTH]), header) if header[_CODEC] == CODEC_PLAIN else -1
+def _synced(parts: list[_Part], known: frozenset[int]) -> int | None:
+    """What the last block of a writer says; None: there is none with records."""
+    for info, _ in reversed(parts):
+        with suppress(FileNotFoundError), Segment(info, known) as segment:
+            near = SEGMENT_BYTES if info.problem else seek(segment, SEQUENCE, FOREVER)[0]
+            for start in dict.fromkeys((near, SEGMENT_BYTES)):
+                said = _last_said(segment, start)
+                if said is not None:
+                    return said
+    return None
 
 
-def _synced(body: bytes, header: tuple[int, ...]) -> int:
+def _last_said(segment: Segment, start: int) -> int | None:
+    """What the last block with records says, of those from an offset on."""
+    last: tuple[int, tuple[int, ...]] | None = None
+    behind = 0
+    for offset, header in segment.valid_from(start, segment.incarnation):
+        if offset >= behind:  # else it is the payload of somebody who copies blocks
+            behind = offset + BLOCK_BYTES + header[_LENGTH]
+            last = (offset, header) if header[_CODEC] == CODEC_PLAIN else last
+    if last is None:
+        return None
+    offset, header = last
+    return _said(segment.read(offset + BLOCK_BYTES, header[_LENGTH]), header[_COUNT])
+
+
+def _said(body: bytes, count: int) -> int:
+    """Position in the last record of a block; _PROCESS if that is another one."""
     at = 0
     try:
-        for _ in range(header[_COUNT] - 1):
+        for _ in range(count - 1):
             at = read_record(body, at, len(body)).end
         if body[at + 1 : at + 2] == bytes([_SYNCED]):
             kind, position, _ = read_record(body, at, len(body)).items[0]
-            return position if kind == UINT else -1
+            return position if kind == UINT else _PROCESS
     except (BadRecord, IndexError):
         pass  # whoever reads it names it
-    return -1
+    return _PROCESS

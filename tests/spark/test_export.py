@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 from pyspark_shardbroker.errors import OptionError
 from pyspark_shardbroker.export import Export, compact, run
 
+from shardbroker.control import Control
+from shardbroker.journal.exports import exports, note_export
 from tests.harness.broker import Broker, client_id_on
 from tests.harness.client import Client
 
@@ -119,8 +121,15 @@ def test_an_export_that_is_killed_is_finished_by_the_next_one(spark: SparkSessio
         traffic.join()
     run(spark, export_of(broker, to))
     assert exported(spark, to) == sent
+    note_export(broker.data_dir, str(to), "parquet", 1, 0)  # as `shardbroker export` does behind it
+    with Control(broker.data_dir) as control:
+        ends = {str(row["worker"]): row["durable"] for row in control.ask("journal status")["data"]}
+        (row,) = (row for row in control.ask("journal exports")["data"] if row["to"] == str(to))
+    assert (row["positions"], row["current"], row["result"]) == (ends, True, "done")
 
 
 def test_wrong_options_are_refused_before_spark_starts(broker: Broker, tmp_path: Path) -> None:
     done = subprocess.run(command(broker, tmp_path / "out", "--partition-by=month"), capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--partition-by month: allowed are date, hour" in done.stderr
+    (note,) = (note for note in exports(broker.data_dir) if note["to"] == str(tmp_path / "out"))
+    assert (note["code"], note["format"]) == (2, "parquet")

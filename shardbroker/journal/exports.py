@@ -1,0 +1,61 @@
+"""Exports that were made of a broker's journals, as far as they are known: each run of `shardbroker export` leaves a note.
+
+    <data>/exports/<crc32 of the target>.json     to, format, ended_ms, code
+
+How far an export has come stands in its target, in Spark's checkpoint, which is read where the target is a directory here.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+__all__ = ["EXPORTS_DIR", "exported_to", "exports", "note_export"]
+
+EXPORTS_DIR = "exports"
+"""In the data directory."""
+_OFFSETS = "_checkpoint/offsets"
+"""In a target: a file for each batch, by its number."""
+OFFSETS_BYTES = 1 << 16
+"""Of such a file; a position for each worker, on its last line."""
+
+
+def note_export(data_dir: Path, to: str, kind: str, ended_ms: int, code: int) -> None:
+    """A run of an export has ended with this exit code. Raises OSError."""
+    directory = data_dir / EXPORTS_DIR
+    directory.mkdir(mode=0o700, exist_ok=True)
+    target = directory / f"{crc32(to.encode()):08x}.json"
+    new = target.with_suffix(".new")
+    new.write_text(json.dumps({"to": to, "format": kind, "ended_ms": ended_ms, "code": code}))
+    os.replace(new, target)
+
+
+def exports(data_dir: Path) -> list[dict[str, Any]]:
+    """The notes, the newest first. One that cannot be read is left out."""
+    found = []
+    directory = data_dir / EXPORTS_DIR
+    for path in directory.glob("*.json") if directory.is_dir() else ():
+        try:
+            note = json.loads(path.read_text())
+            found.append({name: note[name] for name in ("to", "format", "ended_ms", "code")})
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(found, key=lambda note: -note["ended_ms"])
+
+
+def exported_to(to: str) -> dict[str, int] | None:
+    """Of each worker's journal the number of the next record that an export has yet to read; None if it cannot be told here."""
+    scheme, separator, rest = to.partition(":/")
+    if separator and scheme != "file":
+        return None
+    directory = Path(f"/{rest.lstrip('/')}" if separator else to) / _OFFSETS
+    try:
+        newest = max((int(name) for name in os.listdir(directory) if name.isdecimal()), default=None)
+        if newest is None:
+            return None
+        with (directory / str(newest)).open("rb") as file:
+            positions = json.loads(file.read(OFFSETS_BYTES).splitlines()[-1])
+        return {str(worker): int(position) for worker, position in positions.items()}
+    except (OSError, ValueError, IndexError, AttributeError, TypeError):
+        return None
