@@ -8,7 +8,7 @@ Read in this order:
 - `admission` the token bucket behind `max_conn_rate`.
 - `main`      entry point of the process.
 
-A client id decides on the worker (`partition = crc32(client id) % 1024`, `worker = partition % workers`), so all that
+A client id decides on the worker (`partition = crc32(client id) % 1024`, each with an owner: shm/partitions.py), so all that
 concerns a session happens in one process. An acceptor keeps nothing of a connection that it has handed over: a plain
 TCP connection costs it nothing from then on.
 

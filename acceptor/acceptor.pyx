@@ -1,8 +1,8 @@
 """The acceptor's loop: accept, read up to the client id, hand over (DESIGN: hand-over).
 
-    accept -> [ pending: opening, waits for bytes ] -> peek -> worker of crc32(client id) % 1024 % workers
+    accept -> [ pending: opening, waits for bytes ] -> peek -> worker of crc32(client id) % 1024
                     | timeouts, counted                 | worker down or channel full: [ held ], then CONNACK 0x88
-                                                        `-> with TLS: a socketpair to the worker, [ pump ]
+                                                        `-> TLS that only OpenSSL speaks: a socketpair to the worker, [ pump ]
 
 A socket is taken out of epoll before it is handed over: the registration belongs to the open file, which lives on in the
 worker. Mostly the CONNECT is there when the connection is, and the socket never gets into epoll.
@@ -50,16 +50,18 @@ from acceptor.notices import Notices, quoted
 from acceptor.opening import READY, TLS, UPGRADE, Opening
 from acceptor.refusal import Refused
 from acceptor.rules import AccessRules
+from acceptor.secrets import KeyLog
 from acceptor.tls import TlsError, build_context
 from shm.counters import NAMES, ProcessState
-from shm.topology import PARTITIONS
+from shm.partitions import PARTITIONS
 
 __all__ = ["HOLD_LIMIT_S", "PENDING_MAX", "Acceptor"]
 
 cdef enum:
     READ_BYTES = 65536                     # one recv, bytes
     PUMP_BYTES = 262144                    # ciphertext and plaintext of one round of a pump, bytes
-    HANDSHAKES = 4                         # steps of TLS handshakes a pass: a signature takes up to a millisecond
+    HANDSHAKES = 16                        # steps of TLS handshakes a pass: a signature takes up to a millisecond
+    HANDSHAKES_BESIDE = 4                  # the same while there are pumps, whose clients wait meanwhile
     EVENTS = 512                           # epoll events a pass
     ACCEPTS = 256                          # sockets accepted from one listener a pass
     BUFFER_MIN = 256                       # first buffer of a trickling client, bytes; most CONNECTs fit
@@ -171,6 +173,7 @@ cdef class Acceptor:
     cdef CounterSlot slot
     cdef int process
     cdef int number, workers, epoll, next_worker
+    cdef tuple owners                      # worker of each partition of client ids
     cdef uint64_t now_ms, idle_timeout_ms, kept_bytes
     cdef tuple shared_buckets              # of all listeners
     cdef uint32_t max_packet
@@ -181,6 +184,7 @@ cdef class Acceptor:
     cdef object handshaking                # OrderedDict: fd -> Pending, those whose TLS handshake has begun, oldest first
     cdef int control                       # where the supervisor's orders come from
     cdef object notices                    # Notices
+    cdef object keylog                     # KeyLog
     cdef object pending                    # OrderedDict: fd -> Pending, oldest first
     cdef list held                         # of each worker: deque of Pending, longest held first
     cdef public bint draining
@@ -192,6 +196,7 @@ cdef class Acceptor:
         self.topology = topology
         self.number = number
         self.workers = topology.workers
+        self.owners = topology.division.owners
         self.counters = counters
         self.process = topology.processes + number
         self.slot = counters.slot(self.process)
@@ -208,6 +213,7 @@ cdef class Acceptor:
         self.handshaking = OrderedDict()
         self.control = topology.control[number][1]
         self.notices = Notices(topology.notices[1])
+        self.keylog = KeyLog()
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
             raise OSError(errno, "epoll_create1")
@@ -226,7 +232,7 @@ cdef class Acceptor:
         cdef Listener listener = self.find_listener(sockets.number)
         settings = sockets.settings
         # What may fail comes first: a listener is as it was, or as it shall be.
-        context = build_context(settings.tls, settings.over_websocket) if settings.secure else None
+        context = build_context(settings.tls, settings.over_websocket, self.keylog.path) if settings.secure else None
         if listener is None:
             listener = Listener.__new__(Listener)
             listener.opening = OrderedDict(), OrderedDict()
@@ -293,7 +299,7 @@ cdef class Acceptor:
                 elif order.verb == "reload":
                     listener = self.find_listener(order.listener.number)
                     settings = listener.settings
-                    listener.context = build_context(settings.tls, settings.over_websocket)
+                    listener.context = build_context(settings.tls, settings.over_websocket, self.keylog.path)
                 else:
                     self.put_listener(order.listener, fd)
             except (TlsError, OSError) as error:
@@ -348,7 +354,7 @@ cdef class Acceptor:
             elif fd == self.control:
                 self.carry_out_orders()
         # Established connections first, and a few handshakes a pass: epoll reports the others again.
-        for pending in handshakes[:<int>HANDSHAKES]:
+        for pending in handshakes[:<int>HANDSHAKES_BESIDE if self.pumps else <int>HANDSHAKES]:
             if self.pending.get((<Pending>pending).fd) is pending:
                 self.read_some(<Pending>pending)
         self.expire()
@@ -490,7 +496,7 @@ cdef class Acceptor:
         pending.layer = READY
         self.pending[fd] = pending
         if not listener.plain:
-            pending.opening = Opening(listener.settings, listener.context_now if listener.context is not None else None)
+            pending.opening = Opening(listener.settings, listener.context_now if listener.context is not None else None, self.keylog)
             self.note_layer(pending)
         if len(self.pending) + self.held_count > self.pending_max:
             self.drop(<Pending>next(iter(self.pending.values())), CLIENT_CLOSED_REFUSED, "too many connections wait here")
@@ -693,7 +699,7 @@ cdef class Acceptor:
                 assigned_id = new_client_id(self.topology.node_id)   # [MQTT-3.1.3-6]
                 client_id = <const uint8_t*>PyBytes_AS_STRING(assigned_id)
                 size = <uint32_t>PyBytes_GET_SIZE(assigned_id)
-            pending.worker = crc32(PyBytes_FromStringAndSize(<const char*>client_id, size)) % PARTITIONS % self.workers
+            pending.worker = self.owners[crc32(PyBytes_FromStringAndSize(<const char*>client_id, size)) % PARTITIONS]
         header.accepted_ms = pending.accepted_ms
         header.peer = pending.peer
         header.listener = <uint16_t>pending.listener.number
@@ -746,7 +752,7 @@ cdef class Acceptor:
             pending.far = far.detach()
         return True
 
-    # --- TLS that has a worker --------------------------------------------------------------------------------------------------
+    # --- TLS that stays here --------------------------------------------------------------------------------------------------
 
     cdef bint start_pump(self, Pending pending) except -1:
         cdef Pump pump = Pump.__new__(Pump)

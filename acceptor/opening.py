@@ -3,18 +3,21 @@
     socket -> [ PROXY header ] -> [ TLS ] -> [ HTTP upgrade, frames ] -> the start of a CONNECT, for `peek`
 
 One Opening serves one connection of a listener that has any of these layers; a plain TCP connection has none. It ends with the
-hand-over: what the worker gets of a WebSocket are the frames as they came, since the worker takes them apart itself.
+hand-over: what the worker gets of a WebSocket are the frames as they came, since the worker takes them apart itself, and of TLS the
+keys. With a cipher that only OpenSSL speaks, TLS stays here, and a Pump carries the plaintext.
 """
 
 import ssl
 from collections.abc import Callable
 from typing import Any
 
+from shardbroker.mqtt.tls import Records, TlsRecordError
 from shardbroker.mqtt.websocket import Framing, WebSocketError
 from shm.counters import Counter
 
 from acceptor.proxy import parse_proxy_header
 from acceptor.refusal import Refused
+from acceptor.secrets import KeyLog, Secrets
 from acceptor.tls import certificate_names
 from acceptor.upgrade import Upgrade
 
@@ -28,9 +31,9 @@ PLAIN_MAX = 16384
 
 
 class Opening:
-    """`listener`: `shardbroker.config.listeners.Listener`; `context`: makes the TLS context that is valid now."""
+    """`listener`: `shardbroker.config.listeners.Listener`; `context`: gives the TLS context of now, which writes to `keylog`."""
 
-    def __init__(self, listener: Any, context: Callable[[], ssl.SSLContext] | None) -> None:
+    def __init__(self, listener: Any, context: Callable[[], ssl.SSLContext] | None, keylog: KeyLog) -> None:
         self._listener = listener
         self._context = context
         self._header = bytearray()
@@ -42,6 +45,9 @@ class Opening:
         """Of the PROXY header, "address:port"; empty if there was none in it."""
         self.common_name = self.distinguished_name = ""
         self.tls: ssl.SSLObject | None = None
+        """During the handshake, and longer where `records` cannot take its place."""
+        self.records: Records | None = None
+        self._secrets = Secrets(keylog)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.mqtt = bytearray()
         """MQTT bytes so far."""
@@ -57,7 +63,9 @@ class Opening:
     @property
     def kept(self) -> int:
         """Bytes held for this connection, less those in OpenSSL."""
-        return len(self.mqtt) + len(self.frames) + len(self._header)
+        return (
+            len(self.mqtt) + len(self.frames) + len(self._header) + (self.records.partial_size if self.records is not None else 0)
+        )
 
     def receive(self, data: bytes) -> None:
         """Bytes from the socket. What is to be sent is in take_output(). Raises Refused."""
@@ -67,13 +75,14 @@ class Opening:
                 return
         if self._context is None:
             self._above_tls(data)
-        else:
+        elif self.records is None:
             self._through_tls(data)
+        else:
+            self._through_records(data)
 
     def take_output(self) -> bytes:
         """What is to be sent now."""
-        if self.tls is not None:
-            self._flush_tls()
+        self._flush_tls()
         output = b"".join(self._output)
         self._output.clear()
         return output
@@ -81,6 +90,8 @@ class Opening:
     def extra(self) -> dict[str, Any]:
         """What the worker must know that plain connections do not have."""
         extra: dict[str, Any] = {}
+        if self.records is not None:
+            extra["tls"] = self.records.pack()
         if self._framing is not None:
             extra["websocket"] = self._listener.websocket.max_frame_size
         if self.common_name:
@@ -99,15 +110,15 @@ class Opening:
     # --- the layers, from the socket up -------------------------------------------------------------------------------------
 
     def _next_layer(self, done: int) -> None:
-        has = {
-            PROXY: self._listener.proxy_protocol,
-            TLS: self._context is not None,
-            UPGRADE: self._listener.over_websocket,
-            READY: True,
-        }
-        self.layer = next(layer for layer in (PROXY, TLS, UPGRADE, READY) if layer > done and has[layer])
-        if self.layer == UPGRADE:
+        if done < PROXY and self._listener.proxy_protocol:
+            self.layer = PROXY
+        elif done < TLS and self._context is not None:
+            self.layer = TLS
+        elif done < UPGRADE and self._listener.over_websocket:
+            self.layer = UPGRADE
             self._upgrade = Upgrade(self._listener.websocket)
+        else:
+            self.layer = READY
 
     def _take_proxy(self, data: bytes) -> bytes:
         self._header += data
@@ -128,18 +139,48 @@ class Opening:
         self.incoming.write(data)
         try:
             if self.layer == TLS:
-                self.tls.do_handshake()
-                self._note_certificate()
-                self._next_layer(TLS)
+                self._shake_hands()
+                if self.records is not None:
+                    self._through_records(self.incoming.read())
+                    return
             while self.incoming.pending or self.tls.pending():
                 plain = self.tls.read(PLAIN_MAX)
                 if not plain:
-                    raise Refused("closed by the peer", Counter.CLIENT_CLOSED_RESET, "tls")
+                    if not self.mqtt:
+                        raise Refused("closed by the peer", Counter.CLIENT_CLOSED_RESET, "tls")
+                    break  # a client that waits for no answer: what it said counts, and the end of its socket follows
                 self._above_tls(plain)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
             raise Refused(_tls_words(error), Counter.CLIENT_CLOSED_TLS, "tls") from None
+
+    def _shake_hands(self) -> None:
+        """One step. Raises ssl.SSLError, SSLWantReadError among them."""
+        assert self.tls is not None
+        output = b""
+        try:
+            self._secrets.step(self.tls)
+        finally:
+            output = self.outgoing.read()
+            self._secrets.note_output(output)
+            self._output.append(output)
+        self._note_certificate()
+        self._next_layer(TLS)
+        self.records = self._secrets.records(self.tls, output)
+        if self.records is not None:
+            self.tls = None
+
+    def _through_records(self, data: bytes) -> None:
+        assert self.records is not None
+        try:
+            plain = self.records.decode(data)
+        except TlsRecordError as error:
+            raise Refused(str(error), Counter.CLIENT_CLOSED_TLS, "tls") from None
+        if plain:
+            self._above_tls(plain)
+        if self.records.ended and not self.mqtt:  # what was said before the end counts, and the end of its socket follows
+            raise Refused("closed by the peer", Counter.CLIENT_CLOSED_RESET, "tls")
 
     def _note_certificate(self) -> None:
         assert self.tls is not None
@@ -171,15 +212,18 @@ class Opening:
             raise Refused("closed by the peer", Counter.CLIENT_CLOSED_RESET, "websocket", answer)
 
     def _send(self, data: bytes) -> None:
-        if self.tls is None:
-            self._output.append(data)
-        else:
+        if self.records is not None:
+            self.records.encode(data)
+        elif self.tls is not None:
             self.tls.write(data)
+        else:
+            self._output.append(data)
 
     def _flush_tls(self) -> None:
-        output = self.outgoing.read()
-        if output:
-            self._output.append(output)
+        if self.records is not None:
+            self._output.append(self.records.take_output())
+        elif self.tls is not None:
+            self._output.append(self.outgoing.read())
 
     def wrap(self, mqtt: bytes) -> bytes:
         """MQTT bytes as they go over this connection's wire."""

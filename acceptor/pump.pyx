@@ -53,6 +53,7 @@ cdef class Pump:
     cdef int from_client(self, uint8_t* buffer, size_t size) except -1:
         """Ciphertext of one recv, decrypted record by record behind it in `buffer`, goes to the worker in one send."""
         cdef size_t plain = 0, room = size // 2
+        cdef bint ended = False
         cdef uint8_t* target = buffer + room
         cdef ssize_t got = recv(self.outer, buffer, room - RECORD_MAX, MSG_DONTWAIT)
         if got < 0 and (errno == EAGAIN or errno == EINTR):
@@ -64,7 +65,7 @@ cdef class Pump:
             while self.incoming.pending or self.tls.pending():
                 got = self.tls.read(RECORD_MAX, PyMemoryView_FromMemory(<char*>target + plain, RECORD_MAX, PyBUF_WRITE))
                 if got == 0:
-                    self.end_client()      # close_notify
+                    ended = True           # close_notify
                     break
                 plain += <size_t>got
                 if plain + RECORD_MAX > room:
@@ -73,9 +74,11 @@ cdef class Pump:
         except WantRead:
             pass
         except Error:
-            self.end_client()
+            ended = True
         if plain:
             self.to_worker(target, plain)
+        if ended:
+            self.end_client()              # behind what came with it: a PUBLISH, or the DISCONNECT that keeps the will from going out
         return self.flush_tls()
 
     cdef int end_client(self) except -1:

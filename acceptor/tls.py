@@ -1,7 +1,6 @@
 """TLS contexts from configuration, and what a client's certificate says.
 
 A context is made anew when one of its files has changed; connections keep the one that they began with, so nobody is dropped.
-Kernel TLS is not used: see docs/listeners.md.
 """
 
 import ssl
@@ -33,10 +32,13 @@ class TlsError(Exception):
     """A certificate, key, CA or CRL file cannot be used; the text names it."""
 
 
-def build_context(tls: Any, websocket: bool) -> ssl.SSLContext:
-    """The context of a listener (`shardbroker.config.listeners.Tls`). Raises TlsError."""
+def build_context(tls: Any, websocket: bool, keylog: str = "") -> ssl.SSLContext:
+    """The context of a listener (`shardbroker.config.listeners.Tls`). `keylog`: see acceptor.secrets. Raises TlsError."""
     context = _context(tls, tls.certfile, tls.keyfile, websocket)
     others = {name: _context(tls, one.certfile, one.keyfile, websocket) for name, one in tls.sni.items()}
+    if keylog:
+        for one in (context, *others.values()):
+            one.keylog_filename = keylog
     if others:
 
         def choose(connection: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> None:

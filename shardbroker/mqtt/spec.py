@@ -11,6 +11,7 @@ __all__ = [
     "PropertySpec",
     "ReasonCode",
     "Wire",
+    "closing_word",
     "connack_return_code",
 ]
 
@@ -192,3 +193,16 @@ _RETURN_CODES = {0x84: 1, 0x85: 2, 0x88: 3, 0x89: 3, 0x86: 4, 0x87: 5, 0x8A: 5, 
 def connack_return_code(reason_code: int) -> int | None:
     """The CONNACK return code of 3.1 and 3.1.1 for a 5.0 reason code; None: close without CONNACK [MQTT-3.2.2-6]."""
     return _RETURN_CODES.get(reason_code)
+
+
+_CLOSING_WORDS = {0x00: "normal", 0x8D: "keepalive_timeout", 0x8E: "takenover"}
+"""Where EMQX has a word of its own."""
+
+
+def closing_word(reason_code: int, by_network: bool) -> str:
+    """Why a connection has ended, as event messages say it; `by_network`: without a word of either side."""
+    if by_network:
+        return "tcp_closed"
+    if reason_code not in REASON_CODES:
+        return f"0x{reason_code:02x}"
+    return _CLOSING_WORDS.get(reason_code) or REASON_CODES[reason_code][0]

@@ -5,13 +5,14 @@ from libc.string cimport memchr
 
 from shardbroker.mqtt.errors import MqttError
 
-__all__ = ["check_topic_filter", "check_topic_name", "filter_has_wildcard", "matches", "parse_subscription"]
+__all__ = ["EXCLUSIVE", "check_topic_filter", "check_topic_name", "filter_has_wildcard", "matches", "parse_subscription"]
 
 TOPIC_NAME_INVALID = 0x90
 TOPIC_FILTER_INVALID = 0x8F
 SHARE = b"$share/"
 QUEUE = b"$queue/"
 QUEUE_GROUP = b"$queue"
+EXCLUSIVE = b"$exclusive/"
 
 
 cdef bint is_utf8(const uint8_t* text, uint32_t size) noexcept:
@@ -96,7 +97,8 @@ def filter_has_wildcard(bytes filter not None) -> bool:
 def parse_subscription(bytes filter not None) -> tuple:
     """(group, filter) of what a client subscribes to; group is None if it is not shared (MQTT 5.0 §4.8.2).
 
-    `$queue/<filter>` is EMQX's short form: the group is then b"$queue". Raises MqttError 0x8F.
+    `$queue/<filter>` is EMQX's short form: the group is then b"$queue". `$exclusive/<filter>` is the filter that nobody else may have so.
+    Raises MqttError 0x8F.
     """
     if filter.startswith(QUEUE):
         group, real = QUEUE_GROUP, filter[len(QUEUE):]
@@ -105,6 +107,11 @@ def parse_subscription(bytes filter not None) -> tuple:
         if not group or not slash or b"+" in group or b"#" in group:
             # [MQTT-4.8.2-1] [MQTT-4.8.2-2]
             raise MqttError(TOPIC_FILTER_INVALID, f"not a shared subscription: {filter[:100]!r}", "MQTT-4.8.2-1")
+    elif filter.startswith(EXCLUSIVE):
+        real = filter[len(EXCLUSIVE):]
+        if not real or real.startswith((SHARE, QUEUE, EXCLUSIVE)):
+            raise MqttError(TOPIC_FILTER_INVALID, f"not an exclusive subscription: {filter[:100]!r}")
+        return None, real
     else:
         return None, filter
     if not real:

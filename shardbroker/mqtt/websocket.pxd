@@ -10,6 +10,7 @@ in `head`. Of the frame that is being sent `frame_left` payload bytes are not ou
 from libc.stdint cimport uint8_t, uint64_t
 
 from shardbroker.mqtt.buffer cimport Buffer
+from shardbroker.mqtt.tls cimport Records
 
 
 cdef class Framing:
@@ -34,8 +35,9 @@ cdef class Framing:
     # Turns received bytes into MQTT bytes where they stand; returns how many there are, at `data`. After a Close frame the rest is
     # dropped. Raises WebSocketError.
     cdef ssize_t receive(self, uint8_t* data, size_t size) except -1
-    # As send(2): returns how many of the MQTT bytes are out, or -1 with errno. Control frames go along, also with size 0.
-    cdef ssize_t transmit(self, int fd, const uint8_t* data, size_t size) noexcept
+    # As send(2): returns how many of the MQTT bytes are out, or -1 with errno. Control frames go along, also with size 0. `records`: what
+    # lies between this WebSocket and its socket; None without TLS.
+    cdef ssize_t transmit(self, int fd, Records records, const uint8_t* data, size_t size) noexcept
     # Control frames wait to be sent.
     cdef inline bint waiting(self) noexcept:
         return self.answers.end != self.answers.start

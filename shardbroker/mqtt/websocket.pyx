@@ -3,14 +3,13 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memcpy, memset
 
+from shardbroker.mqtt.tls cimport iovec
+
 import os
 
 __all__ = ["Framing", "WebSocketError", "client_frame", "close_code_of"]
 
 cdef extern from "<sys/socket.h>" nogil:
-    cdef struct iovec:
-        void* iov_base
-        size_t iov_len
     cdef struct msghdr:
         iovec* msg_iov
         size_t msg_iovlen
@@ -201,7 +200,7 @@ cdef class Framing:
         payload[1] = <uint8_t>(code & 0xFF)
         return self.answer(FINAL | CLOSE, payload, 2)
 
-    cdef ssize_t transmit(self, int fd, const uint8_t* data, size_t size) noexcept:
+    cdef ssize_t transmit(self, int fd, Records records, const uint8_t* data, size_t size) noexcept:
         cdef iovec[3] parts
         cdef msghdr message
         cdef size_t count = 0, answers = 0, header
@@ -222,12 +221,15 @@ cdef class Framing:
             parts[count + 1].iov_base = <void*>data
             parts[count + 1].iov_len = min(size, <size_t>self.frame_left)
             count += 2
-        if not count:
+        if records is not None:
+            sent = records.send(fd, parts, count)
+        elif not count:
             return 0
-        memset(&message, 0, sizeof(message))
-        message.msg_iov = parts
-        message.msg_iovlen = count
-        sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
+        else:
+            memset(&message, 0, sizeof(message))
+            message.msg_iov = parts
+            message.msg_iovlen = count
+            sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
         if sent < 0:
             return -1
         if answers:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.edge.certificates import Authority
-from tests.harness import Broker, Client, free_port
+from tests.harness import Broker, Client, free_port, until
 
 numbers = itertools.count(1)
 
@@ -41,22 +41,11 @@ class Edge(Broker):
 
     def wait_for_log(self, *words: str) -> str:
         """The first line with all these words; fails if none comes."""
-        return wait_for(lambda: next((line for line in list(self.output) if all(word in line for word in words)), None), self.log)
+        return until(lambda: next((line for line in list(self.output) if all(word in line for word in words)), None), self.log)
 
     def _clean(self) -> None:
         self.file.unlink(missing_ok=True)
         super()._clean()
-
-
-def wait_for(look: Callable[[], Any], describe: Callable[[], str] = str, timeout_s: float = 10.0) -> Any:
-    """What `look` gives once it gives something."""
-    import time
-
-    deadline = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"it did not happen in time\n{describe()}"
-        time.sleep(0.01)
-    return found
 
 
 def _toml(value: Any) -> str:

@@ -22,12 +22,12 @@ from shm.counters import Counters
 
 from shardbroker.config import load
 from shardbroker.management.access import AccessAdmin
-from tests.access.guarded import Answers, eventually, http_server
+from tests.access.guarded import Answers, http_server
 from tests.access.scram_client import ScramClient
 from tests.edge.certificates import Authority
 from tests.edge.conftest import Edge
 from tests.edge.websocket import FIN, TEXT, WebSocket, frame, request
-from tests.harness import Client, Closed, wire
+from tests.harness import Client, Closed, until, wire
 
 __all__ = ["ROWS", "Place", "Row", "brokers"]
 
@@ -152,6 +152,7 @@ def brokers(authority: Authority, folder: Path) -> Iterator[Place]:
             "mqtt.max_clientid_len": CLIENT_ID_MAX,
             "mqtt.max_awaiting_rel": 2,
             "mqtt.max_topic_alias": 2,
+            "mqtt.exclusive_subscription": True,
             "auth.timeout": "2s",
             "auth.max_waiting": 1,
             "auth.http.url": answers.url,
@@ -167,7 +168,8 @@ def brokers(authority: Authority, folder: Path) -> Iterator[Place]:
         admin.add_user("ada", "secret")
         admin.add_user("sam", "pencil", scram=True)
         little = {f"mqtt.{key}": False for key in ("retain_available", "wildcard_subscription", "shared_subscription")}
-        more = {"mqtt.max_qos_allowed": 1, "mqtt.max_subscriptions": 1, "acl.deny_action": "disconnect"}
+        most = {"mqtt.max_qos_allowed": 1, "mqtt.max_subscriptions": 1, "delayed.max_delayed_messages": 1}
+        more = most | {"acl.deny_action": "disconnect"}
         strict = Edge({}, 1, checked | little | more)
         stack.enter_context(strict)
         yield Place(own, strict, authority, admin, answers)
@@ -318,6 +320,10 @@ def _(place: Place, version: int) -> str:
 refusal("the oldest of more than 1024 handshakes in one acceptor", "TLS", "close", "close", "client.closed.tls",
         "client refused", "reason=tls", "too many handshakes at a time",
         tested_by="tests/edge/test_attacks.py::test_a_flood_of_handshakes_leaves_others_their_turn")  # fmt: skip
+
+refusal("a record that was changed on its way, or breaks another rule of TLS", "TLS", "alert", "alert", "client.closed.tls",
+        "client gone", "TLS: a record that was changed on its way",
+        tested_by="tests/edge/test_tls.py::test_a_record_that_was_changed_ends_the_connection")  # fmt: skip
 
 for who, status, listener, data, words in (
     ("bytes that are no HTTP request", 400, "ws", b"GARBAGE\r\n\r\n", "not an HTTP request"),
@@ -510,7 +516,7 @@ def _(place: Place, version: int) -> str:
     asked = len(place.answers.asked)
     with place.client(version, "dead", "waits", username="ada", password="x") as waits:
         waits.send_raw(waits._connect_packet)
-        eventually(lambda: len(place.answers.asked) > asked)  # the broker has one worker, and max_waiting is 1
+        until(lambda: len(place.answers.asked) > asked)  # the broker has one worker, and max_waiting is 1
         seen = place.login(version, "dead", username="ada", password="x")
         assert "0x88" in told(waits) or version < 5, "it had its turn"
         return seen
@@ -721,6 +727,19 @@ def _(place: Place, version: int) -> str:
     return answer(place, version, wire.publish("$SYS/x", b"", version=version, qos=1, packet_id=1))
 
 
+@refusal("a time or a topic of `$delayed/` that is none", "packets", "PUBACK 0x90", "PUBACK", "packets.publish.error")
+def _(place: Place, version: int) -> str:
+    return answer(place, version, wire.publish("$delayed/soon/t", b"", version=version, qos=1, packet_id=1))
+
+
+@refusal("one more than `delayed.max_delayed_messages`", "packets", "PUBACK 0x97", "PUBACK", "packets.publish.error")
+def _(place: Place, version: int) -> str:
+    with Client(place.strict.address, version, place.name) as client:
+        packet = wire.publish("$delayed/1000/t", b"", version=version, qos=1, packet_id=1)
+        told_of(client, packet)
+        return told_of(client, packet)
+
+
 @refusal("a filter that is none", "packets", "SUBACK 0x8F", "SUBACK 0x80", "packets.subscribe.error")
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.subscribe(1, [("a#", 0)], version=version))
@@ -735,6 +754,19 @@ def _(place: Place, version: int) -> str:
          "packets.subscribe.error")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.subscribe(1, [("$share/g/a", 0)], version=version), place.strict)
+
+
+@refusal("an exclusive subscription without `mqtt.exclusive_subscription`", "packets", "SUBACK 0x8F", "SUBACK 0x80",
+         "packets.subscribe.error")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    return answer(place, version, wire.subscribe(1, [("$exclusive/a", 0)], version=version), place.strict)
+
+
+@refusal("an exclusive subscription that another session has", "packets", "SUBACK 0x97", "SUBACK 0x80", "packets.subscribe.error")
+def _(place: Place, version: int) -> str:
+    with Client(place.own.address, version, f"{place.name}o") as other:
+        other.subscribe("$exclusive/taken", 0)
+        return answer(place, version, wire.subscribe(1, [("$exclusive/taken", 0)], version=version))
 
 
 @refusal("one more than `mqtt.max_subscriptions`", "packets", "SUBACK 0x97", "SUBACK 0x80", "packets.subscribe.error")

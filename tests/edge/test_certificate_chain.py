@@ -10,10 +10,10 @@ import pytest
 from shardbroker.config import load
 from shardbroker.management.access import AccessAdmin
 from tests.edge.certificates import Authority
-from tests.edge.conftest import Edge, wait_for
+from tests.edge.conftest import Edge
 from tests.edge.test_tls import dial
 from tests.edge.websocket import WebSocket
-from tests.harness import Client, Closed, wire
+from tests.harness import Client, Closed, until, wire
 
 pytestmark = pytest.mark.own_broker
 BAD, NOT_AUTHORIZED = 0x86, 0x87
@@ -130,7 +130,7 @@ def test_a_certificate_that_is_revoked_meanwhile(named: Edge, ca: Authority) -> 
             except (ssl.SSLError, Closed, ConnectionError):
                 return True
 
-        wait_for(refused)
+        until(refused)
         named.wait_for_log("client refused listener=asked", "certificate revoked")
         assert came(named, ca, "asked", "alice", username="alice") == 0
         stays.ping()

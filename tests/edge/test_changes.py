@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.edge.certificates import Authority
-from tests.edge.conftest import Edge, wait_for
-from tests.harness import Client, Closed, free_port
+from tests.edge.conftest import Edge
+from tests.harness import Client, Closed, free_port, until
 
 pytestmark = pytest.mark.own_broker
 
@@ -54,7 +54,7 @@ def test_add_change_and_remove(authority: Authority, name: str) -> None:
         # Acceptors that are started again know it too.
         for pid in own.child_pids("acceptor"):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: names(own)["late"]["current_connections"] == 1)
+        until(lambda: names(own)["late"]["current_connections"] == 1)
         Client(own.address, 5, f"{name}-again", dial=at(port)).close()
 
         # Other settings hold for those who come from now on.

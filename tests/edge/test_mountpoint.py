@@ -33,6 +33,7 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     }
     old = '[{ source_topic = "old/#", re = "^old/(.+)$", dest_topic = "new/$1", action = "subscribe" }]'
     settings = {"acl.sources": "file", "acl.file.path": rules, "mqtt.max_topic_alias": 10, "rewrite.rules": old}
+    settings["mqtt.exclusive_subscription"] = "true"
     with Edge(listeners, 3, settings) as broker:
         yield broker
 
@@ -215,3 +216,23 @@ def test_over_websocket(mounted: Edge, name: str) -> None:
         client.subscribe(name, 1)
         outside.publish(f"plant/{name}", b"x" * 100_000, 1)
         assert client.expect(wire.Publish).topic == name
+
+
+@VERSIONS
+def test_delayed_messages_and_exclusive_subscriptions_are_below_it_too(mounted: Edge, name: str, version: int) -> None:
+    with (
+        Client(mounted.address, version, f"{name}-out") as outside,
+        below(mounted, "fixed", version, f"{name}-in", will=Will(f"$delayed/0/{name}/will", b"gone", 1)) as inside,
+        below(mounted, "own", version, f"{name}-own", username="u") as own,
+    ):
+        assert outside.subscribe(f"$exclusive/plant/{name}/+", 1).codes == (1,)
+        assert inside.subscribe(f"$exclusive/{name}/+", 1, check=False).codes[0] >= 0x80
+        assert own.subscribe(f"$exclusive/{name}/+", 1).codes == (1,)
+        inside.publish(f"$delayed/0/{name}/t", b"1", 1)
+        assert outside.expect(wire.Publish, payload=b"1").topic == f"plant/{name}/t"
+        own.publish(f"$delayed/0/{name}/t", b"2", 1, properties={"topic_alias": 1} if version == 5 else None)
+        assert own.expect(wire.Publish, payload=b"2").topic == f"{name}/t"
+        own.unsubscribe(f"$exclusive/{name}/+")
+        assert own.subscribe(f"$exclusive/{name}/+", 1).codes == (1,)
+        inside.cut()
+        assert outside.expect(wire.Publish, payload=b"gone").topic == f"plant/{name}/will"

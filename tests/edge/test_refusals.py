@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.edge.certificates import Authority
-from tests.edge.conftest import wait_for
 from tests.edge.refusals import ROWS, Place, Row, brokers
+from tests.harness import until
 
 pytestmark = pytest.mark.own_broker
 ROOT = Path(__file__).parents[2]
@@ -37,10 +37,10 @@ def test_refusal(place: Place, row: Row, version: int) -> None:
     before, marks = place.counts(), place.marks()
     assert row.provoke(place, version) == (row.five if version == 5 else row.three)
     for name in row.counters:
-        wait_for(lambda name=name: place.counts()[name] > before[name], lambda name=name: f"{name} has not grown")  # type: ignore[misc]
+        until(lambda name=name: place.counts()[name] > before[name], lambda name=name: f"{name} has not grown")  # type: ignore[misc]
     if row.line:
         pattern = re.compile(".*".join(map(re.escape, row.line)))
-        wait_for(lambda: any(map(pattern.search, place.lines_since(marks))), lambda: "".join(place.lines_since(marks)))
+        until(lambda: any(map(pattern.search, place.lines_since(marks))), lambda: "".join(place.lines_since(marks)))
 
 
 def test_rows_that_are_tested_elsewhere_are() -> None:

@@ -13,15 +13,36 @@ from pathlib import Path
 import pytest
 
 from tests.edge.certificates import Authority
-from tests.edge.conftest import Edge, wait_for
-from tests.harness import Client, Closed, Disconnect
+from tests.edge.conftest import Edge
+from tests.edge.websocket import WebSocket
+from tests.harness import Client, Closed, Disconnect, Publish, Will, until, wire
 
 pytestmark = pytest.mark.own_broker
 Alive = Callable[[], None]
 
+OLDER, NEWER = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+PUMPED = "ECDHE-ECDSA-AES128-SHA256"
+"""A cipher that only OpenSSL speaks: TLS stays in the acceptor, which pumps the plaintext."""
+WAYS = [(NEWER, ""), (OLDER, ""), (OLDER, PUMPED)]
+CONNACK, PINGREQ, PINGRESP = b"\x20\x02\x00\x00", b"\xc0\x00", b"\xd0\x00"
+SUITES = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"]
+
+
+def speaking(authority: Authority, version: ssl.TLSVersion, ciphers: str = "") -> ssl.SSLContext:
+    """A client's context that speaks this alone."""
+    context = authority.client()
+    context.minimum_version = context.maximum_version = version
+    if ciphers:
+        context.set_ciphers(ciphers)
+    return context
+
 
 def dial(address: tuple[str, int], context: ssl.SSLContext, name: str = "localhost") -> Callable[[], ssl.SSLSocket]:
     return lambda: context.wrap_socket(socket.create_connection(address, 5), server_hostname=name)
+
+
+def upgraded(dialled: Callable[[], ssl.SSLSocket]) -> Callable[[], WebSocket]:
+    return lambda: WebSocket(dialled())
 
 
 def s_client(address: tuple[str, int], *options: str) -> str:
@@ -47,11 +68,12 @@ def test_alpn_names(edge: Edge, authority: Authority) -> None:
         assert tls.selected_alpn_protocol() is None  # let in all the same
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_messages_of_all_sizes_in_both_directions(edge: Edge, authority: Authority, name: str, version: ssl.TLSVersion) -> None:
-    context = authority.client()
-    context.maximum_version = version
-    with Client(edge.address, 5, name + version.name, dial=dial(edge.at("ssl"), context)) as client:
+@pytest.mark.parametrize(("version", "ciphers"), WAYS)
+def test_messages_of_all_sizes_in_both_directions(
+    edge: Edge, authority: Authority, name: str, version: ssl.TLSVersion, ciphers: str
+) -> None:
+    context = speaking(authority, version, ciphers)
+    with Client(edge.address, 5, name, dial=dial(edge.at("ssl"), context)) as client:
         client.subscribe(name, 2)
         for qos in (0, 1, 2):
             for size in (0, 1, 16384, 16385, 300_000, 1_000_000):
@@ -61,12 +83,19 @@ def test_messages_of_all_sizes_in_both_directions(edge: Edge, authority: Authori
                 assert message.payload == payload[:size]  # type: ignore[union-attr]
 
 
-def test_a_client_that_takes_nothing_for_a_while_gets_everything(edge: Edge, authority: Authority, name: str) -> None:
-    """The pump holds back what the client does not take, and what the worker does not take."""
+@pytest.mark.parametrize(("version", "ciphers"), WAYS)
+@pytest.mark.parametrize("listener", ["ssl", "wss"])
+def test_a_client_that_takes_nothing_for_a_while_gets_everything(
+    edge: Edge, authority: Authority, name: str, listener: str, version: ssl.TLSVersion, ciphers: str
+) -> None:
+    """What the client does not take waits, and where there is a pump, what the worker does not take."""
     count, payload = 400, b"p" * 20_000
+    context = speaking(authority, version, ciphers)
+    secure = dial(edge.at(listener), context)
+    dialled = upgraded(secure) if listener == "wss" else secure
     with (
-        Client(edge.address, 5, f"{name}-slow", dial=dial(edge.at("ssl"), authority.client()), timeout=20) as slow,
-        Client(edge.address, 5, f"{name}-fast", dial=dial(edge.at("ssl"), authority.client()), timeout=20) as fast,
+        Client(edge.address, 5, f"{name}-slow", dial=dialled, timeout=20) as slow,
+        Client(edge.address, 5, f"{name}-fast", dial=dial(edge.at("ssl"), context), timeout=20) as fast,
     ):
         slow.subscribe(name, 1)
         for number in range(count):
@@ -74,6 +103,38 @@ def test_a_client_that_takes_nothing_for_a_while_gets_everything(edge: Edge, aut
         fast.ping()
         got = [slow.recv().payload for _ in range(count)]  # type: ignore[union-attr]
         assert got == [payload + b"%d" % number for number in range(count)]
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["behind CONNACK", "all at once"])
+def test_what_comes_together_with_the_end_counts(edge: Edge, authority: Authority, name: str, at_once: bool) -> None:
+    """A PUBLISH is delivered, and DISCONNECT keeps the will from going out [MQTT-3.1.2-10]."""
+    connect = wire.connect(name, 4, will=Will(name, b"will"))
+    message, disconnect = wire.publish(name, b"last", version=4), wire.disconnect(version=4)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with Client(edge.address, 5, f"{name}-w") as watcher, socket.create_connection(edge.at("ssl"), 5) as end:
+        watcher.subscribe(name, 1)
+        tls = authority.client().wrap_bio(incoming, outgoing, server_hostname="localhost")
+
+        def until_done(step: Callable[[], object]) -> None:
+            while True:
+                try:
+                    step()
+                    return
+                except ssl.SSLWantReadError:
+                    end.sendall(outgoing.read())
+                    incoming.write(end.recv(65536))
+
+        until_done(tls.do_handshake)
+        if not at_once:
+            tls.write(connect)
+            until_done(lambda: tls.read(100))
+        tls.write((connect if at_once else b"") + message + disconnect)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            tls.unwrap()
+        end.sendall(outgoing.read())
+        got = watcher.recv()
+        assert isinstance(got, Publish) and got.payload == b"last"
+        watcher.expect_none()
 
 
 def test_certificate_of_the_client_names_it(edge: Edge, authority: Authority, name: str) -> None:
@@ -224,7 +285,7 @@ def test_new_files_are_taken_without_dropping_anyone(tmp_path: Path, name: str) 
             assert subject() == "before"
             authority.issue("broker", "after", ("localhost",))
             own.wait_for_log("INFO supervisor listener ssl: TLS files read again")
-            wait_for(lambda: subject() == "after")
+            until(lambda: subject() == "after")
             authority.revoke("bob")
 
             def is_revoked() -> bool:
@@ -234,7 +295,7 @@ def test_new_files_are_taken_without_dropping_anyone(tmp_path: Path, name: str) 
                     return True
                 return False
 
-            wait_for(is_revoked)
+            until(is_revoked)
             certfile.write_text("nonsense")
             own.wait_for_log("ERROR supervisor listener ssl: certificate", "stays")
             assert subject() == "after"
@@ -242,17 +303,113 @@ def test_new_files_are_taken_without_dropping_anyone(tmp_path: Path, name: str) 
             assert stays.recv().payload == b"still here"  # type: ignore[union-attr]
 
 
-def test_an_acceptor_that_dies_takes_its_tls_connections_along(authority: Authority, name: str) -> None:
-    """And only those: their places are free again, and what they left is told."""
-    options = {"type": "ssl", "tls.certfile": str(authority.directory / "broker.pem"), "max_connections": 3}
-    with Edge({"ssl": options}) as own, Client(own.address, 5, f"{name}-plain") as plain:
+def test_an_acceptor_that_dies_leaves_tls_connections_alone(authority: Authority, name: str) -> None:
+    """Their keys are with the workers. A pumped one goes with it: its place is free again, and what it left is told."""
+    options = {"type": "ssl", "tls.certfile": str(authority.directory / "broker.pem"), "max_connections": 5}
+    with Edge({"ssl": options}) as own:
+        at = own.at("ssl")
+        stay = [Client(own.address, 5, f"{name}-{v.name}", dial=dial(at, speaking(authority, v))) for v in (OLDER, NEWER)]
         for round_ in range(3):
-            clients = [Client(own.address, 5, f"{name}-{n}", dial=dial(own.at("ssl"), authority.client())) for n in range(3)]
+            pumped = [Client(own.address, 5, f"{name}-{n}", dial=dial(at, speaking(authority, OLDER, PUMPED))) for n in range(3)]
             for pid in own.child_pids("acceptor"):
                 os.kill(pid, signal.SIGKILL)
-            for client in clients:
+            for client in pumped:
                 with pytest.raises((Closed, ConnectionError, ssl.SSLError)):
                     client.ping()
                 client.close()
-            plain.ping()
-            wait_for(lambda count=3 * round_ + 3: sum(f"client gone client_id={name}-" in line for line in own.output) >= count)
+            for client in stay:
+                client.ping()
+            until(lambda count=3 * round_ + 3: sum(f"client gone client_id={name}-" in line for line in own.output) >= count)
+        for client in stay:
+            client.close()
+
+
+class ByOpenSsl:
+    """s_client as an MQTT client. A line with K makes it change its keys and ask for new ones of ours, k changes its own."""
+
+    def __init__(self, edge: Edge, authority: Authority, name: str, suite: str) -> None:
+        command = ["openssl", "s_client", "-connect", "{}:{}".format(*edge.at("ssl")), "-CAfile", str(authority.cafile)]
+        command += ["-tls1_3", "-ciphersuites", suite, "-servername", "localhost"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.say(wire.connect(name, 4))
+        self.read_until(b"New, TLSv1.3, Cipher is " + suite.encode())
+        self.read_until(CONNACK)
+
+    def __enter__(self) -> "ByOpenSsl":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def say(self, data: bytes) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def read_until(self, words: bytes) -> None:
+        assert self.process.stdout
+        seen = b""
+        while words not in seen:
+            byte = self.process.stdout.read(1)
+            assert byte, seen
+            seen += byte
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_suites_and_new_keys_with_openssl(edge: Edge, authority: Authority, name: str, suite: str) -> None:
+    with ByOpenSsl(edge, authority, name, suite) as client:
+        for line in (b"K\n", b"k\n", b"K\n", b"K\n"):
+            client.say(line)
+            client.read_until(b"KEYUPDATE\n")
+            client.say(PINGREQ)
+            client.read_until(PINGRESP)
+
+
+def test_new_keys_without_end_are_refused(edge: Edge, authority: Authority, name: str) -> None:
+    with ByOpenSsl(edge, authority, name, SUITES[0]) as client, contextlib.suppress(BrokenPipeError, AssertionError):
+        for _ in range(100):
+            client.say(b"k\n")
+            client.read_until(b"KEYUPDATE\n")
+    edge.wait_for_log(f"client gone client_id={name}", "TLS: a message that has no place")
+
+
+@pytest.mark.parametrize("version", [OLDER, NEWER])
+def test_a_record_that_was_changed_ends_the_connection(
+    edge: Edge, authority: Authority, name: str, version: ssl.TLSVersion
+) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = speaking(authority, version).wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with socket.create_connection(edge.at("ssl"), 5) as client, Client(edge.address, 5, f"{name}-w") as watcher:
+        watcher.subscribe(f"$SYS/brokers/+/clients/{name}/disconnected", 1)
+
+        def step(work: Callable[[], object], answers: bool = True) -> None:
+            while True:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    work()
+                    answers = False
+                client.sendall(outgoing.read())
+                if not answers:
+                    return
+                incoming.write(client.recv(65536))
+
+        step(tls.do_handshake)
+        step(lambda: tls.write(wire.connect(name, 4)))
+        assert tls_read(tls, incoming, client) == CONNACK
+        tls.write(PINGREQ)
+        record = bytearray(outgoing.read())
+        record[-1] ^= 1
+        client.sendall(record)
+        with pytest.raises(ssl.SSLError, match=r"(?i)bad record mac"):
+            tls_read(tls, incoming, client)
+        assert watcher.recv()
+    edge.wait_for_log(f"client gone client_id={name}", "TLS: a record that was changed on its way")
+
+
+def tls_read(tls: ssl.SSLObject, incoming: ssl.MemoryBIO, client: socket.socket) -> bytes:
+    while True:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            return tls.read(65536)
+        data = client.recv(65536)
+        assert data, "closed without an alert"
+        incoming.write(data)

@@ -1,0 +1,111 @@
+"""How the keys of a TLS connection leave OpenSSL: what the handshake has agreed upon, as `Records` that can go to a worker.
+
+Python's ssl module gives session keys away in one place: it writes them to `SSLContext.keylog_filename`, line by line, in the
+format of NSS. Here that name leads to a pipe that this process holds both ends of. It is emptied at each step of a handshake, so
+what is in it belongs to that step's connection, and nothing of it ever reaches a file.
+"""
+
+import os
+import ssl
+from contextlib import suppress
+
+from shardbroker.mqtt.crypto import AVAILABLE
+from shardbroker.mqtt.tls import Records
+
+__all__ = ["KeyLog", "Secrets"]
+
+READ_BYTES = 65536
+"""What a pipe holds; one step of a handshake writes less than a thousand."""
+
+CLIENT, SERVER, MASTER = b"CLIENT_TRAFFIC_SECRET_0", b"SERVER_TRAFFIC_SECRET_0", b"CLIENT_RANDOM"
+"""Labels of the two secrets of TLS 1.3, and of the one of TLS 1.2."""
+
+RECORD_HEADER, RECORD_DATA, RECORD_HANDSHAKE, SERVER_HELLO = 5, 23, 22, 2
+RANDOM = slice(11, 43)
+"""Where the server's random stands in its first record: behind the headers of record and message and the version."""
+
+
+class KeyLog:
+    """The pipe of one acceptor, made when the first listener with TLS asks for it."""
+
+    def __init__(self) -> None:
+        self._reader = self._writer = -1
+
+    @property
+    def path(self) -> str:
+        """For `SSLContext.keylog_filename`; empty where the keys could not be used anyway. Raises OSError."""
+        if not AVAILABLE:
+            return ""
+        if self._reader < 0:
+            self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        path = f"/proc/self/fd/{self._writer}"
+        return path if os.path.exists(path) else ""
+
+    def take(self) -> bytes:
+        """What was written since."""
+        if self._reader >= 0:
+            with suppress(BlockingIOError):
+                return os.read(self._reader, READ_BYTES)
+        return b""
+
+
+class Secrets:
+    """What one handshake has told so far."""
+
+    def __init__(self, keylog: KeyLog) -> None:
+        self._keylog = keylog
+        self._lines: list[bytes] = []
+        self._server_random = b""
+
+    def step(self, tls: ssl.SSLObject) -> None:
+        """One step of the handshake. Raises what SSLObject.do_handshake does."""
+        try:
+            tls.do_handshake()
+        finally:
+            self._lines += self._keylog.take().splitlines()
+
+    def note_output(self, data: bytes) -> None:
+        """What the server sends in the handshake. The first of it has its random."""
+        if (
+            not self._server_random
+            and len(data) >= RANDOM.stop
+            and data[0] == RECORD_HANDSHAKE
+            and data[RECORD_HEADER] == SERVER_HELLO
+        ):
+            self._server_random = data[RANDOM]
+
+    def records(self, tls: ssl.SSLObject, last_output: bytes) -> Records | None:
+        """How the connection goes on without OpenSSL's object. `last_output`: what the last step had to send.
+
+        None if only OpenSSL can go on with it, since the cipher is none of those that are spoken here.
+        """
+        suite = tls.cipher()
+        version = tls.version()
+        if suite is None:
+            return None
+        if version == "TLSv1.3":
+            (_, peer), (_, own) = self._words(CLIENT), self._words(SERVER)
+            return Records.after_handshake(suite[0], peer, own, _data_records(last_output)) if peer and own else None
+        if version == "TLSv1.2":
+            client_random, master = self._words(MASTER)
+            known = master and self._server_random
+            return Records.after_older_handshake(suite[0], master, client_random, self._server_random, True) if known else None
+        return None
+
+    def _words(self, label: bytes) -> tuple[bytes, bytes]:
+        """What the line with this label says: the client's random, and the secret. Empty ones if there is none."""
+        for line in self._lines:
+            name, _, rest = line.partition(b" ")
+            if name == label:
+                client_random, _, secret = rest.decode().partition(" ")
+                return bytes.fromhex(client_random), bytes.fromhex(secret)
+        return b"", b""
+
+
+def _data_records(output: bytes) -> int:
+    """How many records a server has made with its last key: its session tickets, which follow the client's Finished."""
+    count = at = 0
+    while at + RECORD_HEADER <= len(output):
+        count += output[at] == RECORD_DATA
+        at += RECORD_HEADER + int.from_bytes(output[at + 3 : at + 5])
+    return count
