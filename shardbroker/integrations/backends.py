@@ -1,5 +1,7 @@
 """Everybody who may be asked, made from one state of the settings. When those change, another one takes its place."""
 
+import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +20,16 @@ __all__ = ["Backends", "Stores"]
 
 NO_MEMBERS = ("scram", modules.ALL)
 """Names in a chain that stand for nobody who is asked by themselves."""
+
+HASHING_NICENESS = 10
+"""Of threads that hash passwords. A hash keeps a core for tens of ms, and workers have work for µs: where they meet, workers go
+first. With this the kernel still gives hashing a tenth of a core that somebody else could fill."""
+
+
+def _give_way() -> None:
+    """On Linux each thread has a niceness of its own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HASHING_NICENESS)
+
 
 
 class Stores:
@@ -52,7 +64,7 @@ class Backends:
     def __init__(self, settings: Any, stores: Stores, report: Report) -> None:
         self.settings = settings
         self._stores = stores
-        self._threads = ThreadPoolExecutor(settings.auth.hash_threads, thread_name_prefix="hash")
+        self._threads = ThreadPoolExecutor(settings.auth.hash_threads, thread_name_prefix="hash", initializer=_give_way)
         chains = [settings.auth.chain, *(one.auth_chain for one in settings.listeners.values())]
         names = list(dict.fromkeys(name for chain in chains for name in chain if name != "inherit"))
         self._members, self._installed = self._made(names)

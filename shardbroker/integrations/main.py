@@ -29,6 +29,7 @@ from shardbroker.config.live import InForce
 from shardbroker.integrations.backends import Backends, Stores
 from shardbroker.integrations.chain import describe
 from shardbroker.integrations.enhanced import ScramExchange
+from shardbroker.integrations.exhook.service import HookService
 from shardbroker.management.log import Log
 from shm.topology import Topology
 
@@ -56,7 +57,10 @@ def run(topology: Topology) -> None:
     except (BackendError, StoreError) as error:
         sys.exit(f"integrations: {error}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(service.serve())
+        try:
+            runner.run(service.serve())
+        except BackendError as error:
+            sys.exit(f"integrations: {error}")
 
 
 class _Service:
@@ -74,6 +78,7 @@ class _Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: dict[tuple[str, str], float] = {}
         self._links: list[_Link] = []
+        self._hooks = HookService(topology, self._report, self._broadcast)
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -81,12 +86,13 @@ class _Service:
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor says when it is our turn
         self._links = [_Link(self, worker, ends[1]) for worker, ends in enumerate(self._topology.access)]
-        reloading = asyncio.create_task(self._watch_changes())
+        self._hooks.start(self._settings())
+        watching = [asyncio.create_task(self._watch_changes()), asyncio.create_task(self._hooks.keep_state())]
         self._counters.set_state(self._topology.integrations, ProcessState.READY)
         await stop.wait()
-        reloading.cancel()
-        for task in [*self._tasks]:
+        for task in [*watching, *self._tasks]:
             task.cancel()
+        await self._hooks.close()
         await self._backends.close()
         self._stores.close()
         self._log.close()
@@ -103,6 +109,11 @@ class _Service:
             return
         if asked.kind is Kind.FORGET:
             self._conversations.pop((link.worker, asked.details[0]), None)
+            return
+        if asked.kind is Kind.HOOKS:
+            wanted = self._hooks.wanted()
+            if wanted is not None:
+                link.send(wanted)
             return
         if asked.deadline <= time.monotonic():
             return  # of before this process was started again: nobody waits for it
@@ -128,6 +139,8 @@ class _Service:
         if asked.kind is Kind.ACL:
             questions = [question_of(fields) for fields in asked.details]
             return encode_verdict(asked.id, Status.DECIDED, await self._backends.authorize(asked.client, questions))
+        if asked.kind in (Kind.HOOK_LOGIN, Kind.HOOK_ACL, Kind.HOOK_PUBLISH):
+            return await self._hooks.verdict(asked)
         if asked.kind is Kind.AUTH:
             return await self._go_on(link, asked, asked.details[0], asked.details[1] or b"")
         chain, method, data = asked.details
@@ -160,12 +173,24 @@ class _Service:
                 continue
             self._generation = generation
             settings, old = self._settings(), self._backends
+            await self._use_programs(settings)
             if (settings.auth, settings.acl) == (old.settings.auth, old.settings.acl):
                 for problem in old.reload():
                     self._log.add("error", f"integrations {problem}")
             else:
                 self._replace(settings)
             self._log.flush()
+
+    async def _use_programs(self, settings: Settings) -> None:
+        try:
+            if await self._hooks.use(settings):
+                self._log.add("info", "integrations: other servers of exhook are in force")
+        except BackendError as error:
+            self._log.add("error", f"integrations: {error}; the servers of before still take part")
+
+    def _broadcast(self, verdict: bytes) -> None:
+        for link in self._links:
+            link.send(verdict)
 
     def _replace(self, settings: Settings) -> None:
         """Those who are asked already are asked to the end."""

@@ -1,0 +1,113 @@
+"""The schema of hooks over gRPC. Names are EMQX's."""
+
+import re
+from importlib.util import find_spec
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from shardbroker.config.access import BackendTimeout, PoolSize
+from shardbroker.config.section import LONGEST_WAIT_S, Section
+from shardbroker.config.units import Allowed, OptionalDuration
+
+__all__ = ["STATE_FILE", "ExHook", "ExHookServer", "ExHookTls"]
+
+STATE_FILE = "exhook.json"
+"""In the runtime directory: the servers, whether they are there, and what became of calls."""
+PACKAGES = ("grpc", "google.protobuf")
+"""Of the extra `exhook`."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Of a server: it stands in metrics."""
+URL_HELP = "http://HOST:PORT, or https://HOST:PORT with ssl.enable"
+
+
+class ExHookTls(Section):
+    """TLS to a server: its certificate is checked, and its name must be the URL's host."""
+
+    enable: bool = False
+    cacertfile: str = ""
+    certfile: str = ""
+    keyfile: str = ""
+
+    @model_validator(mode="after")
+    def _whole(self) -> "ExHookTls":
+        if bool(self.certfile) != bool(self.keyfile):
+            raise ValueError("ssl.certfile and ssl.keyfile belong together")
+        return self
+
+
+class ExHookServer(Section):
+    """A program that takes part in hooks; docs/exhook.md says what each key does."""
+
+    name: str
+    enable: bool = True
+    url: str
+    request_timeout: BackendTimeout = 5.0
+    failed_action: Literal["deny", "ignore"] = "deny"
+    auto_reconnect: OptionalDuration = Field(5.0, ge=0.1, le=LONGEST_WAIT_S)
+    pool_size: PoolSize = 8
+    ssl: ExHookTls = ExHookTls()
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(f"name {value!r}: allowed are up to 64 letters, digits, - and _, a letter or digit first")
+        return value
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "ExHookServer":
+        parts = urlsplit(self.url)
+        try:
+            right = parts.scheme in ("http", "https") and parts.hostname and parts.port and not parts.path.strip("/")
+        except ValueError:  # the port
+            right = False
+        if not right or parts.username is not None or parts.query or parts.fragment:
+            raise ValueError(f"url {self.url!r}: allowed is {URL_HELP}")
+        if (parts.scheme == "https") != self.ssl.enable:
+            raise ValueError(f"url {self.url!r} and ssl.enable = {str(self.ssl.enable).lower()} do not fit: allowed is {URL_HELP}")
+        return self
+
+
+class ExHook(Section):
+    """Hooks over gRPC: programs in any language that are told what happens, and decide; docs/exhook.md."""
+
+    servers: Annotated[
+        list[ExHookServer],
+        Allowed(
+            "a list of tables with name, url (http://HOST:PORT), enable, request_timeout (5s), failed_action (deny or ignore), "
+            "auto_reconnect (5s, or disabled), pool_size (8), and ssl = { enable, cacertfile, certfile, keyfile }"
+        ),
+    ] = Field([], description="Asked in this order, behind plugins. They need `pip install shardbroker[exhook]`.")
+
+    @field_validator("servers")
+    @classmethod
+    def _names(cls, value: list[ExHookServer]) -> list[ExHookServer]:
+        names = [one.name for one in value]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"allowed is each name once, not {twice} twice")
+        return value
+
+    @property
+    def enabled(self) -> list[ExHookServer]:
+        """Those that take part."""
+        return [one for one in self.servers if one.enable]
+
+    @property
+    def missing(self) -> str | None:
+        """What is to be installed before they can take part, as a sentence; None: nothing."""
+        missing = [name for name in PACKAGES if not _installed(name)] if self.enabled else []
+        if not missing:
+            return None
+        return f"exhook.servers needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: " \
+            "pip install 'shardbroker[exhook]'"
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # what it stands in
+        return False

@@ -1,0 +1,23 @@
+"""Bits of the mask `hooks` of a worker: a point with callbacks has its bit set. In the order of points.py; a test compares them."""
+
+cdef enum Hook:
+    HOOK_CLIENT_CONNECT = 1 << 0
+    HOOK_CLIENT_CONNACK = 1 << 1
+    HOOK_CLIENT_CONNECTED = 1 << 2
+    HOOK_CLIENT_DISCONNECTED = 1 << 3
+    HOOK_CLIENT_AUTHENTICATE = 1 << 4
+    HOOK_CLIENT_AUTHORIZE = 1 << 5
+    HOOK_CLIENT_SUBSCRIBE = 1 << 6
+    HOOK_CLIENT_UNSUBSCRIBE = 1 << 7
+    HOOK_SESSION_CREATED = 1 << 8
+    HOOK_SESSION_RESUMED = 1 << 9
+    HOOK_SESSION_SUBSCRIBED = 1 << 10
+    HOOK_SESSION_UNSUBSCRIBED = 1 << 11
+    HOOK_SESSION_DISCARDED = 1 << 12
+    HOOK_SESSION_TAKENOVER = 1 << 13
+    HOOK_SESSION_TERMINATED = 1 << 14
+    HOOK_MESSAGE_PUBLISH = 1 << 15
+    HOOK_MESSAGE_DELIVERED = 1 << 16
+    HOOK_MESSAGE_ACKED = 1 << 17
+    HOOK_MESSAGE_DROPPED = 1 << 18
+    HOOK_DELIVERY_DROPPED = 1 << 19

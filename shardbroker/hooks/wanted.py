@@ -1,0 +1,49 @@
+"""Which plugins are to be loaded, over restarts: a file of the data directory, written by the manager, read by workers that start.
+
+    plugins.json     {"NAME": {"key": "text", ...}, ...}      in the order of loading, with the settings given to `plugins load`
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardbroker.hooks.plugins import NAME, PluginError
+
+__all__ = ["PLUGINS_FILE", "Wanted", "read_wanted", "write_wanted"]
+
+PLUGINS_FILE = "plugins.json"
+Wanted = dict[str, dict[str, str]]
+"""Name -> settings."""
+
+
+def read_wanted(data_dir: Path) -> Wanted:
+    """What write_wanted() has written. Raises PluginError."""
+    path = data_dir / PLUGINS_FILE
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise PluginError(f"{path}: cannot be read: {error}; remove it, and load the plugins again") from None
+    if not isinstance(found, dict) or not all(NAME.fullmatch(name) and _texts(settings) for name, settings in found.items()):
+        raise PluginError(f"{path}: not as the broker writes it; remove it, and load the plugins again")
+    return found
+
+
+def _texts(settings: object) -> bool:
+    return isinstance(settings, dict) and all(isinstance(text, str) for text in settings.values())
+
+
+def write_wanted(data_dir: Path, wanted: Mapping[str, Mapping[str, str]]) -> None:
+    """Mode 0600: settings may hold secrets. Raises PluginError; the file is as it was then."""
+    path = data_dir / PLUGINS_FILE
+    new = path.with_name(path.name + ".new")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
+            json.dump(wanted, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise PluginError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,5 @@
+"""Prints exhook.proto, for those who write a program: python -m shardbroker.integrations.exhook > exhook.proto"""
+
+from importlib.resources import files
+
+print((files("shardbroker.integrations.exhook") / "exhook.proto").read_text(encoding="utf-8"), end="")

@@ -1,0 +1,308 @@
+"""One program: whether it is there, what it wants, and the connections to it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from zlib import crc32
+
+import grpc
+import grpc.aio
+
+from shardbroker.access.contract import BackendError
+from shardbroker.config.exhook import ExHookServer
+from shardbroker.hooks.exhook import FORWARDED, Wanted, presumed
+from shardbroker.integrations.chain import Report
+from shardbroker.integrations.exhook.contract import LOADED, METHODS, SERVICES, UNLOADED, Method
+from shardbroker.integrations.exhook.requests import Requests
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import check_topic_filter
+
+__all__ = ["Figures", "Program"]
+
+NOTES_MAX = 10_000
+"""Notes that wait for one program; further ones are dropped."""
+NOTE_BYTES_MAX = 16 << 20
+"""Bytes of them."""
+UNLOAD_TIMEOUT_S = 1.0
+"""For the call with which a program is left; nobody waits longer for it."""
+BACKOFF_MS = (100, 1000)
+"""Between attempts of a connection to come back: the first, and the longest."""
+NEVER_MS = 2**31 - 1
+MESSAGE_OVERHEAD = 1 << 20
+"""Bytes of a request beside its payload and topic, at most."""
+LEVELS_MAX = 65535
+CONNECTING, CONNECTED, DISCONNECTED = "connecting", "connected", "disconnected"
+"""States of a program."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What became of the calls of one point."""
+
+    succeeded: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+class Program:
+    """`limit`: bytes of the largest message; `on_change`: called when what it wants may have changed. Raises BackendError for files
+    of certificates that cannot be read."""
+
+    def __init__(
+        self, settings: ExHookServer, requests: Requests, limit: int, report: Report, on_change: Callable[[], None]
+    ) -> None:
+        self.settings = settings
+        self.state = CONNECTING
+        self.figures = {point: Figures() for point in FORWARDED}
+        self._settled = asyncio.Event()
+        """Not while it is looked for: whoever asks then waits for what comes of it."""
+        self._requests, self._on_change = requests, on_change
+        self._tell = report
+        self._wanted: Wanted | None = None
+        self._service = SERVICES[0]
+        self._lost = asyncio.Event()
+        size = limit + MESSAGE_OVERHEAD
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),  # a connection for each lane
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.client_idle_timeout_ms", NEVER_MS),  # a connection that ends means that the program is gone
+            ("grpc.initial_reconnect_backoff_ms", BACKOFF_MS[0]),
+            ("grpc.min_reconnect_backoff_ms", BACKOFF_MS[0]),
+            ("grpc.max_reconnect_backoff_ms", BACKOFF_MS[1]),
+            ("grpc.max_send_message_length", size),
+            ("grpc.max_receive_message_length", size),
+        ]
+        self._lanes = [_Lane(self, _channel(settings, options)) for _ in range(settings.pool_size)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._queued = self._queued_bytes = 0
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep_loaded()), *(asyncio.create_task(lane.run()) for lane in self._lanes)]
+
+    @property
+    def wanted(self) -> Wanted:
+        """What it has said that it wants, or must be presumed to want."""
+        return self._wanted or presumed([self.settings])[0]
+
+    @property
+    def known(self) -> bool:
+        """Whether there is no more to be waited for until `wanted` holds."""
+        return self._wanted is not None or self._settled.is_set()
+
+    async def when_known(self) -> None:
+        if not self.known:
+            await self._settled.wait()
+
+    def _report(self, text: str) -> None:
+        self._tell(f"exhook {self.settings.name}", text)
+
+    # --- coming and going -----------------------------------------------------------------------------------------------------
+
+    async def _keep_loaded(self) -> None:
+        """Finds the program, and finds it again when it was gone."""
+        again_s = self.settings.auto_reconnect
+        while True:
+            loaded = await self._load()
+            self._settled.set()
+            self._on_change()
+            if loaded:
+                await self._until_lost()
+                self.state = DISCONNECTED
+                self._report("the connection is lost")
+            if again_s is None:
+                return
+            if loaded:
+                self._settled.clear()
+            else:
+                await asyncio.sleep(again_s)
+
+    async def _until_lost(self) -> None:
+        channel, ready = self._lanes[0].channel, grpc.ChannelConnectivity.READY
+        while not self._lost.is_set() and channel.get_state() == ready:
+            waits = [asyncio.ensure_future(one) for one in (self._lost.wait(), channel.wait_for_state_change(ready))]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waits:
+                    one.cancel()
+        self._lost.clear()
+
+    async def _load(self) -> bool:
+        try:
+            answer = await self._call_loaded()
+            points = dict(self._specs(answer))
+        except (grpc.aio.AioRpcError, TimeoutError, BackendError) as error:
+            self.state = DISCONNECTED
+            self._report(f"cannot be loaded from {self.settings.url}: {_described(error)}")
+            return False
+        self._wanted = Wanted(points, self.settings.failed_action == "deny", self.settings.request_timeout)
+        self.state = CONNECTED
+        return True
+
+    async def _call_loaded(self) -> Any:
+        """Under the first name of the service that it knows."""
+        for service in SERVICES:
+            self._service = service
+            try:
+                return await self._lanes[0].call(LOADED, self._requests.loaded(), False)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+        raise BackendError(f"it provides neither {' nor '.join(SERVICES)}")
+
+    def _specs(self, answer: Any) -> Any:
+        for one in answer.hooks:
+            if one.name not in FORWARDED:
+                self._report(f"it wants {one.name!r}, which is passed over: there are {', '.join(FORWARDED)}")
+                continue
+            filters = list(one.topics) if one.name.startswith("message.") else []
+            for filter in filters:
+                try:
+                    check_topic_filter(filter.encode(), LEVELS_MAX)
+                except MqttError as error:
+                    raise BackendError(f"{one.name} has the filter {filter!r}, which is none: {error}") from None
+            yield one.name, filters
+
+    def note_failure(self, point: str, error: Exception) -> None:
+        """A call has failed. One that found nobody means that the program is gone."""
+        self.figures[point].failed += 1
+        self._report(f"{point}: {_described(error)}")
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE:
+            self._lost.set()
+
+    async def close(self) -> None:
+        """It is told, if it listens."""
+        for task in self._tasks:
+            task.cancel()
+        self._settled.set()  # whoever waits for it fails now
+        with suppress(grpc.aio.AioRpcError, TimeoutError):
+            if self.state == CONNECTED:
+                self.state = DISCONNECTED
+                async with asyncio.timeout(UNLOAD_TIMEOUT_S):
+                    await self._lanes[0].call(UNLOADED, self._requests.unloaded(), False)
+        for lane in self._lanes:
+            await lane.channel.close()
+
+    # --- calls ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def service(self) -> str:
+        return self._service
+
+    def _lane_of(self, client_id: str) -> "_Lane":
+        """What one client does goes by one lane, in order."""
+        return self._lanes[crc32(client_id.encode()) % len(self._lanes)]
+
+    async def ask(self, point: str, client_id: str, request: Any) -> Any:
+        """Its answer; None if it has none."""
+        try:
+            if not self._settled.is_set():
+                async with asyncio.timeout(self.settings.request_timeout):
+                    await self._settled.wait()
+            if self.state != CONNECTED:
+                raise BackendError("it is not connected")
+            answer = await self._lane_of(client_id).call(METHODS[point], request)
+        except (grpc.aio.AioRpcError, TimeoutError, BackendError) as error:
+            self.note_failure(point, error)
+            return None
+        self.figures[point].succeeded += 1
+        return answer
+
+    def tell(self, point: str, client_id: str, request: Any) -> None:
+        """Waits for nobody."""
+        size = request.ByteSize()
+        if self.state != CONNECTED or self._queued >= NOTES_MAX or self._queued_bytes + size > NOTE_BYTES_MAX:
+            self.figures[point].dropped += 1
+            return
+        self._queued += 1
+        self._queued_bytes += size
+        self._lane_of(client_id).put(point, request, size)
+
+    def taken(self, size: int) -> None:
+        """A note was told, or could not be."""
+        self._queued -= 1
+        self._queued_bytes -= size
+
+    def state_line(self) -> dict[str, Any]:
+        """For those who look from outside."""
+        return {
+            "settings": self.settings.model_dump(mode="json"),
+            "status": self.state,
+            "hooks": {} if self._wanted is None else self._wanted.points,
+            "queued": self._queued,
+            "metrics": {
+                point: [of.succeeded, of.failed, of.dropped]
+                for point, of in self.figures.items()
+                if of.succeeded or of.failed or of.dropped or (self._wanted is not None and point in self._wanted.points)
+            },
+        }
+
+
+class _Lane:
+    """One connection, and the notes that wait for it: told one after the other."""
+
+    def __init__(self, program: Program, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self._program = program
+        self._notes: deque[tuple[str, Any, int]] = deque()
+        self._filled = asyncio.Event()
+        self._stubs: dict[tuple[str, str], Any] = {}
+
+    async def call(self, method: Method, request: Any, waits: bool = True) -> Any:
+        """`waits`: for a connection that is on its way, since another lane has found the program. Raises AioRpcError,
+        TimeoutError."""
+        key = self._program.service, method.name
+        stub = self._stubs.get(key)
+        if stub is None:
+            stub = self._stubs[key] = self.channel.unary_unary(
+                f"/{key[0]}/{key[1]}",
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=method.response.FromString,
+            )
+        return await stub(request, timeout=self._program.settings.request_timeout, wait_for_ready=waits)
+
+    def put(self, point: str, request: Any, size: int) -> None:
+        self._notes.append((point, request, size))
+        self._filled.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._filled.wait()
+            while self._notes:
+                point, request, size = self._notes.popleft()
+                try:
+                    if self._program.state != CONNECTED:
+                        self._program.figures[point].dropped += 1
+                        continue
+                    await self.call(METHODS[point], request)
+                    self._program.figures[point].succeeded += 1
+                except (grpc.aio.AioRpcError, TimeoutError) as error:
+                    self._program.note_failure(point, error)
+                finally:
+                    self._program.taken(size)
+            self._filled.clear()
+
+
+def _channel(settings: ExHookServer, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+    target = urlsplit(settings.url).netloc
+    if not settings.ssl.enable:
+        return grpc.aio.insecure_channel(target, options=options)
+    files = (settings.ssl.cacertfile, settings.ssl.keyfile, settings.ssl.certfile)
+    try:
+        root, key, certificate = [Path(name).read_bytes() if name else None for name in files]
+    except OSError as error:
+        raise BackendError(f"exhook {settings.name}: {error.filename}: {error.strerror}") from None
+    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(root, key, certificate), options=options)
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower()}: {(error.details() or '').strip()[:200]}"
+    return str(error) or "no answer in time"
+
+

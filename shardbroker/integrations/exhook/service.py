@@ -1,0 +1,149 @@
+"""What the process integrations does about hooks: takes workers' events and questions, tells them what programs want."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardbroker.access.contract import BackendError
+from shardbroker.access.wire import EVERYBODY, Asked, Kind, Status, encode_verdict, question_of
+from shardbroker.config import Settings
+from shardbroker.config.exhook import STATE_FILE
+from shardbroker.hooks.exhook import EVENT_MAX, Wanted, decode_event
+from shardbroker.integrations.chain import Report
+from shm.topology import Topology
+
+if TYPE_CHECKING:
+    from shardbroker.integrations.exhook.programs import Programs
+
+__all__ = ["HookService"]
+
+READS_A_TURN = 64
+"""Events taken from one worker before others get their turn."""
+WRITE_STATE_S = 0.5
+"""Between two looks whether figures have changed."""
+NOT_AUTHORIZED = 0x87
+
+
+class HookService:
+    """`broadcast`: sends a verdict to every worker. Nothing of gRPC is loaded while there are no programs."""
+
+    def __init__(self, topology: Topology, report: Report, broadcast: Callable[[bytes], None]) -> None:
+        self._topology, self._report, self._broadcast = topology, report, broadcast
+        self._programs: Programs | None = None
+        self._servers: object = None
+        self._state_file = topology.runtime_dir / STATE_FILE
+        self._sockets: list[socket.socket] = []
+
+    def start(self, settings: Settings) -> None:
+        """Raises BackendError."""
+        self._programs = self._made(settings)
+        self._servers = settings.exhook
+        loop = asyncio.get_running_loop()
+        for _, end in self._topology.events:
+            link = socket.socket(fileno=os.dup(end))
+            link.setblocking(False)
+            self._sockets.append(link)
+            loop.add_reader(link, self._read, link)
+        if self._programs is not None:
+            self._programs.start()
+
+    async def use(self, settings: Settings) -> bool:
+        """Others take part from now on; whether they do. Raises BackendError: those of before still do."""
+        if settings.exhook == self._servers:
+            return False
+        new, old = self._made(settings), self._programs
+        self._programs, self._servers = new, settings.exhook
+        if old is not None:
+            await old.close()
+        if new is not None:
+            new.start()
+        else:
+            self._broadcast(_wanted_verdict([]))
+        return True
+
+    def _made(self, settings: Settings) -> "Programs | None":
+        if not settings.exhook.enabled:
+            return None
+        try:
+            module = import_module("shardbroker.integrations.exhook.programs")
+        except ImportError as error:
+            raise BackendError(f"exhook.servers needs the library {error.name}; pip install shardbroker[exhook]") from None
+        made: Programs = module.Programs(settings, self._topology.node_name, self._report, self._on_wanted)
+        return made
+
+    def _on_wanted(self, wanted: list[Wanted]) -> None:
+        self._broadcast(_wanted_verdict(wanted))
+
+    def wanted(self) -> bytes | None:
+        """For a worker that asks; None: it is told a little later."""
+        wanted = [] if self._programs is None else self._programs.wanted
+        return None if wanted is None else _wanted_verdict(wanted)
+
+    async def verdict(self, asked: Asked) -> bytes:
+        """About what a worker has asked programs."""
+        if self._programs is None:
+            return encode_verdict(asked.id, Status.IGNORE)  # they have gone meanwhile
+        from shardbroker.integrations.exhook.programs import Silent, Verdict
+
+        try:
+            if asked.kind is Kind.HOOK_LOGIN:
+                allowed = await self._programs.authenticate(asked.client)
+                if allowed is None:
+                    return encode_verdict(asked.id, Status.IGNORE)
+                if allowed:
+                    return encode_verdict(asked.id, Status.OK)
+                return encode_verdict(asked.id, Status.DENY, NOT_AUTHORIZED, "denied by a program behind hooks")
+            if asked.kind is Kind.HOOK_ACL:
+                questions = [question_of(fields) for fields in asked.details]
+                return encode_verdict(asked.id, Status.DECIDED, *await self._programs.authorize(asked.client, questions))
+            become = await self._programs.publish(asked.client, asked.details)
+        except Silent as error:
+            return encode_verdict(asked.id, Status.FAILED, str(error))
+        if isinstance(become, Verdict):
+            return encode_verdict(asked.id, Status.DENY if become is Verdict.DROPPED else Status.OK)
+        return encode_verdict(asked.id, Status.OK, *become)
+
+    def _read(self, link: socket.socket) -> None:
+        for _ in range(READS_A_TURN):
+            try:
+                data = link.recv(EVENT_MAX)
+            except (BlockingIOError, InterruptedError):
+                return
+            if self._programs is None:
+                continue
+            try:
+                self._programs.tell(decode_event(data))
+            except Exception as error:
+                self._report("exhook", f"an event that cannot be passed on: {type(error).__name__}: {error}")
+
+    async def keep_state(self) -> None:
+        """Writes down what became of calls, for those who look from outside."""
+        written = None
+        while True:
+            text = json.dumps([] if self._programs is None else self._programs.state())
+            if text != written:
+                _replace(self._state_file, text)
+                written = text
+            await asyncio.sleep(WRITE_STATE_S)
+
+    async def close(self) -> None:
+        for link in self._sockets:
+            asyncio.get_running_loop().remove_reader(link)
+            link.close()
+        if self._programs is not None:
+            await self._programs.close()
+
+
+def _wanted_verdict(wanted: list[Wanted]) -> bytes:
+    return encode_verdict(EVERYBODY, Status.WANTED, *([one.points, one.refuses, one.timeout_s] for one in wanted))
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)

@@ -1,0 +1,132 @@
+"""Plugins: the same ones in every worker, or none of it."""
+
+import asyncio
+from typing import Any
+
+from shardbroker.control import ControlError
+from shardbroker.control.plugin_verbs import OnePlugin, PluginLoad
+from shardbroker.control.verbs import Params
+from shardbroker.hooks import POINTS
+from shardbroker.hooks.plugins import Found, PluginError, installed, own_settings
+from shardbroker.hooks.wanted import Wanted, read_wanted, write_wanted
+from shardbroker.management.context import Context, handles
+
+RULES = "client.authorize"
+"""The point whose callbacks connections remember, as they do rules."""
+NOTHING = {"calls": 0, "errors": 0, "seconds": 0.0, "slowest": 0.0}
+"""What a callback has cost that was never called."""
+
+_turn = asyncio.Lock()
+"""One change at a time: each looks at what is loaded, and writes it."""
+
+
+@handles("plugins list")
+async def list_plugins(context: Context, params: Params) -> dict[str, Any]:
+    found, wanted = _installed(context), _wanted(context)
+    states = await context.workers.ask_all("hooks")
+    loaded = [name for state in states if state for name in state["loaded"]]
+    rows = []
+    for name in sorted({*found, *wanted, *loaded}):
+        workers = loaded.count(name)
+        problems = [state["problems"][name] for state in states if state and name in state["problems"]]
+        rows.append({
+            "name": name,
+            "state": "loaded" if workers == len(states) else "not loaded" if name not in wanted and not workers else "failed",
+            "workers": workers,
+            "source": found[name].source if name in found else None,
+            "problem": problems[0] if problems else None,
+        })  # fmt: skip
+    return {"data": rows, "cursor": None}
+
+
+@handles("plugins load")
+async def load(context: Context, params: PluginLoad) -> dict[str, Any]:
+    """First in one worker: what cannot be loaded fails there, and the others do not notice."""
+    name = params.name
+    async with _turn:
+        found, before = _installed(context), _wanted(context)
+        if name not in found:
+            raise ControlError("NOT_FOUND", f"no plugin {name!r}; there are {', '.join(found) or 'none'}")
+        _check_workers(context)
+        after = {**before, name: params.setting}
+        _keep(context, after)  # a worker that starts from now on loads it
+        plugins = context.configuration.settings.plugins
+        settings = {**own_settings(plugins.settings, name), **params.setting}
+        points: set[str] = set()
+        try:
+            for worker in range(len(context.workers)):
+                points |= {*await context.workers.call(worker, "plugin load", name=name, settings=settings, dir=plugins.dir)}
+        except BaseException:
+            _keep(context, before)
+            await context.workers.ask_all("plugin revert", name=name, wanted=name in before)
+            raise
+        await context.workers.ask_all("plugin keep", name=name)
+        _tell_rules(context, points)
+    return {"name": name, "workers": len(context.workers), "points": sorted(points)}
+
+
+@handles("plugins unload")
+async def unload(context: Context, params: OnePlugin) -> dict[str, Any]:
+    """Out of every worker that is up; one that is not starts without it."""
+    async with _turn:
+        before = _wanted(context)
+        if params.name in before:
+            _keep(context, {name: settings for name, settings in before.items() if name != params.name})
+        said = [points for points in await context.workers.ask_all("plugin unload", name=params.name) if points is not None]
+        if params.name not in before and not said:
+            raise ControlError("NOT_FOUND", f"plugin {params.name!r} is not loaded")
+        points = {point for of_worker in said for point in of_worker}
+        _tell_rules(context, points)
+    return {"name": params.name, "workers": len(said), "points": sorted(points)}
+
+
+@handles("hooks list")
+async def list_hooks(context: Context, params: Params) -> dict[str, Any]:
+    """A row for each callback, and one for each point without."""
+    states = [state for state in await context.workers.ask_all("hooks") if state]
+    rows: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for state in states:
+        for row in state["callbacks"]:
+            total = rows.setdefault((row["point"], row["callback"]), {**row, **NOTHING})
+            for field in ("calls", "errors", "seconds"):
+                total[field] += row[field]
+            total["slowest"] = max(total["slowest"], row["slowest"])
+    used = {point for point, _ in rows}
+    unused = [{"point": name, "callback": None, "plugin": None, "priority": None, **NOTHING} for name in POINTS if name not in used]
+    every = sorted([*rows.values(), *unused], key=lambda row: POINTS[row["point"]].bit)
+    for row in every:
+        row |= {field: round(row[field], 6) for field in ("seconds", "slowest")}
+    return {"data": every, "cursor": None}
+
+
+def _installed(context: Context) -> dict[str, Found]:
+    try:
+        return installed(context.configuration.settings.plugins.dir)
+    except PluginError as error:
+        raise ControlError("NOT_AVAILABLE", str(error)) from None
+
+
+def _wanted(context: Context) -> Wanted:
+    try:
+        return read_wanted(context.topology.data_dir)
+    except PluginError as error:
+        raise ControlError("NOT_AVAILABLE", str(error)) from None
+
+
+def _keep(context: Context, wanted: Wanted) -> None:
+    try:
+        write_wanted(context.topology.data_dir, wanted)
+    except PluginError as error:
+        raise ControlError("NOT_AVAILABLE", str(error)) from None
+
+
+def _check_workers(context: Context) -> None:
+    """All of them, or none: raises ControlError while one is down."""
+    for worker in range(len(context.workers)):
+        if not context.workers.is_up(worker):
+            raise ControlError("WORKER_DOWN", f"worker {worker} is not up: try again when it is")
+
+
+def _tell_rules(context: Context, points: set[str]) -> None:
+    if RULES in points:
+        context.counters.access_changed(rules=True)
