@@ -2,7 +2,7 @@
 
     backup.tar   journal/workers, journal/N/recover-from, journal/N/*.sbj     what a recovery reads, as after a kill
                  retained/, access/rules/, access/users/                      LMDB, each as of one moment
-                 accounts.sqlite3, audit.sqlite3, runtime.toml
+                 accounts.sqlite3, audit.sqlite3, runtime.toml, plugins.json
                  manifest.json                                                the last one: without it the file was cut off
 
 A broker that starts on what was put back recovers from it as from a kill, with any number of workers.
@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 STORES = ("retained", "access/rules", "access/users")
 DATABASES = ("accounts.sqlite3", "audit.sqlite3")
-PLAIN = ("journal/workers", "runtime.toml")
+PLAIN = ("journal/workers", "runtime.toml", "plugins.json")
 START = "recover-from"
 CHUNK = 1 << 20
 """Bytes read at a time."""

@@ -27,6 +27,8 @@ NOT_COPIED = {".c", ".pyx", ".pyc", ".h"}
 HOMES = ("/root", "/home", "/run/user")
 """What ProtectHome= hides from the service."""
 PROGRAM = "shardbroker"
+EXECUTABLE = 0o100
+"""Of a mode. Spark brings programs that it starts."""
 DEVELOPMENT = ("test", "dev", "fuzz")
 """Extras of ours that a service has no use for."""
 PROGRAM_TEXT = """\
@@ -79,15 +81,14 @@ def plan() -> Plan:
     """What is copied: the broker and everything that it needs. Raises CopyError."""
     found: Plan = {}
     own = Path(__file__).parents[2]
-    for package in OWN_PACKAGES:
-        for path in sorted((own / package).rglob("*")):
-            if path.is_file() and path.suffix not in NOT_COPIED and "__pycache__" not in path.parts:
-                found[str(path.relative_to(own))] = path, _digest(path)
     needed = _needed()
+    folders = [own / package for package in OWN_PACKAGES]
     if any(one.name == EXPORT for one in needed):
-        folder = own / "spark" / EXPORT.replace("-", "_")
-        for path in sorted(folder.rglob("*.py")):
-            found[str(path.relative_to(own / "spark"))] = path, _digest(path)
+        folders.append(own / "spark" / EXPORT.replace("-", "_"))
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix not in NOT_COPIED and "__pycache__" not in path.parts:
+                found[str(path.relative_to(folder.parent))] = path, _digest(path)
     for one in needed:
         for file in one.files or ():
             source = Path(str(file.locate()))
@@ -176,6 +177,8 @@ def build(planned: Plan, python: Path, at: Path, prefix: str) -> None:
         place = packages / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, place)
+        if source.stat().st_mode & EXECUTABLE:
+            place.chmod(EXECUTABLE)
     program = at / "bin" / PROGRAM
     program.write_text(f"#!{prefix}/bin/python\n{PROGRAM_TEXT}")
     config = at / "pyvenv.cfg"
@@ -203,7 +206,8 @@ def _set_modes(at: Path) -> None:
     for path in (at, *at.rglob("*")):
         if path.is_symlink():
             continue
-        path.chmod(0o755 if path.is_dir() or path.parent == at / "bin" or ".so" in path.suffixes else 0o644)
+        runs = path.stat().st_mode & EXECUTABLE or path.parent == at / "bin" or ".so" in path.suffixes
+        path.chmod(0o755 if path.is_dir() or runs else 0o644)
 
 
 def _digest(path: Path) -> str:

@@ -12,7 +12,12 @@ from shardbroker.deploy.placing import CONFIGURATION, DEFAULT_PREFIX, DIRECTORIE
 
 __all__ = ["InstallError", "Target", "install", "uninstall"]
 
-PACKAGES = {"systemctl": "systemd", "systemd-sysusers": "systemd", "sysctl": "procps (Fedora: procps-ng)"}
+PACKAGES = {
+    "restorecon": "policycoreutils",
+    "systemctl": "systemd",
+    "systemd-sysusers": "systemd",
+    "sysctl": "procps (Fedora: procps-ng)",
+}
 """Of the programs that are run, as Debian and Fedora call them."""
 STOPPED = (
     "shardbroker-export.timer",
@@ -68,12 +73,15 @@ Step = tuple[str, Callable[[], None] | None]
 def install(target: Target, say: Callable[[str], None]) -> None:
     """Raises InstallError."""
     target.check()
+    for name in ("systemd-sysusers", *(("systemctl", "sysctl") if target.live else ())):
+        if shutil.which(name) is None:
+            raise InstallError(f"{name} is not there: it is part of the package {PACKAGES[name]}")
     _carry_out(_install_steps(target), target, say)
     say("")
     if target.live:
         say(f"Next: look at {CONFIGURATION}, then")
         say("    systemctl enable --now shardbroker      # or systemctl restart shardbroker after an upgrade")
-        say(f"    shardbroker ctl --config {CONFIGURATION} status")
+        say("    shardbroker ctl status")
     else:
         say(f"The image at {target.root} has the service; enable it there: systemctl --root={target.root} enable shardbroker")
 
@@ -134,6 +142,10 @@ def _install_steps(target: Target) -> Iterator[Step]:
                 target, file.path, file.content, file.mode, file.keep, lambda g=file.group: _owner(target, "root", g)  # type: ignore[misc]
             )
     if target.live:
+        if _has_selinux():
+            # Copies have the label of where they lie; units may only run programs that have a program's.
+            labelled = (target.prefix, "/etc/shardbroker", *(one.path for one in DIRECTORIES[1:]))
+            yield f"restorecon -R {' '.join(labelled)}", lambda: _run("restorecon", "-R", *labelled)
         yield "systemctl daemon-reload", lambda: _run("systemctl", "daemon-reload")
         yield f"sysctl -p {SYSCTL}", lambda: _run("sysctl", "-q", "-p", SYSCTL)
 
@@ -251,6 +263,13 @@ def _stop_units() -> None:
     for name in STOPPED:
         subprocess.run(["systemctl", "disable", "--now", name], capture_output=True, check=False)  # some were never enabled
         subprocess.run(["systemctl", "stop", name], capture_output=True, check=False)
+
+
+def _has_selinux() -> bool:
+    try:
+        return subprocess.run(["selinuxenabled"], check=False).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
 def _run(*command: str) -> None:

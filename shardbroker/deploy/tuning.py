@@ -1,7 +1,6 @@
 """What a machine's settings should be, and why; and what stands in the way of a wanted number of connections and rate.
 
-The costs are those of docs/performance.md, measured on two cores of one machine. They say what to expect within a factor of two;
-a load test on the machine itself says more.
+It reckons with the costs of costs.py, which were measured elsewhere: a load test on the machine itself says more.
 """
 
 import os
@@ -9,20 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardbroker.config.settings import PROCESSES_MAX
+from shardbroker.deploy.costs import BUSY_MESSAGE_US, CONNECT_US, CONNECTION_BYTES, SOCKET_BYTES, SPARSE_MESSAGE_US, TLS_BYTES
 from shardbroker.deploy.machine import Cpu, Machine
 
 __all__ = ["Finding", "Proposal", "Wanted", "apply", "apply_to", "check", "propose"]
 
-CONNECTION_BYTES = 1_900
-"""Broker's memory for an idle connection with a subscription, the dearest case measured."""
-SOCKET_BYTES = 5_200
-"""The kernel's memory for the broker's end of it: half of 10.3 KB for both ends."""
-TLS_BYTES = 22_500
-"""More for one over TLS."""
-CONNECT_US = 41.0
-"""CPU of a client that connects, subscribes and goes."""
-BUSY_MESSAGE_US, SPARSE_MESSAGE_US = {0: 0.24, 1: 0.44, 2: 0.80}, 11.0
-"""CPU of a delivered message of 64 bytes where many come at a time, by QoS, and where each wakes its connection."""
 WORKER_SHARE = 0.7
 """Of a core that a worker should use at most: what is beyond it waits longer and longer."""
 SPARE_DESCRIPTORS = 1_000
@@ -94,7 +84,7 @@ def propose(machine: Machine) -> list[Proposal]:
             "process.acceptors",
             acceptors,
             f"a client that connects, subscribes and goes costs {CONNECT_US:g} µs, most of it in its worker; 5 µs are "
-            "the hand-over. TLS stays in the acceptor, so many TLS clients want more of them",
+            "the hand-over. A TLS handshake is made there too: more of them if many TLS clients come at a time",
         ),
     ]
     places = _acceptor_places(chosen, left)
@@ -103,7 +93,7 @@ def propose(machine: Machine) -> list[Proposal]:
             Proposal(
                 "process.acceptor_cores",
                 _ranges([cpu.number for cpu in places]),
-                "siblings of the workers' cores and cores left over: TLS is done there without taking a worker's turn",
+                "siblings of the workers' cores and cores left over: handshakes of TLS take no worker's turn there",
             )
         )
     ring = RING_MOST
@@ -194,14 +184,12 @@ def _check_connections(machine: Machine, wanted: Wanted, workers: int) -> list[F
     there = f"{MEMORY_SHARE:.0%} of {machine.memory >> 20:,} MB may be taken"
     text = f"memory: {count:,} connections take {need >> 20:,} MB ({_kilo(each)} each), {there}"
     found.append(Finding(enough, text, "" if enough else f"{-(-need // int(MEMORY_SHARE * (1 << 30)))} GB of memory"))
-    acceptors = next(int(one.value) for one in propose(machine) if one.key == "process.acceptors")
-    # A worker's share is never quite even; TLS holds two more descriptors of an acceptor.
-    per_process = max(round(count / workers * 1.1), round(2.2 * count / acceptors) if wanted.tls else 0) + SPARE_DESCRIPTORS
+    per_process = round(count / workers * 1.1) + SPARE_DESCRIPTORS  # a worker's share is never quite even
     enough = per_process <= machine.descriptors
     text = f"descriptors: {per_process:,} in one process, {machine.descriptors:,} allowed"
     found.append(Finding(enough, text, "" if enough else f"LimitNOFILE={_up(per_process)} in the service, fs.nr_open no less"))
     for name, need_there, what in (
-        ("fs.file-max", count * (3 if wanted.tls else 1) + 100_000, "open files of the machine"),
+        ("fs.file-max", count + 100_000, "open files of the machine"),
         ("fs.nr_open", per_process, "open files of a process"),
         ("net.core.somaxconn", min(65_535, max(4_096, count // 20)), "connections that wait to be accepted when all come at once"),
         ("net.netfilter.nf_conntrack_max", count + count // 4, "connections that the firewall remembers"),

@@ -1,7 +1,8 @@
-# Boots systemd on a copy-on-write view of this machine, in namespaces of its own: unshare ... bash boot.sh DIRECTORY
-# The view lives in memory and goes with the namespaces. Its network is its own loopback.
+# Boots systemd on a copy-on-write view of this machine, in namespaces of its own: unshare ... bash boot.sh DIRECTORY TREE...
+# The view lives in memory and goes with the namespaces. Its network is its own loopback. Trees are there even where it begins empty.
 set -e
 view=$1
+shift
 mount --make-rprivate /
 mount -t tmpfs -o size=4g tmpfs "$view"
 mkdir -p "$view/changes" "$view/work" "$view/root"
@@ -22,6 +23,12 @@ mount -t tmpfs tmpfs dev/shm
 mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
 ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
+for tree; do
+    [[ $tree == /tmp/* || $tree == /run/* || $tree == /dev/shm/* ]] || continue
+    own=$view/trees$tree
+    mkdir -p "$own/changes" "$own/work" ".$tree"
+    mount -t overlay overlay -o "lowerdir=$tree,upperdir=$own/changes,workdir=$own/work" ".$tree"
+done
 ip link set lo up
 # Nothing of what this machine happens to have enabled starts: only what systemd itself brings.
 rm -rf etc/systemd/system/*.wants etc/rc?.d etc/init.d opt/shardbroker etc/shardbroker

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardbroker.deploy.environment import CopyError, choose_python
+from shardbroker.deploy.environment import CopyError, choose_python, plan
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users"),
@@ -96,6 +96,15 @@ def test_the_environment_can_be_read_by_everybody_and_written_by_root_only(image
         assert str(image) not in (image / text).read_text(), "the place where the image was made is not where it is used"
 
 
+def test_what_can_be_run_can_be_run_in_the_copy(image: Path) -> None:
+    """Such as Spark's own programs, without which the export timer could do nothing."""
+    (packages,) = (image / "opt/shardbroker/lib").glob("python*/site-packages")
+    programs = [name for name, (source, _) in plan().items() if source.stat().st_mode & 0o100]
+    assert programs
+    for name in programs:
+        assert stat.S_IMODE((packages / name).stat().st_mode) == 0o755, name
+
+
 def test_the_copy_runs(image: Path) -> None:
     programs, config = image / "opt/shardbroker/bin", image / "etc/shardbroker/shardbroker.toml"
     done = subprocess.run(
@@ -156,6 +165,21 @@ def test_without_rights_it_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_a_python_in_a_home_directory_is_no_good_for_a_service() -> None:
     with pytest.raises(CopyError, match="lies in a home directory, which the service does not see"):
         choose_python("/root/bin/python3")
+
+
+def test_what_it_needs_is_looked_for_before_anything_is_done(tmp_path: Path) -> None:
+    done = run("install", "--root", str(tmp_path), env={"PATH": "/nonexistent"})
+    assert done.returncode == 1
+    assert "systemd-sysusers is not there: it is part of the package systemd" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_who_reads_its_first_line_only_sees_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{PROGRAM} install --dry-run --root {tmp_path} | head -n 1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert "environment" in done.stdout
+    assert done.stderr == ""
 
 
 def test_uninstall_leaves_what_is_the_owners(image: Path) -> None:

@@ -55,6 +55,17 @@ def worker(machine: Machine) -> str:
     return machine.run("pgrep", "-x", "sb-worker-0", check=False).stdout.strip()
 
 
+def test_where_selinux_is_on_files_get_their_labels(machine: Machine) -> None:
+    """With stand-ins for its programs: this kernel has none of it."""
+    for name, does in (("selinuxenabled", "exit 0"), ("restorecon", "echo $* > /run/labelled")):
+        machine.run("sh", "-c", f"printf '#!/bin/sh\\n{does}\\n' > /usr/bin/{name}; chmod 755 /usr/bin/{name}")
+    try:
+        assert "now        restorecon -R /opt/shardbroker" in machine.run(PROGRAM, "install", timeout_s=120).stdout
+        assert machine.run("cat", "/run/labelled").stdout.split()[:2] == ["-R", "/opt/shardbroker"]
+    finally:
+        machine.run("rm", "/usr/bin/selinuxenabled", "/usr/bin/restorecon")
+
+
 def test_it_serves_as_its_own_user_without_capabilities(machine: Machine) -> None:
     assert machine.run(sys.executable, "-c", CLIENT, "0.3").stdout.startswith("{'in': ")
     status = machine.run("cat", f"/proc/{show(machine, 'MainPID')}/status").stdout

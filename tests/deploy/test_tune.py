@@ -1,19 +1,25 @@
 """`shardbroker tune` on machines of many kinds: sensible, explained, and never what `config check` refuses."""
 
 import json
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardbroker.config import load
 from shardbroker.config.settings import core_numbers
+from shardbroker.deploy.costs import COSTS, Cost, table
 from shardbroker.deploy.machine import Cpu, Machine, MachineError, parse_machine, read_machine
 from shardbroker.deploy.tuning import Wanted, apply, check, propose
 from tests.harness import Broker, Client
 
+DOCS = Path(__file__).parents[2] / "docs"
 PROGRAM = Path(sys.executable).with_name("shardbroker")
 GB = 1 << 30
 
@@ -47,9 +53,39 @@ MACHINES = {
 }
 
 
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Of 1 to 128 cores, with siblings or not, on nodes, some threads not allowed, short of this or that."""
+    cores = draw(st.integers(1, 128))
+    machine = described(
+        cores,
+        memory_gb=draw(st.sampled_from((0.25, 1, 16, 1024))),
+        threads=draw(st.sampled_from((1, 2))),
+        nodes=draw(st.sampled_from([nodes for nodes in (1, 2, 4, 8) if nodes <= cores])),
+        shared_memory=draw(st.sampled_from((1 << 20, 64 << 20, 8 << 30))),
+        descriptors=draw(st.sampled_from((64, 1024, 1 << 20))),
+    )
+    allowed = draw(st.lists(st.sampled_from(machine.cpus), min_size=1, unique_by=lambda cpu: cpu.number))
+    network = draw(st.lists(st.integers(0, 2 * cores), max_size=4, unique=True))
+    kept = draw(st.sampled_from((machine.cpus, sorted(allowed, key=lambda cpu: cpu.number))))
+    return machine.model_copy(update={"cpus": kept, "network_cpus": network})
+
+
+@given(machines())
+def test_what_is_proposed_is_accepted_and_fits_any_machine(machine: Machine) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        sensible(machine, Path(directory))
+
+
 @pytest.mark.parametrize("name", MACHINES)
 def test_what_is_proposed_is_accepted_and_fits_the_machine(name: str, tmp_path: Path) -> None:
-    machine = MACHINES[name]
+    sensible(MACHINES[name], tmp_path)
+    checked = [str(PROGRAM), "config", "check", "--config", str(tmp_path / "tuned.toml")]
+    done = subprocess.run(checked, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "configuration is good\n"), done.stderr
+
+
+def sensible(machine: Machine, tmp_path: Path) -> None:
     proposals = propose(machine)
     assert all(one.why for one in proposals)
     file = tmp_path / "tuned.toml"
@@ -97,6 +133,28 @@ def test_many_small_rings_bound_the_workers() -> None:
     found = {one.key: one for one in propose(MACHINES["128 cores with little memory"])}
     assert int(found["process.workers"].value) < 112
     assert "rings of more than an eighth of /dev/shm" in found["process.workers"].why
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=lambda cost: cost.what)
+def test_costs_are_those_of_the_performance_page(cost: Cost) -> None:
+    """To a tenth: the page is measured anew now and then, and proposals are rough."""
+    row = next(line for line in (DOCS / "performance.md").read_text().splitlines() if line.lstrip("-| ").startswith(cost.row))
+    cells = [re.findall(r"\d[\d.]*", cell) for cell in row.strip("-| ").split("|")]
+    assert cost.value == pytest.approx(float(cells[cost.place][0]) * cost.factor, rel=0.1), row
+
+
+def test_the_page_shows_what_is_reckoned_with() -> None:
+    assert table() in (DOCS / "operation-tune.md").read_text()
+
+
+def test_weights_that_no_longer_fit_the_workers_are_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('[process]\nworkers = 900\nworker_weights = "' + ",".join(["2"] * 899 + ["1"]) + '"\n')
+    before = file.read_text()
+    done = subprocess.run([str(PROGRAM), "tune", "--apply", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nothing was written" in done.stderr and "process.worker_weights" in done.stderr
+    assert file.read_text() == before
 
 
 def test_check_names_what_is_in_the_way() -> None:

@@ -1,0 +1,22 @@
+"""The broker that a command talks to: the one that is named, the one that runs here, or the service of the machine."""
+
+import os
+from pathlib import Path
+
+from shardbroker.config import load
+from shardbroker.control.protocol import SOCKET_NAME
+from shardbroker.deploy.placing import CONFIGURATION
+
+__all__ = ["running_data_dir"]
+
+
+def running_data_dir(data_dir: Path | None, config: Path | None) -> Path:
+    """Its data directory. Raises ConfigError."""
+    if data_dir is not None:
+        return data_dir
+    found = load(config, os.environ).settings.process.data_dir
+    service = Path(CONFIGURATION)
+    # Whoever may not look into the directory is told so by the attempt.
+    if config is None and not (found / SOCKET_NAME).exists() and service.parent.is_dir():
+        return load(service, os.environ).settings.process.data_dir
+    return found

@@ -1,0 +1,51 @@
+"""What the broker costs: `tune` reckons with it, docs/operation-tune.md shows it, and a test holds both to docs/performance.md.
+
+Measured on two cores of one machine. They say what to expect within a factor of two; a load test on the machine itself says more.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["BUSY_MESSAGE_US", "CONNECTION_BYTES", "CONNECT_US", "COSTS", "SOCKET_BYTES", "SPARSE_MESSAGE_US", "TLS_BYTES", "table"]
+
+CONNECTION_BYTES = 1_900
+"""Broker's memory for an idle connection with a subscription, the dearest case measured."""
+SOCKET_BYTES = 5_150
+"""The kernel's memory for the broker's end of it: half of that for both ends."""
+TLS_BYTES = 5_700
+"""More for one over TLS, whose keys a worker has (docs/design/0003-tls.md)."""
+CONNECT_US = 57.0
+"""CPU of a client that connects, subscribes and goes."""
+BUSY_MESSAGE_US, SPARSE_MESSAGE_US = {0: 0.23, 1: 0.43, 2: 0.80}, 10.3
+"""CPU of a delivered message of 64 bytes where many come at a time, by QoS, and where each wakes its connection."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A row of the table, and where docs/performance.md has it: the row that begins so, and the place in it."""
+
+    what: str
+    value: float
+    unit: str
+    row: str
+    place: int
+    factor: float = 1.0
+    """Of the figure there."""
+
+
+COSTS = (
+    *(
+        Cost(f"a delivered message of QoS {qos}, many at a time", cost, "µs of CPU", f"QoS {qos}, 5 to 5", 2)
+        for qos, cost in BUSY_MESSAGE_US.items()
+    ),
+    Cost("a delivered message that wakes a connection which slept", SPARSE_MESSAGE_US, "µs of CPU", "QoS 0, 1000 to 1000", 2),
+    Cost("a client that connects, subscribes and goes", CONNECT_US, "µs of CPU", "connect, subscribe, disconnect", 2),
+    Cost("an idle connection with a subscription", CONNECTION_BYTES / 1000, "KB of the broker", "PSS of the broker for each", 3),
+    Cost("its socket", SOCKET_BYTES / 1000, "KB of the kernel", "kernel (slab) for each, both ends", 3, 0.5),
+    Cost("the same over TLS, beside it", TLS_BYTES / 1000, "KB of the broker", "An idle TLS connection takes", 0),
+)
+
+
+def table() -> str:
+    """As docs/operation-tune.md has it."""
+    lines = ["| what | costs |", "|---|---|", *(f"| {one.what} | {one.value:g} {one.unit} |" for one in COSTS)]
+    return "\n".join(lines)
