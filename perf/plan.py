@@ -31,7 +31,7 @@ PLACEMENTS = ("any", "same", "different")
 """Where shardbroker has the clients: wherever their ids lead them, all on its first worker, or publishers on the first and
 subscribers on the others."""
 PARTITIONS = 1024
-"""Of shardbroker: worker = crc32(client id) % PARTITIONS % workers (shm/topology.py)."""
+"""Of shardbroker: worker = crc32(client id) % PARTITIONS % workers (shm/partitions.py), without weights."""
 TEMPLATE_NAMES = "%i number of the client, %c client id, %u user name, %h host name"
 
 LIMITS: dict[str, tuple[float, float]] = {

@@ -36,4 +36,7 @@ Nothing here is carried across a fork but segment mappings. Everything is mode 0
 transactions and cursors is in docs/ordering.md.
 """
 
-__all__ = ["cleanup", "counters", "epochs", "events", "records", "registry", "retained", "ring", "routes", "segment", "topology"]
+__all__ = [
+    "cleanup", "counters", "epochs", "events", "partitions", "records", "registry", "retained", "ring", "routes", "segment",
+    "topology",
+]  # fmt: skip

@@ -104,6 +104,7 @@ cpdef enum Counter:
     CLIENT_FLAPPING
     PACKETS_PUBLISH_QUOTA_EXCEEDED         # refused, as its listener's clients, or all, publish more than they may together
     OVERLOAD_RATE_PAUSED                   # times that a client was not read any more, as it sends faster than its listener allows
+    MESSAGES_DELAYED                       # taken to be published later
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT
@@ -111,6 +112,7 @@ cpdef enum Counter:
     RETAINED_COUNT
     INFLIGHT_COUNT
     MQUEUE_COUNT
+    DELAYED_COUNT                                # messages that wait for their time
     MEMORY_BYTES_COUNT                           # private memory of a worker
     OVERLOAD_LEVEL_COUNT                         # as worker/memory.pxd has it: all workers come to the same
     JOURNAL_PENDING_COUNT                        # bytes that wait for a disk that refuses
@@ -133,14 +135,6 @@ cdef class CounterSlot:
     cdef uint64_t* values                  # COUNTER_MAX of them
     cdef ListenerSockets* sockets          # one for each listener, in the order of the topology
     cdef object owner
-
-
-# States of a process for compiled code; the Python enum ProcessState has the same numbers.
-cdef enum:
-    STATE_DOWN = 0
-    STATE_STARTING = 1
-    STATE_READY = 2
-    STATE_DRAINING = 3
 
 
 cdef class Histogram:
@@ -166,6 +160,8 @@ cdef class Counters:
     cdef uint64_t* histogram_words(self, int number, int which) except NULL
     cdef list bucket_sums(self, str name)
     cdef uint64_t memory_of(self, int number) except? 0
+    # One counter or gauge, summed over all processes.
+    cdef int64_t total_of(self, int counter) except? -1
     cdef uint64_t access_generation_c(self) noexcept
     cdef bint connected_wanted(self, uint64_t epoch) noexcept
     cdef ListenerSockets* sockets_of(self, int number) except NULL

@@ -12,7 +12,7 @@ again, gauges and the state do not.
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.string cimport memset
 
-from shm.atomic cimport sb_fence, sb_load, sb_store
+from shm.atomic cimport sb_add, sb_fence, sb_load, sb_store
 from shm.quota cimport SharedBucket
 
 from enum import IntEnum
@@ -55,6 +55,9 @@ class ProcessState(IntEnum):
     STARTING = 1
     READY = 2
     DRAINING = 3
+    """An acceptor that accepts nobody any more."""
+    DRAINED = 4
+    """A worker whose clients are gone: it sends nothing more to other workers, and takes what they send."""
 
 
 NAMES = (
@@ -82,9 +85,9 @@ NAMES = (
     "journal.write_ms",
     "authentication.success", "authentication.success.anonymous", "authentication.failure", "authentication.unavailable",
     "authorization.allow", "authorization.deny", "authorization.nomatch", "authorization.superuser", "client.banned", "client.flapping",
-    "packets.publish.quota_exceeded", "overload.rate_paused", "connections.count",
+    "packets.publish.quota_exceeded", "overload.rate_paused", "messages.delayed", "connections.count",
     "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
-    "inflight.count", "mqueue.count", "memory.bytes.count", "overload.level.count", "journal.pending.count",
+    "inflight.count", "mqueue.count", "delayed.count", "memory.bytes.count", "overload.level.count", "journal.pending.count",
     "journal.stage.count", "journal.errno.count", "retained.errno.count",
 )
 """Dotted names of the counters, in the order of the enum `Counter`."""
@@ -200,6 +203,13 @@ cdef class Counters:
 
     cdef uint64_t memory_of(self, int number) except? 0:
         return (<uint64_t*>(<uint8_t*>self.at(number) + LINE))[<int>MEMORY_BYTES_COUNT]
+
+    cdef int64_t total_of(self, int counter) except? -1:
+        cdef uint64_t sum = 0
+        cdef int number
+        for number in range(self.slots):
+            sum += (<uint64_t*>(<uint8_t*>self.at(number) + LINE))[counter]
+        return <int64_t>sum
 
     cdef ListenerSockets* sockets_of(self, int number) except NULL:
         return <ListenerSockets*>(<uint8_t*>self.at(number) + SOCKETS_AT)
@@ -340,8 +350,8 @@ cdef class Counters:
         return sb_load(<uint64_t*>self.base + WANTED_EPOCH) != epoch or sb_load(<uint64_t*>self.base + WANTED) != 0
 
     def access_changed(self, bint rules=False) -> None:
-        """Users or bans have changed, or rules: every process looks at them again within a moment. One writer at a time."""
-        sb_store(<uint64_t*>self.base + ACCESS, sb_load(<uint64_t*>self.base + ACCESS) + ((<uint64_t>1 << 32) if rules else 1))
+        """Users or bans have changed, or rules: every process looks at them again within a moment."""
+        sb_add(<uint64_t*>self.base + ACCESS, (<uint64_t>1 << 32) if rules else 1)
 
     cdef uint64_t access_generation_c(self) noexcept:
         return sb_load(<uint64_t*>self.base + ACCESS)

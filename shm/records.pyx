@@ -7,14 +7,15 @@ from libc.string cimport memcpy, memset
 import time
 
 __all__ = [
-    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "NOTE", "encode_note", "encode_publish", "encode_record", "encode_spilled", "note_of",
-    "open_record",
+    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "NOTE", "TRACE", "encode_note", "encode_publish", "encode_record", "encode_spilled",
+    "note_of", "open_record",
 ]
 
 EVENT = int(RECORD_EVENT)
 COMMAND = int(RECORD_COMMAND)
 ANSWER = int(RECORD_ANSWER)
 NOTE = int(RECORD_NOTE)
+TRACE = int(RECORD_TRACE)
 """Kinds of records that Python processes read and write."""
 
 DAMAGE = "damage"

@@ -6,20 +6,16 @@ counter slot and its lane in everybody else's inbox.
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LISTENERS_MAX", "PARTITIONS", "RETAINED_DIR", "LeftOver", "ListenerSockets", "Topology"]
+from shm.partitions import Division
+
+__all__ = ["RETAINED_DIR", "LeftOver", "ListenerSockets", "Topology"]
 
 RETAINED_DIR = "retained"
 """Of the retained messages, in the data directory."""
-
-PARTITIONS = 1024
-"""Virtual session partitions: partition = crc32(client_id) % PARTITIONS, worker = partition % workers."""
-
-
-LISTENERS_MAX = 64
-"""Listeners at a time: counters have room for so many, as some may come while the broker runs."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,8 @@ class Topology:
     acceptors: int
     cores: tuple[int, ...]
     """Core of each worker."""
+    weights: tuple[int, ...] = field(default=(), kw_only=True)
+    """Of each worker's share of the sessions; none: all get the same."""
     acceptor_cores: tuple[int, ...] = field(default=(), kw_only=True)
     """That acceptors are kept to; empty: to none."""
     ring_bytes: int
@@ -84,14 +82,16 @@ class Topology:
     """The whole configuration at the start, `shardbroker.config.Settings`."""
     loaded: Any = field(default=None, repr=False)
     """Where it came from, `shardbroker.config.Loaded`; None: nobody has said."""
-    journal_workers: int = 0
-    """Number of workers that the journals were written by last; 0: there are none."""
+    written_by: int = 0
+    """Number of the division (shm/partitions.py) that the journals were written by last; 0: there are none."""
     damage: tuple[str, ...] = ()
     """What was found damaged before any process started, for the manager to tell."""
     left_over: tuple["LeftOver", ...] = ()
     """Rings of a broker that was killed, oldest first."""
     access: tuple[tuple[int, int], ...] = ()
     """A SOCK_SEQPACKET pair for each worker (worker's end, integrations' end): questions about clients, and verdicts."""
+    events: tuple[tuple[int, int], ...] = ()
+    """Likewise, one way: what programs behind hooks are told."""
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"
@@ -103,6 +103,11 @@ class Topology:
             own = None if acceptor is None else listener.descriptors[acceptor]
             for descriptor in {*listener.descriptors} - {own}:
                 os.close(descriptor)
+
+    @cached_property
+    def division(self) -> Division:
+        """Which worker has which sessions."""
+        return Division(self.workers, self.weights)
 
     @property
     def manager(self) -> int:
@@ -139,6 +144,10 @@ class Topology:
     @property
     def routes_dir(self) -> Path:
         return self.runtime_dir / "routes"
+
+    @property
+    def exclusive_dir(self) -> Path:
+        return self.runtime_dir / "exclusive"
 
     @property
     def spill_dir(self) -> Path:

@@ -17,7 +17,7 @@ from shardbroker.access.contract import Client
 from shardbroker.access.files import FileError, read_rules
 from shardbroker.access.rules import ClientRules, RuleError, RuleSet
 from shardbroker.access.stores import Ban, RuleStore, StoreError
-from shardbroker.access.wire import MESSAGE_MAX, Kind, Status, Verdict, WireError, decode_verdict, encode_question
+from shardbroker.access.wire import EVERYBODY, MESSAGE_MAX, Kind, Status, Verdict, WireError, decode_verdict, encode_question
 
 __all__ = [
     "LOCAL_SOURCES", "Gate", "file_rules", "needs_integrations", "publish_rules", "published_rules", "rules_dir", "users_dir",
@@ -78,8 +78,10 @@ def file_rules(runtime_dir: Path) -> RuleSet | None:
 
 def needs_integrations(settings: Any, listeners: Iterable[Any]) -> bool:
     """Whether there is anybody to be asked: then the process integrations runs. `listeners`: their settings."""
-    return any(_chain(settings.auth, one.enable_authn, one.auth_chain) for one in listeners) or any(
-        name not in LOCAL_SOURCES for name in settings.acl.sources
+    return (
+        bool(settings.exhook.enabled)
+        or any(_chain(settings.auth, one.enable_authn, one.auth_chain) for one in listeners)
+        or any(name not in LOCAL_SOURCES for name in settings.acl.sources)
     )
 
 
@@ -124,6 +126,8 @@ class Gate:
         self._waiters: dict[int, tuple[float, Waiter]] = {}
         self._told_s = 0
         self._told = 0
+        self.on_wanted: Waiter | None = None
+        """Is told what programs behind hooks want."""
 
     def _take_settings(self) -> None:
         settings = self._settings()
@@ -217,7 +221,7 @@ class Gate:
             if error.errno in (errno.EAGAIN, errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.EPIPE, errno.ECONNREFUSED):
                 return 0
             raise
-        if kind is not Kind.FORGET:
+        if kind not in (Kind.FORGET, Kind.HOOKS):
             self._waiters[self._next_id] = deadline, waiter
         return self._next_id
 
@@ -238,19 +242,21 @@ class Gate:
                 verdict = decode_verdict(message)
             except WireError:
                 continue
+            if verdict.id == EVERYBODY and self.on_wanted is not None:
+                yield self.on_wanted, verdict
             found = self._waiters.pop(verdict.id, None)
             if found is not None:
                 yield found[1], verdict
 
-    def overdue(self) -> list[tuple[Waiter, Verdict]]:
-        """Those that nobody has answered in time, with a verdict that says so."""
+    def overdue(self) -> Iterator[tuple[Waiter, Verdict]]:
+        """Those that nobody has answered in time, with a verdict that says so. Who is not taken comes again the next time."""
         if not self._waiters:
-            return []
+            return
         now = time.monotonic()
-        late = [number for number, (deadline, _) in self._waiters.items() if deadline <= now]
-        return [
-            (self._waiters.pop(number)[1], Verdict(number, Status.FAILED, ["no verdict in time"])) for number in late
-        ]
+        for number in [number for number, (deadline, _) in self._waiters.items() if deadline <= now]:
+            found = self._waiters.pop(number, None)
+            if found is not None:
+                yield found[1], Verdict(number, Status.FAILED, ["no verdict in time"])
 
 
 def _chain(auth: Any, enable_authn: bool | str, chain: Sequence[str]) -> list[str]:

@@ -2,12 +2,21 @@
 
     question   [id, kind, deadline, client, details]     LOGIN: chain, method, data          ACL: [action, topic, qos, retain], ...
                                                          AUTH: conversation, data            FORGET: conversation
+                                                         HOOKS, HOOK_LOGIN: nothing          HOOK_ACL: as ACL
+                                                         HOOK_PUBLISH: topic, payload, qos, retain, properties, client id,
+                                                                       message id, Unix ms
     verdict    [id, status, details]                     OK: superuser, acl, expires at, data, user name
                                                          DENY: reason code, text             DECIDED: [true | false | null, ...]
                                                          CONTINUE: data                      FAILED: text
+                                                         IGNORE: nothing
+                                                         WANTED: [points, refuses, timeout], ...
 
 Ids are a worker's own and never used twice, its successors included. `deadline` is CLOCK_MONOTONIC in seconds: what is read later,
 by a process that was started again, is thrown away, as nobody waits for it.
+
+Those that begin with HOOK are for programs behind hooks (hooks/exhook.py): OK lets a client in, DECIDED ends with whether one of
+them has not answered, and of HOOK_PUBLISH OK has topic, payload and QoS if they are others, and DENY drops the message. HOOKS asks
+what programs want; WANTED says so, then and whenever it changes, under the id EVERYBODY.
 """
 
 from collections.abc import Sequence
@@ -19,6 +28,7 @@ import cbor2
 from shardbroker.access.contract import Client, Question
 
 __all__ = [
+    "EVERYBODY",
     "MESSAGE_MAX",
     "Asked",
     "Kind",
@@ -32,8 +42,10 @@ __all__ = [
     "question_of",
 ]
 
-MESSAGE_MAX = 400_000
-"""Bytes: client id, user name, password and Authentication Data may have 64 KiB each, a topic too."""
+MESSAGE_MAX = 4 << 20
+"""Bytes that are read at most: as many as a channel takes, whose limit the system may set lower."""
+EVERYBODY = 0
+"""Id of a verdict that nobody has asked for."""
 
 
 class WireError(ValueError):
@@ -47,6 +59,10 @@ class Kind(IntEnum):
     AUTH = 2
     ACL = 3
     FORGET = 4
+    HOOKS = 5
+    HOOK_LOGIN = 6
+    HOOK_ACL = 7
+    HOOK_PUBLISH = 8
 
 
 class Status(IntEnum):
@@ -57,6 +73,8 @@ class Status(IntEnum):
     CONTINUE = 2
     DECIDED = 3
     FAILED = 4
+    IGNORE = 5
+    WANTED = 6
 
 
 class Asked(NamedTuple):

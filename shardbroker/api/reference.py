@@ -16,13 +16,25 @@ INTRODUCTION = """\
 
 Made by `make docs`; the routes are in `shardbroker/api/routes/`.
 
-    pip install 'shardbroker[api]'
     shardbroker serve --set api.bind=127.0.0.1:18083
+    echo 'correct horse' | shardbroker ctl admins passwd admin
+    shardbroker ctl api-keys add thermometer              # tells KEY and SECRET
 
-    curl -s http://127.0.0.1:18083/api/v5/status
-    curl -s http://127.0.0.1:18083/api/v5/login -H 'Content-Type: application/json' -d '{"username": "admin", "password": "..."}'
-    curl -s http://127.0.0.1:18083/api/v5/clients -H 'Authorization: Bearer TOKEN'
-    curl -s http://127.0.0.1:18083/api/v5/publish -u KEY:SECRET -H 'Content-Type: application/json' -d '{"topic": "a"}'
+<!-- example: run: until curl -sf http://127.0.0.1:18083/api/v5/status; do sleep 0.1; done -->
+
+    curl -sf http://127.0.0.1:18083/api/v5/status
+
+    curl -sf http://127.0.0.1:18083/api/v5/login -H 'Content-Type: application/json' \\
+        -d '{"username": "admin", "password": "correct horse"}'        # tells TOKEN
+
+<!-- example: TOKEN = grep -rhoP '(?<="token":")[^"]+' $logs -->
+<!-- example: KEY = shardbroker ctl --json api-keys add other | tee /run/key | grep -oP '(?<="api_key": ")[^"]+' -->
+<!-- example: SECRET = grep -oP '(?<="api_secret": ")[^"]+' /run/key -->
+
+    curl -sf http://127.0.0.1:18083/api/v5/clients -H 'Authorization: Bearer TOKEN'
+    curl -sf http://127.0.0.1:18083/api/v5/publish -u KEY:SECRET -H 'Content-Type: application/json' -d '{"topic": "a"}'
+
+It comes with the extra `api` (`pip install 'shardbroker[api]'`), which `make install` takes along.
 
 It is what `shardbroker ctl` can do, over HTTP, with the paths and shapes that users of EMQX 5 know. It runs in a process of its
 own and asks the manager like `ctl` does; when it dies, it is started again, and no message notices. `api.bind` is `disabled` by
@@ -60,7 +72,9 @@ have 16 MB, and 4 KB from somebody who has not logged in.
 - Times are RFC 3339 in UTC; where one is given, Unix ms do as well. A field or parameter that there is not is refused.
 - `PUT /configs/{section}` takes what is to change, all of it or nothing, and tells under `changed` what was applied, what needs a
   restart and what another source shadows. `GET /configs` lists values with their sources in place of a file.
-- Listeners that are added here stay until the broker stops; there is no start and stop of them, but POST and DELETE.
+- Listeners that are added or stopped here are so until the broker stops.
+- Traces look for a user name, too (`type` `username`), and `payload_limit` says how much of a payload they show. Their times are
+  Unix ms where they are numbers. A metric of a topic may be that of a filter.
 - Authenticators and sources of rules are configured in the configuration; their users and rules here.
 """
 

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import click
 from click.shell_completion import shell_complete
 from pydantic.fields import FieldInfo
 
 from shardbroker.cli import render
-from shardbroker.config import ConfigError, load
+from shardbroker.cli.where import running_data_dir
+from shardbroker.config import ConfigError
 from shardbroker.control import VERBS, Control, ControlError, Verb
 
 __all__ = ["app", "complete", "main"]
@@ -30,6 +31,8 @@ GROUPS = {
     "topics": "Filters that anybody subscribes to.",
     "routes": "Where messages go.",
     "retained": "Retained messages.",
+    "delayed": "Messages that wait for their time.",
+    "exclusive": "Subscriptions that nobody else may have.",
     "listeners": "Where the broker listens.",
     "journal": "Journals.",
     "workers": "Processes.",
@@ -41,6 +44,13 @@ GROUPS = {
     "admins": "Accounts of the REST API and the dashboard.",
     "api-keys": "Keys of programs that use the REST API.",
     "audit": "Who changed what.",
+    "trace": "What happens to single clients, topics and addresses.",
+    "slow-subs": "Deliveries that take longest.",
+    "topic-metrics": "Messages counted by topic.",
+    "alarms": "What is wrong, and was.",
+    "plugins": "Code of others that runs in the workers.",
+    "hooks": "Where plugins take part.",
+    "exhook": "Programs that take part in hooks over gRPC.",
 }
 """Help of the first word of verbs with two."""
 
@@ -64,13 +74,17 @@ def main(argv: list[str]) -> int:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Data directory of the broker; else as `serve` finds it.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Data directory of the broker; else as `serve` finds it, else the service's.",
+)
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file that the broker was started with.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, for programs; a list is one object a line.")
 @click.pass_context
 def app(context: click.Context, data_dir: Path | None, config: Path | None, as_json: bool) -> None:
     """Look into a running broker and change it. Reached through the socket in its data directory."""
-    context.obj = (lambda: data_dir or load(config, os.environ).settings.process.data_dir, as_json)
+    context.obj = (lambda: running_data_dir(data_dir, config), as_json)
 
 
 @app.command("completion")
@@ -308,4 +322,23 @@ def human(name: str, value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
+@click.command("download")
+@click.argument("name")
+@click.argument("file", type=click.File("wb", lazy=False), default="-")
+@click.pass_context
+def download(context: click.Context, name: str, file: Any) -> int:
+    """Write the file of a trace to FILE, or to standard output."""
+    find_data_dir, _ = context.obj
+    position, size = 0, 1
+    with Control(find_data_dir(), by=f"ctl:{os.getuid()}") as control:
+        while position < size:
+            part = control.ask("trace read", name=name, position=position)
+            file.write(part["data"])
+            position, size = part["position"], part["size"]
+            if not part["data"]:
+                break
+    return 0
+
+
 add_verbs(app, VERBS.values())
+cast(click.Group, app.commands["trace"]).add_command(download)

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from shardbroker import __version__
-from shardbroker.cli.install import add_install
-from shardbroker.cli.journal import add_journal
-from shardbroker.cli.tune import add_tune
 from shardbroker.config import ConfigError, Loaded, load, reference, show
 
 __all__ = ["main"]
@@ -44,20 +41,30 @@ def main(argv: list[str] | None = None) -> int:
             from shardbroker.cli.top import main as top
 
             return top(argv[1:])
-        arguments = _parser().parse_args(argv)
+        arguments = _parser("" if not argv else argv[0]).parse_args(argv)
         return int(arguments.run(arguments))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:  # such as `| head`: nobody reads on, and what is left of the output would fail at the exit once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: str) -> argparse.ArgumentParser:
+    """With what the verb needs that is asked for: `serve` does not load what installs a service."""
     parser = argparse.ArgumentParser(prog="shardbroker", description="A sharded MQTT 3.1, 3.1.1 and 5.0 broker.")
     parser.add_argument("--version", action="version", version=f"shardbroker {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="run the broker in the foreground")
     _add_sources(serve)
     serve.set_defaults(run=_serve)
+    if asked == "serve":
+        return parser
+    from shardbroker.cli.install import add_install
+    from shardbroker.cli.journal import add_journal
+    from shardbroker.cli.tune import add_tune
+
     config = commands.add_parser("config", help="check or show the configuration")
     verbs = config.add_subparsers(required=True, metavar="VERB")
     for name, run, text in (
@@ -144,7 +151,9 @@ def _restore(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    _load(arguments)
+    missing = _load(arguments).settings.exhook.missing
+    if missing is not None:
+        raise ConfigError(missing)
     print("configuration is good")
     return 0
 

@@ -34,7 +34,7 @@ def rows(columns: Sequence[str], data: Iterable[Mapping[str, Any]], cursor: str 
         count += 1
     out.print(table)
     more = f"; more with --cursor {cursor}, or --all" if cursor else ""
-    out.print(f"{count} rows{more}", style="dim", soft_wrap=True)
+    out.print(f"{count} {'row' if count == 1 else 'rows'}{more}", style="dim", soft_wrap=True)
 
 
 def fields(data: Mapping[str, Any], human: Human) -> None:

@@ -15,17 +15,21 @@ from rich.table import Table
 from rich.text import Text
 
 from shardbroker.cli.render import console
-from shardbroker.config import load
+from shardbroker.cli.where import running_data_dir
 from shardbroker.control import Control, ControlError
 from shardbroker.control.figures import Window
 
 __all__ = ["main", "screen"]
 
+CLIENTS, CLIENTS_MAX = 5, 50
+"""Loudest clients that are shown, unless said otherwise, and at most."""
 INTERVAL_S, SHORTEST_S = 2.0, 0.2
 """Between two looks, unless said otherwise, and at least."""
 BAR = 10
 """Characters of a bar."""
-COLUMNS = ("worker", "core", "pid", "state", "cpu", "memory", "clients", "subs", "in/s", "out/s", "drop/s", "waiting", "ring")
+COLUMNS = (
+    "worker", "core", "weight", "pid", "state", "cpu", "memory", "clients", "subs", "in/s", "out/s", "drop/s", "waiting", "ring",
+)  # fmt: skip
 BUSY, FULL = 60.0, 90.0
 """Percent from which on a bar is yellow, and red."""
 
@@ -35,17 +39,20 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="shardbroker top", description="What each worker of a running broker does. Ctrl-C ends it."
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="of the broker; else as `serve` finds it")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="of the broker; else as `serve` finds it, else the service's")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file that the broker was started with")
     parser.add_argument(
         "--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS", help=f"between two looks, {INTERVAL_S:g}"
     )
+    parser.add_argument(
+        "--clients", type=_clients, default=CLIENTS, metavar="N", help=f"loudest clients that are shown, {CLIENTS}; 0: none"
+    )
     parser.add_argument("--once", action="store_true", help="print one look and end, for scripts")
     arguments = parser.parse_args(argv)
-    data_dir = arguments.data_dir or load(arguments.config, os.environ).settings.process.data_dir
+    data_dir = running_data_dir(arguments.data_dir, arguments.config)
     try:
         with Control(data_dir, by=f"top:{os.getuid()}") as control:
-            _watch(control, arguments.interval, arguments.once)
+            _watch(control, arguments.interval, arguments.once, arguments.clients)
     except ControlError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         return 3 if error.code == "BROKER_DOWN" else 1
@@ -61,23 +68,39 @@ def _interval(text: str) -> float:
     return value
 
 
-def _watch(control: Control, interval_s: float, once: bool) -> None:
+def _clients(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= CLIENTS_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: allowed is 0 to {CLIENTS_MAX}")
+    return value
+
+
+def _loudest(control: Control, clients: int) -> list[dict[str, Any]]:
+    """Asked anew each time: workers count only while somebody asks."""
+    rows: list[dict[str, Any]] = control.ask("clients loudest", limit=clients)["data"] if clients else []
+    return rows
+
+
+def _watch(control: Control, interval_s: float, once: bool, clients: int) -> None:
     window = Window()
     window.feed(control.ask("load"))
     time.sleep(min(interval_s, 1.0))
     if once:
+        loud = _loudest(control, clients)
         window.feed(control.ask("load"))
-        console().print(screen(control.ask("status"), window.figures() or {}))
+        console().print(screen(control.ask("status"), window.figures() or {}, loud))
         return
     with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
+        loud = []  # the first window is not over before the second look
         while True:
             window.feed(control.ask("load"))
-            live.update(screen(control.ask("status"), window.figures() or {}), refresh=True)
+            live.update(screen(control.ask("status"), window.figures() or {}, loud), refresh=True)
             time.sleep(interval_s)
+            loud = _loudest(control, clients)
 
 
-def screen(status: dict[str, Any], figures: dict[str, Any]) -> RenderableType:
-    """All of it: the broker, latencies, the workers."""
+def screen(status: dict[str, Any], figures: dict[str, Any], loudest: list[dict[str, Any]]) -> RenderableType:
+    """All of it: the broker, latencies, the workers, the loudest clients."""
     totals = figures["totals"]
     seconds = status["uptime_ms"] // 1000
     head = Text()
@@ -85,7 +108,9 @@ def screen(status: dict[str, Any], figures: dict[str, Any]) -> RenderableType:
     head.append(
         f"  {status['version']}  up {seconds // 86400}d {seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     )
-    head.append(f"  workers {status['workers_ready']}/{status['workers']}  acceptors {status['acceptors']}\n")
+    head.append(f"  workers {status['workers_ready']}/{status['workers']}  acceptors {status['acceptors']}")
+    kept_to = ",".join(map(str, status["acceptor_cores"]))
+    head.append(f" on cores {kept_to}\n" if kept_to else "\n")
     head.append(f"connections {status['connections']}  sessions {status['sessions']}  subscriptions {status['subscriptions']}")
     head.append(f"  routes {status['routes']}  retained {status['retained']}\n")
     head.append(f"in {_number(totals['received'])}/s ({_size(totals['bytes_in'])}/s)  out {_number(totals['sent'])}/s")
@@ -100,13 +125,25 @@ def screen(status: dict[str, Any], figures: dict[str, Any]) -> RenderableType:
         table.add_column(column, justify="left" if column in ("state", "cpu", "ring") else "right", no_wrap=True)
     for worker in figures["workers"]:
         table.add_row(*_row(worker))
-    return Group(head, table)
+    return Group(head, table, _loud_table(loudest)) if loudest else Group(head, table)
+
+
+def _loud_table(loudest: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("loudest client", "worker", "in/s", "out/s", "bytes in/s", "bytes out/s"):
+        table.add_column(column, justify="left" if column == "loudest client" else "right", overflow="ellipsis", no_wrap=True)
+    for row in loudest:
+        rates = [_number(row["messages_in"]), _number(row["messages_out"]), _size(row["bytes_in"]), _size(row["bytes_out"])]
+        name = "".join(letter if letter.isprintable() else "?" for letter in row["clientid"])
+        table.add_row(Text(name), str(row["worker"]), *rates)
+    return table
 
 
 def _row(worker: dict[str, Any]) -> list[RenderableType]:
     return [
         str(worker["worker"]),
         str(worker["core"]),
+        str(worker["weight"]),
         str(worker["pid"]),
         Text(worker["state"], style="" if worker["state"] == "ready" else "red"),
         _bar(worker["cpu_percent"]),

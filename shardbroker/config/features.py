@@ -1,16 +1,16 @@
-"""Topic rewrite and automatic subscriptions: what the broker does to topics that clients did not ask for."""
+"""Topic rewrite, automatic subscriptions, delayed messages, messages about events: what the broker does with topics beyond MQTT."""
 
 import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from shardbroker.config.section import LEVELS_MAX, Section
-from shardbroker.config.units import Allowed, Whole
+from shardbroker.config.section import LEVELS_MAX, LIMIT_MAX, Section
+from shardbroker.config.units import Allowed, Limit, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter, parse_subscription
 
-__all__ = ["AutoSubscribe", "AutoTopic", "Rewrite", "RewriteRule"]
+__all__ = ["AutoSubscribe", "AutoTopic", "Delayed", "EventMessage", "Rewrite", "RewriteRule", "check_filters"]
 
 REWRITE_NAMES = ("clientid", "username")
 AUTO_NAMES = ("clientid", "username", "host", "port")
@@ -25,6 +25,15 @@ def check_placeholders(text: str, allowed: tuple[str, ...]) -> None:
     for name in _PLACEHOLDER.findall(text):
         if name not in allowed:
             raise ValueError(f"${{{name}}} in {text!r}: allowed are {', '.join(f'${{{one}}}' for one in allowed)}")
+
+
+def check_filters(texts: list[str]) -> None:
+    """Raises ValueError for what is no topic filter."""
+    for text in texts:
+        try:
+            check_topic_filter(text.encode(), LEVELS_MAX)
+        except MqttError as error:
+            raise ValueError(f"allowed are topic filters such as sensors/+ or #, not {text!r}: {error}") from None
 
 
 class RewriteRule(Section):
@@ -94,3 +103,24 @@ class AutoSubscribe(Section):
             "qos, nl, rap and rh"
         ),
     ] = Field([], description="As if the client had asked for them; no SUBACK, and no rule of the ACL is asked.")
+
+
+class Delayed(Section):
+    """Messages that are published later, `$delayed/<seconds>/<topic>`; docs/features.md."""
+
+    enable: bool = Field(True, description="Whether clients may publish so; if not, such topics are refused (0x90).")
+    max_delayed_messages: Limit = Field(
+        0, ge=0, le=LIMIT_MAX, description="Messages that wait for their time; further ones are refused (0x97). 0: no limit."
+    )
+
+
+class EventMessage(Section):
+    """Messages about events, below `$event/`; docs/features.md."""
+
+    client_connected: bool = Field(False, description="`$event/client_connected`, when a client has come.")
+    client_disconnected: bool = Field(False, description="`$event/client_disconnected`, when it has gone.")
+    client_subscribed: bool = Field(False, description="`$event/client_subscribed`, for each filter.")
+    client_unsubscribed: bool = Field(False, description="`$event/client_unsubscribed`, for each filter that it no longer wants.")
+    message_delivered: bool = Field(False, description="`$event/message_delivered`, for each message and subscriber.")
+    message_acked: bool = Field(False, description="`$event/message_acked`, when a subscriber has acknowledged it.")
+    message_dropped: bool = Field(False, description="`$event/message_dropped`, when nobody has subscribed to it.")

@@ -10,7 +10,7 @@ __all__ = ["SAME", "read_emqx"]
 
 _TOKEN = re.compile(r'\s*(?:(?:#|//)[^\n]*|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<mark>[{}\[\]=:,])|(?P<word>[^\s{}\[\]=:,"#]+))')
 
-SAME = ("mqtt", "retainer", "flapping_detect")
+SAME = ("mqtt", "retainer", "delayed", "flapping_detect")
 """Sections whose keys have the same names and meanings here."""
 TLS = ("certfile", "keyfile", "cacertfile", "verify", "fail_if_no_peer_cert", "ciphers", "versions", "handshake_timeout")
 """Of `ssl_options`; not the password, which is for no file that others read."""

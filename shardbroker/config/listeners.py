@@ -13,6 +13,7 @@ from shardbroker.config.units import Allowed, ByteRate, Duration, Limit, Rate, S
 
 __all__ = [
     "DEFAULT_PORTS",
+    "LISTENERS_MAX",
     "LISTENER_NAME",
     "Certificate",
     "Limiter",
@@ -33,6 +34,8 @@ MOUNTPOINT_HELP = "text that ends with / and has no + and #, such as tenants/${u
 RULE_HELP = '"allow ADDRESS" or "deny ADDRESS", the address being an IP address, a network such as 10.0.0.0/8, or all'
 LISTENER_NAME = re.compile(r"[a-z0-9_-]+")
 """Names that need no quotes in TOML and can be written in the environment."""
+LISTENERS_MAX = 64
+"""Listeners at a time, those that came while the broker runs included: each has its place in the counters of every process."""
 UNIX_PATH_MAX = 107
 """Longest path of a unix socket, bytes: sun_path of Linux less the final zero."""
 SERVER_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")

@@ -23,14 +23,21 @@ LIVE = (
     "acl.",
     "auth.",
     "auto_subscribe.",
+    "delayed.",
+    "event_message.",
+    "exhook.",
     "flapping_detect.",
     "journal.",
     "log.",
     "mqtt.",
+    "plugins.",
     "retainer.",
     "rewrite.",
+    "slow_subs.",
     "snapshot.",
     "sys.",
+    "topic_metrics.",
+    "trace.",
 )
 """Sections whose keys take effect at once."""
 NOT_LIVE = ("mqtt.shared_subscription_strategy", "mqtt.limiter.", "journal.segment_bytes", "journal.cycle_bytes")

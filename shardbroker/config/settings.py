@@ -8,12 +8,13 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
 from shardbroker.config.api import Api
-from shardbroker.config.features import AutoSubscribe, Rewrite
-from shardbroker.config.listeners import LISTENER_NAME, Listener, ZoneLimiter, parse_address
-from shardbroker.config.section import LEVELS_MAX, LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.exhook import ExHook
+from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
+from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
+from shardbroker.config.plugins import PluginSettings
+from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
-from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.topics import check_topic_filter
+from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
 
 __all__ = [
     "Api",
@@ -32,6 +33,7 @@ __all__ = [
     "Sys",
     "SysEvents",
     "core_numbers",
+    "weight_numbers",
 ]
 
 MAX_PACKET_SIZE = 256 << 20
@@ -39,6 +41,9 @@ MAX_PACKET_SIZE = 256 << 20
 
 PROCESSES_MAX = 1024
 """Most workers and most acceptors: as many as there are session partitions."""
+
+WEIGHT_MAX = 100
+"""Of a worker: a byte of the journal holds it."""
 
 REFERENCE_MAX = 1000
 """Characters of a server reference: less than every client's packet limit that makes sense."""
@@ -66,10 +71,31 @@ def core_numbers(text: str) -> list[int]:
     return found if len(set(found)) == len(found) else []
 
 
+def _weights(value: object) -> str:
+    text = str(value).replace(" ", "")
+    if isinstance(value, bool) or (text != "auto" and not weight_numbers(text)):
+        raise ValueError("not weights")
+    return text
+
+
+def weight_numbers(text: str) -> tuple[int, ...]:
+    """`3,1,1` as numbers; none if it is no weights, or if so small a part of the whole would be no session partition."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and 1 <= int(part) <= WEIGHT_MAX for part in parts):
+        return ()
+    found = tuple(map(int, parts))
+    return found if min(found) * PROCESSES_MAX >= sum(found) else ()
+
+
 Count = Annotated[
     Literal["auto"] | Annotated[Whole, Field(ge=1, le=PROCESSES_MAX)], Allowed(f"auto or a number from 1 to {PROCESSES_MAX}")
 ]
 Cores = Annotated[str, BeforeValidator(_cores), Allowed("auto or numbers of cores, such as 0-3,8")]
+Weights = Annotated[
+    str,
+    BeforeValidator(_weights),
+    Allowed(f"auto, or a number from 1 to {WEIGHT_MAX} for each worker, such as 3,1,1, none below 1/{PROCESSES_MAX} of the sum"),
+]
 Priority = Annotated[Whole, Field(ge=1, le=255)]
 RingSize = Annotated[Size, Field(ge=65536, le=1 << 30)]
 Filters = Annotated[
@@ -92,6 +118,7 @@ class Mqtt(Section):
     retain_available: bool = Field(True, description="Whether clients may retain messages.")
     wildcard_subscription: bool = Field(True, description="Whether filters may hold + and #.")
     shared_subscription: bool = Field(True, description="Whether $share/ and $queue/ work.")
+    exclusive_subscription: bool = Field(False, description="Whether $exclusive/ works.")
     shared_subscription_strategy: Strategy = Field("round_robin", description="Who of a shared group gets a message.")
     ignore_loop_deliver: bool = Field(False, description="3.x clients do not get their own messages (as No Local).")
     session_expiry_interval: Duration = Field(7200.0, ge=1, description="Life of a 3.x session with clean session 0.")
@@ -176,11 +203,7 @@ class Journal(Section):
     @field_validator("capture")
     @classmethod
     def _filters(cls, value: list[str]) -> list[str]:
-        for text in value:
-            try:
-                check_topic_filter(text.encode(), LEVELS_MAX)
-            except MqttError as error:
-                raise ValueError(f"allowed are topic filters such as sensors/+ or #, not {text!r}: {error}") from None
+        check_filters(value)
         return value
 
 
@@ -212,6 +235,8 @@ class SysEvents(Section):
 
     client_connected: bool = Field(True, description="Whether there is one for each client that comes (`connected`).")
     client_disconnected: bool = Field(True, description="Whether there is one for each client that goes (`disconnected`).")
+    client_subscribed: bool = Field(False, description="Whether there is one for each subscription that comes (`subscribed`).")
+    client_unsubscribed: bool = Field(False, description="Whether there is one for each that a client ends (`unsubscribed`).")
 
 
 class Sys(Section):
@@ -268,6 +293,9 @@ class Process(Section):
     workers: Count = Field("auto", description="Workers; auto: one per usable core.")
     acceptors: Count = Field("auto", description="Acceptors; auto: 2, or 1 on a single core.")
     worker_cores: Cores = Field("auto", description="Cores that workers are pinned to in turn; auto: all usable ones.")
+    worker_weights: Weights = Field(
+        "auto", description="Share of the sessions that each worker gets, in relation to the others; auto: all the same."
+    )
     acceptor_cores: Cores = Field("auto", description="Cores that acceptors are kept to; auto: all usable ones, without pinning.")
     data_dir: Path = Field(Path("data"), description="Directory of what outlives the broker.")
     drain_time: Duration = Field(
@@ -283,6 +311,14 @@ class Process(Section):
     )
     ring_size: Literal["auto"] | RingSize = Field("auto", description="Bytes of one ring; auto: 4MB, less with many workers.")
 
+    @field_validator("worker_weights")
+    @classmethod
+    def _one_each(cls, value: str, info: ValidationInfo) -> str:
+        workers, count = info.data.get("workers"), len(weight_numbers(value))
+        if value != "auto" and isinstance(workers, int) and count != workers:
+            raise ValueError(f"allowed is one for each of process.workers = {workers}, or auto")
+        return value
+
 
 class Settings(Section):
     """The whole configuration."""
@@ -293,6 +329,8 @@ class Settings(Section):
     mqtt: Mqtt = Mqtt()
     rewrite: Rewrite = Rewrite()
     auto_subscribe: AutoSubscribe = AutoSubscribe()
+    delayed: Delayed = Delayed()
+    event_message: EventMessage = EventMessage()
     durability: Durability = Durability()
     journal: Journal = Journal()
     snapshot: Snapshot = Snapshot()
@@ -300,11 +338,16 @@ class Settings(Section):
     sys: Sys = Sys()
     overload: Overload = Overload()
     log: Log = Log()
+    trace: Trace = Trace()
+    slow_subs: SlowSubs = SlowSubs()
+    topic_metrics: TopicMetrics = TopicMetrics()
     prometheus: Prometheus = Prometheus()
     api: Api = Api()
     auth: Auth = Auth()
     acl: Acl = Acl()
     flapping_detect: FlappingDetect = FlappingDetect()
+    plugins: PluginSettings = PluginSettings()
+    exhook: ExHook = ExHook()
 
     @field_validator("listeners")
     @classmethod
@@ -314,4 +357,6 @@ class Settings(Section):
                 raise ValueError(f"allowed is a name of a-z, 0-9, _ and -, not {name!r}")
         if not value:
             raise ValueError("allowed is one listener or more")
+        if len(value) > LISTENERS_MAX:
+            raise ValueError(f"allowed is up to {LISTENERS_MAX} of them, not {len(value)}")
         return value

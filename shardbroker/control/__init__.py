@@ -10,7 +10,14 @@ A request is one verb with its parameters. Its answer is a result, or an error w
 Lists are paged by an opaque cursor: no answer holds more than a page, and the broker remembers nothing between two of them.
 """
 
-from shardbroker.control import access_verbs, account_verbs  # noqa: F401 - add their verbs to the table
+from shardbroker.control import (  # noqa: F401 - add their verbs to the table
+    access_verbs,
+    account_verbs,
+    exhook_verbs,
+    feature_verbs,
+    plugin_verbs,
+    watch_verbs,
+)
 from shardbroker.control.asking import AsyncControl
 from shardbroker.control.client import Control
 from shardbroker.control.errors import ControlError

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shardbroker.control.verbs import Page, Params, Verb, argument, table
+from shardbroker.control.verbs import TIME_MAX, Page, Params, Verb, argument, table
 
 __all__ = [
     "AccountAdd", "AccountPassword", "AccountUpdate", "AuditList", "KeyAdd", "KeyUpdate", "OneAccount", "OneKey",
@@ -14,8 +14,6 @@ Role = Literal["administrator", "viewer"]
 AccountName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")]
 Password = Annotated[str, StringConstraints(min_length=8, max_length=256)]
 Description = Annotated[str, StringConstraints(max_length=400)]
-TIME_MAX = 2**53
-"""Unix ms, as JSON has it."""
 
 
 class OneAccount(Params):

@@ -53,7 +53,7 @@ def _worker(before: Load, after: Load, span_s: float, ring_bytes: int) -> dict[s
     same = before["pid"] == after["pid"]
     fills = after["rings"].values()
     return {
-        **{name: after[name] for name in ("worker", "core", "pid", "state", "memory_bytes")},
+        **{name: after[name] for name in ("worker", "core", "weight", "pid", "state", "memory_bytes")},
         "cpu_percent": 100 * (after["cpu_s"] - before["cpu_s"]) / span_s if same else 0.0,
         "connections": after["counters"]["connections.count"],
         "subscriptions": after["counters"]["subscriptions.count"] + after["counters"]["subscriptions.shared.count"],

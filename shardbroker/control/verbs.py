@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-__all__ = ["VERBS", "ClientFilter", "Page", "Params", "Verb", "argument", "table"]
+__all__ = ["TIME_MAX", "VERBS", "ClientFilter", "Page", "Params", "Verb", "argument", "table"]
 
 PAGE_MAX = 10_000
 """Rows of a page."""
+TIME_MAX = 2**53
+"""Unix ms, as JSON has it."""
 ClientId = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
 Topic = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
 Qos = Literal[0, 1, 2]
@@ -26,7 +28,7 @@ def argument(description: str, default: Any = ...) -> Any:
 class Params(BaseModel):
     """Unknown parameters are refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,9 @@ table(
     Verb("metrics", "All counters and gauges.", Metrics),
     Verb("prometheus", "Metrics as Prometheus reads them, with histograms, rings and journals."),
     Verb(
-        "workers list", "Processes of the broker.", columns=("name", "state", "pid", "core", "started_at", "starts", "connections")
+        "workers list",
+        "Processes of the broker.",
+        columns=("name", "state", "pid", "cores", "weight", "started_at", "starts", "connections", "sessions"),
     ),
     Verb("load", "What each worker does now: CPU time, counters, rings, latencies; for those who look again and again."),
     Verb("workers restart", "Sends the clients of a worker away and starts it again.", OneWorker, changes=True),
@@ -221,19 +225,34 @@ table(
     ),
     Verb("retained show", "One retained message.", OneTopic),
     Verb("retained delete", "Deletes one retained message.", OneTopic, changes=True),
+    Verb("retained clear", "Deletes all retained messages but those whose topics begin with $.", changes=True),
     Verb("publish", "Publishes a message.", Publish, changes=True),
     Verb(
         "listeners list",
         "Where the broker listens.",
-        columns=("name", "type", "bind", "current_connections", "max_connections", "max_conn_rate"),
+        columns=("name", "type", "bind", "running", "current_connections", "max_connections", "max_conn_rate"),
     ),
     Verb("listeners add", "Opens a listener, until the broker stops.", ListenerSettings, changes=True),
     Verb("listeners update", "Changes a listener, for those who come from now on.", ListenerSettings, changes=True),
+    Verb("listeners stop", "Closes a listener until `listeners start`; who has come by it stays.", OneListener, changes=True),
+    Verb("listeners start", "Opens a listener again.", OneListener, changes=True),
+    Verb("listeners restart", "Closes a listener and opens it again.", OneListener, changes=True),
     Verb("listeners remove", "Closes a listener; who has come by it stays.", OneListener, changes=True),
     Verb(
         "journal status",
         "State of each worker's journal.",
         columns=("worker", "durable", "pending_bytes", "bytes_written", "problem"),
+    ),
+    Verb(
+        "journal segments",
+        "Files of the journals; `last`: the one that is written to, or was last.",
+        Page,
+        columns=("worker", "segment", "bytes", "begins_at", "ends_at", "last"),
+    ),
+    Verb(
+        "journal exports",
+        "Last run of each export, as far as known here.",
+        columns=("to", "format", "ended_at", "result", "current"),
     ),
     Verb(
         "journal seal",

@@ -4,10 +4,14 @@ Topics and fields are EMQX's: $SYS/brokers/<node>/alarms/activate and .../deacti
 """
 
 import json
+from collections import deque
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Alarm", "MemoryAlarm", "MemoryLevel", "StandingAlarm"]
+__all__ = ["Alarm", "AlarmList", "MemoryAlarm", "MemoryLevel", "StandingAlarm"]
+
+OVER_MAX = 1000
+"""Alarms that are over and still listed, as in EMQX."""
 
 
 class Alarm(NamedTuple):
@@ -72,3 +76,43 @@ class MemoryAlarm:
         """`level`: the highest of all workers; `taken_bytes`: of all of them."""
         text = f"workers take {taken_bytes >> 20} MB{TEXTS[MemoryLevel(level)]}"
         return self._alarm.look(MemoryLevel(level), text, now_ms, {"level": level})
+
+
+class AlarmList:
+    """Which alarms last, and which are over; for whoever asks. The manager forgets it when it ends."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._lasting: dict[str, dict[str, Any]] = {}
+        self._over: deque[dict[str, Any]] = deque(maxlen=OVER_MAX)
+
+    def note(self, alarm: Alarm) -> None:
+        """One change."""
+        fields = json.loads(alarm.payload)
+        if "deactivate_at" in fields:
+            begun = self._lasting.pop(fields["name"], {})
+            self._over.appendleft({**begun, **fields})
+        else:
+            self._lasting[fields["name"]] = fields
+
+    def rows(self, activated: bool, now_ms: int) -> list[dict[str, Any]]:
+        """The newest first."""
+        found = reversed(self._lasting.values()) if activated else self._over
+        return [
+            {
+                "node": self._node,
+                "name": one["name"],
+                "message": one["message"],
+                "details": one.get("details", {}),
+                "activate_at": one["activate_at"],
+                "deactivate_at": one.get("deactivate_at"),
+                "duration": one.get("deactivate_at", now_ms) - one["activate_at"],
+            }
+            for one in found
+        ]
+
+    def clear(self) -> int:
+        """Forgets those that are over; how many there were."""
+        count = len(self._over)
+        self._over.clear()
+        return count

@@ -15,7 +15,7 @@ from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent
 
 from shardbroker.config.settings import SysEvents
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.spec import REASON_CODES
+from shardbroker.mqtt.spec import closing_word
 from shardbroker.mqtt.topics import check_topic_name
 from shm.routes import RouteTable, matches
 
@@ -28,9 +28,6 @@ FEW = 8
 """Filters up to which comparing each is cheaper than a search in the route table, which costs some 14 µs."""
 TOPIC_MAX = 65535
 """Bytes of a topic, MQTT 5.0 §1.5.4."""
-PEER_WENT = "tcp_closed"
-REASONS = {0x00: "normal", 0x8D: "keepalive_timeout", 0x8E: "takenover"}
-"""Where EMQX has a word of its own; else it is the name of the reason code."""
 
 
 class ClientTopics:
@@ -114,7 +111,7 @@ class ClientTopics:
     def _disconnected(self, event: ClientEvent) -> dict[str, object]:
         return {
             **_identity(event),
-            "reason": _reason(event),
+            "reason": closing_word(event.reason_code, event.side < len(SIDES) and SIDES[event.side] == "network"),
             "disconnected_at": event.at_ms,
             "ts": time.time_ns() // 1_000_000,
         }
@@ -128,13 +125,6 @@ def _identity(event: ClientEvent) -> dict[str, object]:
         "proto_name": "MQIsdp" if event.version == 3 else "MQTT",
         "proto_ver": event.version,
     }
-
-
-def _reason(event: ClientEvent) -> str:
-    if event.side < len(SIDES) and SIDES[event.side] == "network":
-        return PEER_WENT
-    code = event.reason_code
-    return REASONS.get(code) or (REASON_CODES[code][0] if code in REASON_CODES else f"0x{code:02x}")
 
 
 def _may_match(levels: list[bytes], sample: list[bytes]) -> bool:

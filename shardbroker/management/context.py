@@ -5,18 +5,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 from shm.counters import Counters
 
+from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.log import Log
+from shardbroker.management.topic_metrics import TopicMetrics
+from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
+from shm.exclusive import ExclusiveTable
 from shm.registry import Registry
 from shm.retained import RetainedStore
 from shm.routes import RouteTable
-from shm.topology import PARTITIONS, Topology
+from shm.topology import Topology
 
 __all__ = ["HANDLERS", "Context", "breathe", "handles"]
 
@@ -32,10 +35,14 @@ class Context:
     counters: Counters
     retained: RetainedStore
     routes: RouteTable
+    exclusive: ExclusiveTable
     workers: Workers
     log: Log
     configuration: Configuration
     audit: Audit
+    traces: Traces
+    topic_metrics: TopicMetrics
+    alarms: AlarmList
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     snapshot_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -44,7 +51,7 @@ class Context:
 
     def worker_of(self, client_id: bytes) -> int:
         """The worker that owns this client id."""
-        return crc32(client_id) % PARTITIONS % self.topology.workers
+        return self.topology.division.worker_of(client_id)
 
 
 def handles(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

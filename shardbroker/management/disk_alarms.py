@@ -32,9 +32,12 @@ class DiskStage(IntEnum):
 
 
 class DiskAlarms:
-    """journal_not_written, retained_not_written, retained_limit, journal_slow. `goes_on`: durability.on_disk_error = continue."""
+    """journal_not_written, retained_not_written, retained_limit, journal_slow.
 
-    def __init__(self, node: str, data_dir: Path, goes_on: bool) -> None:
+    `goes_on`: durability.on_disk_error = continue. `first`: no manager has looked before, who would have told of what is counted.
+    """
+
+    def __init__(self, node: str, data_dir: Path, goes_on: bool, first: bool = False) -> None:
         self._journals = data_dir / "journal"
         self._retained = data_dir / "retained"
         self._goes_on = goes_on
@@ -42,9 +45,10 @@ class DiskAlarms:
         self._retaining = StandingAlarm(node, "retained_not_written", "error")
         self._slowness = StandingAlarm(node, "journal_slow")
         self._limits = StandingAlarm(node, "retained_limit")
-        self._counted_dropped = -1
+        unknown = 0 if first else -1
+        self._counted_dropped = unknown
         self._limited_ms = -LIMIT_CALM_MS
-        self._refused = self._given_up = self._not_captured = self._retained_dropped = -1
+        self._refused = self._given_up = self._not_captured = self._retained_dropped = unknown
         self._stage = DiskStage.WELL
         self._write_ms: list[int] = []
         self._looked_ms = 0

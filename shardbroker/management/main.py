@@ -15,7 +15,7 @@ import uvloop
 from shm.counters import HISTOGRAMS, RETAINED, Counters, ProcessState
 from shm.epochs import Epochs
 from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, KIND_FLAPPING, EventError, kind_of, unpack_event
-from shm.records import ANSWER, DAMAGE, EVENT, NOTE, encode_publish, note_of, open_record
+from shm.records import ANSWER, DAMAGE, EVENT, NOTE, TRACE, encode_publish, note_of, open_record
 from shm.ring import Inbox
 
 from acceptor.notices import NOTICE_BYTES, read_notice
@@ -27,7 +27,7 @@ from shardbroker.config.live import dump
 from shardbroker.control import ControlError
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.access import AccessAdmin, AccessError
-from shardbroker.management.alarms import Alarm, MemoryAlarm, StandingAlarm
+from shardbroker.management.alarms import Alarm, AlarmList, MemoryAlarm, StandingAlarm
 from shardbroker.management.audit import Audit
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
@@ -41,7 +41,10 @@ from shardbroker.management.scrape import ScrapeServer
 from shardbroker.management.server import ControlServer
 from shardbroker.management.snapshots import newest_us, take
 from shardbroker.management.sys_topics import SysTopics
+from shardbroker.management.topic_metrics import SAMPLE_S, TopicMetrics
+from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
+from shm.exclusive import ExclusiveTable
 from shm.registry import Registry
 from shm.retained import RetainedStore, RetainedStoreFull, RetainedStoreRefused
 from shm.routes import RouteTable
@@ -55,7 +58,7 @@ SYS_WORKER = 0
 EVENTS_A_PASS = 1000
 """Records taken from one worker before the others get their turn."""
 
-SECRETS = ("payload", "password", "secret", "correlation_data")
+SECRETS = ("payload", "password", "secret", "correlation_data", "setting")
 """Parameters that the audit log leaves out."""
 
 AUDIT_MAX = 2000
@@ -92,7 +95,7 @@ class _Manager:
         self._routes = RouteTable(topology.routes_dir)
         self._configuration = Configuration(topology, self._on_configured, self._check_access)
         settings = self._configuration.settings
-        self._access_settings = settings.auth, settings.acl, settings.flapping_detect
+        self._access_settings = settings.auth, settings.acl, settings.flapping_detect, settings.exhook
         self._log = Log(settings.log.level)
         self._flapping: list[str] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -108,7 +111,12 @@ class _Manager:
             Epochs.attach(topology.epochs_name),
         )
         self._memory_alarm = MemoryAlarm(topology.node_name)
-        self._disk_alarms = DiskAlarms(topology.node_name, topology.data_dir, settings.durability.on_disk_error == "continue")
+        self._disk_alarms = DiskAlarms(
+            topology.node_name,
+            topology.data_dir,
+            settings.durability.on_disk_error == "continue",
+            first=not self._counters.serving,
+        )
         self._damage_alarm = StandingAlarm(topology.node_name, "files_damaged", "error")
         self._damaged = 0
         self._notices = socket.socket(fileno=os.dup(topology.notices[0]))
@@ -116,15 +124,23 @@ class _Manager:
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
         self._audits = Audit(topology.data_dir)
+        self._traces = Traces(topology, self._workers, self._log, settings.trace.max_file_size)
+        self._topic_metrics = TopicMetrics(self._workers)
+        self._topic_metrics.configure(settings.topic_metrics.topics)
+        self._alarms = AlarmList(topology.node_name)
         self._context = context = Context(
             topology,
             self._counters,
             self._retained,
             self._routes,
+            ExclusiveTable(topology.exclusive_dir),
             self._workers,
             self._log,
             self._configuration,
             self._audits,
+            self._traces,
+            self._topic_metrics,
+            self._alarms,
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
         )
         self._control = ControlServer(
@@ -144,6 +160,7 @@ class _Manager:
         try:
             for text in self._topology.damage:
                 self._tell_damage(text)
+            self._traces.load(time.time_ns() // 1_000_000)
             self._take_events()
             await self._until_stopped()
         finally:
@@ -152,6 +169,7 @@ class _Manager:
             loop.remove_reader(self._notices)
             self._take_events()
             self._on_notices()
+            await self._traces.close(time.time_ns() // 1_000_000)
             self._audits.close()
             self._log.close()
         self._counters.set_state(self._topology.manager, ProcessState.DOWN)
@@ -166,6 +184,7 @@ class _Manager:
             asyncio.create_task(self._every(lambda: settings.settings.sys.msg_interval, self._statistics)),
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._take_snapshots()),
+            asyncio.create_task(self._count_topics()),
         ]
         bind = settings.settings.prometheus.bind
         if bind != "disabled":
@@ -215,9 +234,11 @@ class _Manager:
     def _on_configured(self, settings: Settings) -> None:
         """Live settings have changed: here, and in every worker."""
         self._log.level = settings.log.level
+        self._traces.max_file_size = settings.trace.max_file_size
+        self._topic_metrics.configure(settings.topic_metrics.topics)
         self._client_topics.want(settings.sys.event_messages)
         self._workers.tell_all("configure", settings=dump(settings))
-        access = settings.auth, settings.acl, settings.flapping_detect
+        access = settings.auth, settings.acl, settings.flapping_detect, settings.exhook
         if access != self._access_settings:
             self._access_settings = access
             self._counters.access_changed(rules=True)  # workers and integrations read the settings that are in force
@@ -232,7 +253,9 @@ class _Manager:
             self._complain(f"integrations may be missing: {asking.exception()}")
 
     def _check_access(self, settings: Settings) -> None:
-        """Rules of a file are found to be right, and put where workers read them."""
+        """Rules of a file are found to be right, and put where workers read them. What programs behind hooks need is there."""
+        if settings.exhook.missing is not None:
+            raise ControlError("BAD_REQUEST", settings.exhook.missing)
         try:
             publish_rules(settings, self._topology.runtime_dir)
         except FileError as error:
@@ -276,6 +299,7 @@ class _Manager:
                 if lane.give_back():
                     os.eventfd_write(self._topology.doorbells[producer], 1)
             self._log.flush()
+            self._traces.flush()
             self._ring_bell()
             more = not self._inbox.go_to_sleep()
 
@@ -302,6 +326,8 @@ class _Manager:
                 self._workers.on_answer(spilled, event)
             elif kind == NOTE:
                 self._on_note(*note_of(record))
+            elif kind == TRACE:
+                self._traces.take(event)
             if kind != EVENT:
                 continue
             try:
@@ -365,7 +391,13 @@ class _Manager:
             self._count_retained()
             self._store_flapping()
             self._look_for_alarms()
+            self._traces.look(time.time_ns() // 1_000_000)
             await asyncio.sleep(ALARM_S)
+
+    async def _count_topics(self) -> None:
+        while True:
+            await self._topic_metrics.sample()
+            await asyncio.sleep(SAMPLE_S)
 
     async def _take_snapshots(self) -> None:
         """Every `snapshot.interval`, counted from the newest one that there is. One that cannot be taken is told, and the next one
@@ -394,6 +426,7 @@ class _Manager:
 
     def _tell(self, alarm: Alarm) -> None:
         """Each worker gets it for its own subscribers: one that waits for the disk passes nothing on to others."""
+        self._alarms.note(alarm)
         self._log.add(alarm.level, alarm.line)
         self._log.flush()
         record = encode_publish(alarm.topic.encode(), alarm.payload.encode(), originate=False)

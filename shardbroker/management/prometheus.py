@@ -13,7 +13,9 @@ from typing import Any
 from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
 
 from shardbroker import __version__
+from shardbroker.hooks.wanted import PLUGINS_FILE
 from shardbroker.management.context import Context
+from shardbroker.management.handlers.exhooks import read_state
 
 __all__ = ["CONTENT_TYPE", "render"]
 
@@ -32,7 +34,11 @@ Labels = Mapping[str, object]
 
 async def render(context: Context) -> str:
     """The whole text. What a worker does not answer is left out."""
-    return "\n".join([*_shared(context), *_journals(await context.workers.ask_all("journal"))]) + "\n"
+    lines = [*_shared(context), *_journals(await context.workers.ask_all("journal"))]
+    if (context.topology.data_dir / PLUGINS_FILE).exists():
+        lines += _hooks(await context.workers.ask_all("hooks"))
+    lines += _exhook(read_state(context))
+    return "\n".join(lines) + "\n"
 
 
 def _shared(context: Context) -> Iterator[str]:
@@ -91,6 +97,41 @@ def _journals(states: Iterable[Any]) -> Iterator[str]:
         yield from _family(f"journal_{name}", kind, text, [({"worker": worker}, state[name]) for worker, state in known])
     failing = [({"worker": worker}, int(state["problem"] is not None)) for worker, state in known]
     yield from _family("journal_failing", "gauge", "Whether the disk refuses what the journal writes.", failing)
+
+
+def _hooks(states: Iterable[Any]) -> Iterator[str]:
+    """Of callbacks of plugins, `states` by worker. They start at 0 when a plugin is loaded."""
+    rows = [
+        ({"worker": worker, "point": row["point"], "callback": row["callback"]}, row)
+        for worker, state in enumerate(states)
+        if state
+        for row in state["callbacks"]
+    ]
+    for name, kind, text in (
+        ("calls", "counter", "Calls of a callback."),
+        ("errors", "counter", "Calls that raised, or returned what may not be."),
+        ("seconds", "counter", "Time spent in a callback, for which the worker's clients waited."),
+        ("slowest", "gauge", "Longest call of a callback, seconds."),
+    ):
+        yield from _family(f"hook_{name}", kind, text, [(labels, row[name]) for labels, row in rows])
+
+
+def _exhook(states: Iterable[Any]) -> Iterator[str]:
+    """Of programs behind hooks, by name and hook point. They start at 0 with the process integrations."""
+    servers = list(states)
+    up = [({"server": one["name"]}, int(one["status"] == "connected")) for one in servers if one["enable"]]
+    if not up:
+        return
+    yield from _family("exhook_up", "gauge", "Whether a program that takes part in hooks is connected.", up)
+    for name, text in (
+        ("succeeded", "Calls that were answered."),
+        ("failed", "Calls that were not answered, or not in time."),
+        ("dropped", "Events that the program was not told of: too many waited, or it was not there."),
+    ):
+        rows = [
+            ({"server": one["name"], "point": point}, figures[name]) for one in servers for point, figures in one["metrics"].items()
+        ]
+        yield from _family(f"exhook_{name}", "counter", text, rows)
 
 
 def _histogram(counters: Counters, name: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ STATS = {
     "retained.count": "retained/count",
     "inflight.count": "inflight/count",
     "mqueue.count": "mqueue/count",
+    "delayed.count": "delayed/count",
     "memory.bytes.count": "memory/bytes/count",
     "overload.level.count": "overload/level/count",
     "journal.pending.count": "journal/pending/count",

@@ -4,6 +4,16 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from shardbroker.pubsub.message cimport Publication
 
 
+cdef enum Option:                          # where they stand in the options byte, MQTT 5.0 §3.8.3.1
+    OPTION_QOS = 0x03
+    OPTION_NO_LOCAL = 0x04
+    OPTION_RETAIN_AS_PUBLISHED = 0x08
+    OPTION_RETAIN_HANDLING = 0x30
+    OPTION_RETAIN_IF_NEW = 0x10
+    OPTION_FLAGS = 0x3C                    # those but the QoS
+    OPTION_EXCLUSIVE = 0x40                # ours: nobody else may have this filter so
+
+
 cdef class Subscriber:
     """What a message can be delivered to; `session.Session` is one."""
     cdef readonly uint64_t key             # number of this session, unique on the node while it lives
@@ -18,11 +28,9 @@ cdef class Subscription:
     cdef readonly Subscriber subscriber
     cdef readonly bytes filter             # without $share/<group>/
     cdef readonly bytes group              # None: not shared
-    cdef readonly bytes wire_filter        # as subscribed; mostly the same object as `filter`
+    cdef readonly bytes wire_filter        # as subscribed, without $exclusive/; mostly the same object as `filter`
     cdef readonly uint8_t qos
-    cdef uint8_t no_local                  # flags: there may be ten million subscriptions
-    cdef uint8_t retain_as_published
-    cdef readonly uint8_t retain_handling
+    cdef uint8_t flags                     # Option: there may be ten million subscriptions
     cdef readonly uint32_t identifier      # 0: none
 
 

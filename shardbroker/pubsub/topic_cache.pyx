@@ -10,7 +10,7 @@ from libc.string cimport memcmp
 import cython
 
 from shardbroker.mqtt.codec cimport write_varint
-from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, Subscription
 
 __all__ = ["TopicCache", "TopicEntry"]
 
@@ -229,9 +229,9 @@ cdef int fill_target(Target* target, list keep, list matching) except -1:
     cdef size_t own_count = 0
     for subscription in matching:
         target.qos = max(target.qos, subscription.qos)
-        target.retain_as_published = target.retain_as_published or subscription.retain_as_published
+        target.retain_as_published = target.retain_as_published or subscription.flags & OPTION_RETAIN_AS_PUBLISHED != 0
         ids += encode_identifier(subscription.identifier)
-        if not subscription.no_local:
+        if not subscription.flags & OPTION_NO_LOCAL:
             own_count += 1
             target.own_qos = max(target.own_qos, subscription.qos)
             own_ids += encode_identifier(subscription.identifier)

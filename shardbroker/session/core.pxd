@@ -1,18 +1,35 @@
 """What all sessions of a worker share: settings, counters, clock, timers."""
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.timers cimport TimerWheel
+from shardbroker.session.watcher cimport Watcher
+
+
+cdef enum EventFlag:                       # worker.event_messages.EVENTS, in this order
+    TELL_CONNECTED = 1
+    TELL_DISCONNECTED = 2
+    TELL_SUBSCRIBED = 4
+    TELL_UNSUBSCRIBED = 8
+    TELL_DELIVERED = 16
+    TELL_ACKED = 32
+    TELL_DROPPED = 64
 
 
 cdef class Core:
     cdef uint64_t* counters                # by shm Counter; the worker's slot, or memory of our own
     cdef object counters_owner
+    cdef uint32_t hooks                    # points that have callbacks, see hooks/masks.pxd; what fires them is `hooked`
+    cdef object hooked                     # shardbroker.worker.hooked.Hooked; None: there are none
     cdef uint64_t now_ms                   # Unix ms on a steady clock: set once per pass by the shell
     cdef TimerWheel timers
     cdef Recorder recorder                 # None: nothing outlives this process
     cdef int memory_level                  # as worker/memory.pxd has it; 0: there is enough
+    cdef uint8_t telling                   # EventFlags of events that are published as messages; 0: none
     cdef bint disk_full                    # as much waits for a disk that refuses as may: nothing is done that would add to it
+    cdef uint32_t watch                    # what somebody looks for, by session/watcher.pxd; 0: nobody looks at single messages
+    cdef readonly Watcher watcher          # who is told of it then
     cdef int64_t budget                    # units of work left to whoever has its turn: a packet or a delivery is one
     # Settings, see docs/configuration.md. Times in ms; 0 means none unless said otherwise.
     cdef uint32_t max_inflight             # messages
@@ -34,7 +51,7 @@ cdef class Core:
     cdef uint32_t max_topic_levels
     cdef uint32_t max_client_id
     cdef uint32_t max_subscriptions        # per session, 0: no limit
-    cdef bint retain_available, wildcard_subscription, shared_subscription, ignore_loop_deliver
+    cdef bint retain_available, wildcard_subscription, shared_subscription, exclusive_subscription, ignore_loop_deliver
     cdef uint64_t idle_timeout_ms
     cdef uint64_t message_expiry_ms        # largest Message Expiry Interval, 0: no limit
     cdef bytes response_information
@@ -45,8 +62,19 @@ cdef class Core:
     cdef inline void gauge(self, int counter, int64_t change) noexcept:
         self.counters[counter] += <uint64_t>change
 
+    # One subscriber, a Session or its Link, does not get a message, a Publication or a Message; counted under `counter`, too.
+    cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1
+    # Called where the mask says that somebody wants to know.
+    cdef int delivered(self, object link, object publication, int qos, bint retain) except -1
+    cdef int acked(self, object session, object message) except -1
+
     # What a session's deadlines lead to; the shard, which owns the sessions, says how.
     cdef int will_due(self, object session) except -1
     cdef int session_expired(self, object session) except -1
+    # One of TELL_DELIVERED, TELL_ACKED (a session), TELL_DROPPED (its publisher, or None) has happened to this message. The caller has
+    # looked at `telling`.
+    cdef int announce(self, int event, object subscriber, Publication publication) except -1
+    # Delayed messages have waited long enough.
+    cdef int messages_due(self) except -1
     # A client has added so many bytes to a queue while memory is short.
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1

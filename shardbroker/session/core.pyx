@@ -2,7 +2,9 @@
 
 from libc.stdlib cimport calloc, free
 
-from shm.counters cimport COUNTER_MAX, CounterSlot
+from shardbroker.hooks.masks cimport HOOK_DELIVERY_DROPPED
+from shardbroker.pubsub.message cimport Message, Publication
+from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, CounterSlot
 
 __all__ = ["Core"]
 
@@ -54,6 +56,7 @@ cdef class Core:
         self.retain_available = settings.retain_available
         self.wildcard_subscription = settings.wildcard_subscription
         self.shared_subscription = settings.shared_subscription
+        self.exclusive_subscription = settings.exclusive_subscription
         self.ignore_loop_deliver = settings.ignore_loop_deliver
         self.idle_timeout_ms = milliseconds(settings.idle_timeout)
         self.message_expiry_ms = milliseconds(settings.message_expiry_interval)
@@ -64,11 +67,37 @@ cdef class Core:
         if self.counters_owner is None:
             free(self.counters)
 
+    cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1:
+        self.count(DELIVERY_DROPPED)
+        self.count(counter)
+        if self.watch:
+            if isinstance(what, Message):
+                self.watcher.dropped(whom, (<Message>what).block, (<Message>what).topic_size, reason)
+            else:
+                self.watcher.dropped(whom, (<Publication>what).topic, (<Publication>what).topic_size, reason)
+        if self.hooks & HOOK_DELIVERY_DROPPED:
+            self.hooked.delivery_dropped(whom, what, reason)
+        return 0
+
+    cdef int delivered(self, object link, object publication, int qos, bint retain) except -1:
+        self.hooked.delivered(link, publication, qos, retain)
+        return 0
+
+    cdef int acked(self, object session, object message) except -1:
+        self.hooked.acked(session, message)
+        return 0
+
     cdef int will_due(self, object session) except -1:
         raise NotImplementedError("Core.will_due")
 
     cdef int session_expired(self, object session) except -1:
         raise NotImplementedError("Core.session_expired")
+
+    cdef int announce(self, int event, object subscriber, Publication publication) except -1:
+        raise NotImplementedError("Core.announce")
+
+    cdef int messages_due(self) except -1:
+        raise NotImplementedError("Core.messages_due")
 
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
         return 0

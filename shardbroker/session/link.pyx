@@ -3,9 +3,11 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
+from shardbroker.hooks.masks cimport HOOK_MESSAGE_DELIVERED
 from shardbroker.mqtt.codec cimport varint_size, write_varint
+from shardbroker.session.watcher cimport unlikely
 from shm.counters cimport (
-    DELIVERY_DROPPED, DELIVERY_DROPPED_TOO_LARGE, MESSAGES_QOS0_SENT, MESSAGES_SENT, PACKETS_PUBLISH_SENT, PACKETS_SENT,
+    DELIVERY_DROPPED_TOO_LARGE, MESSAGES_QOS0_SENT, MESSAGES_SENT, PACKETS_PUBLISH_SENT, PACKETS_SENT,
 )
 
 __all__ = ["Link"]
@@ -48,8 +50,7 @@ cdef class Link(Timed):
         if self.version == 5:
             remaining += varint_size(properties) + properties
         if self.max_packet and 1 + varint_size(remaining) + remaining > self.max_packet:
-            self.core.count(DELIVERY_DROPPED)
-            self.core.count(DELIVERY_DROPPED_TOO_LARGE)
+            self.core.delivery_dropped(self, publication, DELIVERY_DROPPED_TOO_LARGE, "too_large")
             if alias and not alias_known:
                 del self.aliases_out[PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)]
             return 0
@@ -91,6 +92,10 @@ cdef class Link(Timed):
         self.core.count(MESSAGES_SENT)
         self.core.count(MESSAGES_QOS0_SENT + qos)
         self.touch()
+        if unlikely(self.core.watch):
+            self.core.watcher.sent(self, publication, qos, retain, dup, packet_id)
+        if self.core.hooks & HOOK_MESSAGE_DELIVERED and not dup:
+            self.core.delivered(self, publication, qos, retain)
         return 1
 
     cdef uint32_t outgoing_alias(self, Publication publication, bint* known) except? 0:

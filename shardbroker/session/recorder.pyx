@@ -102,12 +102,9 @@ cdef class Recorder:
         return self.add(Kind.SESSION_ENDED, {"session": session.key, "reason": cause})
 
     cdef int subscribed(self, Subscriber session, Subscription subscription) except -1:
-        cdef int options = (
-            subscription.qos | subscription.no_local << 2 | subscription.retain_as_published << 3 | subscription.retain_handling << 4
-        )
         self.name(session)
         return self.add(Kind.SUBSCRIBED, {
-            "session": session.key, "filter": subscription.wire_filter, "options": options, "identifier": subscription.identifier,
+            "session": session.key, "filter": subscription.wire_filter, "options": subscription.qos | subscription.flags, "identifier": subscription.identifier,
         })
 
     cdef int unsubscribed(self, Subscriber session, bytes wire_filter) except -1:
@@ -242,13 +239,13 @@ cdef class Recorder:
 
     cdef int held(
         self, uint64_t number, int purpose, Message message, long destination, int kind, uint64_t member, int attempts, bytes group,
-        bytes filter,
+        bytes filter, uint64_t at_ms,
     ) except -1:
         self.message(message)
         return self.add(Kind.HELD, {
             "number": number, "purpose": purpose, "id": message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big"),
             "destination": destination, "record": kind, "member": member, "attempts": attempts, "group": group or None,
-            "filter": filter or None,
+            "filter": filter or None, "at_ms": at_ms or None,
         })
 
     cdef int let_go(self, uint64_t number) except -1:

@@ -75,6 +75,7 @@ cdef class Session(Subscriber):
     cdef bint puback(self, uint16_t packet_id) except -1
     cdef bint pubrec(self, uint16_t packet_id, uint8_t reason_code) except -1
     cdef bint pubcomp(self, uint16_t packet_id) except -1
+    cdef int announce_acked(self, Delivery* slot) except -1
     # QoS 2 from the client.
     cdef int receive_qos2(self, uint16_t packet_id, bint dup) except -1       # the caller records what is new
     cdef bint pubrel(self, uint16_t packet_id) except -1

@@ -6,11 +6,14 @@ unacknowledged packets again after the retry interval and on reconnect, 5.0 clie
 
 from libc.stdint cimport int64_t
 
+from shardbroker.hooks.masks cimport HOOK_MESSAGE_ACKED
 from shardbroker.mqtt.codec cimport write_ack
+from shardbroker.session.watcher cimport unlikely
 from shm.counters cimport (
-    DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_OVERLOAD,
+    DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_OVERLOAD,
     DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
+from shardbroker.session.core cimport TELL_ACKED, TELL_DELIVERED
 from shardbroker.session.recorder cimport (
     DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
 )
@@ -111,8 +114,7 @@ cdef class Session(Subscriber):
             return 0
         if publication.expires_ms and publication.expires_ms < self.core.now_ms:
             # While it was in a ring, or with another member of its group [MQTT-3.3.2-5].
-            self.core.count(DELIVERY_DROPPED)
-            self.core.count(DELIVERY_DROPPED_EXPIRED)
+            self.core.delivery_dropped(self, publication, DELIVERY_DROPPED_EXPIRED, "expired")
             return 0
         return self.send_or_queue(publication, qos, retain, ids, share)
 
@@ -122,7 +124,8 @@ cdef class Session(Subscriber):
             if not link.congested():
                 if qos == 0:
                     if self.queue is None or self.queue.qos0_count == 0:
-                        link.write_publish(publication, 0, retain, False, 0, ids)
+                        if link.write_publish(publication, 0, retain, False, 0, ids) and self.core.telling & TELL_DELIVERED:
+                            self.core.announce(TELL_DELIVERED, self, publication)
                         return 0
                 elif (self.queue is None or self.queue.count == 0) and self.has_room():
                     self.start(publication, qos, retain, ids, share, False)
@@ -131,8 +134,7 @@ cdef class Session(Subscriber):
                 if link.relieve():
                     return self.send_or_queue(publication, qos, retain, ids, share)
                 # It is connected and takes nothing: QoS 0 waits for clients that are away only, as in EMQX.
-                self.core.count(DELIVERY_DROPPED)
-                self.core.count(DELIVERY_DROPPED_OUTPUT_FULL)
+                self.core.delivery_dropped(self, publication, DELIVERY_DROPPED_OUTPUT_FULL, "output_full")
                 return 0
         return self.enqueue(publication, qos, retain, ids, share)
 
@@ -153,6 +155,8 @@ cdef class Session(Subscriber):
             self.core.recorder.delivered(self, self.window.at(self.window.count - 1), from_queue)
         if self.core.retry_interval_ms and self.link.version < 5 and self.inflight == 1:
             self.set_deadline()
+        if self.core.telling & TELL_DELIVERED:
+            self.core.announce(TELL_DELIVERED, self, publication)
         return True
 
     cdef int push_slot(self, Message message, uint16_t packet_id, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
@@ -174,13 +178,11 @@ cdef class Session(Subscriber):
         cdef int priority = core.mqueue_default_priority
         core.budget -= QUEUE_COST
         if qos == 0 and not core.mqueue_store_qos0:
-            core.count(DELIVERY_DROPPED)
-            core.count(DELIVERY_DROPPED_QOS0_MSG)
+            core.delivery_dropped(self, publication, DELIVERY_DROPPED_QOS0_MSG, "qos0_msg")
             return 0
         if core.memory_level:
             if qos == 0 and core.memory_level >= NO_MORE_QOS0:
-                core.count(DELIVERY_DROPPED)
-                core.count(DELIVERY_DROPPED_OVERLOAD)
+                core.delivery_dropped(self, publication, DELIVERY_DROPPED_OVERLOAD, "overload")
                 return 0
             core.queued_by(publication.client_id, sizeof(Delivery) + (
                 <uint64_t>publication.topic_size + publication.properties_size + publication.payload_size
@@ -190,9 +192,8 @@ cdef class Session(Subscriber):
         if core.max_mqueue_len and self.queue.count >= core.max_mqueue_len:
             if self.logged:
                 core.recorder.dropped(self, self.queue.oldest_of_lowest(), DROPPED_QUEUE_FULL)
+            core.delivery_dropped(self, <Message>self.queue.oldest_of_lowest().message, DELIVERY_DROPPED_QUEUE_FULL, "queue_full")
             self.queue.drop_oldest_of_lowest()
-            core.count(DELIVERY_DROPPED)
-            core.count(DELIVERY_DROPPED_QUEUE_FULL)
             core.gauge(MQUEUE_COUNT, -1)
         cdef Message message = publication.keep()
         if core.mqueue_priorities:
@@ -204,6 +205,8 @@ cdef class Session(Subscriber):
         core.gauge(MQUEUE_COUNT, 1)
         if self.logged:
             core.recorder.queued(self, slot, priority)
+        if core.watch:
+            core.watcher.queued(self, publication, qos)
         return 0
 
     cdef int pump(self) except -1:
@@ -224,8 +227,7 @@ cdef class Session(Subscriber):
             message = <Message>taken.message
             if message.expires_ms and message.expires_ms <= self.core.now_ms:
                 # [MQTT-3.3.2-5]
-                self.core.count(DELIVERY_DROPPED)
-                self.core.count(DELIVERY_DROPPED_EXPIRED)
+                self.core.delivery_dropped(self, message, DELIVERY_DROPPED_EXPIRED, "expired")
                 if self.logged:
                     self.core.recorder.dropped(self, &taken, DROPPED_EXPIRED)
             else:
@@ -238,7 +240,8 @@ cdef class Session(Subscriber):
                     if not self.start(publication, taken.qos, taken.retain, ids, share, True) and self.logged:
                         self.core.recorder.dropped(self, &taken, DROPPED_TOO_LARGE)
                 else:
-                    self.link.write_publish(publication, 0, taken.retain, False, 0, ids)
+                    if self.link.write_publish(publication, 0, taken.retain, False, 0, ids) and self.core.telling & TELL_DELIVERED:
+                        self.core.announce(TELL_DELIVERED, self, publication)
                     if self.logged:
                         self.core.recorder.delivered(self, &taken, True)
             message = None
@@ -282,6 +285,11 @@ cdef class Session(Subscriber):
             self.window.pop_front()
             self.first_id = self.first_id + 1 if self.first_id < LAST_PACKET_ID else 1
 
+    cdef int announce_acked(self, Delivery* slot) except -1:
+        cdef Publication publication = Publication.__new__(Publication)
+        publication.borrow(<Message>slot.message)
+        return self.core.announce(TELL_ACKED, self, publication)
+
     cdef bint puback(self, uint16_t packet_id) except -1:
         cdef Delivery* slot = self.in_window(packet_id)
         if slot == NULL or slot.state != AWAITING_PUBACK:
@@ -289,6 +297,12 @@ cdef class Session(Subscriber):
         self.core.count(MESSAGES_ACKED)
         if self.logged:
             self.core.recorder.acknowledged(self, packet_id, PUBACK, 0)
+        if self.core.telling & TELL_ACKED:
+            self.announce_acked(slot)
+        if unlikely(self.core.watch):
+            self.core.watcher.acknowledged(self, slot)
+        if self.core.hooks & HOOK_MESSAGE_ACKED:
+            self.core.acked(self, <Message>slot.message)
         self.complete(slot)                # a failure code ends it just so [MQTT-4.4.0-2] [MQTT-4.8.2-6]
         self.pump()
         return True
@@ -306,6 +320,12 @@ cdef class Session(Subscriber):
         if slot.state == AWAITING_PUBREC:
             if self.logged:
                 self.core.recorder.acknowledged(self, packet_id, PUBREC, reason_code)
+            if self.core.telling & TELL_ACKED:
+                self.announce_acked(slot)
+            if self.core.watch:
+                self.core.watcher.acknowledged(self, slot)
+            if self.core.hooks & HOOK_MESSAGE_ACKED:
+                self.core.acked(self, <Message>slot.message)
             drop_delivery(slot)            # from here on only PUBREL is sent [MQTT-4.3.3-6]
             slot.state = AWAITING_PUBCOMP
             if slot.held:                  # acknowledged before it was sent again
@@ -331,6 +351,8 @@ cdef class Session(Subscriber):
         self.core.count(PACKETS_SENT)
         self.core.count(PACKETS_PUBREL_SENT)
         self.link.touch()
+        if self.core.watch:
+            self.core.watcher.acked(self.link, PUBREL_FIRST, packet_id, 0, None)
         return 0
 
     # --- QoS 2 from the client ---------------------------------------------------------------------------------------------

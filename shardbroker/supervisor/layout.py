@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
+import posix_ipc
 import psutil
 from shm.counters import Counters
 from shm.epochs import Epochs
@@ -20,29 +21,31 @@ from shm.ring import Inbox
 from shardbroker.access.files import FileError
 from shardbroker.access.gate import publish_rules
 from shardbroker.config import Loaded, Settings
-from shardbroker.config.settings import PROCESSES_MAX, core_numbers
+from shardbroker.config.listeners import LISTENERS_MAX
+from shardbroker.config.settings import PROCESSES_MAX, core_numbers, weight_numbers
 from shardbroker.supervisor.held import Held, HeldSockets
 from shardbroker.supervisor.listening import StartError, listen, unlisten
 from shm.cleanup import cleanup, set_aside
 from shm.files import sync_path
 from shm.noted import read_number, write_number
+from shm.partitions import Division
 from shm.retained_check import check_retained
-from shm.topology import LISTENERS_MAX, RETAINED_DIR, Topology
+from shm.topology import RETAINED_DIR, Topology
 
 __all__ = [
     "UNKNOWN_WORKERS",
     "StartError",
-    "journal_workers",
+    "journals_written_by",
     "lay_out",
     "lock_data_dir",
-    "set_journal_workers",
+    "set_written_by",
     "tear_down",
     "usable_cores",
 ]
 
 RUNTIME_ROOT = Path("/dev/shm")
 WORKERS_FILE = "workers"
-"""In the directory of the journals: the number of workers that wrote them."""
+"""In the directory of the journals: the number of the division (shm/partitions.py) that they were written by."""
 UNKNOWN_WORKERS = PROCESSES_MAX + 1
 """Stands for that number when the file is damaged: no broker has so many workers, so every journal is read."""
 HANDOVER_BYTES = 4 << 20
@@ -74,15 +77,11 @@ def lock_data_dir(data_dir: Path) -> int:
     return lock
 
 
-def lay_out(
-    settings: Settings, usable_cores: list[int], loaded: Loaded | None = None, held: HeldSockets | None = None
-) -> Topology:
+def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None = None, held: HeldSockets | None = None) -> Topology:
     """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError.
 
     After an error nothing is left of what was made.
     """
-    if len(settings.listeners) > LISTENERS_MAX:
-        raise StartError(f"{len(settings.listeners)} listeners are configured; allowed are up to {LISTENERS_MAX}")
     process = settings.process
     data_dir = process.data_dir.resolve()
     instance = sha256(str(data_dir).encode()).hexdigest()[:12]
@@ -93,7 +92,8 @@ def lay_out(
     acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else process.acceptors
     keeps = settings.durability.level != "none"
     left_over = set_aside(instance, runtime_dir) if keeps else ()
-    written_by = journal_workers(data_dir) if keeps else 0
+    written_by = journals_written_by(data_dir) if keeps else 0
+    weights = _chosen_weights(process.worker_weights, workers)
     cleanup(instance, runtime_dir)
     with ExitStack() as undo:
         undo.callback(cleanup, instance, runtime_dir)
@@ -113,10 +113,12 @@ def lay_out(
                 workers=workers,
                 acceptors=acceptors,
                 cores=tuple(cores[i % len(cores)] for i in range(workers)),
+                weights=weights,
                 acceptor_cores=tuple(acceptor_cores),
                 ring_bytes=_ring_bytes(process.ring_size, workers),
                 doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(workers + 1)),
                 access=tuple(_channel(undo) for _ in range(workers)),
+                events=tuple(_channel(undo) for _ in range(workers)),
                 handover=tuple(tuple(_channel(undo) for _ in range(workers)) for _ in range(acceptors)),
                 control=tuple(_channel(undo) for _ in range(acceptors)),
                 requests=_channel(undo),
@@ -124,7 +126,7 @@ def lay_out(
                 listeners=tuple(listeners),
                 settings=settings,
                 loaded=loaded,
-                journal_workers=written_by,
+                written_by=written_by,
                 damage=_find_damage(data_dir, written_by),
                 left_over=left_over,
                 node_id=settings.node.id,
@@ -159,8 +161,8 @@ def _create_shared(topology: Topology) -> None:
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)
 
 
-def journal_workers(data_dir: Path) -> int:
-    """How many workers the sessions in the journals are divided among; 0: nobody has written any; UNKNOWN_WORKERS: all journals
+def journals_written_by(data_dir: Path) -> int:
+    """Number of the division by which the sessions are in the journals; 0: nobody has written any; UNKNOWN_WORKERS: all journals
     there are have to be read. Raises StartError."""
     path = data_dir / "journal" / WORKERS_FILE
     try:
@@ -171,30 +173,32 @@ def journal_workers(data_dir: Path) -> int:
         raise StartError(f"{path}: the number of workers that wrote the journals cannot be read: {error.strerror}") from None
 
 
-def set_journal_workers(data_dir: Path, workers: int) -> None:
+def set_written_by(data_dir: Path, division: Division) -> None:
     """Every worker has the sessions that belong to it in its own journal. Those of workers that there are no more are set aside.
 
     It is on the disk when this returns, at whatever level. Raises OSError.
     """
     journals = data_dir / "journal"
     journals.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_number(journals / WORKERS_FILE, workers, sync=True)
+    write_number(journals / WORKERS_FILE, division.number, sync=True)
     for path in journals.iterdir():
-        if path.name.isdecimal() and int(path.name) >= workers:
+        if path.name.isdecimal() and int(path.name) >= division.workers:
             path.rename(journals / f"{path.name}.retired-{time.time_ns() // 10**9}")
     sync_path(journals)
 
 
 def tear_down(topology: Topology, keep_paths: bool = False) -> None:
     """Removes what lay_out made in shared memory and closes its descriptors; paths of unix sockets only if nobody else keeps them
-    open."""
+    open. What a worker has sent to another that had ended already stays for the next start."""
+    if topology.settings.durability.level != "none" and _unread(topology):
+        set_aside(topology.instance, topology.runtime_dir)
     cleanup(topology.instance, topology.runtime_dir)
     for listener in topology.listeners:
         unlisten(listener, keep_paths)
     for descriptor in topology.doorbells:
         os.close(descriptor)
     pairs = [pair for channels in topology.handover for pair in channels]
-    for ends in (*pairs, *topology.access, *topology.control, topology.requests, topology.notices):
+    for ends in (*pairs, *topology.access, *topology.events, *topology.control, topology.requests, topology.notices):
         os.close(ends[0])
         os.close(ends[1])
 
@@ -214,6 +218,16 @@ def _chosen_cores(key: str, text: str, usable: list[int]) -> list[int]:
     return chosen
 
 
+def _chosen_weights(text: str, workers: int) -> tuple[int, ...]:
+    """One for each worker; none if it is auto. Raises StartError."""
+    weights = () if text == "auto" else weight_numbers(text)
+    if weights and len(weights) != workers:
+        raise StartError(
+            f"process.worker_weights = {text}: {len(weights)} weights for {workers} workers; allowed is one for each, or auto"
+        )
+    return weights
+
+
 def _ring_bytes(setting: int | str, workers: int) -> int:
     """A power of two: the largest up to the setting."""
     wanted = int(setting) if setting != "auto" else max(RING_MIN, min(RING_MAX, RINGS_TOTAL // (workers + 1) ** 2))
@@ -227,10 +241,25 @@ def _kept(undo: ExitStack, descriptor: int) -> int:
 
 def _channel(undo: ExitStack, kind: int = socket.SOCK_SEQPACKET) -> tuple[int, int]:
     near, far = socket.socketpair(socket.AF_UNIX, kind)
-    try:
-        near.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, HANDOVER_BYTES)
-    except PermissionError:
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HANDOVER_BYTES)
-    near.setblocking(False)
-    far.setblocking(False)
+    for end in (near, far):
+        try:
+            end.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, HANDOVER_BYTES)
+        except PermissionError:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HANDOVER_BYTES)
+        end.setblocking(False)
     return _kept(undo, near.detach()), _kept(undo, far.detach())
+
+
+def _unread(topology: Topology) -> bool:
+    """Whether something lies in a ring between two workers, which are gone."""
+    for worker in range(topology.workers):
+        try:
+            inbox = Inbox.attach(topology.inbox_name(worker))
+        except posix_ipc.ExistentialError:
+            continue
+        try:
+            if any(lane.fill() for lane in inbox.lanes[: topology.workers]):
+                return True
+        finally:
+            inbox.close()
+    return False

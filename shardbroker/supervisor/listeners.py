@@ -17,9 +17,9 @@ from acceptor.control import Order, receive_order, send_order, take_answer
 from acceptor.tls import watched_files
 from shardbroker.config import Settings
 from shardbroker.config.errors import explain
-from shardbroker.config.listeners import Listener
+from shardbroker.config.listeners import LISTENERS_MAX, Listener
 from shardbroker.supervisor.listening import StartError, check_tls, listen, unlisten
-from shm.topology import LISTENERS_MAX, ListenerSockets, Topology
+from shm.topology import ListenerSockets, Topology
 
 __all__ = ["Listeners"]
 
@@ -36,6 +36,8 @@ class Listeners:
         self.topology = topology
         self._counters = counters
         self._running = running
+        self._stopped: dict[str, Listener] = {}
+        """Listeners that may be started again."""
         self._stamps = {one.name: _stamps(one.settings) for one in topology.listeners}
 
     @property
@@ -49,13 +51,16 @@ class Listeners:
 
     def add(self, name: str, settings: Listener) -> None:
         """Opens a listener. Raises StartError, and all is as before."""
-        if name in self.names:
+        if name in self.names or name in self._stopped:
             raise StartError(f"listener {name} is there already")
+        self._open(name, settings)
+
+    def _open(self, name: str, settings: Listener) -> None:
         sockets = listen(name, self._free_number(), settings, self.topology.acceptors)
         self._set([*self.topology.listeners, sockets])
         problem = self._tell("put", sockets)
         if problem:
-            self.remove(name)
+            self._close(sockets)
             raise StartError(f"listener {name}: {problem}")
 
     def update(self, name: str, settings: Listener) -> None:
@@ -63,6 +68,10 @@ class Listeners:
 
         Raises StartError, and all is as before.
         """
+        if name in self._stopped:
+            check_tls(name, settings)
+            self._stopped[name] = settings
+            return
         old = self._find(name)
         if settings.bind != old.settings.bind:
             self._check_ours(old)
@@ -90,11 +99,32 @@ class Listeners:
 
     def remove(self, name: str) -> None:
         """Nobody new comes by it; who has come stays. Raises StartError."""
-        gone = self._find(name)
-        self._check_ours(gone)
-        self._set([one for one in self.topology.listeners if one is not gone])
-        self._tell("remove", gone)
-        unlisten(gone)
+        if self._stopped.pop(name, None) is None:
+            gone = self._find(name)
+            self._check_ours(gone)
+            self._close(gone)
+
+    def stop(self, name: str) -> None:
+        """As remove(), but start() knows it still. Raises StartError."""
+        if name not in self._stopped:
+            gone = self._find(name)
+            self._check_ours(gone)
+            self._close(gone)
+            self._stopped[name] = gone.settings
+
+    def start(self, name: str) -> None:
+        """Opens it again; one that runs goes on. Raises StartError, and all is as before."""
+        settings = self._stopped.get(name)
+        if settings is None:
+            self._find(name)
+            return
+        self._open(name, settings)
+        del self._stopped[name]
+
+    def _close(self, listener: ListenerSockets) -> None:
+        self._set([one for one in self.topology.listeners if one is not listener])
+        self._tell("remove", listener)
+        unlisten(listener)
 
     def carry_out(self, request: dict[str, Any]) -> None:
         """What the manager asks for (shm/requests.py), as far as it is about listeners. Raises StartError."""
@@ -102,23 +132,22 @@ class Listeners:
         if verb == "listeners add":
             self.add(name, _parsed(name, request["settings"]))
         elif verb == "listeners update":
-            self.update(name, _parsed(name, _merged(self._find(name).settings.model_dump(), request["settings"])))
+            before = self._stopped[name] if name in self._stopped else self._find(name).settings
+            self.update(name, _parsed(name, _merged(before.model_dump(), request["settings"])))
         elif verb == "listeners remove":
             self.remove(name)
+        elif verb == "listeners stop":
+            self.stop(name)
+        elif verb == "listeners start":
+            self.start(name)
+        elif verb == "listeners restart":
+            self.stop(name)
+            self.start(name)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The listeners as they are, for whoever shows them."""
-        return [
-            {
-                "name": one.name,
-                "number": one.number,
-                "type": one.settings.type,
-                "bind": one.address.partition("://")[2],
-                "max_connections": one.settings.max_connections,
-                "max_conn_rate": one.settings.max_conn_rate,
-            }
-            for one in self.topology.listeners
-        ]
+        """The listeners as they are, for whoever shows them. `number` is None for one that is stopped."""
+        open_ = [_row(one.name, one.settings, one.number, one.address.partition("://")[2]) for one in self.topology.listeners]
+        return open_ + [_row(name, settings, None, settings.bind) for name, settings in self._stopped.items()]
 
     def look_at_files(self) -> Iterable[tuple[str, str]]:
         """Has acceptors read TLS files again that have changed; (level, line) for the log."""
@@ -147,7 +176,7 @@ class Listeners:
         for one in self.topology.listeners:
             if one.name == name:
                 return one
-        raise StartError(f"there is no listener {name}; there are {', '.join(self.names)}")
+        raise StartError(f"there is no listener {name}; there are {', '.join([*self.names, *self._stopped])}")
 
     @staticmethod
     def _check_ours(listener: ListenerSockets) -> None:
@@ -182,6 +211,13 @@ class Listeners:
             answer = take_answer(channel, ANSWER_S)
             problems.append(f"acceptor {number} does not answer" if answer is None else answer)
         return next((problem for problem in problems if problem), "")
+
+
+def _row(name: str, settings: Listener, number: int | None, bind: str) -> dict[str, Any]:
+    return {
+        "name": name, "number": number, "type": settings.type, "bind": bind,
+        "max_connections": settings.max_connections, "max_conn_rate": settings.max_conn_rate,
+    }  # fmt: skip
 
 
 def _parsed(name: str, values: dict[str, Any]) -> Listener:

@@ -19,7 +19,7 @@ from shardbroker.config import Loaded, Settings
 from shardbroker.config.live import in_force
 from shardbroker.supervisor.child import Child, Entry
 from shardbroker.supervisor.held import HeldSockets, SocketStore
-from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_journal_workers, tear_down, usable_cores
+from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_written_by, tear_down, usable_cores
 from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
 from shardbroker.supervisor.signals import StopSignals
@@ -130,6 +130,9 @@ class Supervisor:
         acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i, kept_to) for i in range(topology.acceptors)]
         # An idle one would take memory for nothing: it runs where somebody is to be asked.
         asked = needs_integrations(topology.settings, topology.settings.listeners.values())
+        missing = topology.settings.exhook.missing
+        if missing is not None:
+            raise StartError(missing)
         api = []
         if topology.settings.api.bind != "disabled":
             _check_installed()
@@ -340,10 +343,10 @@ class Supervisor:
 
     def _note_workers(self, topology: Topology) -> None:
         try:
-            set_journal_workers(topology.data_dir, topology.workers)
+            set_written_by(topology.data_dir, topology.division)
         except OSError as error:
             # Sessions have moved to the journals of these workers: were that not on record, the next start would not find them.
-            if topology.journal_workers != topology.workers:
+            if topology.written_by != topology.division.number:
                 raise StartError(f"{topology.data_dir}/journal: {error.strerror}: the number of workers cannot be noted") from None
 
     # --- draining -----------------------------------------------------------------------------------------------------------
@@ -400,7 +403,8 @@ class Supervisor:
             self._signals.clear()
             if self._signals.count < 2:  # a signal between the first look and clear() must not be slept over
                 for ended in wait([*alive, self._signals], left_s):
-                    alive.pop(ended, None)
+                    if ended in alive:
+                        self._counters.set_state(alive.pop(ended).slot, ProcessState.DOWN)  # others wait for what it sends
         return list(alive.values())
 
 

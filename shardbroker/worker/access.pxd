@@ -27,14 +27,21 @@ cdef class Access:
     cdef uint64_t conversation             # id of the question that began an enhanced authentication
     cdef uint64_t login                    # id of the question under way about who this is; 0: none
     cdef bint challenged                   # an AUTH of the client is expected
+    cdef bint asks_hooks                   # `login` went to programs behind hooks, not to the chain
+    cdef bint unsure                       # one of them has not answered about the packet in hand
     cdef readonly uint64_t ends_at_ms      # its credentials end then, 0: they do not
     cdef bint superuser
     cdef object own_acl                    # as the authenticator gave it
     cdef list rules                        # ClientRules that decide here, in order
     cdef uint32_t rules_of                 # generation that they were worked out for
+    cdef dict hooked                       # Question -> what callbacks of client.authorize have said, for the packet in hand; None mostly
     cdef dict decided                      # Question -> bool: what the packet in hand, or the login, has asked for
     cdef set inquiries                     # under way
 
+    cdef bint hooks_decide(self) except -1
+    cdef bint ask_hooks(self) except -1
+    cdef int hooks_told(self, object verdict) except -1
+    cdef int ask_chain(self) except -1
     cdef int ask_login(self, object kind, list details) except -1
     cdef int login_failed(self, str text) except -1
     cdef int logged_in(self, list details) except -1
@@ -51,12 +58,18 @@ cdef class Access:
     cdef int tell_denied(self, str action, bytes topic) except -1
 
 
+# Who is behind a connection, as back ends and callbacks of hooks are told.
+cdef object client_of(Channel channel, bytes client_id, bytes password)
+
+
 cdef class Inquiry:
     cdef Access access
     cdef list open                         # questions that are still to be asked
     cdef list asked                        # those under way
+    cdef bint of_hooks                     # they went to programs behind hooks, not to sources
     cdef object then                       # called once all are decided
     cdef uint64_t id
 
     cdef bint send(self) except -1
     cdef int answer(self, object decisions, bint failed) except -1
+    cdef int answer_hooks(self, object decisions, bint unsure) except -1

@@ -3,6 +3,7 @@
 from cpython.bytes cimport PyBytes_GET_SIZE
 
 from shardbroker.access.verdicts cimport ALLOWED, DENIED, UNKNOWN, Verdicts
+from shardbroker.hooks.masks cimport HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHORIZE
 from shardbroker.mqtt.packets cimport Connect
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.worker.channel cimport AUTHENTICATING, CLOSING, CONNECTED, SIDE_SERVER, Channel
@@ -17,9 +18,10 @@ from shm.events cimport EVENT_DENIED, EVENT_FLAPPING
 import time
 from dataclasses import replace
 
-from shardbroker.access.contract import Client, Question
+from shardbroker.access.contract import Client, Outcome, Question
 from shardbroker.access.rules import RuleError, client_rules
 from shardbroker.access.wire import Kind, Status
+from shardbroker.hooks.contract import ASK
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Auth
 from shardbroker.mqtt.spec import PropertyId
@@ -47,6 +49,9 @@ TOLD = {
 }
 """What a client is told; the log has the details. Who tries names must not learn which of them exist."""
 
+AUTHENTICATE, AUTHORIZE = "client.authenticate", "client.authorize"
+"""Points at which programs behind hooks are asked."""
+
 QUESTIONS_A_MESSAGE = 64
 """Topics that are asked about at a time."""
 
@@ -64,22 +69,53 @@ cdef class Inquiry:
         self.then = then
 
     cdef bint send(self) except -1:
-        """The next ones; False if there are none left."""
+        """The next ones; False if there are none left. Those for programs behind hooks and those for sources go by themselves."""
+        cdef Access access = self.access
         cdef int size = 0
         while self.open:
             self.asked = []
             size = 0
             while self.open and len(self.asked) < QUESTIONS_A_MESSAGE and size < QUESTION_BYTES:
-                question = self.open.pop()
-                self.asked.append(question)
-                size += len(question.topic)
-            acl = self.access.channel.shard.acl
-            self.id = self.access.gate.ask(
-                Kind.ACL, self, self.access.client, [[one.action, one.topic, one.qos, one.retain] for one in self.asked], acl.timeout)
+                question = self.open[len(self.open) - 1]
+                if access.decide(question) is None:
+                    of_hooks = access.hooked is not None and access.hooked.get(question) is ASK
+                    if self.asked and of_hooks != self.of_hooks:
+                        break
+                    self.of_hooks = of_hooks
+                    self.asked.append(question)
+                    size += len(question.topic)
+                self.open.pop()
+            if not self.asked:
+                continue
+            details = [[one.action, one.topic, one.qos, one.retain] for one in self.asked]
+            if self.of_hooks:
+                timeout = access.channel.core.hooked.exhook.patience(AUTHORIZE)
+                self.id = access.gate.ask(Kind.HOOK_ACL, self, access.client, details, timeout)
+            else:
+                self.id = access.gate.ask(Kind.ACL, self, access.client, details, access.channel.shard.acl.timeout)
             if self.id:
                 return True
-            self.answer(None, True)
+            if self.of_hooks:
+                self.answer_hooks(None, True)
+            else:
+                self.answer(None, True)
         return False
+
+    cdef int answer_hooks(self, object decisions, bint unsure) except -1:
+        """Notes what programs behind hooks have said. What they leave open is for rules and sources."""
+        cdef Access access = self.access
+        if decisions is None or len(decisions) != len(self.asked):
+            unsure = True
+            decisions = [False if access.channel.core.hooked.exhook.refuses(AUTHORIZE) else None] * len(self.asked)
+        if access.hooked is None:
+            access.hooked = {}
+        access.unsure = access.unsure or unsure
+        for question, decision in zip(self.asked, decisions):
+            access.hooked[question] = decision
+            if decision is None:
+                self.open.append(question)
+        self.asked = []
+        return 0
 
     cdef int answer(self, object decisions, bint failed) except -1:
         """Notes what was decided. What failed is not remembered beyond the packet in hand."""
@@ -111,7 +147,10 @@ cdef class Inquiry:
         self.id = 0
         try:
             decided = verdict.status == Status.DECIDED and verdict.details
-            self.answer(verdict.details[0] if decided else None, not decided)
+            if self.of_hooks:
+                self.answer_hooks(verdict.details[0] if decided else None, not decided or verdict.details[1])
+            else:
+                self.answer(verdict.details[0] if decided else None, not decided)
             if not self.send():
                 self.access.inquiries.discard(self)
                 self.then()
@@ -125,12 +164,22 @@ cdef class Inquiry:
             self.access.gate.forget(self.id)
 
 
+cdef object client_of(Channel channel, bytes client_id, bytes password):
+    cdef bytes username = channel.username
+    cdef dict known
+    if channel.access is not None and password is None:
+        client = channel.access.client
+        return client if client.password is None else replace(client, password=None)
+    known = channel.known_before() or {}
+    host, _, port = address_text(&channel.peer).rpartition(":")
+    return Client(
+        client_id.decode(), None if username is None else username.decode(), password, host.strip("[]"), int(port or 0),
+        channel.listener_name(), channel.version, known.get("cn"), known.get("dn"))
+
+
 cdef class Access:
-    def __init__(self, Channel channel not None, Connect packet, bytes client_id not None, str listener, dict certificate):
-        cdef str host
-        cdef bytes username = channel.username
+    def __init__(self, Channel channel not None, Connect packet, bytes client_id not None):
         cdef bytes password = None
-        host, _, port = address_text(&channel.peer).rpartition(":")
         self.channel = channel
         self.gate = channel.shard.access_gate
         self.packet = packet
@@ -140,11 +189,8 @@ cdef class Access:
             password = packet.password
         self.decided = {}
         self.inquiries = set()
-        certificate = certificate or {}
-        self.authn = certificate.get("authn")
-        self.client = Client(
-            client_id.decode(), None if username is None else username.decode(), password, host.strip("[]"), int(port or 0), listener,
-            channel.version, certificate.get("cn"), certificate.get("dn"))
+        self.authn = (channel.known_before() or {}).get("authn")
+        self.client = client_of(channel, client_id, password)
 
     # --- who is it? ---------------------------------------------------------------------------------------------------------------
 
@@ -160,15 +206,77 @@ cdef class Access:
         elif not self.client.username and self.method is None and entrance.denies_anonymous:
             self.channel.core.count(AUTHENTICATION_FAILURE)
             self.denied(NOT_AUTHORIZED, "clients without a user name are not let in")
-        elif not entrance.chain:
+        elif not (self.channel.core.hooks & HOOK_CLIENT_AUTHENTICATE and self.method is None and self.hooks_decide()):
+            self.ask_chain()
+
+    cdef int ask_chain(self) except -1:
+        entrance = self.gate.entrance(self.client.listener, self.authn)
+        if not entrance.chain:
             self.check_and_accept()
-        elif self.gate.waiting >= self.channel.shard.auth.max_waiting:
-            self.channel.core.count(AUTHENTICATION_UNAVAILABLE)
-            self.denied(SERVER_BUSY, "too many logins wait for a verdict")
+        elif self.too_many_wait():
+            return 0
         else:
             data = (self.packet.properties or {}).get(PropertyId.AUTHENTICATION_DATA)
             self.ask_login(Kind.LOGIN, [entrance.chain, None if self.method is None else self.method.decode(), data])
             self.client = replace(self.client, password=None)
+        return 0
+
+    def too_many_wait(self) -> bool:
+        """Whether this login is refused, since as many wait as may."""
+        if self.gate.waiting < self.channel.shard.auth.max_waiting:
+            return False
+        self.channel.core.count(AUTHENTICATION_UNAVAILABLE)
+        self.denied(SERVER_BUSY, "too many logins wait for a verdict")
+        return True
+
+    cdef bint hooks_decide(self) except -1:
+        """Whether a callback of client.authenticate has said who may come in, or who is to say so; then the chain is not asked."""
+        answer = self.channel.core.hooked.authenticate(self.client)
+        if answer is ASK:
+            return self.ask_hooks()
+        if answer.outcome is Outcome.IGNORE:
+            return False
+        self.client = replace(self.client, password=None)
+        if answer.outcome is Outcome.OK:
+            self.logged_in([answer.is_superuser, answer.acl, answer.expires_at, answer.data, None])
+        else:
+            self.channel.core.count(AUTHENTICATION_FAILURE)
+            self.denied(answer.reason_code or BAD_USER_NAME_OR_PASSWORD, "denied by a hook")
+        return True
+
+    cdef bint ask_hooks(self) except -1:
+        """Asks programs behind hooks. False: they cannot be asked, and nobody minds."""
+        if self.too_many_wait():
+            return True
+        exhook = self.channel.core.hooked.exhook
+        self.login = self.gate.ask(Kind.HOOK_LOGIN, self, self.client, [], exhook.patience(AUTHENTICATE))
+        if not self.login:
+            if exhook.refuses(AUTHENTICATE):
+                self.hooks_failed("the process integrations takes no more questions")
+                return True
+            return False
+        self.asks_hooks = True
+        self.channel.hold()
+        return True
+
+    cdef int hooks_told(self, object verdict) except -1:
+        """What programs behind hooks have said about who this is."""
+        if verdict.status == Status.OK:
+            self.client = replace(self.client, password=None)
+            self.logged_in([False, None, None, None, None])
+        elif verdict.status == Status.DENY:
+            self.channel.core.count(AUTHENTICATION_FAILURE)
+            self.denied(verdict.details[0], verdict.details[1])
+        elif verdict.status == Status.IGNORE or not self.channel.core.hooked.exhook.refuses(AUTHENTICATE):
+            self.ask_chain()
+        else:
+            self.hooks_failed(verdict.details[0] if verdict.details else "no verdict")
+        return 0
+
+    def hooks_failed(self, str text) -> None:
+        """Who is not to be passed over has not answered."""
+        self.channel.core.count(AUTHENTICATION_UNAVAILABLE)
+        self.denied(SERVER_UNAVAILABLE, text)
 
     cdef int ask_login(self, object kind, list details) except -1:
         self.challenged = False
@@ -184,7 +292,10 @@ cdef class Access:
         cdef Channel channel = self.channel
         self.login = 0
         try:
-            if verdict.status == Status.OK:
+            if self.asks_hooks:
+                self.asks_hooks = False
+                self.hooks_told(verdict)
+            elif verdict.status == Status.OK:
                 self.logged_in(verdict.details)
             elif verdict.status == Status.CONTINUE:
                 self.challenge(verdict.details[0])
@@ -288,7 +399,8 @@ cdef class Access:
 
     cdef bint unchecked(self) except -1:
         """Whether it may do everything."""
-        return self.superuser or (self.own_acl is None and not self.gate.has_sources)
+        return self.superuser or (
+            self.own_acl is None and not self.gate.has_sources and not self.channel.core.hooks & HOOK_CLIENT_AUTHORIZE)
 
     def check_and_accept(self) -> None:
         """Topics that it has asked for before it says a word: of its will, and of the session that it comes back to."""
@@ -322,7 +434,9 @@ cdef class Access:
         if session is not None and not self.unchecked() and not packet.clean_start:
             self.drop_denied(session)      # before what waits for them in its queue goes out
         self.packet = None
-        self.decided.clear()
+        self.packet_done()
+        if self.client.password is not None:
+            self.client = replace(self.client, password=None)
         channel.accept(packet, self.client_id)
         return channel.resume()
 
@@ -358,6 +472,16 @@ cdef class Access:
 
     cdef object decide(self, object question):
         """True or False; None if only a back end can tell, and has not told yet."""
+        if self.channel.core.hooks & HOOK_CLIENT_AUTHORIZE:
+            if self.hooked is None:
+                self.hooked = {}
+            if question not in self.hooked:
+                self.hooked[question] = self.channel.core.hooked.authorize(self.client, question)
+            decision = self.hooked[question]
+            if decision is ASK:
+                return None
+            if decision is not None:
+                return decision
         self.work_out_rules()
         for rules in self.rules:
             decision = rules.decide(question)
@@ -365,6 +489,8 @@ cdef class Access:
                 return decision
         if self.gate.has_remote:
             return self.decided.get(question)
+        if not self.gate.has_sources and self.own_acl is None:
+            return True                    # no rules are configured: it was a hook alone that had to be asked
         self.channel.core.count(AUTHORIZATION_NOMATCH)
         return self.channel.shard.acl.no_match == "allow"
 
@@ -390,6 +516,7 @@ cdef class Access:
         cdef Channel channel = self.channel
         cdef uint8_t combination = <uint8_t>(qos | retain << 2)
         cdef uint32_t generation = channel.shard.access_generation
+        cdef uint64_t ttl_ms
         cdef Verdicts verdicts = channel.verdicts
         cdef int known = verdicts.look(topic, False, combination, channel.core.now_ms, generation, serial)
         if known == UNKNOWN:
@@ -400,8 +527,13 @@ cdef class Access:
             known = ALLOWED if self.decide(question) else DENIED
             if remote:
                 del self.decided[question]
-            else:
+            elif not channel.core.hooks & HOOK_CLIENT_AUTHORIZE:
                 verdicts.remember(topic, False, combination, known == ALLOWED, NEVER, generation)
+            elif channel.shard.acl.cache.enable and not self.unsure:
+                ttl_ms = <uint64_t>(channel.shard.acl.cache.ttl * 1000)
+                verdicts.remember(topic, False, combination, known == ALLOWED, channel.core.now_ms + ttl_ms, generation)
+            if not self.inquiries:
+                self.forget_hooked()
         channel.core.count(AUTHORIZATION_ALLOW if known == ALLOWED else AUTHORIZATION_DENY)
         if known == DENIED:
             self.tell_denied("publish", topic)
@@ -429,6 +561,11 @@ cdef class Access:
     def packet_done(self) -> None:
         """What was decided for the packet in hand is not needed any more."""
         self.decided.clear()
+        self.forget_hooked()
+
+    def forget_hooked(self) -> None:
+        self.hooked = None
+        self.unsure = False
 
     cdef int tell_denied(self, str action, bytes topic) except -1:
         """One line in the log, unless there were many just now."""
@@ -452,7 +589,7 @@ cdef class Access:
         if self.inquire(self.topics_of(session), self.recheck, False):
             self.drop_denied(session)
             if not self.inquiries:
-                self.decided.clear()
+                self.packet_done()
 
     def check_ban(self) -> None:
         """The bans have changed."""

@@ -11,6 +11,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from shardbroker.access.verdicts cimport Verdicts
 from shardbroker.mqtt.codec cimport PublishView
 from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe
+from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.link cimport Link
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
@@ -71,6 +72,9 @@ cdef class Channel(Link):
     cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1
     cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef int subscribe_by_itself(self) except -1
+    cdef bint take_delay(self, PublishView* view, uint64_t* at_ms) except -1
+    cdef bint may_delay(self, PublishView* view) except -1
+    cdef bint publish_hooked(self, Publication publication, PublishView* view, uint64_t at_ms) except -1
     cdef TopicEntry rewritten(self, TopicEntry entry, PublishView* view)
     cdef int on_subscribe(self, Subscribe packet) except -1
     cdef int go_on_subscribing(self) except -1

@@ -4,13 +4,20 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 
 from shardbroker.access.verdicts cimport DENIED, UNKNOWN
+from shardbroker.hooks.masks cimport (
+    HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHORIZE, HOOK_CLIENT_CONNACK, HOOK_CLIENT_CONNECT, HOOK_CLIENT_CONNECTED,
+    HOOK_CLIENT_DISCONNECTED, HOOK_CLIENT_SUBSCRIBE, HOOK_CLIENT_UNSUBSCRIBE, HOOK_MESSAGE_PUBLISH, HOOK_SESSION_SUBSCRIBED,
+)
 from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, write_ack, write_codes
 from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe, decode_body
 from shardbroker.pubsub.message cimport Message, Publication
-from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.pubsub.subscriptions cimport (
+    OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription,
+)
 from shardbroker.pubsub.topic_cache cimport TopicEntry
-from shardbroker.session.core cimport Core
+from shardbroker.session.core cimport TELL_CONNECTED, TELL_DISCONNECTED, TELL_UNSUBSCRIBED, Core
 from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, Will
+from shardbroker.session.watcher cimport Watcher, unlikely
 from shm.counters cimport (
     CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_KICKED, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
     CLIENT_CLOSED_OVERLOAD, CLIENT_CLOSED_PROTOCOL_ERROR, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CLIENT_CONNECTED,
@@ -30,7 +37,9 @@ from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Connack, Puback, Pubcomp, Pubrec, Pubrel, Suback, Unsuback, encode_properties
 from shardbroker.mqtt.spec import REASON_CODES, PropertyId, ReasonCode, connack_return_code
-from shardbroker.mqtt.topics import check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
+from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
+from shardbroker.worker import event_messages
+from shardbroker.worker.delayed import DELAYED, parse_delayed
 
 __all__ = ["Channel"]
 
@@ -74,6 +83,8 @@ cdef enum:                                 # reason codes that this file gives i
     PACKET_ID_IN_USE = 0x91
     PACKET_ID_NOT_FOUND = 0x92
     RECEIVE_MAXIMUM_EXCEEDED = 0x93
+    TOPIC_FILTER_INVALID = 0x8F
+    TOPIC_NAME_INVALID = 0x90
     TOPIC_ALIAS_INVALID = 0x94
     PACKET_TOO_LARGE = 0x95
     QUOTA_EXCEEDED = 0x97
@@ -84,6 +95,11 @@ cdef enum:                                 # reason codes that this file gives i
     MAXIMUM_CONNECT_TIME = 0xA0
     SHARED_NOT_SUPPORTED = 0x9E
     WILDCARD_NOT_SUPPORTED = 0xA2
+
+cdef enum:                                 # what Hooked.ask_publish() returns
+    GO_ON = 0
+    ASKED = 1
+    REFUSED = 2
 
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint32_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
@@ -144,6 +160,8 @@ cdef class Channel(Link):
         self.last_packet_ms = self.core.now_ms
         if self.state == AUTHENTICATING and kind != AUTH and kind != DISCONNECT:
             raise ProtocolError("only AUTH and DISCONNECT are allowed before CONNACK", "MQTT-3.1.2-30")
+        if unlikely(self.core.watch):
+            self.core.watcher.heard(self, first, body, size)
         if first == PINGREQ_FIRST and size == 0:
             self.core.count(PACKETS_PINGREQ_RECEIVED)
             self.reply(PACKETS_PINGRESP_SENT, b"\xd0\x00")
@@ -183,8 +201,14 @@ cdef class Channel(Link):
             raise ProtocolError("a second CONNECT", "MQTT-3.1.0-2")
         self.core.count(PACKETS_CONNECT_RECEIVED)
         self.version = packet.version
-        self.max_packet = properties.get(PropertyId.MAXIMUM_PACKET_SIZE, 0)
         self.wanted_id = client_id or self.wanted_id
+        if self.core.hooks & HOOK_CLIENT_CONNECT:
+            self.username = packet.username
+            refusal = self.core.hooked.connect(self, packet)
+            if refusal is not None:
+                return self.refuse(self.version, refusal.reason_code, refusal.reason, "refused by a hook")
+            properties = packet.properties or {}
+        self.max_packet = properties.get(PropertyId.MAXIMUM_PACKET_SIZE, 0)
         if PropertyId.AUTHENTICATION_METHOD in properties and self.shard.access_gate is None:
             return self.refuse(5, BAD_AUTHENTICATION_METHOD, "no such authentication method")   # [MQTT-4.12.0-1]
         if not client_id:
@@ -202,13 +226,16 @@ cdef class Channel(Link):
             if will.retain and not self.core.retain_available:
                 return self.refuse(self.version, RETAIN_NOT_SUPPORTED, "retain not supported")    # [MQTT-3.2.2-13]
             check_topic_name(will.topic, self.core.max_topic_levels)
+            if will.topic.startswith(DELAYED):
+                check_topic_name(parse_delayed(will.topic, self.core.now_ms)[1], self.core.max_topic_levels)
         if self.shard.access_gate is None or (
                 self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties
+                and not self.core.hooks & (HOOK_CLIENT_AUTHENTICATE | HOOK_CLIENT_AUTHORIZE)
                 and (known is None or "authn" not in known)):
             username = packet.username
             return self.accept(packet, client_id) if self.mount(None if username is None else username.decode()) else 0
         self.username = packet.username
-        self.access = self.shard.access_type(self, packet, client_id, self.listener_name(), known)
+        self.access = self.shard.access_type(self, packet, client_id)
         self.access.start()
         return 0
 
@@ -227,16 +254,22 @@ cdef class Channel(Link):
     cdef int refuse(self, int version, int reason_code, str reason, str detail=None) except -1:
         """CONNACK with a failure, then close [MQTT-3.2.2-7]; 3.x gets the return code that fits, or none if none does."""
         cdef bytes encoded
+        cdef dict properties
         self.core.count(PACKETS_CONNACK_ERROR)
         self.core.count(CLIENT_CLOSED_REFUSED)
         if version == 5:
-            encoded = Connack(False, reason_code, {PropertyId.REASON_STRING: reason.encode()}).encode(5)
+            properties = {PropertyId.REASON_STRING: reason.encode()} if reason else {}
+            if self.core.hooks & HOOK_CLIENT_CONNACK:
+                properties = self.core.hooked.connack(self, reason_code, properties)
+            encoded = Connack(False, reason_code, properties).encode(5)
             if self.max_packet and <uint32_t>len(encoded) > self.max_packet:
                 encoded = Connack(False, reason_code, None).encode(5)      # [MQTT-3.2.2-19]
             self.reply(PACKETS_CONNACK_SENT, encoded)
         else:
             return_code = connack_return_code(reason_code)
             if return_code is not None:
+                if self.core.hooks & HOOK_CLIENT_CONNACK:
+                    self.core.hooked.connack(self, reason_code, {})
                 self.reply(PACKETS_CONNACK_SENT, bytes((0x20, 2, 0, return_code)))
         return self.close(reason_code, SIDE_SERVER, detail or reason, True)
 
@@ -278,8 +311,12 @@ cdef class Channel(Link):
             self.record_opened(present, expiry_ms)
         if self.version == 5:
             answer = self.connack_properties(packet, properties, client_id, expiry_ms)
+            if core.hooks & HOOK_CLIENT_CONNACK:
+                answer = core.hooked.connack(self, SUCCESS, answer)
             encoded = Connack(present, SUCCESS, answer).encode(5)
         else:
+            if core.hooks & HOOK_CLIENT_CONNACK:
+                core.hooked.connack(self, SUCCESS, {})
             encoded = bytes((0x20, 2, present and self.version > 3, 0))
         self.reply(PACKETS_CONNACK_SENT, encoded)
         core.count(CLIENT_CONNECTED)
@@ -287,8 +324,23 @@ cdef class Channel(Link):
         self.last_packet_ms = core.now_ms
         self.arm_deadline()
         self.shard.report(EVENT_CONNECTED, self, SUCCESS, SIDE_CLIENT, "")
+        if core.telling & TELL_CONNECTED:
+            self.announce(TELL_CONNECTED, event_messages.connected(
+                self.version, keepalive_s, self.clean_start, min(expiry_ms // 1000, <uint64_t>EXPIRY_NEVER), self.connected_ms))
+        if core.hooks & HOOK_CLIENT_CONNECTED:
+            core.hooked.connected(self)
         self.session.attach(self)
         return self.subscribe_by_itself() if self.shard.auto_topics is not None and self.state == CONNECTED else 0
+
+    def identity(self) -> dict[str, object]:
+        """As event messages tell of a client."""
+        return event_messages.identity(self.session.client_id, self.username, address_text(&self.peer))
+
+    def announce(self, int event, dict fields) -> None:
+        """Something has happened to this client; the caller has looked at `telling`."""
+        topics = [] if self.session is None else self.shard.announcer.listeners(event, self.session.client_id)
+        if topics:
+            self.shard.announcer.note(topics, {**self.identity(), **fields}, self.core.now_ms)
 
     cdef int subscribe_by_itself(self) except -1:
         """auto_subscribe.topics, as a SUBSCRIBE that the client has not sent: without packet id, and without a SUBACK."""
@@ -326,8 +378,9 @@ cdef class Channel(Link):
         cdef Core core = self.core
         answer = {PropertyId.MAXIMUM_PACKET_SIZE: core.max_packet_size}
         requested = properties.get(PropertyId.SESSION_EXPIRY_INTERVAL, 0)
-        if expiry_ms != NEVER and expiry_ms // 1000 != requested:
-            answer[PropertyId.SESSION_EXPIRY_INTERVAL] = expiry_ms // 1000
+        granted = EXPIRY_NEVER if expiry_ms == NEVER else expiry_ms // 1000
+        if granted != requested or core.hooks & HOOK_CLIENT_CONNECT:       # a hook may have changed what was requested
+            answer[PropertyId.SESSION_EXPIRY_INTERVAL] = granted
         if core.max_awaiting_rel:
             answer[PropertyId.RECEIVE_MAXIMUM] = min(core.max_awaiting_rel, 65535)
         if core.max_qos < 2:
@@ -360,7 +413,7 @@ cdef class Channel(Link):
         cdef bytes topic = None
         cdef bint heard
         cdef int arrival, permission
-        cdef uint64_t expiry_ms
+        cdef uint64_t expiry_ms, at_ms = 0
         parse_publish(first, body, size, self.version, &view)
         if view.qos > core.max_qos:
             raise MqttError(QOS_NOT_SUPPORTED, f"QoS {view.qos}, allowed is up to {core.max_qos}", "MQTT-3.2.2-11")
@@ -370,6 +423,8 @@ cdef class Channel(Link):
             topic = self.incoming_topic(&view)
             view.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
             view.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+        if view.topic[0] == c"$" and not self.take_delay(&view, &at_ms):
+            return True
         if self.suback_waits:
             self.shard.commit(True)        # it publishes right behind its SUBSCRIBE
         entry = self.shard.resolve(view.topic, view.topic_size)
@@ -380,9 +435,9 @@ cdef class Channel(Link):
                 return permission == DENIED
         if entry.rewrite is not None:
             entry = self.rewritten(entry, &view)
-        if not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
+        if not at_ms and not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
             return False
-        if view.retain and core.disk_full:
+        if (view.retain or at_ms) and core.disk_full:
             return False
         if self.limited and self.over_quota(&view):
             core.count(PACKETS_PUBLISH_RECEIVED)
@@ -393,10 +448,14 @@ cdef class Channel(Link):
         if view.payload_format and not is_text(view.payload, view.payload_size):
             return self.reject_publish(
                 &view, PAYLOAD_FORMAT_INVALID, "the payload is not UTF-8, as its Payload Format Indicator says")
-        if view.topic_size > 4 and entry.topic.startswith(SYS):
+        if view.topic[0] == c"$" and entry.topic.startswith(SYS):
             return self.reject_publish(&view, NOT_AUTHORIZED, "topics below $SYS/ are the broker's own")
+        if at_ms and not self.may_delay(&view):
+            return True
         if view.qos == 2:
             arrival = self.session.receive_qos2(view.packet_id, view.dup)
+            if arrival != QOS2_NEW and core.watch:
+                core.watcher.published(self, &view)
             if arrival == QOS2_FULL:
                 core.count(MESSAGES_DROPPED_RECEIVE_MAXIMUM)
                 raise MqttError(RECEIVE_MAXIMUM_EXCEEDED, f"more than {core.max_awaiting_rel} QoS 2 messages await PUBREL")
@@ -406,6 +465,8 @@ cdef class Channel(Link):
                 return True
             if arrival != QOS2_NEW:
                 self.ack(PUBREC_FIRST, view.packet_id, SUCCESS, PACKETS_PUBREC_SENT)
+                if core.watch:
+                    core.watcher.acked(self, PUBREC_FIRST, view.packet_id, SUCCESS, None)
                 return True
         publication.topic = view.topic
         publication.topic_size = view.topic_size
@@ -426,17 +487,114 @@ cdef class Channel(Link):
             publication.expires_ms = core.now_ms + expiry_ms
         self.shard.stamp(publication)
         publication.logged = 0
+        if core.hooks & HOOK_MESSAGE_PUBLISH:
+            return self.publish_hooked(publication, &view, at_ms)
         # Nobody sends it again once its packet id is taken.
         self.shard.unrepeatable = view.qos == 2 and self.session.logged
         if self.shard.unrepeatable:
             core.recorder.received(self.session, view.packet_id, publication.id_high, publication.id_low)
-        heard = self.shard.publish(entry, publication, self.session)
+        if unlikely(core.watch):
+            return publish_watched(self, entry, &view, publication, at_ms)
+        if at_ms:
+            self.shard.delay(publication, at_ms)
+            heard = True
+        else:
+            heard = self.shard.publish(entry, publication, self.session)
         publication.message = None
         if view.qos == 1:
             self.ack(PUBACK_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBACK_SENT)
         elif view.qos == 2:
             self.ack(PUBREC_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBREC_SENT)
         return True
+
+    cdef bint take_delay(self, PublishView* view, uint64_t* at_ms) except -1:
+        """Of `$delayed/<seconds>/<topic>` the time, and in the view the topic alone. False: refused."""
+        cdef bytes topic = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size), real
+        if not topic.startswith(DELAYED):
+            return True
+        try:
+            if not self.shard.delays.settings.enable:
+                raise MqttError(TOPIC_NAME_INVALID, "delayed messages are switched off here")
+            at_ms[0], real = parse_delayed(topic, self.core.now_ms)
+            check_topic_name(real, self.core.max_topic_levels)
+        except MqttError as error:
+            self.core.count(PACKETS_PUBLISH_RECEIVED)
+            self.reject_publish(view, error.reason_code, str(error))
+            return False
+        view.topic += view.topic_size - <uint32_t>PyBytes_GET_SIZE(real)
+        view.topic_size = <uint32_t>PyBytes_GET_SIZE(real)
+        return True
+
+    cdef bint may_delay(self, PublishView* view) except -1:
+        """Whether one more message may wait for its time. What has been taken before, and is only said again, may."""
+        cdef str reason
+        if view.qos == 2 and self.session.awaiting_rel is not None and view.packet_id in self.session.awaiting_rel:
+            return True
+        reason = self.shard.no_delay()
+        if reason is not None:
+            self.reject_publish(view, QUOTA_EXCEEDED, reason)
+        return reason is None
+
+    cdef bint publish_hooked(self, Publication publication, PublishView* view, uint64_t at_ms) except -1:
+        """As the end of on_publish, for what callbacks of message.publish make of it. `at_ms`: it waits until then; 0: it does not."""
+        cdef Message message = self.core.hooked.publish(publication)
+        cdef int asked = GO_ON
+        publication.message = None
+        if self.core.watch:
+            self.core.watcher.published(self, view)
+        if message is not None:
+            asked = self.core.hooked.ask_publish(self, message, view.qos, view.packet_id, at_ms)
+        if asked == ASKED:
+            self.hold()                    # until the verdict
+        elif asked == REFUSED:
+            self.publish_refused(self.session, view.qos, view.packet_id)
+        elif not self.publish_decided(self.session, message, view.qos, view.packet_id, at_ms):
+            self.core.hooked.wait(self)
+        return True
+
+    def publish_decided(self, Session session, Message message, int qos, int packet_id, uint64_t at_ms) -> bool:
+        """Publishes what hooks have made of a PUBLISH, None: nothing, and acknowledges it. False: it waits for room in a ring.
+        The connection may be closed by now, and its session gone; the message came all the same."""
+        cdef uint8_t first = PUBACK_FIRST if qos == 1 else PUBREC_FIRST
+        cdef uint8_t code
+        cdef Publication publication
+        cdef bint heard = False, done = True
+        if qos == 2 and self.is_kept(session):
+            if message is None:
+                self.core.recorder.received(session, packet_id, 0, 0)
+            else:
+                self.core.recorder.received(session, packet_id, message.id_high, message.id_low)
+        if message is not None and at_ms:
+            publication = Publication.__new__(Publication)
+            publication.borrow(message)
+            self.shard.delay(publication, at_ms)
+            heard = True
+        elif message is not None:
+            heard = not self.shard.resolve(message.block, message.topic_size).nobody()
+            done = self.shard.publish_in_order(message, session)
+        if qos and not self.closed:
+            code = SUCCESS if heard else NO_MATCHING_SUBSCRIBERS
+            self.ack(first, packet_id, code, PACKETS_PUBACK_SENT if qos == 1 else PACKETS_PUBREC_SENT)
+            if self.core.watch:
+                self.core.watcher.acked(self, first, packet_id, code, None)
+        return done
+
+    def publish_refused(self, Session session, int qos, int packet_id) -> None:
+        """Who was to decide about a PUBLISH has not, and it must not go on without. It is as if it had not come."""
+        self.core.count(PACKETS_PUBLISH_ERROR)
+        if qos == 2 and self.version == 5:
+            if session.awaiting_rel is not None:
+                session.awaiting_rel.pop(packet_id, None)
+        elif qos == 2 and self.is_kept(session):
+            self.core.recorder.received(session, packet_id, 0, 0)
+        if qos and not self.closed:
+            self.report_failure(
+                Puback if qos == 1 else Pubrec, packet_id, IMPLEMENTATION_SPECIFIC_ERROR,
+                PACKETS_PUBACK_SENT if qos == 1 else PACKETS_PUBREC_SENT, "who decides about messages does not answer")
+
+    def is_kept(self, Session session not None) -> bool:
+        """Whether a session is there, and stands in the journal."""
+        return session.logged and self.shard.sessions.get(session.client_id) is session
 
     cdef TopicEntry rewritten(self, TopicEntry entry, PublishView* view):
         """Where a PUBLISH goes by its topic's rule; where it was going, if that makes no topic name."""
@@ -461,15 +619,21 @@ cdef class Channel(Link):
         self.core.count(PACKETS_PUBLISH_RECEIVED)
         self.core.count(PACKETS_PUBLISH_AUTH_ERROR)
         if self.shard.acl.deny_action == "disconnect":
+            if self.core.watch:
+                self.core.watcher.denied(self, "publish", topic)
             self.disconnect(NOT_AUTHORIZED, "not allowed to publish this")
             self.close(NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to publish {topic.decode()}", True)
         else:
             self.reject_publish(view, NOT_AUTHORIZED, "not allowed to publish this")
+            if self.core.watch:
+                self.core.watcher.denied(self, "publish", topic)
         return DENIED
 
     cdef bint reject_publish(self, PublishView* view, uint8_t reason_code, str reason) except -1:
         """Acknowledged as failed in 5.0, as done in 3.x [MQTT-3.3.5-2]; delivered to nobody."""
         self.core.count(PACKETS_PUBLISH_ERROR)
+        if self.core.watch:
+            self.core.watcher.published(self, view)
         if view.qos == 1:
             self.report_failure(Puback, view.packet_id, reason_code, PACKETS_PUBACK_SENT, reason)
         elif view.qos == 2:
@@ -519,6 +683,8 @@ cdef class Channel(Link):
             self.core.count(PACKETS_PUBREL_RECEIVED)
             if self.session.pubrel(view.packet_id):
                 self.ack(PUBCOMP_FIRST, view.packet_id, SUCCESS, PACKETS_PUBCOMP_SENT)
+                if unlikely(self.core.watch):
+                    self.core.watcher.acked(self, PUBCOMP_FIRST, view.packet_id, SUCCESS, None)
             else:
                 self.core.count(PACKETS_PUBREL_MISSED)
                 self.report_failure(Pubcomp, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBCOMP_SENT,
@@ -552,6 +718,8 @@ cdef class Channel(Link):
         self.core.count(PACKETS_SENT)
         self.core.count(counter)
         self.touch()
+        if self.core.watch:
+            self.core.watcher.replied(self, packet)
         return 0
 
     # --- SUBSCRIBE and UNSUBSCRIBE ----------------------------------------------------------------------------------------------
@@ -559,8 +727,11 @@ cdef class Channel(Link):
     cdef int on_subscribe(self, Subscribe packet) except -1:
         self.core.count(PACKETS_SUBSCRIBE_RECEIVED)
         identifier = (packet.properties or {}).get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
-        self.subscribing = (packet.packet_id, identifier, iter(packet.topics), bytearray(), [], [], self.shard.full_tables)
-        if self.verdicts is not None and not self.access.prepare(packet.topics):
+        topics = packet.topics
+        if self.core.hooks & HOOK_CLIENT_SUBSCRIBE:
+            topics = self.core.hooked.subscribe(self, packet)
+        self.subscribing = (packet.packet_id, identifier, iter(topics), bytearray(), [], [], self.shard.full_tables)
+        if self.verdicts is not None and not self.access.prepare(topics):
             return 0                       # held until back ends have told
         return self.go_on_subscribing()
 
@@ -576,6 +747,8 @@ cdef class Channel(Link):
                 code = self.subscribe_one(wire_filter, options, identifier, subscribed, replays)
             else:
                 core.count(PACKETS_SUBSCRIBE_AUTH_ERROR)
+                if core.watch:
+                    core.watcher.denied(self, "subscribe", wire_filter)
                 code = NOT_AUTHORIZED
                 if self.shard.acl.deny_action == "disconnect":
                     self.disconnect(NOT_AUTHORIZED, "not allowed to subscribe this")
@@ -601,8 +774,10 @@ cdef class Channel(Link):
 
     def subscribe_one(self, bytes wire_filter, int options, identifier, list subscribed, list replays) -> int:
         """Subscribes to one filter; returns its SUBACK code."""
-        cdef Subscription subscription = Subscription.__new__(Subscription)
+        cdef Subscription subscription = Subscription.__new__(Subscription), previous
         cdef Core core = self.core
+        cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), present
+        cdef int retain_handling = options & OPTION_RETAIN_HANDLING
         try:
             group, filter = parse_subscription(wire_filter)
             check_topic_filter(filter, core.max_topic_levels)
@@ -610,26 +785,33 @@ cdef class Channel(Link):
             return error.reason_code
         if group is not None and not core.shared_subscription:
             return SHARED_NOT_SUPPORTED
+        if exclusive and not core.exclusive_subscription:
+            return TOPIC_FILTER_INVALID
         if not core.wildcard_subscription and filter_has_wildcard(filter):
             return WILDCARD_NOT_SUPPORTED                  # [MQTT-3.8.3-2] of 3.1.1
-        present = self.session.find_subscription(wire_filter) is not None
+        previous = self.session.find_subscription(filter if group is None else wire_filter)
+        present = previous is not None
         if core.max_subscriptions and not present and self.session.subscription_count() >= core.max_subscriptions:
             return QUOTA_EXCEEDED
         if core.memory_level >= REFUSE and not present:
             return QUOTA_EXCEEDED
+        if exclusive and not self.shard.claim(self.session, filter):
+            return QUOTA_EXCEEDED
+        if present and previous.flags & OPTION_EXCLUSIVE and not exclusive:
+            self.shard.release(self.session.key, filter)
         subscription.subscriber = self.session
         subscription.filter = filter
         subscription.group = group
         subscription.wire_filter = filter if group is None else wire_filter
-        subscription.qos = options & 3
-        subscription.no_local = (options >> 2) & 1
-        subscription.retain_as_published = (options >> 3) & 1
-        subscription.retain_handling = (options >> 4) & 3
+        subscription.qos = options & OPTION_QOS
+        subscription.flags = options & OPTION_FLAGS | (OPTION_EXCLUSIVE if exclusive else 0)
         subscription.identifier = identifier
         self.shard.subscribe(self.session, subscription)
-        subscribed.append((wire_filter, subscription))
+        subscribed.append((subscription.wire_filter, subscription))
+        if core.hooks & HOOK_SESSION_SUBSCRIBED:
+            core.hooked.subscribed(self.session, subscription)
         # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared subscriptions get no retained messages.
-        if group is None and (subscription.retain_handling == 0 or (subscription.retain_handling == 1 and not present)):
+        if group is None and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present)):
             replays.append(subscription)
         return subscription.qos
 
@@ -652,13 +834,19 @@ cdef class Channel(Link):
         cdef bytearray codes = bytearray()
         self.core.count(PACKETS_UNSUBSCRIBE_RECEIVED)
         self.core.budget -= SUBSCRIBE_COST * len(packet.filters)
-        for wire_filter in packet.filters:
+        filters = packet.filters
+        if self.core.hooks & HOOK_CLIENT_UNSUBSCRIBE:
+            filters = self.core.hooked.unsubscribe(self, packet)
+        for wire_filter in filters:
             try:
                 check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
                 if self.shard.rewriting is not None:
                     wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
                 wire_filter = self.below(wire_filter)
+                wire_filter = wire_filter.removeprefix(EXCLUSIVE)
                 found = self.shard.unsubscribe(self.session, wire_filter, 0)
+                if found and self.core.telling & TELL_UNSUBSCRIBED:
+                    self.announce(TELL_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
                 if found and self.session.logged:
                     self.core.recorder.unsubscribed(self.session, wire_filter)
                 codes.append(0 if found else 0x11)
@@ -674,6 +862,8 @@ cdef class Channel(Link):
         self.core.count(PACKETS_SENT)
         self.core.count(counter)
         self.touch()
+        if self.core.watch:
+            self.core.watcher.acked(self, first, packet_id, 0, codes)
         return 0
 
     # --- the end ----------------------------------------------------------------------------------------------------------------
@@ -730,6 +920,11 @@ cdef class Channel(Link):
         if self.state == CONNECTED:
             self.core.count(CLIENT_DISCONNECTED)
             self.core.gauge(CONNECTIONS_COUNT, -1)
+            if self.core.telling & TELL_DISCONNECTED:
+                self.announce(TELL_DISCONNECTED, event_messages.disconnected(
+                    reason_code, side == SIDE_NETWORK, self.connected_ms, self.core.now_ms))
+            if self.core.hooks & HOOK_CLIENT_DISCONNECTED:
+                self.core.hooked.disconnected(self, reason_code)
         self.state = CLOSING
         self.shard.report(EVENT_DISCONNECTED, self, reason_code, side, detail)
         self.touch()
@@ -773,10 +968,11 @@ cdef class Channel(Link):
 
     cdef int recheck(self, bint rules) except -1:
         if self.access is None:
-            if not self.shard.access_gate.banned.any and not self.shard.access_gate.has_sources:
+            if not self.shard.access_gate.banned.any and not self.shard.access_gate.has_sources \
+                    and not self.core.hooks & HOOK_CLIENT_AUTHORIZE:
                 return 0
             # It came while nobody was banned, and everybody might do everything.
-            self.access = self.shard.access_type(self, None, self.session.client_id, self.listener_name(), self.known_before())
+            self.access = self.shard.access_type(self, None, self.session.client_id)
         self.access.check_ban()
         if rules:
             self.access.recheck()
@@ -825,6 +1021,29 @@ cdef class Channel(Link):
             self.disconnect(KEEPALIVE_TIMEOUT, "")
             return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, f"nothing heard for {self.keepalive_ms()} ms", True)
         return 0
+
+
+cdef bint publish_watched(
+    Channel channel, TopicEntry entry, PublishView* view, Publication publication, uint64_t at_ms,
+) except -1:
+    """The end of on_publish() while somebody looks; apart from it, so that it costs the others one test."""
+    cdef Watcher watcher = channel.core.watcher
+    cdef bint heard = not entry.nobody()
+    cdef uint8_t first = PUBACK_FIRST if view.qos == 1 else PUBREC_FIRST
+    if at_ms:
+        watcher.published(channel, view)   # routed when its time has come
+        channel.shard.delay(publication, at_ms)
+        heard = True
+    else:
+        watcher.publishes(channel, view, publication, heard)
+        heard = channel.shard.publish(entry, publication, channel.session)
+    publication.message = None
+    if view.qos:
+        channel.ack(
+            first, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS,
+            PACKETS_PUBACK_SENT if view.qos == 1 else PACKETS_PUBREC_SENT)
+        watcher.acked(channel, first, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, None)
+    return True
 
 
 REASON_BYTES = 200

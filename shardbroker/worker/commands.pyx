@@ -14,9 +14,10 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from shardbroker.journal.writer cimport Writer
 from shardbroker.pubsub.message cimport Message, Publication
-from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CONNECTED, Channel
+from shardbroker.worker.held cimport Held
 from shardbroker.worker.loop cimport Connection, Loop
 from shm.address cimport address_text
 from shm.events cimport EVENT_EXPIRY_NEVER
@@ -28,15 +29,21 @@ from typing import Any
 import cbor2
 
 from shardbroker.config.live import parse
+from shardbroker.hooks.plugins import PluginError
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import encode_properties
 from shardbroker.mqtt.spec import PropertyId
+from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_name
+from shardbroker.worker.delayed import DELAYED, parse_delayed
 from shm.records import ANSWER, encode_record, encode_spilled, open_record
 
 __all__ = ["CommandError", "Commands", "command"]
 
 PAGE_BYTES = 1 << 18
 """Bytes of subscriptions in one answer; what is left comes with the next command."""
+
+DELAYED_PAGE = 500
+"""Delayed messages in one answer."""
 
 SUBSCRIBERS_MAX = 10_000
 """Subscribers of one filter in one answer."""
@@ -180,8 +187,8 @@ def kick(Loop loop, dict args) -> list[bool]:
 cdef dict row_of(Session session, Subscription subscription):
     return {
         "client_id": session.client_id, "topic": subscription.wire_filter, "qos": subscription.qos,
-        "nl": bool(subscription.no_local), "rap": bool(subscription.retain_as_published), "rh": subscription.retain_handling,
-        "identifier": subscription.identifier,
+        "nl": subscription.flags & OPTION_NO_LOCAL != 0, "rap": subscription.flags & OPTION_RETAIN_AS_PUBLISHED != 0,
+        "rh": (subscription.flags & OPTION_RETAIN_HANDLING) >> 4, "identifier": subscription.identifier,
     }
 
 
@@ -245,6 +252,7 @@ def unsubscribe(Loop loop, dict args) -> list[bool]:
     cdef Session session = session_of(loop, args["client_id"])
     found = []
     for wire_filter in args["topics"]:
+        wire_filter = wire_filter.removeprefix(EXCLUSIVE)
         was_there = loop.unsubscribe(session, wire_filter, 0)
         if was_there and session.logged:
             loop.recorder.unsubscribed(session, wire_filter)
@@ -262,6 +270,9 @@ def publish(Loop loop, dict args) -> dict[str, Any]:
     cdef Publication publication = Publication.__new__(Publication)
     cdef Message message
     cdef bytes topic = args["topic"], payload = args["payload"]
+    cdef uint64_t at_ms = 0
+    if topic.startswith(DELAYED):
+        at_ms, topic = delayed_topic(loop, topic)
     if loop.rewriting is not None:
         topic = loop.rewriting.topic(topic, args["client_id"] or b"", None)
     given = {PropertyId(number): value for number, value in args["properties"].items()}
@@ -282,12 +293,74 @@ def publish(Loop loop, dict args) -> dict[str, Any]:
         publication.expires_ms = loop.now_ms + <uint64_t>args["expiry_s"] * 1000
     loop.stamp(publication)
     message = publication.keep()
+    if at_ms:
+        loop.delay(publication, at_ms)
+        return {"id": id_of(message), "heard": True}
     try:
         heard = not loop.resolve(message.block, message.topic_size).nobody()
         loop.publish_message(message, None)
     except MqttError as error:
         raise CommandError("BAD_REQUEST", str(error)) from None
-    return {"id": message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big"), "heard": heard}
+    return {"id": id_of(message), "heard": heard}
+
+
+cdef bytes id_of(Message message):
+    return message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big")
+
+
+def delayed_topic(Loop loop, bytes topic) -> tuple[int, bytes]:
+    """Unix ms and topic of a `$delayed/` topic that may be published to now."""
+    try:
+        if not loop.delays.settings.enable:
+            raise CommandError("BAD_REQUEST", "topic: delayed messages are switched off (delayed.enable)")
+        at_ms, real = parse_delayed(topic, loop.now_ms)
+        check_topic_name(real, loop.max_topic_levels)
+    except MqttError as error:
+        raise CommandError("BAD_REQUEST", f"topic: {error}") from None
+    reason = loop.no_delay()
+    if reason is not None:
+        raise CommandError("NOT_AVAILABLE", reason)
+    return at_ms, real
+
+
+# --- messages that wait for their time ----------------------------------------------------------------------------------------
+
+
+cdef dict row_of_delayed(Held held):
+    cdef Message message = held.message
+    return {
+        "id": id_of(message), "order": held.order, "at_ms": held.at_ms, "topic": message.topic, "qos": message.qos,
+        "retain": bool(message.retain), "payload_size": message.payload_size, "client_id": message.client_id or b"",
+    }
+
+
+@command("delayed list")
+def list_delayed(Loop loop, dict args) -> list[dict[str, Any]]:
+    """Some of those that came behind the one with the order `after`, at most `limit`; none are left if the list is empty."""
+    cdef uint64_t size = 0
+    rows: list[dict[str, Any]] = []
+    for held in loop.delays.page(args["after"], min(args["limit"], DELAYED_PAGE)):
+        rows.append(row_of_delayed(<Held>held))
+        size += (<Held>held).message.topic_size
+        if size >= <uint64_t>PAGE_BYTES:
+            break
+    return rows
+
+
+@command("delayed show")
+def show_delayed(Loop loop, dict args) -> dict[str, Any] | None:
+    """One by its message id, with its payload; None if it does not wait here."""
+    cdef Held held = loop.delays.find(args["id"])
+    return None if held is None else {**row_of_delayed(held), "payload": held.message.payload}
+
+
+@command("delayed delete")
+def delete_delayed(Loop loop, dict args) -> bool:
+    """Whether it waited here."""
+    cdef Held held = loop.delays.find(args["id"])
+    if held is not None:
+        loop.forget_delayed(held)
+    return held is not None
 
 
 # --- the worker itself ----------------------------------------------------------------------------------------------------------
@@ -319,6 +392,39 @@ cdef dict journal_state(Writer writer):
         "bytes_written": writer.bytes_written, "blocks_written": writer.blocks_written, "segments": writer.segment,
         "problem": writer.problem,
     }
+
+
+@command("plugin load")
+def load_plugin(Loop loop, dict args) -> list[str]:
+    """Loads a plugin, in place of the one of this name; the hook points that it uses, or used before."""
+    try:
+        return loop.hooked.plugins.load(args["name"], args["settings"], args["dir"])
+    except PluginError as error:
+        raise CommandError("BAD_REQUEST", str(error)) from None
+
+
+@command("plugin keep")
+def keep_plugin(Loop loop, dict args) -> None:
+    """It was loaded in every worker."""
+    loop.hooked.plugins.keep(args["name"])
+
+
+@command("plugin revert")
+def revert_plugin(Loop loop, dict args) -> None:
+    """It could not be loaded in every worker."""
+    loop.hooked.plugins.revert(args["name"], args["wanted"])
+
+
+@command("plugin unload")
+def unload_plugin(Loop loop, dict args) -> list[str] | None:
+    """The hook points that it used; None if it was not loaded here."""
+    return loop.hooked.plugins.unload(args["name"])
+
+
+@command("hooks")
+def hooks(Loop loop, dict args) -> dict[str, Any]:
+    """Plugins and callbacks."""
+    return loop.hooked.plugins.state()
 
 
 @command("configure")

@@ -12,6 +12,7 @@ cdef enum Purpose:                         # schema.HeldFor
     HELD_FOR_ALL = 1                       # a will: to everybody who subscribes
     HELD_FOR_GROUP = 2                     # to some member of a shared group
     HELD_FOR_RING = 3                      # the record that it would have been
+    HELD_FOR_TIME = 4                      # to everybody who subscribes when its time has come, see delayed.pxd
 
 
 cdef class Held:
@@ -23,8 +24,11 @@ cdef class Held:
     cdef int attempts                      # members that were tried
     cdef long destination                  # HELD_FOR_RING: whose ring
     cdef int record                        # HELD_FOR_RING: RECORD_PUBLISH, RECORD_SHARED
+    cdef readonly uint64_t at_ms           # HELD_FOR_TIME: Unix ms
+    cdef readonly uint64_t order           # HELD_FOR_TIME: of arrival in this worker, from 1 on
 
 
 cdef Held hold_for_all(Message message)
 cdef Held hold_for_group(Message message, bytes group, bytes filter, uint64_t failed, int attempts)
 cdef Held hold_for_ring(Message message, long destination, int record, uint64_t member, int attempts, bytes group, bytes filter)
+cdef Held hold_for_time(Message message, uint64_t at_ms)

@@ -26,6 +26,12 @@ cdef Held hold_for_ring(Message message, long destination, int record, uint64_t 
     return held
 
 
+cdef Held hold_for_time(Message message, uint64_t at_ms):
+    cdef Held held = hold(HELD_FOR_TIME, message, b"", b"", 0, 0)
+    held.at_ms = at_ms
+    return held
+
+
 cdef Held hold(int purpose, Message message, bytes group, bytes filter, uint64_t member, int attempts):
     cdef Held held = Held.__new__(Held)
     held.purpose = purpose

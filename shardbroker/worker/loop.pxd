@@ -5,7 +5,7 @@ A pass: wait -> read sockets, hand-overs and rings -> timers -> commit (routes, 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.journal.writer cimport Writer
-from shardbroker.mqtt.websocket cimport Framing
+from shardbroker.mqtt.layers cimport Layers
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
@@ -50,7 +50,7 @@ cdef class Connection(Channel):
     cdef uint16_t listener_number          # its place in the counters
     cdef uint64_t paused_until_ms          # unless it is told again that this one is greedy
     cdef Rates rates                       # of its listener, None without
-    cdef Framing framing                   # of a WebSocket, None without
+    cdef Layers layers                     # TLS, WebSocket; None for plain TCP
     cdef readonly str listener
     cdef Guard guard                       # level `machine`: how far its output may go; else None
     cdef dict extra                        # what the listener knows beyond the address, see acceptor.handover; mostly None
@@ -61,8 +61,8 @@ cdef class Connection(Channel):
     cdef int keep_rate(self, uint64_t messages, uint64_t bytes) except -1
     cdef int slow_down(self, uint64_t wait_ms) except -1
     cdef bint over_quota(self, PublishView* view) except -1
-    cdef int take_frames(self, uint8_t* target, size_t got) except -1
-    cdef int end_frames(self) except -1
+    cdef int take_layered(self, uint8_t* target, size_t got, bint opened) except -1
+    cdef int end_layers(self) except -1
     cdef ssize_t transmit(self, size_t size) noexcept
     cdef bint answering(self) noexcept
     cdef int take(self, const uint8_t* data, size_t size) except -1
@@ -96,6 +96,7 @@ cdef class Loop(Shard):
     cdef int64_t turn_budget               # units for each connection in this pass
     cdef size_t turn_bytes                 # bytes read from each connection in this pass
     cdef uint64_t step_start_us
+    cdef bint late                         # more questions are overdue than one step had room for
     cdef MemoryWatch memory
     cdef uint64_t look_at_ms               # when memory is measured next
     cdef list paused                       # connections with STOP_MEMORY
@@ -109,6 +110,7 @@ cdef class Loop(Shard):
     cdef list lanes                        # process number -> our Ring in its inbox, attached at first use
     cdef set touched_lanes                 # process numbers written to in this pass
     cdef long last_touched                 # the one of them that was written to last, -1 if none
+    cdef int draining_lane                 # process whose records are being dealt with
     cdef Publication incoming              # of the ring record that is being delivered
     cdef tuple doorbells
     cdef int manager                       # its process number
@@ -158,8 +160,9 @@ cdef class Loop(Shard):
     cdef list answers                      # that the manager's ring had no room for yet
 
     cdef uint64_t read_clock(self) noexcept
-    cdef int watch(self, int fd, uint32_t events) except -1
+    cdef int listen_to(self, int fd, uint32_t events) except -1
     cdef bint lanes_waiting(self) except -1
+    cdef int take_the_rest(self, uint64_t deadline_ms) except -1
     cdef int one_pass(self, int timeout_ms) except -1
     cdef int accept_some(self, int channel) except -1
     cdef int drain_lanes(self) except -1
@@ -171,6 +174,7 @@ cdef class Loop(Shard):
     cdef int settle_synced(self, Writer writer) except -1
     cdef int write_consumed(self) except -1
     cdef int begin_cycle(self) except -1
+    cdef int save_again(self, object left) except -1
     cdef int watch_disk(self) except -1
     cdef bint would_record(self, TopicEntry entry) noexcept
     cdef bint must_wait(self, Connection connection) noexcept
@@ -203,5 +207,6 @@ cdef class Loop(Shard):
     cdef int carry_out_commands(self) except -1
     cdef int send_answers(self) except -1
     cdef int send_event(self, int kind, Connection connection, bytes client_id, int reason_code, int side, bytes detail) except -1
+    cdef void note_event(self) noexcept
     cdef dict registry_record(self, Session session)
     cdef int note_session(self, Session session) except -1

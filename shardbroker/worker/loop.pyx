@@ -20,17 +20,18 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strerror
 from acceptor.handover cimport Handover, receive
 from shardbroker.journal.writer cimport Writer
 from shardbroker.mqtt.buffer cimport Buffer
-from shardbroker.mqtt.websocket cimport Framing
+from shardbroker.mqtt.tls cimport RECORD_MAX
 from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
-from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, SIDE_SERVER, WAIT_CONNECT
+from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, SIDE_NETWORK, SIDE_SERVER, WAIT_CONNECT
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT, DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
 from shardbroker.worker.held cimport Held, hold_for_group, hold_for_ring
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_WEBSOCKET, EVENTS_DROPPED, JOURNAL_WRITE_MS, MESSAGES_DROPPED, MESSAGES_FORWARD,
-    MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED, PACKETS_PUBLISH_QUOTA_EXCEEDED,
+    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_TLS, CLIENT_CLOSED_WEBSOCKET, DELAYED_COUNT, EVENTS_DROPPED, JOURNAL_WRITE_MS,
+    MESSAGES_DROPPED, MESSAGES_FORWARD, MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED,
+    PACKETS_PUBLISH_QUOTA_EXCEEDED,
     RETAINED_ERRNO_COUNT, CounterSlot,
 )
 from shm.address cimport address_text
@@ -48,9 +49,11 @@ from shm.records cimport (
 
 from shardbroker.journal import apply_retention, set_recovery_start
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.websocket import WebSocketError, close_code_of
+from shardbroker.mqtt.tls import TlsRecordError
+from shardbroker.mqtt.websocket import WebSocketError
 from shardbroker.worker.access import Access
 from shardbroker.worker.topics import AutoTopics, Rewriting
+from shm.counters import ProcessState
 from shm.records import encode_note
 from shm.routes import worker_destination
 
@@ -66,7 +69,7 @@ cdef enum:
     PASS_BUDGET = 8192                     # units of work shared out among those who are ready: about 2 ms
     TURN_LEAST = 32                        # units that everybody gets
     UNIT_BYTES = 64                        # bytes that are read for each unit: a small PUBLISH
-    STEP_US = 1000                         # for retained messages in one pass, µs
+    STEP_US = 1000                         # for retained messages in one pass, hand-overs of one acceptor, verdicts; µs
     REST_STEP = 4096                       # least growth of an incomplete packet's buffer, bytes
     EVENTS = 1024                          # epoll events a pass
     ACCEPTS = 256                          # hand-overs taken from one acceptor a pass
@@ -86,6 +89,8 @@ DRAIN_STEP_MS = 10
 """Longest wait between two looks at who is sent away next."""
 LINGER_MS = 1000
 """How long a connection that we ended may take to take our last packet: closing at once could reset it away."""
+REST_SHARE = 0.5
+"""Of `process.drain_timeout`, for what other workers still send when the clients here are gone."""
 
 EVENT_DELAY_MS = 50
 """How long an event may lie in the manager's ring before the manager is woken: waking it for each costs more than the event."""
@@ -143,15 +148,18 @@ cdef class Connection(Channel):
         """One recv: into the loop's buffer, or behind what is there of an incomplete packet."""
         cdef uint8_t* target = self.loop.buffer
         cdef size_t room = self.loop.turn_bytes
+        cdef size_t before = 0
         cdef ssize_t got
         if self.busy or self.must_not_add():
             return 0                       # its turn comes with what it has sent before, or when the disk is well
+        if self.layers is not None:
+            before = self.layers.before()
         if self.rest_size and not self.lingering:
             # Grows with what has arrived, never with what was announced.
             room = min(max(self.rest_size, <size_t>REST_STEP), <size_t>READ_BYTES)
-            self.grow_rest(self.rest_size + room)
+            self.grow_rest(self.rest_size + before + room)
             target = self.rest + self.rest_size
-        got = recv(self.fd, target, room, MSG_DONTWAIT)
+        got = recv(self.fd, target + before, room, MSG_DONTWAIT)
         if got < 0:
             if errno == EAGAIN or errno == EINTR:
                 return 0
@@ -164,7 +172,9 @@ cdef class Connection(Channel):
         if self.lingering or self.state == CLOSING:
             return 0                       # what comes after the end is not read
         self.core.gauge(BYTES_RECEIVED, got)
-        return self.take_received(target, <size_t>got) if self.framing is None else self.take_frames(target, <size_t>got)
+        if self.layers is not None:
+            return self.take_layered(target, before + <size_t>got, False)
+        return self.take_received(target, <size_t>got)
 
     cdef int take_received(self, uint8_t* target, size_t got) except -1:
         """Bytes in the loop's buffer, or behind what is there of an incomplete packet."""
@@ -203,34 +213,38 @@ cdef class Connection(Channel):
             self.slow_down(wait_ns // 1000000 + 1)
         return False
 
-    cdef int take_frames(self, uint8_t* target, size_t got) except -1:
-        """Likewise, in WebSocket frames."""
+    cdef int take_layered(self, uint8_t* target, size_t got, bint opened) except -1:
+        """Likewise, as it came from the socket; or `opened`, which the acceptor has done."""
         cdef ssize_t mqtt
         try:
-            mqtt = self.framing.receive(target, got)
+            mqtt = self.layers.receive(target, got, opened)
+        except TlsRecordError as error:
+            self.core.count(CLIENT_CLOSED_TLS)
+            self.out.clear()
+            return self.close(PROTOCOL_ERROR, SIDE_NETWORK, f"TLS: {error}", True)
         except WebSocketError as error:
             self.core.count(CLIENT_CLOSED_WEBSOCKET)
-            self.framing.close(error.code)
             return self.close(PROTOCOL_ERROR, SIDE_SERVER, f"WebSocket: {error}", True)
-        if self.framing.waiting():
+        if self.layers.waiting():
             self.touch()
         if mqtt:
             self.take_received(target, <size_t>mqtt)
-        return 0 if self.framing is None else self.end_frames()
+        return self.end_layers()
 
-    cdef int end_frames(self) except -1:
-        """After a Close frame nothing comes but the end; packets before it are dealt with first."""
-        if self.framing.close_code and self.state != CLOSING and not self.busy and not self.parked:
-            self.out.clear()
-            if self.framing.frame_left:
-                self.framing.answers.clear()   # in the middle of a frame there is no place for it
-            self.lost(f"closed by the peer, WebSocket code {self.framing.close_code}")
+    cdef int end_layers(self) except -1:
+        """After a Close frame or close_notify nothing comes but the end; packets before it are dealt with first."""
+        cdef str end
+        if self.state != CLOSING and not self.busy and not self.parked and self.layers is not None:
+            end = self.layers.end()
+            if end is not None:
+                self.out.clear()
+                self.lost(end)
         return 0
 
     cdef int note_extra(self, dict extra) except -1:
         """What its listener knows of this connection (acceptor/opening.py)."""
-        if "websocket" in extra:
-            self.framing = Framing(extra["websocket"])
+        if "tls" in extra or "websocket" in extra:
+            self.layers = Layers(extra)
         if "rates" in extra:
             self.rates = Rates(*extra["rates"])
         return 0
@@ -301,7 +315,7 @@ cdef class Connection(Channel):
         self.core.budget = self.loop.turn_budget
         self.parked = False
         self.take_rest()
-        return 0 if self.framing is None else self.end_frames()
+        return self.end_layers()
 
     cdef bint must_not_add(self) except -1:
         """Whether it is not read because the disk takes nothing of what it says."""
@@ -375,14 +389,14 @@ cdef class Connection(Channel):
         return Channel.ack(self, first, packet_id, reason_code, counter)
 
     cdef ssize_t transmit(self, size_t size) noexcept:
-        """As send(2), of the first `size` bytes in `out`. A WebSocket's control frames go along."""
-        if self.framing is not None:
-            return self.framing.transmit(self.fd, self.out.data + self.out.start, size)
+        """As send(2), of the first `size` bytes in `out`. A WebSocket's control frames and what TLS has kept go along."""
+        if self.layers is not None:
+            return self.layers.transmit(self.fd, self.out.data + self.out.start, size)
         return send(self.fd, self.out.data + self.out.start, size, MSG_NOSIGNAL | MSG_DONTWAIT)
 
     cdef inline bint answering(self) noexcept:
-        """Control frames of a WebSocket wait to be sent."""
-        return self.framing is not None and self.framing.waiting()
+        """Something waits to be sent that is no MQTT."""
+        return self.layers is not None and self.layers.waiting()
 
     cdef int flush(self) except -1:
         cdef ssize_t sent
@@ -452,8 +466,7 @@ cdef class Connection(Channel):
         """All is out. A client that said goodbye is gone; one that we sent away gets the time to read why."""
         if self.lingering:
             return 0
-        if self.framing is not None and not self.framing.close_sent:
-            self.framing.close(close_code_of(self.ended_with))
+        if self.layers is not None and self.layers.close(self.ended_with):
             return self.flush()
         if self.ended_by == SIDE_CLIENT or self.version == 0:
             return self.finish()
@@ -500,7 +513,7 @@ cdef class Connection(Channel):
         self.rest_size = 0
         self.rest_capacity = 0
         self.out.clear()
-        self.framing = None
+        self.layers = None
         self.rates = None
         self.session = None
         self.access = None                 # it refers to us, and nobody collects cycles here
@@ -560,18 +573,18 @@ cdef class Loop(Shard):
         self.sys_bucket = bucket_of(<const uint8_t*>b"$SYS/", 5)
         self.sockets = (<CounterSlot>self.counters_owner).sockets
         self.handovers = {}
-        self.buffer = <uint8_t*>malloc(READ_BYTES)
+        self.buffer = <uint8_t*>malloc(READ_BYTES + RECORD_MAX)   # a TLS record that was cut short goes in front
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.buffer == NULL or self.epoll < 0:
             raise OSError(errno, "cannot set up the event loop")
-        self.watch(self.doorbells[number], EPOLLIN)
+        self.listen_to(self.doorbells[number], EPOLLIN)
 
     def __dealloc__(self):
         free(self.buffer)
         if self.epoll >= 0:
             close(self.epoll)
 
-    cdef int watch(self, int fd, uint32_t events) except -1:
+    cdef int listen_to(self, int fd, uint32_t events) except -1:
         cdef epoll_event event
         event.events = events
         event.data.fd = fd
@@ -604,7 +617,8 @@ cdef class Loop(Shard):
                 timeout_ms = min(timeout_ms, EVENT_DELAY_MS)
             if self.limited:
                 timeout_ms = min(timeout_ms, RATE_MS)
-            if self.dirty or self.busy or self.leaving or self.replays_moved or self.commands:
+            if self.dirty or self.busy or self.leaving or self.replays_moved or self.commands or self.late or (
+                    self.telling and self.announcer.any_noted):
                 timeout_ms = 0
             elif self.replaying or self.retry or self.parked or self.cycle_left or self.answers or not self.serving:
                 timeout_ms = 1
@@ -618,7 +632,7 @@ cdef class Loop(Shard):
         self.serving = True
         for ends in self.topology.handover:
             self.handovers[ends[self.number][1]] = True
-            self.watch(ends[self.number][1], EPOLLIN)
+            self.listen_to(ends[self.number][1], EPOLLIN)
         self.read_clock()
         if self.started is not None:
             self.started()
@@ -653,6 +667,7 @@ cdef class Loop(Shard):
                 if one is not None:
                     (<Connection>one).shut_down(reference)
             self.one_pass(DRAIN_STEP_MS)
+        self.take_the_rest(began + spread_ms + <uint64_t>(process.drain_timeout * 1000 * REST_SHARE))
         while self.registry_changes:
             self.flush_registry()
         if self.gate is not None:
@@ -662,6 +677,19 @@ cdef class Loop(Shard):
                 self.gate.retained.close()
         if self.recorder is not None:
             self.recorder.writer.close(LINGER_MS / 1000)
+
+    cdef int take_the_rest(self, uint64_t deadline_ms) except -1:
+        """What was acknowledged by workers that still have clients is for sessions here, too: it is in the journal before this one ends.
+        Rings that cannot be emptied in time are kept for the next start (supervisor.layout.tear_down)."""
+        counters = self.counters_segment
+        counters.set_state(self.number, ProcessState.DRAINED)
+        others = [number for number in range(self.topology.workers) if number != self.number]
+        while self.now_ms < deadline_ms and any(counters.state(number) in (ProcessState.STARTING, ProcessState.READY) for number in others):
+            self.one_pass(DRAIN_STEP_MS)
+        self.one_pass(0)
+        while self.now_ms < deadline_ms and self.lanes_waiting():
+            self.one_pass(0)
+        return 0
 
     cdef int one_pass(self, int timeout_ms) except -1:
         cdef epoll_event events[EVENTS]
@@ -689,7 +717,7 @@ cdef class Loop(Shard):
         PyErr_CheckSignals()
         self.pass_start_us = self.read_clock()
         self.share_out(count)
-        if self.access_fd >= 0 and self.counters_segment.access_generation_c() != self.access_seen:
+        if self.access_fd >= 0 and (self.late or self.counters_segment.access_generation_c() != self.access_seen):
             self.look_at_access()          # a ban holds for whoever comes next, however long nobody came
         # Whoever has waited longest comes first.
         if self.parked:
@@ -834,6 +862,10 @@ cdef class Loop(Shard):
             self.capture = capture
             self.local_epochs[WILDCARD_BUCKET] += 1        # whether a topic is captured stands in its cache entry
         self.change_topics(settings)
+        self.delays.settings = settings.delayed
+        self.announce_events(settings)
+        if self.watcher is not None:
+            self.watcher.configure(settings)
 
     cdef int change_topics(self, settings) except -1:
         """rewrite.rules and auto_subscribe.topics hold from now on; subscriptions that are there stay as they are."""
@@ -852,10 +884,12 @@ cdef class Loop(Shard):
         cdef int worker
         self.look_at_ms = self.now_ms + LOOK_MS
         self.cache.grow_old(self.now_ms)
+        if self.watch:
+            self.watcher.tick()
         self.memory_level = self.memory.look(self.now_ms)
         if self.memory_level:
             for client_id in self.memory.choose(self.now_ms):
-                worker = self.memory.worker_of(client_id)
+                worker = self.topology.division.worker_of(client_id)
                 if worker == self.number:
                     self.pause_client(client_id)
                 else:
@@ -917,20 +951,29 @@ cdef class Loop(Shard):
         self.access_generation = <uint32_t>(self.access_seen >> 32)
         while len(self.by_fd) <= self.access_fd:
             self.by_fd.append(None)
-        self.watch(self.access_fd, EPOLLIN)
+        self.listen_to(self.access_fd, EPOLLIN)
 
     cdef int take_verdicts(self) except -1:
+        """As many as STEP_US allows: a login that ends takes as long as hundreds of messages."""
+        self.step_start_us = self.read_clock()
         for waiter, verdict in self.access_gate.take_verdicts():
             self.budget = self.turn_budget
             waiter.on_verdict(verdict)
+            if self.step_is_over():
+                break
         return 0
 
     cdef int look_at_access(self) except -1:
         """What nobody has answered in time, and what has changed since."""
         cdef Connection connection
+        self.late = False
+        self.step_start_us = self.read_clock()
         for waiter, verdict in self.access_gate.overdue():
             self.budget = self.turn_budget
             waiter.on_verdict(verdict)
+            if self.step_is_over():
+                self.late = True           # a dead back end makes many late at once
+                break
         if self.counters_segment.access_generation_c() != self.access_seen:
             self.access_seen = self.counters_segment.access_generation_c()
             self.rules_moved = self.access_generation != <uint32_t>(self.access_seen >> 32) or (self.rechecking and self.rules_moved)
@@ -1000,7 +1043,7 @@ cdef class Loop(Shard):
         self.recorder.next_cycle()         # the messages stand in other journals too
         for session in self.sessions.values():
             self.recorder.snapshot(<Session>session)
-        for held in self.retry:
+        for held in (*self.retry, *self.delays.waiting.values()):
             self.record_held(<Held>held)
 
     cdef int settle(self) except -1:
@@ -1062,8 +1105,14 @@ cdef class Loop(Shard):
         """Not before it serves: until then the journal has messages for other workers that only the recovery knows."""
         self.recorder.next_cycle()
         self.cycle_from = self.recorder.writer.next_sequence
-        self.cycle_left = list(self.sessions.values())
+        self.cycle_left = [*self.sessions.values(), *self.delays.waiting.values()]
         return 0
+
+    cdef int save_again(self, object left) except -1:
+        """One session or delayed message, as it is now."""
+        if isinstance(left, Session):
+            return self.recorder.snapshot(<Session>left)
+        return self.record_held(<Held>left) if self.delays.has(<Held>left) else 0
 
     cdef int watch_disk(self) except -1:
         """The disk does not take the journal, or did not until now."""
@@ -1105,7 +1154,7 @@ cdef class Loop(Shard):
         if self.holding:
             return 0
         while self.cycle_left and writer.pending_bytes() - begin < <uint64_t>CYCLE_BYTES_A_PASS:
-            self.recorder.snapshot(<Session>self.cycle_left.pop())
+            self.save_again(self.cycle_left.pop())
         if not self.cycle_left:
             self.cycle_left = None
             for held in self.retry:
@@ -1161,7 +1210,10 @@ cdef class Loop(Shard):
         cdef Connection connection
         cdef SharedRates shared
         cdef int taken
+        self.step_start_us = self.read_clock()
         for taken in range(ACCEPTS):
+            if taken and self.step_is_over():
+                return 0                   # epoll reports the others again
             handover = receive(channel)
             if handover is None:
                 return 0
@@ -1190,7 +1242,7 @@ cdef class Loop(Shard):
             while len(self.by_fd) <= handover.fd:
                 self.by_fd.append(None)
             self.by_fd[handover.fd] = connection
-            self.watch(handover.fd, EPOLLIN)
+            self.listen_to(handover.fd, EPOLLIN)
             # [mqtt.idle_timeout] runs from accept, whatever trickles in between.
             self.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.clock_offset_ms + self.idle_timeout_ms)
             self.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
@@ -1205,10 +1257,10 @@ cdef class Loop(Shard):
             if handover.data:
                 self.budget = self.turn_budget
                 # Nobody else has seen these bytes: they can be changed where they are, as a WebSocket's must.
-                if connection.framing is None:
+                if connection.layers is None:
                     connection.take_received(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
                 else:
-                    connection.take_frames(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
+                    connection.take_layered(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data), True)
         return 0
 
     # --- rings: out ---------------------------------------------------------------------------------------------------------------
@@ -1295,6 +1347,8 @@ cdef class Loop(Shard):
         if target == NULL:
             return False
         fill_record(target, header, publication, group, filter)
+        if self.watch:
+            self.watcher.forwarded(destination, publication)
         if noted:
             self.note_forward(destination, position, header, publication, group, filter)
         self.touch_lane(destination)
@@ -1336,6 +1390,8 @@ cdef class Loop(Shard):
             return False
         memcpy(target, &note, sizeof(note))
         memcpy(target + sizeof(note), PyBytes_AS_STRING(name), len(name))
+        if self.watch:
+            self.watcher.forwarded(destination, publication)
         if header.flags & FLAG_NOTED:
             self.note_forward(destination, position, header, publication, group, filter)
         self.touch_lane(destination)
@@ -1392,6 +1448,9 @@ cdef class Loop(Shard):
             raise OSError(errno, f"eventfd of process {process}")
         return 0
 
+    cdef int64_t delayed_count(self) except? -1:
+        return self.counters_segment.total_of(DELAYED_COUNT)
+
     # --- rings: in ----------------------------------------------------------------------------------------------------------------
 
     cdef bint lanes_waiting(self) except -1:
@@ -1426,6 +1485,7 @@ cdef class Loop(Shard):
         cdef uint32_t size
         cdef int taken = 0
         self.budget = PASS_BUDGET // len(self.inbox.lanes)
+        self.draining_lane = producer
         for taken in range(RECORDS):
             if self.budget <= 0:
                 break
@@ -1500,6 +1560,8 @@ cdef class Loop(Shard):
         publication.id_high = header.id_high
         publication.id_low = header.id_low
         publication.expires_ms = header.expires_ms
+        if self.watch and not header.flags & FLAG_ORIGINATE:
+            self.watcher.arrived(self.draining_lane, publication)
         if header.kind == RECORD_SHARED:
             if not self.deliver_to_member(group, filter, header.member, publication):
                 self.next_member(group, filter, header.member, publication.keep(), header.attempts + 1)
@@ -1530,6 +1592,9 @@ cdef class Loop(Shard):
         """An event for the manager, which logs it, and a note for the registry."""
         cdef Connection connection = <Connection>channel
         cdef Session session = connection.session
+        if self.watch:
+            self.watcher.told(
+                kind, channel, session.client_id if session is not None else connection.wanted_id or b"", reason_code, side, detail)
         if session is not None:
             self.note_session(session)
         elif kind == EVENT_DISCONNECTED:
@@ -1578,10 +1643,14 @@ cdef class Loop(Shard):
         memcpy(target, PyBytes_AS_STRING(detail), PyBytes_GET_SIZE(detail))
         memcpy(target + PyBytes_GET_SIZE(detail), PyBytes_AS_STRING(username), PyBytes_GET_SIZE(username))
         lane.commit()
+        self.note_event()
+        return 0
+
+    cdef void note_event(self) noexcept:
+        """Something lies in the manager's ring: it is woken before long."""
         if not self.events:
             self.events_due_ms = self.now_ms + EVENT_DELAY_MS
         self.events += 1
-        return 0
 
     def tell(self, str level, str text) -> None:
         """A line for the manager's log; counted as dropped if it is not there to read it."""

@@ -3,7 +3,9 @@
 import gc
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from shm.counters import Counters, ProcessState
@@ -11,19 +13,29 @@ from shm.epochs import Epochs
 from shm.records import DAMAGE
 from shm.ring import Inbox
 
+import shardbroker.worker.watch_commands  # noqa: F401 - registers them
+from shardbroker.access.contract import Client
 from shardbroker.access.gate import Gate
+from shardbroker.access.wire import Kind
 from shardbroker.config import machine_memory, mark_bytes
 from shardbroker.config.live import InForce, in_force
+from shardbroker.hooks.exhook import ExHook, presumed
+from shardbroker.hooks.plugins import PluginError, own_settings
+from shardbroker.hooks.wanted import read_wanted
 from shardbroker.worker.commands import Commands
+from shardbroker.worker.hooked import Hooked
 from shardbroker.worker.loop import Loop
 from shardbroker.worker.memory import MemoryWatch, memory_share
 from shardbroker.worker.mounted import mounted_connection
 from shardbroker.worker.recover import recover
 from shardbroker.worker.retaining import SyncedRetained
+from shardbroker.worker.watching import Watching
+from shm.exclusive import ExclusiveTable
 from shm.registry import Registry
 from shm.retained import RetainedStore, RetainedStoreRefused
 from shm.routes import RouteTable, worker_destination
 from shm.topology import Topology
+from shm.traced import read_traced
 
 __all__ = ["run"]
 
@@ -36,6 +48,29 @@ def _retained(topology: Topology, number: int) -> tuple[RetainedStore | SyncedRe
         topology.retained_dir, max_messages=retainer.max_messages, max_bytes=retainer.max_total_bytes, sync=sync
     )  # fmt: skip
     return SyncedRetained(store, number, topology.doorbells[number]) if sync else store, store.set_aside
+
+
+def _load_plugins(hooked: Hooked, topology: Topology, tell: Callable[[str, str], None]) -> None:
+    """Those that were loaded before it was started; what cannot be loaded is told."""
+    settings = topology.settings.plugins
+    try:
+        wanted = read_wanted(topology.data_dir)
+    except PluginError as error:
+        tell("error", str(error))
+        return
+    given = {name: {**own_settings(settings.settings, name), **own} for name, own in wanted.items()}
+    hooked.plugins.start(given, settings.dir)
+
+
+def _join_exhook(hooked: Hooked, loop: Loop, topology: Topology, number: int, counters: Counters) -> None:
+    """Programs outside take part in hooks, behind plugins. What they want says the process integrations, later too."""
+    gate = loop.access_gate
+    exhook = ExHook(
+        hooked.registry, gate.ask, topology.events[number][0], partial(counters.access_changed, rules=True), loop.tell
+    )  # fmt: skip
+    hooked.exhook = gate.on_wanted = exhook
+    exhook.take(presumed(topology.settings.exhook.enabled))
+    gate.ask(Kind.HOOKS, exhook, Client(""), [], 0.0)
 
 
 def run(topology: Topology, number: int) -> None:
@@ -82,6 +117,9 @@ def _start(topology: Topology, number: int) -> Loop:
     )
     loop.mounted_connection = mounted_connection
     loop.on_command = Commands(loop, topology.spill_dir)
+    watching = Watching(loop)
+    watching.configure(topology.settings)
+    watching.set_traces(read_traced(topology.runtime_dir) or [])
     if set_aside is not None:
         loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
     settings = InForce(topology.runtime_dir, topology.settings)
@@ -94,7 +132,15 @@ def _start(topology: Topology, number: int) -> Loop:
         routes.purge(worker_destination(number))
     else:
         recover(loop, topology, number, inbox)
+    for claim in loop.keep_exclusive(ExclusiveTable(topology.exclusive_dir)):
+        loop.tell(
+            "warning",
+            f"{claim.client_id.decode()!r} no longer has {claim.filter.decode()!r} for itself: another client took it over",
+        )
     epochs.bump_all()
+    hooked = Hooked(loop, number, loop.tell)
+    _load_plugins(hooked, topology, loop.tell)
+    _join_exhook(hooked, loop, topology, number, counters)
 
     def drain(_signal: int, _frame: object) -> None:
         loop.draining = True

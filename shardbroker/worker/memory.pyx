@@ -1,14 +1,11 @@
 """The memory watch of a worker; see memory.pxd."""
 
 import os
-from zlib import crc32
 
 from libc.stdint cimport uint64_t
 
 from shm.counters cimport MEMORY_BYTES_COUNT, OVERLOAD_LEVEL_COUNT, CounterSlot
 from shm.posix cimport CLOCK_MONOTONIC, clock_gettime, timespec
-
-from shm.topology import PARTITIONS
 
 __all__ = ["MemoryWatch", "memory_share"]
 
@@ -168,7 +165,3 @@ cdef class MemoryWatch:
         for client_id in due:
             self.greedy[client_id] = now_ms
         return due
-
-    def worker_of(self, bytes client_id) -> int:
-        """Which worker a client's connection belongs to."""
-        return crc32(client_id) % PARTITIONS % self.workers

@@ -4,6 +4,7 @@
     PUBLISH t            ->    tenants/ada/t
     SUBSCRIBE a/#        ->    tenants/ada/a/#
     SUBSCRIBE $share/g/a ->    $share/g/tenants/ada/a
+    PUBLISH $delayed/5/t ->    $delayed/5/tenants/ada/t
     PUBLISH t            <-    tenants/ada/t
 
 Rules of access control see topics as the client names them. A class of its own, so that nobody else pays for it.
@@ -14,3 +15,5 @@ from shardbroker.worker.loop cimport Connection
 cdef class MountedConnection(Connection):
     cdef object template                   # shardbroker.access.placeholders.Template
     cdef bytes prefix                      # None until it is known who this is
+
+    cdef bytes mounted_topic(self, bytes topic)

@@ -16,6 +16,7 @@ from shardbroker.worker.loop cimport Connection
 from shardbroker.access.placeholders import Template
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter, parse_subscription
+from shardbroker.worker.delayed import DELAYED
 
 __all__ = ["MountedConnection", "mounted_connection"]
 
@@ -66,7 +67,7 @@ cdef class MountedConnection(Connection):
         if will is not None:
             if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(will.topic) > TOPIC_MAX:
                 return self.refuse(self.version, TOPIC_NAME_INVALID, "the will's topic is too long below this listener's mount point")
-            will.topic = self.prefix + will.topic
+            will.topic = self.mounted_topic(will.topic)
         return Connection.accept(self, packet, client_id)
 
     # --- what comes in --------------------------------------------------------------------------------------------------------------
@@ -79,7 +80,13 @@ cdef class MountedConnection(Connection):
             topic = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
         if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(topic) > TOPIC_MAX:
             raise MqttError(TOPIC_NAME_INVALID, "the topic is too long below this listener's mount point")
-        return self.prefix + topic
+        return self.mounted_topic(topic)
+
+    cdef bytes mounted_topic(self, bytes topic):
+        if not topic.startswith(DELAYED):
+            return self.prefix + topic
+        seconds, slash, real = topic[len(DELAYED):].partition(b"/")
+        return DELAYED + seconds + slash + self.prefix + real if real else topic           # refused where it is used
 
     cdef bytes below(self, bytes wire_filter):
         group, filter = parse_subscription(wire_filter)

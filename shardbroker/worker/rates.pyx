@@ -4,7 +4,7 @@ from math import inf
 
 from shm.quota cimport SharedBucket
 
-from shm.topology import LISTENERS_MAX
+from shardbroker.config.listeners import LISTENERS_MAX
 
 __all__ = ["Quotas", "Rates", "SharedRates"]
 

@@ -1,7 +1,6 @@
 """What a worker does before it serves: its sessions come back from the journal, and the journal goes on."""
 
 import time
-import zlib
 from contextlib import suppress
 
 import posix_ipc
@@ -14,7 +13,8 @@ from shardbroker.journal.layout import segment_paths
 from shardbroker.session.recorder import Recorder
 from shardbroker.worker.loop import Loop
 from shardbroker.worker.recovery import Recovery
-from shm.topology import PARTITIONS, Topology
+from shm.partitions import workers_of
+from shm.topology import Topology
 
 __all__ = ["recover"]
 
@@ -30,13 +30,13 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
     """Makes the sessions of worker `number` again and opens its journal. Raises JournalBusy, OSError."""
 
     def owns(client_id: bytes) -> bool:
-        return zlib.crc32(client_id) % PARTITIONS % topology.workers == number
+        return topology.division.worker_of(client_id) == number
 
     # Once all have served, each has its sessions in its own journal; what others have of them is old.
-    moving = topology.journal_workers not in (0, topology.workers) and not Counters.attach(topology.counters_name).serving
+    moving = topology.written_by not in (0, topology.division.number) and not Counters.attach(topology.counters_name).serving
     recovery = Recovery(loop, owns)
     own = topology.journal_dir(number)
-    others = [worker for worker in range(max(topology.journal_workers, topology.workers)) if worker != number]
+    others = [worker for worker in range(max(workers_of(topology.written_by), topology.workers)) if worker != number]
     sources = [worker for worker in (*others, number) if topology.journal_dir(worker).exists()] if moving else [number]
     if moving:
         for worker in sources:

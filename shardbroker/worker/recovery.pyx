@@ -12,26 +12,27 @@ another worker can be newer than the last block (docs/design/0002-durability.md)
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Message, Publication, make_message
-from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.pubsub.subscriptions cimport OPTION_QOS, Subscription
 from shardbroker.session.delivery cimport (
     AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, Delivery, DeliveryRing, drop_delivery, take_delivery,
 )
 from shardbroker.session.mqueue cimport MQueue
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session, Will
-from shardbroker.worker.held cimport HELD_FOR_GROUP, HELD_FOR_RING, Held, hold_for_all, hold_for_group, hold_for_ring
+from shardbroker.worker.held cimport (
+    HELD_FOR_GROUP, HELD_FOR_RING, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_ring, hold_for_time,
+)
 from shardbroker.worker.loop cimport RETAINED, Loop
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
 from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
 from shm.ring cimport Inbox, Ring
 
 import time
-from zlib import crc32
 
 from shardbroker.journal import Block, read, recovery_start, trusted
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
 from shardbroker.mqtt.topics import parse_subscription
-from shm.topology import PARTITIONS
+from shm.partitions import Division
 
 __all__ = ["Recovery"]
 
@@ -67,7 +68,7 @@ cdef class Recovery:
     cdef dict last_seen                    # session key -> µs of its last record in that journal
     cdef dict forwarded                    # worker -> (rings, destination) -> block, records of messages for it that may never have left
     cdef dict held                         # (worker, number) -> record of a message that waits for room in a ring
-    cdef dict takers                       # rings -> (worker, workers) that had taken all of them when an earlier start was killed
+    cdef dict takers                       # rings -> (worker, Division) that had taken all of them when an earlier start was killed
     cdef set elsewhere                     # keys of sessions that another worker has, after the number of workers changed
     cdef list foreign                      # session numbers and client ids of this journal that belong to other workers now
     cdef readonly object owns              # client id -> whether it is this worker's
@@ -235,10 +236,8 @@ cdef class Recovery:
         subscription.filter = filter
         subscription.group = group
         subscription.wire_filter = filter if group is None else item[2]
-        subscription.qos = options & 3
-        subscription.no_local = (options >> 2) & 1
-        subscription.retain_as_published = (options >> 3) & 1
-        subscription.retain_handling = (options >> 4) & 3
+        subscription.qos = options & OPTION_QOS
+        subscription.flags = options & ~<uint32_t>OPTION_QOS
         subscription.identifier = item[4]
         self.loop.subscribe(session, subscription)
 
@@ -391,7 +390,8 @@ cdef class Recovery:
         if item[2] >> TAKER_SHIFT == 0:
             self.consumed[item[1], item[2]] = item[3]
         else:
-            self.takers.setdefault(item[1], set()).add(((item[2] >> TAKER_SHIFT & 0xFFFF) - 1, item[2] >> TAKERS_SHIFT))
+            division = Division(item[2] >> TAKERS_SHIFT, tuple(field(item, 4)))
+            self.takers.setdefault(item[1], set()).add(((item[2] >> TAKER_SHIFT & 0xFFFF) - 1, division))
 
     def on_forwarded(self, list item) -> None:
         cdef dict forwarded = self.forwarded.setdefault(self.source, {})
@@ -475,24 +475,27 @@ cdef class Recovery:
         cdef Session session
         cdef list others = []
         cdef set takers = self.takers.get(rings, set())
-        cdef list counts = [workers for taker, workers in takers if taker == worker]
+        cdef list divisions = [division for taker, division in takers if taker == worker]
         for session in self.by_key.values():
             if not session.ended and (self.origins[session.key] != worker or any(
-                    [crc32(session.client_id) % PARTITIONS % workers == worker for workers in counts])):
+                    [division.worker_of(session.client_id) == worker for division in divisions])):
                 session.ended = True
                 others.append(session)
         if self.homes is not None or takers:
             self.loop.elsewhere = self.elsewhere
             self.loop.heir = worker % self.loop.topology.workers == self.loop.number and not any(
-                [taker == worker % workers for taker, workers in takers])
+                [taker == worker % division.workers for taker, division in takers])
         return others
 
     cdef int note_taken(self, rings, int producer, position) except -1:
-        """In the journal: its own ring, or if the number of workers has changed, one of those that all workers take."""
+        """In the journal: its own ring, or if sessions are divided anew, one of those that all workers take."""
         cdef object mark = 0
+        cdef bytes weights = None
         if self.homes is not None:
             mark = self.loop.topology.workers << TAKERS_SHIFT | (self.loop.number + 1) << TAKER_SHIFT
-        return self.loop.recorder.add(Kind.CONSUMED, {"rings": rings, "producer": producer | mark, "position": position})
+            weights = bytes(self.loop.topology.division.weights) or None
+        return self.loop.recorder.add(
+            Kind.CONSUMED, {"rings": rings, "producer": producer | mark, "position": position, "weights": weights})
 
     cdef int take_all(self, list others) except -1:
         cdef Session session
@@ -577,7 +580,7 @@ cdef class Recovery:
         self.loop.recover_routes()
 
     cdef int hold_again(self) except -1:
-        """What waited for room in a ring waits again. If the number of workers has changed, each has those of the journals that its own
+        """What waited for room in a ring or for its time waits again. If the number of workers has changed, each has those of the journals that its own
         takes the place of."""
         cdef Loop loop = self.loop
         cdef Message message
@@ -596,6 +599,8 @@ cdef class Recovery:
                 held = hold_for_group(message, group, filter, 0, item[7])
             elif item[2] == HELD_FOR_GROUP:
                 held = hold_for_group(message, group, filter, item[6], item[7])
+            elif item[2] == HELD_FOR_TIME:
+                held = hold_for_time(message, field_or_none(item, 10) or 0)
             else:
                 held = hold_for_all(message)
             if (item[3], group, filter, held.destination) in known:
@@ -607,7 +612,10 @@ cdef class Recovery:
             else:
                 loop.last_held += 1
                 held.number = loop.last_held
-            loop.retry.append(held)
+            if held.purpose == HELD_FOR_TIME:
+                loop.delays.add(held)
+            else:
+                loop.retry.append(held)
         return 0
 
     cdef int give_up_lost(self, Session session) except -1:

@@ -8,8 +8,9 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from shardbroker.access.verdicts cimport Verdicts
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
@@ -43,6 +44,16 @@ cdef class SansIoChannel(Channel):
         if self.session is not None and self.session.link is self and (congested or self.session.queue is not None):
             self.session.pump()
         return output
+
+    def put_under_rules(self, bytes topic not None) -> None:
+        """From now on it is looked up what it may publish, and that it may publish to this topic is known."""
+        cdef TopicEntry entry = self.shard.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic))
+        cdef uint32_t generation = self.shard.access_generation
+        cdef int combination
+        self.verdicts = Verdicts(1)
+        for combination in range(8):
+            self.verdicts.remember(topic, False, <uint8_t>combination, True, <uint64_t>-1, generation)
+        self.verdicts.look(topic, False, 0, self.core.now_ms, generation, entry.serial)
 
     @property
     def is_closing(self) -> bool:

@@ -12,6 +12,7 @@ from shardbroker.pubsub.subscriptions cimport Subscription, SubscriptionTable
 from shardbroker.pubsub.topic_cache cimport TopicCache, TopicEntry
 from shardbroker.session.core cimport Core
 from shardbroker.session.session cimport Session, Will
+from shardbroker.worker.delayed cimport Delays
 from shardbroker.worker.held cimport Held
 from shm.epochs cimport BUCKETS, Epochs
 
@@ -43,6 +44,7 @@ cdef class Shard(Core):
     cdef uint64_t full_tables              # commits that the route table had no room for
     cdef list retry                        # Held: what a full ring keeps here
     cdef uint64_t last_held                # number of the newest of them in the journal
+    cdef readonly Delays delays            # messages that wait for their time
     cdef uint64_t next_key
     cdef uint64_t id_low_base              # node and process part of message ids
     cdef uint16_t id_sequence
@@ -54,6 +56,8 @@ cdef class Shard(Core):
     cdef list capture                      # topic filters of journal.capture, bytes
     cdef object rewriting                  # worker.topics.Rewriting; None without rules
     cdef object auto_topics                # worker.topics.AutoTopics; None without topics
+    cdef object announcer                  # worker.event_messages.EventMessages
+    cdef readonly object owners            # shm.exclusive.ExclusiveTable or its like; None until sessions are there again
     cdef bint unrepeatable                 # what is published now comes from nobody who would send it again: a lost record is lost
 
     # The entry of a topic, built anew if the epochs moved. Raises MqttError 0x90 for what is no topic name.
@@ -63,14 +67,24 @@ cdef class Shard(Core):
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int publish_message(self, Message message, Session publisher) except -1
     cdef bint try_publish(self, Message message, Session publisher) except -1
+    # As publish_message, behind those that wait for room. False: it waits itself.
+    cdef bint publish_in_order(self, Message message, Session publisher) except -1
     # To a member of the group, other than `failed`. False if a ring is full.
     cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1
     # It waits for room, and stands in the journal until it has found some.
     cdef int hold(self, Held held) except -1
+    cdef int number_held(self, Held held) except -1
     cdef int record_held(self, Held held) except -1
     cdef int run_retries(self) except -1
     cdef bint try_again(self, Held held) except -1
     cdef bint put_held(self, Held held) except -1
+    # It is published at this time, whatever happens to its publisher. The caller has asked no_delay().
+    cdef int delay(self, Publication publication, uint64_t at_ms) except -1
+    # Why no further message may wait; None if it may.
+    cdef int delay_will(self, Message message) except -1
+    cdef str no_delay(self)
+    cdef int64_t delayed_count(self) except? -1
+    cdef bint publish_delayed(self, Held held) except -1
     cdef int stamp(self, Publication publication) noexcept
     cdef int deliver_shared(self, tuple group, Publication publication, Session publisher, uint8_t attempts, tuple failed) except -1
     cdef bint deliver_to_member(self, bytes group, bytes filter, uint64_t member, Publication publication) except -1
@@ -84,6 +98,9 @@ cdef class Shard(Core):
     cdef int end_session(self, Session session, bint redispatch) except -1
     cdef int client_gone(self, Session session, int reason_code, bint keep_will) except -1
     cdef int publish_will(self, Session session) except -1
+    # Whether this exclusive subscription is the session's now.
+    cdef bint claim(self, Session session, bytes filter) except -1
+    cdef int release(self, uint64_t session, bytes filter) except -1
     cdef int subscribe(self, Session session, Subscription subscription) except -1
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1
     cdef bint drop_subscription(self, Subscription subscription, uint64_t delay_ms) except -1

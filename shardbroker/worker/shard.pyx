@@ -6,23 +6,34 @@ import random
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcmp
 
+from shardbroker.hooks.masks cimport (
+    HOOK_MESSAGE_DROPPED, HOOK_MESSAGE_PUBLISH, HOOK_SESSION_CREATED, HOOK_SESSION_DISCARDED,
+    HOOK_SESSION_RESUMED, HOOK_SESSION_TAKENOVER, HOOK_SESSION_TERMINATED, HOOK_SESSION_UNSUBSCRIBED,
+)
 from shardbroker.mqtt.topics cimport is_topic_name
 from shardbroker.pubsub.message cimport make_message
-from shardbroker.pubsub.subscriptions cimport Subscriber
+from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, OPTION_RETAIN_AS_PUBLISHED, Subscriber
 from shardbroker.session.link cimport Link
-from shardbroker.worker.held cimport HELD_FOR_ALL, HELD_FOR_GROUP, Held, hold_for_all, hold_for_group
+from shardbroker.worker.delayed cimport Delays
+from shardbroker.worker.held cimport HELD_FOR_ALL, HELD_FOR_GROUP, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_time
+from shardbroker.worker.memory cimport REFUSE
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
+from shardbroker.session.core cimport TELL_DROPPED, TELL_SUBSCRIBED
 from shardbroker.session.recorder cimport (
     ENDED_CLEAN_START, ENDED_DISCONNECTED, ENDED_EXPIRED, WILL_DISCARDED, WILL_PUBLISHED,
 )
 from shm.counters cimport (
-    DELIVERY_DROPPED, DELIVERY_DROPPED_NO_LOCAL, MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, RETAINED_DROPPED,
+    DELAYED_COUNT, DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_NO_LOCAL, EVENTS_DROPPED, MESSAGES_DELAYED,
+    MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, RETAINED_DROPPED,
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
 from shm.epochs cimport WILDCARD_BUCKET, bucket_of
 
 from shardbroker.mqtt.errors import MqttError
+from shardbroker.worker import event_messages
+from shardbroker.worker.delayed import DELAYED, parse_delayed
+from shm.exclusive import Claim, ExclusiveTableFull
 from shm.retained import RetainedMessage, RetainedStoreFull, RetainedStoreRefused
 from shm.routes import RouteTableFull, matches
 
@@ -86,7 +97,9 @@ cdef class Shard(Core):
         self.replaying = []
         self.leaving = []
         self.retry = []
+        self.delays = Delays(self, settings.delayed)
         self.capture = []
+        self.announce_events(settings)
         # Keys are unique on the node and differ from those of a worker that died: worker | start second | count.
         self.next_key = ((<uint64_t>own_destination & 0xFFFF) << 52) | ((now_ms // 1000 & 0xFFFFFFFF) << 20)
         self.id_low_base = ((<uint64_t>node_id & 0xFFFF) << 48) | ((<uint64_t>os.getpid() & 0xFFFFFFFF) << 16)
@@ -143,6 +156,10 @@ cdef class Shard(Core):
         if entry.nobody():
             self.count(MESSAGES_DROPPED)
             self.count(MESSAGES_DROPPED_NO_SUBSCRIBERS)
+            if self.telling & TELL_DROPPED:
+                self.announce(TELL_DROPPED, publisher, publication)
+            if self.hooks & HOOK_MESSAGE_DROPPED:
+                self.hooked.message_dropped(publication, "no_subscribers")
             return False
         self.deliver_locally(entry, publication, publisher)
         for destination in entry.destinations:
@@ -166,8 +183,7 @@ cdef class Shard(Core):
             if publisher is not None and subscriber is publisher:
                 if target.own == OWN_NONE or (self.ignore_loop_deliver and publisher.link is not None
                                               and publisher.link.version < 5):
-                    self.count(DELIVERY_DROPPED)
-                    self.count(DELIVERY_DROPPED_NO_LOCAL)
+                    self.delivery_dropped(publisher, publication, DELIVERY_DROPPED_NO_LOCAL, "no_local")
                     continue
                 if target.own != OWN_SAME:
                     qos = target.own_qos
@@ -180,17 +196,32 @@ cdef class Shard(Core):
 
     cdef int publish_message(self, Message message, Session publisher) except -1:
         """Publishes what the broker itself holds: a will. It is held while a ring is full."""
-        if not self.try_publish(message, publisher):
+        if self.hooks & HOOK_MESSAGE_PUBLISH:
+            message = self.hooked.publish_message(message)
+        if message is not None and not self.try_publish(message, publisher):
             self.hold(hold_for_all(message))
         return 0
 
+    cdef bint publish_in_order(self, Message message, Session publisher) except -1:
+        if not self.retry and self.try_publish(message, publisher):
+            return True
+        self.hold(hold_for_all(message))
+        return False
+
     cdef bint try_publish(self, Message message, Session publisher) except -1:
-        cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
+        cdef TopicEntry entry
         cdef Publication publication
+        try:
+            entry = self.resolve(message.block, message.topic_size)
+        except MqttError:
+            self.count(MESSAGES_DROPPED)   # fewer levels are allowed than when it came
+            return True
         if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
             return False
         publication = Publication.__new__(Publication)
         publication.borrow(message)
+        if self.watch:
+            self.watcher.routed(publication, not entry.nobody())
         self.unrepeatable = True
         try:
             self.publish(entry, publication, publisher)
@@ -201,18 +232,25 @@ cdef class Shard(Core):
     # --- what waits for room in a ring ---------------------------------------------------------------------------------------
 
     cdef int hold(self, Held held) except -1:
-        if self.recorder is not None and (held.message.qos or held.purpose == HELD_FOR_ALL):
+        if held.message.qos or held.purpose == HELD_FOR_ALL:
+            self.number_held(held)
+        self.retry.append(held)
+        return 0
+
+    cdef int number_held(self, Held held) except -1:
+        """It stands in the journal from here on, if there is one."""
+        if self.recorder is not None:
             self.last_held += 1
             held.number = self.last_held
             self.record_held(held)
-        self.retry.append(held)
         return 0
 
     cdef int record_held(self, Held held) except -1:
         if held.number == 0:
             return 0
         return self.recorder.held(
-            held.number, held.purpose, held.message, held.destination, held.record, held.member, held.attempts, held.group, held.filter)
+            held.number, held.purpose, held.message, held.destination, held.record, held.member, held.attempts, held.group, held.filter,
+            held.at_ms)
 
     cdef int run_retries(self) except -1:
         """Each tries again, in order."""
@@ -224,12 +262,16 @@ cdef class Shard(Core):
                 self.retry.append(held)
             elif held.number:
                 self.recorder.let_go(held.number)
-        return 0
+        if not self.retry and self.hooked is not None:
+            self.hooked.go_on()
+        return self.delays.take_due(self.retry)
 
     cdef bint try_again(self, Held held) except -1:
         cdef bint done
         if held.purpose == HELD_FOR_ALL:
             return self.try_publish(held.message, self.sessions.get(held.message.client_id))
+        if held.purpose == HELD_FOR_TIME:
+            return self.publish_delayed(held)
         if held.purpose == HELD_FOR_GROUP:
             return self.hand_on(held.group, held.filter, held.message, held.attempts, held.member)
         self.unrepeatable = True
@@ -241,6 +283,108 @@ cdef class Shard(Core):
 
     cdef bint put_held(self, Held held) except -1:
         raise NotImplementedError("Shard.put_held")
+
+    # --- events as messages -------------------------------------------------------------------------------------------------
+
+    def announce_events(self, settings) -> None:
+        """The events of these settings are published from now on."""
+        if self.announcer is not None:
+            self.announcer.publish()
+        self.announcer = event_messages.EventMessages(self, settings)
+        self.telling = self.announcer.mask
+
+    def is_heard(self, bytes topic not None) -> bool:
+        return not self.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic)).nobody()
+
+    def say(self, bytes topic not None, bytes payload not None) -> None:
+        """A message of the broker's own; dropped if a ring is full."""
+        cdef Publication stamped = Publication.__new__(Publication)
+        self.stamp(stamped)
+        id = stamped.id_high.to_bytes(8, "big") + stamped.id_low.to_bytes(8, "big")
+        if not self.try_publish(make_message(topic, payload, b"", None, id, 0, 0, False, 0, 0), None):
+            self.drop_event()
+
+    def drop_event(self) -> None:
+        self.count(EVENTS_DROPPED)
+
+    cdef int announce(self, int event, object subscriber, Publication publication) except -1:
+        cdef Message message
+        cdef bytes client_id = b"" if subscriber is None else (<Session>subscriber).client_id
+        if publication.topic[0] == c"$" and \
+                PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size).startswith(event_messages.OWN):
+            return 0
+        topics = self.announcer.listeners(event, client_id)
+        if topics:
+            message = publication.keep()
+            fields = event_messages.message(
+                message.id_high, message.id_low, message.topic, message.payload, message.qos, message.retain, message.client_id or b"")
+            if subscriber is not None and (<Session>subscriber).link is not None:
+                holder = (<Session>subscriber).link
+                fields |= holder.identity()
+            if event == TELL_DROPPED:
+                fields["reason"] = "no_subscribers"
+            self.announcer.note(topics, fields, self.now_ms)
+        return 0
+
+    # --- delayed messages -------------------------------------------------------------------------------------------------------
+
+    cdef int delay(self, Publication publication, uint64_t at_ms) except -1:
+        cdef Held held = hold_for_time(publication.keep(), at_ms)
+        self.number_held(held)
+        self.delays.add(held)
+        self.count(MESSAGES_DELAYED)
+        if self.memory_level:
+            self.queued_by(
+                publication.client_id, <uint64_t>publication.topic_size + publication.properties_size + publication.payload_size)
+        return 0
+
+    cdef int delay_will(self, Message message) except -1:
+        """Its topic was checked when it came. What does not hold any more drops it."""
+        cdef Publication publication = Publication.__new__(Publication)
+        cdef uint32_t size
+        try:
+            at_ms, topic = parse_delayed(message.topic, self.now_ms)
+        except MqttError:
+            topic = None
+        if topic is None or not self.delays.settings.enable or self.no_delay() is not None:
+            self.count(MESSAGES_DROPPED)
+            return 0
+        publication.borrow(message)
+        size = <uint32_t>len(topic)
+        publication.topic += message.topic_size - size
+        publication.topic_size = size
+        publication.message = None
+        return self.delay(publication, at_ms)
+
+    cdef str no_delay(self):
+        if self.memory_level >= REFUSE:
+            return "the broker's memory is short"
+        limit = self.delays.settings.max_delayed_messages
+        return f"{limit} messages wait for their time, which is as many as may" if limit and self.delayed_count() >= limit else None
+
+    cdef int64_t delayed_count(self) except? -1:
+        return <int64_t>self.counters[<int>DELAYED_COUNT]
+
+    cdef int messages_due(self) except -1:
+        return self.delays.take_due(self.retry)
+
+    cdef bint publish_delayed(self, Held held) except -1:
+        if not self.delays.has(held):
+            return True                    # deleted since it was due
+        if held.message.expires_ms and held.message.expires_ms <= self.now_ms:
+            self.count(DELIVERY_DROPPED)
+            self.count(DELIVERY_DROPPED_EXPIRED)
+        elif not self.try_publish(held.message, self.sessions.get(held.message.client_id)):
+            return False
+        self.delays.remove(held)
+        return True
+
+    def forget_delayed(self, Held held not None) -> None:
+        """Somebody who runs the broker deletes it."""
+        self.delays.remove(held)
+        if held.number:
+            self.recorder.let_go(held.number)
+            held.number = 0
 
     # --- shared subscriptions ------------------------------------------------------------------------------------------------
 
@@ -273,6 +417,10 @@ cdef class Shard(Core):
             failed = chosen
         self.count(MESSAGES_DROPPED)
         self.count(MESSAGES_DROPPED_NO_SUBSCRIBERS)
+        if self.watch:
+            self.watcher.dropped(None, publication.topic, publication.topic_size, "no_member")
+        if self.hooks & HOOK_MESSAGE_DROPPED:
+            self.hooked.message_dropped(publication, "no_subscribers")
         return 0
 
     cdef bint deliver_to_member(self, bytes group, bytes filter, uint64_t member, Publication publication) except -1:
@@ -281,7 +429,7 @@ cdef class Shard(Core):
             return False
         # [MQTT-4.8.2-3]: the QoS granted to the client chosen.
         subscription.subscriber.deliver(
-            publication, subscription.qos, publication.retain and subscription.retain_as_published,
+            publication, subscription.qos, publication.retain and subscription.flags & OPTION_RETAIN_AS_PUBLISHED != 0,
             encode_identifier(subscription.identifier) or None, (group, filter),
         )
         return True
@@ -312,6 +460,8 @@ cdef class Shard(Core):
         if session is not None:
             if session.link is not None:
                 holder = session.link
+                if self.hooks & HOOK_SESSION_TAKENOVER:
+                    self.hooked.session("session.takenover", session, holder)
                 holder.taken_over()
                 self.count(SESSION_TAKENOVER)
                 session = self.sessions.get(client_id)
@@ -324,6 +474,8 @@ cdef class Shard(Core):
                 session = None
         if session is not None and clean_start:
             self.count(SESSION_DISCARDED)
+            if self.hooks & HOOK_SESSION_DISCARDED:
+                self.hooked.session("session.discarded", session, channel)
             (<Link>channel).promised = True                # its CONNACK says that the old one is gone
             self.end_session(session, False)               # [MQTT-3.1.2-4]
             session = None
@@ -338,6 +490,11 @@ cdef class Shard(Core):
             present[0] = True
             self.count(SESSION_RESUMED)
         session.expiry_ms = expiry_ms
+        if present[0]:
+            if self.hooks & HOOK_SESSION_RESUMED:
+                self.hooked.session("session.resumed", session, channel)
+        elif self.hooks & HOOK_SESSION_CREATED:
+            self.hooked.session("session.created", session, channel)
         if session.will is not None:
             session.will = None                            # its delay has not passed: it is not sent [MQTT-3.1.3-9]
             if session.known:
@@ -388,10 +545,14 @@ cdef class Shard(Core):
         will.message.id_low = stamped.id_low
         if will.has_expiry:
             will.message.expires_ms = self.now_ms + <uint64_t>will.expiry_s * 1000
+        if will.message.block[0] == c"$" and will.message.topic.startswith(DELAYED):
+            return self.delay_will(will.message)
         return self.publish_message(will.message, session)
 
     cdef int end_session(self, Session session, bint redispatch) except -1:
         """Takes the session out of everything. `redispatch`: its part of shared groups goes to other members."""
+        if self.hooks & HOOK_SESSION_TERMINATED:
+            self.hooked.terminated(session, "discarded" if not redispatch else "expired" if session.expiry_ms else "disconnected")
         cdef list leftovers = session.shared_leftovers() if redispatch else []
         cdef Subscription subscription
         if session.subscription_count() > LEAVE_BATCH:
@@ -401,11 +562,11 @@ cdef class Shard(Core):
                 if subscription.group is None:
                     later.append(subscription)
                 else:
-                    self.unsubscribe(session, subscription.wire_filter, 0)     # a member that is gone would be chosen
+                    self.drop_subscription(session.pop_subscription(subscription.wire_filter), 0)   # or it would be chosen
             self.leaving.append((session, later))
         else:
             for subscription in session.all_subscriptions():
-                self.unsubscribe(session, subscription.wire_filter, REMOVAL_DELAY_MS)
+                self.drop_subscription(session.pop_subscription(subscription.wire_filter), REMOVAL_DELAY_MS)
         if session.will is not None:
             self.publish_will(session)                     # the session ends before the delay does [MQTT-3.1.2-8]
         if session.known:
@@ -441,6 +602,46 @@ cdef class Shard(Core):
 
     # --- subscriptions ------------------------------------------------------------------------------------------------------
 
+    def keep_exclusive(self, owners) -> list[Claim]:
+        """Exclusive subscriptions are claimed there from now on, first those of the sessions that there are. What somebody else has got
+        meanwhile ends; returns it."""
+        cdef Session session
+        cdef Subscription subscription
+        claims = []
+        for session in self.sessions.values():
+            for subscription in session.all_subscriptions():
+                if subscription.flags & OPTION_EXCLUSIVE:
+                    claims.append(Claim(subscription.filter, self.own_destination, session.key, session.client_id))
+        lost = owners.replace(self.own_destination, claims)
+        for claim in lost:
+            session = self.sessions[claim.client_id]
+            self.unsubscribe(session, claim.filter, 0)
+            if session.logged:
+                self.recorder.unsubscribed(session, claim.filter)
+        self.owners = owners
+        return lost
+
+    cdef bint claim(self, Session session, bytes filter) except -1:
+        cdef Session holder
+        wanted = Claim(filter, self.own_destination, session.key, session.client_id)
+        ended = 0
+        found = self.owners.owner(filter)
+        if found is not None and found.destination == self.own_destination:
+            holder = self.by_key.get(found.session)
+            if holder is None or holder.ended:
+                ended = found.session      # its many subscriptions are still being taken out
+        try:
+            return self.owners.claim(wanted, ended)
+        except ExclusiveTableFull:
+            return False
+
+    cdef int release(self, uint64_t session, bytes filter) except -1:
+        try:
+            self.owners.release(filter, session)
+        except ExclusiveTableFull as error:
+            self.tell("error", f"{filter.decode()!r} stays taken, though nobody has it for itself any more: {error}")
+        return 0
+
     cdef int subscribe(self, Session session, Subscription subscription) except -1:
         cdef size_t before = self.table.count
         session.put_subscription(subscription)
@@ -470,9 +671,13 @@ cdef class Shard(Core):
         cdef Subscription subscription = session.pop_subscription(wire_filter)
         if subscription is None:
             return False
+        if self.hooks & HOOK_SESSION_UNSUBSCRIBED:
+            self.hooked.unsubscribed(session, wire_filter)
         return self.drop_subscription(subscription, delay_ms)
 
     cdef bint drop_subscription(self, Subscription subscription, uint64_t delay_ms) except -1:
+        if subscription.flags & OPTION_EXCLUSIVE and self.owners is not None:
+            self.release(subscription.subscriber.key, subscription.filter)
         if self.table.remove(subscription):
             self.route_changed(subscription, False, delay_ms)
         self.invalidate(subscription.filter)
@@ -606,6 +811,11 @@ cdef class Shard(Core):
                     codes = self.undo_subscribe(channel, codes, subscribed)
                     replays = []
                 channel.subscribed(packet_id, codes, replays)
+                if self.telling & TELL_SUBSCRIBED and not full:
+                    for _, subscription in subscribed:
+                        channel.announce(TELL_SUBSCRIBED, event_messages.subscribed(subscription.filter, subscription.options()))
+        if self.telling and self.announcer.any_noted:
+            self.announcer.publish()
         return 0
 
     cdef int commit_retained(self) except -1:

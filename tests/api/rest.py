@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tests.harness import Broker, free_port
+from tests.harness import Broker, free_port, until
 
 PASSWORD = re.compile(r"password (\S+) \(said only once")
 asked: set[tuple[str, str]] = set()
@@ -29,7 +29,7 @@ class ApiBroker(Broker):
     @property
     def password(self) -> str:
         """Of the first account, as the log tells it."""
-        (found,) = PASSWORD.findall(self.log)
+        (found,) = until(lambda: PASSWORD.findall(self.log), lambda: self.log)
         return str(found)
 
 

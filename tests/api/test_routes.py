@@ -218,6 +218,34 @@ def test_the_retainer_is_configured_live(rest: Rest) -> None:
     rest.good("POST", "/configs_reset/retainer.max_payload_size")
 
 
+def test_delayed_messages_are_listed_shown_and_deleted(rest: Rest, come: Callable[..., Client]) -> None:
+    to = come("delayed-to")
+    to.subscribe("delayed/soon", 1)
+    for worker in range(3):
+        come(client_id_on(worker, 3, "delayed")).publish(f"$delayed/{300 + worker}/delayed/{worker}", b"later", qos=1)
+    pages = [rest.good("GET", "/mqtt/delayed/messages", limit=2, page=page) for page in (1, 2)]
+    rows = pages[0]["data"] + pages[1]["data"]
+    assert {row["topic"]: row["delayed_interval"] for row in rows} == {f"delayed/{worker}": 300 + worker for worker in range(3)}
+    assert rest.good("GET", "/mqtt/delayed/messages", limit=2, cursor="")["meta"]["hasnext"]
+    assert rows[0]["expected_at"] > rows[0]["publish_at"] and rows[0]["from_clientid"].startswith("delayed")
+    for row in rows:
+        path = f"/mqtt/delayed/messages/{row['node']}/{row['msgid']}"
+        assert rest.good("GET", path)["payload"] == "bGF0ZXI="
+        assert rest.refused("DELETE", f"/mqtt/delayed/messages/elsewhere/{row['msgid']}") == (404, "NOT_FOUND")
+        rest.good("DELETE", path)
+        assert rest.refused("GET", path) == rest.refused("DELETE", path) == (404, "NOT_FOUND")
+    assert rest.refused("GET", f"/mqtt/delayed/messages/{rows[0]['node']}/12") == (400, "BAD_REQUEST")
+    rest.good("POST", "/publish", {"topic": "$delayed/1/delayed/soon", "payload": "soon", "qos": 1})
+    assert to.expect(Publish).payload == b"soon"
+    assert rest.refused("POST", "/publish", {"topic": "$delayed/soon/x"}) == (400, "BAD_REQUEST")
+
+
+def test_delayed_messages_are_configured_live(rest: Rest) -> None:
+    assert rest.good("PUT", "/mqtt/delayed", {"max_delayed_messages": 7})["max_delayed_messages"] == 7
+    assert rest.good("GET", "/mqtt/delayed") == {"enable": True, "max_delayed_messages": 7}
+    rest.good("POST", "/configs_reset/delayed.max_delayed_messages")
+
+
 # --- access -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -377,12 +405,34 @@ def test_the_audit_log_tells_who_changed_what_and_no_secrets(served: ApiBroker, 
     rest.good("DELETE", "/users/audited")
 
 
+def test_plugins_and_hooks(rest: Rest, tmp_path: Path) -> None:
+    """More about them: tests/hooks."""
+    (tmp_path / "looks.py").write_text("def load(plugin): plugin.hook('client.connected', lambda client, connection: None)")
+    rest.good("PUT", "/configs/plugins", {"dir": str(tmp_path)})
+    assert [row["state"] for row in rest.good("GET", "/plugins")] == ["not loaded"]
+    assert rest.good("PUT", "/plugins/looks/start") == {"name": "looks", "workers": 3, "points": ["client.connected"]}
+    assert [row["point"] for row in rest.good("GET", "/hooks") if row["callback"]] == ["client.connected"]
+    rest.good("PUT", "/plugins/looks/stop")
+    rest.good("POST", "/configs_reset/plugins.dir")
+
+
+def test_programs_behind_hooks(rest: Rest) -> None:
+    """More about them: tests/hooks/test_exhook.py."""
+    off = {"name": "off", "url": "http://127.0.0.1:1", "enable": False}
+    rest.good("PUT", "/configs/exhook", {"servers": [off]})
+    assert [row["name"] for row in rest.good("GET", "/exhooks")] == ["off"]
+    assert rest.good("GET", "/exhooks/off")["status"] == "disabled"
+    assert rest.good("GET", "/exhooks/off/hooks") == []
+    rest.good("POST", "/configs_reset/exhook.servers")
+    assert rest.refused("GET", "/exhooks/off") == (404, "NOT_FOUND")
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_route_was_asked(rest: Rest, request: pytest.FixtureRequest) -> None:
-    """Runs last, and only says something when the whole module has run."""
-    if request.config.option.keyword or any("::" in argument for argument in request.config.args):
+    """Runs last, and only says something when all modules here have run: each asks some."""
+    if request.config.option.keyword or any(".py" in argument for argument in request.config.args):
         pytest.skip("only some tests of the module run")
     left = []
     for path, methods in rest.good("GET", "/api-docs/swagger.json")["paths"].items():

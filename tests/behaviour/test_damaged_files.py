@@ -70,21 +70,23 @@ def start(broker: Broker) -> str:
 
 
 def queues(broker: Broker) -> dict[str, list[int]]:
-    """What each session has, and is left with."""
-    found = {}
-    for name in SESSIONS:
-        with Client(broker.address, 5, name, clean=False, properties=SESSION) as client:
+    """What each session has, and is left with: all that comes before a message that is put behind it."""
+    found: dict[str, list[int]] = {}
+    with Client(broker.address, 5) as publisher:
+        for name in SESSIONS:
             found[name] = []
-            while isinstance(packet := client.recv(0.3), Publish):
-                found[name].append(int(packet.payload))
+            publisher.publish(f"q/{name}", b"end", 1)
+            with Client(broker.address, 5, name, clean=False, properties=SESSION) as client:
+                while (packet := client.expect(Publish, 20)).payload != b"end":
+                    found[name].append(int(packet.payload))
     return found
 
 
 def retained(broker: Broker) -> dict[int, bytes]:
     with Client(broker.address, 5) as reader:
         reader.subscribe("r/#", 0)
-        found = {}
-        while isinstance(packet := reader.recv(0.5), Publish):
+        found: dict[int, bytes] = {}
+        while isinstance(packet := reader.recv(3 if len(found) < RETAINED else 0.5), Publish):
             found[int(packet.topic[2:])] = packet.payload
         return found
 

@@ -16,7 +16,7 @@ from tests.harness.wire import PUBACK, PUBCOMP, PUBREC, Puback, Pubrec, Pubrel, 
 pytestmark = pytest.mark.own_broker
 WORKERS = 2
 SESSION = {"session_expiry_interval": 1000}
-ENDS = ["clean stop", "workers", "everything", "another number of workers"]
+ENDS = ["clean stop", "workers", "everything", "another number of workers", "other weights"]
 
 
 @pytest.fixture(params=["process", "machine"])
@@ -48,6 +48,8 @@ def come_back(broker: Broker, end: str) -> None:
     broker.process.wait(15)
     if end == "another number of workers":
         broker.workers = 3 if broker.workers == 2 else 2
+    if end == "other weights":
+        broker.settings["process.worker_weights"] = "1,3"
     broker.ready_line = ""
     broker.start()
 

@@ -4,10 +4,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.harness import Broker, Client, Closed, Publish, client_id_on
+from tests.harness import Broker, Client, Closed, Publish, client_id_on, wire
 
 WORKERS = 3
 RESTART_S = 2.0
@@ -97,3 +98,43 @@ def test_killed_acceptor_or_manager(own: Broker, title: str, count: int) -> None
                 another.ping()
         wait_restarted(own, title, victim, count)
         exchange(publisher, subscriber, "t", 20)
+
+
+@pytest.mark.own_broker
+@pytest.mark.parametrize("level", ["process", "machine"])
+def test_what_is_acknowledged_while_workers_end_one_after_another_is_kept(level: str, tmp_path: Path) -> None:
+    """Worker 1 has nobody to send away; worker 0 has clients for the whole drain time, and they go on publishing."""
+    settings = {"process.drain_time": "3s", "durability.level": level, "mqtt.max_mqueue_len": 100_000}
+    reader, persistent = client_id_on(1, WORKERS, "stays"), {"session_expiry_interval": 1000}
+    acknowledged = []
+    with Broker(WORKERS, settings, tmp_path) as broker:
+        with Client(broker.address, 5, reader, clean=False, properties=persistent) as client:
+            client.subscribe("kept/#", 1)
+        publishers = [Client(broker.address, 5, client_id_on(0, WORKERS, f"p{number}x")) for number in range(8)]
+        assert broker.process is not None
+        broker.process.terminate()
+        number = 0
+        while publishers:
+            for publisher in list(publishers):
+                number += 1
+                if published(publisher, "kept/x", b"%d" % number):
+                    acknowledged.append(b"%d" % number)
+                else:
+                    publishers.remove(publisher)
+    assert acknowledged
+    with Broker(WORKERS, settings, tmp_path) as again, Client(again.address, 5) as last:
+        last.publish("kept/x", b"end", 1)
+        with Client(again.address, 5, reader, clean=False, properties=persistent) as client:
+            got = []
+            while not got or got[-1] != b"end":
+                got.append(client.expect(Publish, 20).payload)
+    assert set(acknowledged) <= set(got), f"{len(set(acknowledged) - set(got))} of {len(acknowledged)} are lost"
+
+
+def published(client: Client, topic: str, payload: bytes) -> bool:
+    """Whether it is acknowledged; else the connection is over."""
+    try:
+        client.send_raw(wire.publish(topic, payload, version=5, qos=1, packet_id=client.next_id()))
+        return isinstance(client.recv(20), wire.Puback)
+    except (Closed, OSError):
+        return False

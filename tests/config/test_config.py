@@ -6,6 +6,7 @@ import pytest
 
 from shardbroker.cli.main import main
 from shardbroker.config import ConfigError, load, reference, show
+from shardbroker.config.listeners import LISTENERS_MAX
 
 
 def test_later_sources_win_and_are_named(tmp_path: Path) -> None:
@@ -55,6 +56,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Capt
     broken.write_text("[mqtt\n")
     assert main(["config", "check", "--config", str(broken)]) == 2
     assert "not valid TOML" in capsys.readouterr().err
+
+
+def test_more_listeners_than_there_are_counters_for_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    binds = [f"--set=listeners.l{number}.bind=127.0.0.1:0" for number in range(LISTENERS_MAX + 1)]
+    assert main(["config", "check", *binds[1:]]) == 0
+    assert main(["config", "check", *binds]) == 2
+    assert f"allowed is up to {LISTENERS_MAX} of them, not {LISTENERS_MAX + 1}" in capsys.readouterr().err
 
 
 def test_check_and_show(capsys: pytest.CaptureFixture[str]) -> None:

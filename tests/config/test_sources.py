@@ -90,7 +90,7 @@ def test_no_limit_is_written_as_infinity_or_0() -> None:
         ("listeners.a.bnd=x", "unknown key; did you mean listeners.<name>.bind?"),
         (
             "qqq.www=1",
-            "unknown key; allowed sections are process, node, listeners, mqtt, rewrite, auto_subscribe, durability, journal",
+            "unknown key; allowed sections are process, node, listeners, mqtt, rewrite, auto_subscribe, delayed, event_message",
         ),
         ("retainer.zzz=1", "unknown key; allowed in retainer are max_messages, max_total_bytes, max_payload_size"),
         ("mqtt.max_inflight=true", "allowed is an integer from 1 to 65535"),

@@ -23,7 +23,7 @@ def test_one_look_has_a_line_for_each_worker(broker: Broker, capsys: pytest.Capt
     with Client(broker.address, 5, "top-client"):
         assert main(["top", "--data-dir", str(broker.data_dir), "--once", "--interval", "0.2"]) == 0
     text = capsys.readouterr().out
-    pids = [int(found) for found in re.findall(r"^\s*\d+\s+\d+\s+(\d+)\s+ready", text, re.MULTILINE)]
+    pids = [int(found) for found in re.findall(r"^\s*\d+\s+\d+\s+\d+\s+(\d+)\s+ready", text, re.MULTILINE)]
     assert sorted(pids) == broker.child_pids("worker")
     assert "ring hop p50" in text and re.search(r"connections [1-9]", text)
 

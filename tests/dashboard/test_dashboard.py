@@ -260,3 +260,32 @@ def test_rules_are_tried_out_and_bans_come_and_go(rest: Rest, look: Callable[...
     page.get_by_role("button", name="End the ban").click()
     expect(page.get_by_role("cell", name="villain")).to_have_count(0)
     assert rest.good("GET", "/banned")["data"] == []
+
+
+def test_plugins_are_loaded_seen_and_unloaded(served: ApiBroker, look: Callable[..., Page], tmp_path: Path, rest: Rest) -> None:
+    (tmp_path / "loud.py").write_text(
+        "from shardbroker.hooks import ok\n\n"
+        "def load(plugin):\n"
+        "    mark = plugin.settings['mark'].encode()\n"
+        "    plugin.hook('message.publish', lambda message: ok(message.replace(payload=message.payload + mark)))\n"
+    )
+    rest.good("PUT", "/configs/plugins", {"dir": str(tmp_path)})
+    page = look("/plugins")
+    row = page.get_by_role("row", name=re.compile("^loud"))
+    expect(row).to_contain_text("not loaded")
+    row.get_by_role("checkbox").click()
+    page.get_by_role("button", name="Load", exact=True).click()
+    expect(page.get_by_text("KeyError: 'mark'").first).to_be_visible()
+    page.get_by_label("Settings").fill("mark=!!")
+    page.get_by_role("button", name="Load", exact=True).click()
+    expect(row.get_by_role("cell").nth(2)).to_have_text("loaded")
+    with Client(served.address, 5, "plugged") as client:
+        client.subscribe("plugged")
+        client.publish("plugged", b"hey")
+        client.expect(Publish, payload=b"hey!!")
+    hooks = page.get_by_role("row", name="loud:load.<locals>.<lambda>")
+    expect(hooks.get_by_role("cell").nth(3)).to_have_text("1")
+    shoot(page, "plugins")
+    page.get_by_role("button", name="Unload").click()
+    expect(row).to_contain_text("not loaded")
+    expect(hooks).to_have_count(0)

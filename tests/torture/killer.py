@@ -18,7 +18,9 @@ from tests.harness import Broker
 from tests.torture.checker import History, Kind
 from tests.torture.power import Power
 
-KINDS = ("worker", "acceptor", "manager", "supervisor", "everything")
+STOP = "stop"
+"""SIGTERM: all processes end one after another, with what they still have for each other."""
+KINDS = ("worker", "acceptor", "manager", "supervisor", "everything", STOP)
 POWER = "power"
 """The whole machine, as far as the broker can tell; at level `machine` only."""
 BURSTS = (1, 1, 1, 2, 3, 4)
@@ -27,7 +29,7 @@ PAUSES_S = ((0.0, 0.01), (0.0, 0.1), (0.05, 0.4), (0.4, 1.5))
 """Ranges of the pause within a burst, from the kill on: the first hit a process that is just being started."""
 RESTS_S = (5.2, 8.0)
 """Range of the rest. The supervisor restarts a process at once if it was 5 s old."""
-WHOLE = ("supervisor", "everything", POWER)
+WHOLE = ("supervisor", "everything", STOP, POWER)
 WHOLE_RESTS_S = (6.0, 16.0)
 POWER_RESTS_S = (0.3, 2.5)
 TRAPPED = 0.5
@@ -37,6 +39,8 @@ INTERRUPTED = 0.25
 """How many starts of the whole broker are killed too."""
 INTERRUPTED_S = (0.05, 1.0)
 POLL_S = 0.01
+STOP_S = 60.0
+"""For a clean stop."""
 HEAL_S = 30.0
 """For all processes to be there again in the end."""
 
@@ -146,6 +150,9 @@ class Killer(threading.Thread):
             return False
         if place == "supervisor":
             self._strike(self.broker.process.kill)
+        elif place == STOP:
+            self._strike(self.broker.process.terminate)
+            self._await_end()
         elif place == POWER:
             assert self._power is not None
             self._strike(self._power.switch_off)
@@ -160,6 +167,12 @@ class Killer(threading.Thread):
                 self._strike(kill)
         self.history.killed(place)
         return True
+
+    def _await_end(self) -> None:
+        assert self.broker.process is not None
+        code = self.broker.process.wait(STOP_S)
+        if code:
+            self.history.fault(Kind.CRASH, "supervisor", f"exit code {code} of a clean stop: {self._last_words()}")
 
     def _strike(self, kill: Callable[[], None]) -> None:
         """Now; or when a client sees the next acknowledgement: nothing may hang on what the broker meant to do right after it."""
@@ -197,6 +210,8 @@ class Killer(threading.Thread):
         self.broker.process.wait()
         if self._resize:
             self.broker.workers = self._rng.randint(1, 4)
+            weights = [str(self._rng.randint(1, 3)) for _ in range(self.broker.workers)]
+            self.broker.settings["process.worker_weights"] = ",".join(weights)
         self.broker.ready_line = ""
         self.broker.start()
 

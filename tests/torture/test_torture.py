@@ -56,3 +56,11 @@ def test_nothing_is_lost_at_level_machine_when_processes_are_killed() -> None:
 def test_nothing_is_lost_at_level_machine_when_the_power_goes() -> None:
     outcome = torture(20, kinds=(POWER, "worker"), level="machine", rate=600.0, small=True)
     assert not outcome.faults, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_when_the_power_goes_and_the_number_of_workers_changes() -> None:
+    outcome = torture(5, kinds=(POWER,), level="machine", rate=600.0, small=True, resize=True)
+    assert not outcome.faults, str(outcome)

@@ -62,7 +62,7 @@ class Options:
     rate: float = 400.0
     """Messages a second, of all publishers together."""
     resize: bool = False
-    """Another number of workers at each start of the whole broker."""
+    """Another number of workers, with other weights, at each start of the whole broker."""
     small: bool = False
     """Journals that turn over every second."""
 
@@ -268,15 +268,15 @@ def main() -> int:
     parser.add_argument("--kind", default=",".join(KINDS), help=f"what is killed, of %(default)s and {POWER}")
     parser.add_argument("--level", choices=("process", "machine"), default="", help="durability.level")
     parser.add_argument("--rate", type=float, default=400.0, help="messages a second")
-    parser.add_argument("--resize", action="store_true", help="another number of workers at each start of the broker")
+    parser.add_argument("--resize", action="store_true", help="other workers and weights at each start of the broker")
     parser.add_argument("--small", action="store_true", help="journals that turn over every second")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker ends with us
     kinds = tuple(given.kind.split(","))
     if not set(kinds) <= {*KINDS, POWER}:
         parser.error(f"--kind: {given.kind} is not of {', '.join((*KINDS, POWER))}")
-    if POWER in kinds and (given.level != "machine" or given.resize):
-        parser.error(f"--kind {POWER} needs --level machine, and goes without --resize")
+    if POWER in kinds and given.level != "machine":
+        parser.error(f"--kind {POWER} needs --level machine")
     print(f"seed {given.seed}", flush=True)
     outcome = run(
         Options(

@@ -9,7 +9,21 @@ token and the role each time and asks the same verbs as REST; figures come from 
 
 from fastapi import FastAPI
 
-from shardbroker.api.dashboard import access, clients, frame, messages, overview, session, settings, subscriptions, webclient
+from shardbroker.api.dashboard import (
+    access,
+    clients,
+    diagnose,
+    frame,
+    journals,
+    messages,
+    overview,
+    plugins,
+    session,
+    settings,
+    subscriptions,
+    trace,
+    webclient,
+)
 
 __all__ = ["add_dashboard"]
 
@@ -17,5 +31,7 @@ __all__ = ["add_dashboard"]
 def add_dashboard(app: FastAPI) -> None:
     """Adds the pages to the application."""
     session.add_login(app)
-    pages = (overview.page, clients.page, subscriptions.page, messages.page, access.page, webclient.page, settings.page)
-    frame.add_pages(app, pages)
+    modules = (
+        overview, clients, subscriptions, messages, access, webclient, trace, diagnose, journals, plugins, settings,
+    )  # fmt: skip
+    frame.add_pages(app, [module.page for module in modules])

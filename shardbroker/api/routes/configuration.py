@@ -81,7 +81,7 @@ async def list_listeners(ask: Ask) -> list[dict[str, Any]]:
 @router.get("/listeners_status")
 async def listeners_status(ask: Ask) -> list[dict[str, Any]]:
     """Which listeners run, and with how many connections."""
-    return [{"id": row["id"], "enable": True, "status": _status(row)} for row in (await ask("listeners list"))["data"]]
+    return [{"id": row["id"], "enable": row["running"], "status": _status(row)} for row in (await ask("listeners list"))["data"]]
 
 
 @router.post("/listeners")
@@ -110,6 +110,14 @@ async def change_listener(ask: Ask, id: str, body: dict[str, Any]) -> dict[str, 
     """Changes it for those who come from now on."""
     name = await _named(ask, id)
     await ask("listeners update", name=name, settings=_lines(body))
+    return await _one(ask, name)
+
+
+@router.post("/listeners/{id}/{action}")
+async def steer_listener(ask: Ask, id: str, action: Literal["start", "stop", "restart"]) -> dict[str, Any]:
+    """Closes it, opens it again, or both; who has come by it stays. That it is stopped is forgotten when the broker stops."""
+    name = await _named(ask, id)
+    await ask(f"listeners {action}", name=name)
     return await _one(ask, name)
 
 
@@ -190,7 +198,7 @@ async def _one(ask: Ask, name: str) -> dict[str, Any]:
 
 
 def _listener(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "enable": True, "status": _status(row)}
+    return {**row, "enable": row["running"], "status": _status(row)}
 
 
 def _status(row: dict[str, Any]) -> dict[str, Any]:

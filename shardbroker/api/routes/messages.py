@@ -69,6 +69,12 @@ async def list_retained(ask: Ask, place: Annotated[RetainedPlace, Query()]) -> d
     return await listed(ask, "retained list", place, _retained, topic=place.topic, payload=place.payload)
 
 
+@router.delete("/mqtt/retainer/messages", status_code=204)
+async def clear_retained(ask: Ask) -> None:
+    """Deletes all retained messages but those whose topics begin with $."""
+    await ask("retained clear")
+
+
 @router.get("/mqtt/retainer/message/{topic:topic}")
 async def show_retained(ask: Ask, topic: str) -> dict[str, Any]:
     """One retained message, its payload in base64."""

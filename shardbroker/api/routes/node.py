@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 
 from shardbroker.api.asking import Ask
 from shardbroker.api.monitor import Monitor
+from shardbroker.api.paging import Place, listed
 from shardbroker.api.shapes import moment, timed
 from shardbroker.control.errors import STATUSES
 
@@ -125,6 +126,18 @@ async def restart(ask: Ask, worker: int) -> dict[str, Any]:
 async def journal(ask: Ask) -> dict[str, Any]:
     """State of each worker's journal."""
     return {"data": (await ask("journal status"))["data"]}
+
+
+@router.get("/journal/segments")
+async def segments(ask: Ask, place: Annotated[Place, Query()]) -> dict[str, Any]:
+    """Files of the journals, worker by worker."""
+    return await listed(ask, "journal segments", place, lambda row: timed(row, "begins_at", "ends_at"))
+
+
+@router.get("/journal/exports")
+async def exports(ask: Ask) -> dict[str, Any]:
+    """Last run of each `shardbroker export`, as far as known on this machine."""
+    return {"data": [timed(row, "ended_at") for row in (await ask("journal exports"))["data"]]}
 
 
 @router.post("/journal/seal")

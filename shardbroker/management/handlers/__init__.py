@@ -5,11 +5,19 @@ from shardbroker.management.handlers import (
     accounts,
     clients,
     configuration,
+    delayed,
+    exhooks,
+    journals,
     listeners,
     messages,
     node,
+    plugins,
     snapshots,
     subscriptions,
+    watching,
 )
 
-__all__ = ["access", "accounts", "clients", "configuration", "listeners", "messages", "node", "snapshots", "subscriptions"]
+__all__ = [
+    "access", "accounts", "clients", "configuration", "delayed", "exhooks", "journals", "listeners", "messages",
+    "node", "plugins", "snapshots", "subscriptions", "watching",
+]  # fmt: skip

@@ -23,7 +23,9 @@ async def list_listeners(context: Context, params: Params) -> dict[str, Any]:
     rows = []
     for row in found["listeners"]:
         number = row.pop("number")
-        row |= {"id": f"{row['type']}:{row['name']}", "running": True, "current_connections": context.counters.sockets(number)}
+        row["id"] = f"{row['type']}:{row['name']}"
+        row["running"] = number is not None
+        row["current_connections"] = 0 if number is None else context.counters.sockets(number)
         row |= {name: "infinity" for name in ("max_connections", "max_conn_rate") if row[name] in (0, float("inf"))}
         rows.append(row)
     return {"data": rows, "cursor": None}
@@ -42,6 +44,21 @@ async def update_listener(context: Context, params: ListenerSettings) -> dict[st
 @handles("listeners remove")
 async def remove_listener(context: Context, params: OneListener) -> dict[str, Any]:
     return await _change(context, {"verb": "listeners remove", "name": params.name})
+
+
+@handles("listeners stop")
+async def stop_listener(context: Context, params: OneListener) -> dict[str, Any]:
+    return await _change(context, {"verb": "listeners stop", "name": params.name})
+
+
+@handles("listeners start")
+async def start_listener(context: Context, params: OneListener) -> dict[str, Any]:
+    return await _change(context, {"verb": "listeners start", "name": params.name})
+
+
+@handles("listeners restart")
+async def restart_listener(context: Context, params: OneListener) -> dict[str, Any]:
+    return await _change(context, {"verb": "listeners restart", "name": params.name})
 
 
 async def _change(context: Context, request: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.control.verbs import OneTopic, Publish, RetainedList
+from shardbroker.control.verbs import OneTopic, Params, Publish, RetainedList
 from shardbroker.management.context import Context, breathe, handles
 from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.mqtt.errors import MqttError
@@ -15,6 +15,8 @@ from shm.retained import RetainedMessage
 
 PAGE_BYTES = 8 << 20
 """Bytes of retained messages read for one page."""
+CLEAR_BATCH = 1000
+"""Retained messages deleted in one transaction."""
 SCANS_MAX = 20
 """Calls of the store for one page: each looks at 1,000 topics. A page may be empty and still not be the last."""
 
@@ -91,6 +93,20 @@ async def delete_retained(context: Context, params: OneTopic) -> dict[str, Any]:
     find_retained(context, params)
     context.retained.update([params.topic.encode()])
     return {"topic": params.topic}
+
+
+@handles("retained clear")
+async def clear_retained(context: Context, params: Params) -> dict[str, Any]:
+    """Batch by batch; what comes meanwhile goes too, or stays."""
+    deleted, place = 0, None
+    while True:
+        found, place = context.retained.scan(b"#", place, CLEAR_BATCH, PAGE_BYTES, time.time_ns() // 1_000_000)
+        if found:
+            context.retained.update([message.topic for message in found])
+            deleted += len(found)
+        if place is None:
+            return {"deleted": deleted}
+        await breathe()
 
 
 def find_retained(context: Context, params: OneTopic) -> RetainedMessage:

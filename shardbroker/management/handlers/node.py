@@ -15,6 +15,7 @@ from shardbroker.control import ControlError
 from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params
 from shardbroker.management.context import Context, handles
 from shardbroker.management.prometheus import render
+from shm.topology import Topology
 
 SEAL_S = 3.0
 """How long a journal may take to be sealed."""
@@ -36,6 +37,7 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
         "workers": topology.workers,
         "workers_ready": sum(state == ProcessState.READY for state in states),
         "acceptors": topology.acceptors,
+        "acceptor_cores": list(topology.acceptor_cores),
         "connections": totals["connections.count"],
         "sessions": totals["sessions.count"],
         "subscriptions": totals["subscriptions.count"] + totals["subscriptions.shared.count"],
@@ -69,13 +71,16 @@ async def list_workers(context: Context, params: Params) -> dict[str, Any]:
 
 
 def process_row(context: Context, name: str, slot: int) -> dict[str, Any]:
+    topology = context.topology
     pid, started_ms, starts = context.counters.life(slot)
     values = context.counters.of(slot)
     return {
         "name": name,
         "state": ProcessState(context.counters.state(slot)).name.lower(),
         "pid": pid,
-        "core": context.topology.cores[slot] if slot < context.topology.workers else None,
+        "core": topology.cores[slot] if slot < topology.workers else None,
+        "cores": _cores(topology, slot),
+        "weight": topology.division.weight(slot) if slot < topology.workers else None,
         "started_at": started_ms,
         "starts": starts,
         "connections": values["connections.count"],
@@ -85,6 +90,13 @@ def process_row(context: Context, name: str, slot: int) -> dict[str, Any]:
         "messages_received": values["messages.received"],
         "messages_sent": values["messages.sent"],
     }
+
+
+def _cores(topology: Topology, slot: int) -> list[int]:
+    """That a process is kept to; none: it may run on all of the broker's."""
+    if slot < topology.workers:
+        return [topology.cores[slot]]
+    return list(topology.acceptor_cores) if topology.processes <= slot < topology.processes + topology.acceptors else []
 
 
 @handles("load")
@@ -111,6 +123,7 @@ def worker_load(context: Context, worker: int) -> dict[str, Any]:
     return {
         "worker": worker,
         "core": context.topology.cores[worker],
+        "weight": context.topology.division.weight(worker),
         "pid": pid,
         "state": ProcessState(context.counters.state(worker)).name.lower(),
         "cpu_s": cpu_s,

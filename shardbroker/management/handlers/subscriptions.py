@@ -6,6 +6,7 @@ Which clients there are says the registry, what each subscribes to its worker, a
 from typing import Any
 
 from shardbroker.control import ControlError
+from shardbroker.control.feature_verbs import ExclusiveList
 from shardbroker.control.verbs import AddSubscription, DeleteSubscription, SubscriptionList, TopicList
 from shardbroker.management.context import Context, breathe, handles
 from shardbroker.management.paging import decode_cursor, encode_cursor
@@ -131,6 +132,16 @@ async def delete_subscription(context: Context, params: DeleteSubscription) -> d
     if not found[0]:
         raise ControlError("NOT_FOUND", f"{params.clientid!r} has no subscription to {params.topic!r}")
     return params.model_dump()
+
+
+@handles("exclusive list")
+async def list_exclusive(context: Context, params: ExclusiveList) -> dict[str, Any]:
+    (after,) = decode_cursor(params.cursor, bytes) if params.cursor else (b"",)
+    claims, after = context.exclusive.page(after, params.limit)
+    rows = [
+        {"topic": claim.filter.decode(errors="replace"), "clientid": claim.client_id.decode(errors="replace")} for claim in claims
+    ]
+    return {"data": rows, "cursor": encode_cursor(after) if after else None}
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------------

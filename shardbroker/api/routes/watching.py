@@ -1,0 +1,263 @@
+"""Traces, slow subscriptions, metrics of topics, the loudest clients, alarms."""
+
+import asyncio
+import tempfile
+import zipfile
+from collections.abc import AsyncIterator
+from typing import IO, Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field, StringConstraints, model_validator
+
+from shardbroker.api.asking import Ask
+from shardbroker.api.paging import Place, listed
+from shardbroker.api.routes.configuration import section_of, set_section
+from shardbroker.api.shapes import Body, TimeMs, moment, timed
+from shardbroker.control.watch_verbs import PAYLOAD_MAX, TRACE_NAME, TraceType
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["Diagnose"])
+KINDS = ("clientid", "username", "topic", "ip_address")
+"""What a trace looks for, which is also the field that says it."""
+LOG_MAX = 1 << 20
+"""Bytes of a trace's file in one answer."""
+CHUNK_BYTES = 1 << 18
+"""Bytes of a download at a time."""
+
+TraceName = Annotated[str, StringConstraints(pattern=TRACE_NAME)]
+Value = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
+
+
+class NewTrace(Body):
+    name: TraceName
+    type: TraceType
+    clientid: Value | None = None
+    username: Value | None = None
+    topic: Value | None = Field(None, description="Topic filter.")
+    ip_address: Value | None = None
+    start_at: TimeMs | None = Field(None, description="RFC 3339 or Unix ms; without, now.")
+    end_at: TimeMs | None = Field(None, description="Without, ten minutes after its start.")
+    payload_encode: Literal["text", "hex", "hidden"] = "text"
+    payload_limit: int = Field(1024, ge=0, le=PAYLOAD_MAX, description="Bytes of a payload that are shown.")
+    formatter: Literal["text", "json"] = "text"
+
+    @model_validator(mode="after")
+    def _one(self) -> "NewTrace":
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if given != [self.type]:
+            raise ValueError(f"with type {self.type} allowed is the field {self.type}, and none of the other types'")
+        return self
+
+
+class LogPlace(Body):
+    position: int = Field(0, ge=0, le=2**53, description="Byte of the file to begin at.")
+    bytes: int = Field(1000, ge=1, le=LOG_MAX, description="How many of them.")
+    node: str | None = Field(None, description="This node, if any.")
+
+
+class CountedTopic(Body):
+    topic: Value
+
+
+class CountedReset(Body):
+    action: Literal["reset"]
+    topic: Value | None = Field(None, description="Without, all topics.")
+
+
+class AlarmPlace(Place):
+    activated: bool = Field(True, description="Those that last, or those that are over.")
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/trace")
+async def list_traces(ask: Ask) -> list[dict[str, Any]]:
+    """Traces, the newest first."""
+    return [_trace(ask, row) for row in (await ask("trace list"))["data"]]
+
+
+@router.post("/trace")
+async def start_trace(ask: Ask, body: NewTrace) -> dict[str, Any]:
+    """Writes what happens to a client, a user, a topic or an address into a file, from `start_at` until `end_at`."""
+    given = {name: getattr(body, name) for name in ("start_at", "end_at", "payload_encode", "payload_limit", "formatter")}
+    row = await ask("trace start", name=body.name, type=body.type, value=getattr(body, body.type), **given)
+    return _trace(ask, row)
+
+
+@router.delete("/trace", status_code=204)
+async def clear_traces(ask: Ask) -> None:
+    """Deletes all traces and their files."""
+    await ask("trace clear")
+
+
+@router.delete("/trace/{name}", status_code=204)
+async def delete_trace(ask: Ask, name: str) -> None:
+    """Deletes a trace and its file."""
+    await ask("trace delete", name=name)
+
+
+@router.put("/trace/{name}/stop")
+async def stop_trace(ask: Ask, name: str) -> dict[str, Any]:
+    """Ends a trace; its file stays."""
+    await ask("trace stop", name=name)
+    return {"name": name, "enable": False}
+
+
+@router.get("/trace/{name}/log")
+async def read_trace(ask: Ask, name: str, place: Annotated[LogPlace, Query()]) -> dict[str, Any]:
+    """A part of its file as text, and in `meta.position` where to go on; `meta.hint` is `eof` when no more will come."""
+    if place.node is not None:
+        ask.check_node(place.node)
+    part = await ask("trace read", name=name, position=place.position, bytes=place.bytes)
+    meta = {"position": part["position"], "bytes": len(part["data"])}
+    return {"items": part["data"].decode(errors="replace"), "meta": meta if part["more"] else {**meta, "hint": "eof"}}
+
+
+@router.get("/trace/{name}/log_detail")
+async def trace_detail(ask: Ask, name: str) -> list[dict[str, Any]]:
+    """Size of its file, and when it was written last."""
+    part = await ask("trace read", name=name, bytes=1)
+    return [{"node": ask.node, "size": part["size"], "mtime": part["modified_at"]}]
+
+
+@router.get("/trace/{name}/download", response_class=Response)
+async def download_trace(
+    ask: Ask, name: str, format: Annotated[Literal["zip", "text"], Query(description="As EMQX has it, or as it is.")] = "zip"
+) -> StreamingResponse:
+    """Its file."""
+    await ask("trace show", name=name)
+    if format == "text":
+        file, kind = _parts(ask, name), "text/plain; charset=utf-8"
+    else:
+        file, kind = _chunks(await _zipped(ask, name)), "application/zip"
+    ending = "log" if format == "text" else "zip"
+    return StreamingResponse(file, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}.{ending}"'})
+
+
+async def _parts(ask: Ask, name: str) -> AsyncIterator[bytes]:
+    """The file as it is now."""
+    position, size = 0, 1
+    while position < size:
+        part = await ask("trace read", name=name, position=position)
+        position, size = part["position"], part["size"]
+        if not part["data"]:
+            return
+        yield part["data"]
+
+
+async def _zipped(ask: Ask, name: str) -> IO[bytes]:
+    """A file without a name, which goes when it is closed."""
+    made = tempfile.TemporaryFile()  # noqa: SIM115 - _chunks() closes it
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(f"{ask.node}/{name}.log", "w") as target:
+        async for part in _parts(ask, name):
+            await asyncio.to_thread(target.write, part)
+    made.seek(0)
+    return made
+
+
+async def _chunks(file: IO[bytes]) -> AsyncIterator[bytes]:
+    with file:
+        while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            yield chunk
+
+
+def _trace(ask: Ask, row: dict[str, Any]) -> dict[str, Any]:
+    """As EMQX names its fields."""
+    shown = timed(row, "start_at", "end_at")
+    value, size = shown.pop("value"), shown.pop("log_size")
+    return {**shown, row["type"]: value, "log_size": {ask.node: size}}
+
+
+# --- slow subscriptions -----------------------------------------------------------------------------------------------------------
+
+
+@router.get("/slow_subscriptions")
+async def list_slow(ask: Ask) -> list[dict[str, Any]]:
+    """The slowest deliveries; `timespan` is in ms."""
+    return [{**row, "last_update_time": row["last_update_at"]} for row in (await ask("slow-subs list"))["data"]]
+
+
+@router.delete("/slow_subscriptions", status_code=204)
+async def clear_slow(ask: Ask) -> None:
+    """Forgets them."""
+    await ask("slow-subs clear")
+
+
+@router.get("/slow_subscriptions/settings")
+async def slow_settings(ask: Ask) -> dict[str, Any]:
+    """The settings of `slow_subs`."""
+    return await section_of(ask, "slow_subs")
+
+
+@router.put("/slow_subscriptions/settings")
+async def set_slow_settings(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+    """Changes settings of `slow_subs`; those that are not given stay."""
+    return await set_section(ask, "slow_subs", body)
+
+
+# --- metrics of topics ------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/mqtt/topic_metrics")
+async def list_counted(ask: Ask) -> list[dict[str, Any]]:
+    """What was counted of each registered topic or filter; rates are those of the last five seconds."""
+    return [_counted(row) for row in (await ask("topic-metrics list"))["data"]]
+
+
+@router.post("/mqtt/topic_metrics")
+async def add_counted(ask: Ask, body: CountedTopic) -> dict[str, Any]:
+    """Counts messages of a topic or filter from now on."""
+    await ask("topic-metrics add", topic=body.topic)
+    return _counted(await ask("topic-metrics show", topic=body.topic))
+
+
+@router.put("/mqtt/topic_metrics", status_code=204)
+async def reset_counted(ask: Ask, body: CountedReset) -> None:
+    """Begins at 0 again."""
+    await ask("topic-metrics reset", topic=body.topic)
+
+
+@router.get("/mqtt/topic_metrics/{topic:topic}")
+async def show_counted(ask: Ask, topic: str) -> dict[str, Any]:
+    """What was counted of one topic."""
+    return _counted(await ask("topic-metrics show", topic=topic))
+
+
+@router.delete("/mqtt/topic_metrics/{topic:topic}", status_code=204)
+async def delete_counted(ask: Ask, topic: str) -> None:
+    """Does not count it any more."""
+    await ask("topic-metrics delete", topic=topic)
+
+
+def _counted(row: dict[str, Any]) -> dict[str, Any]:
+    metrics = {name: value for name, value in row.items() if name.startswith("messages.")}
+    times = {"create_time": moment(row["create_at"]), "reset_time": moment(row["reset_at"])}
+    return {"topic": row["topic"], **times, "metrics": metrics}
+
+
+# --- clients and alarms -----------------------------------------------------------------------------------------------------------
+
+
+@router.get("/clients_loudest")
+async def loudest(ask: Ask, limit: Annotated[int, Query(ge=1, le=100, description="How many.")] = 10) -> dict[str, Any]:
+    """Clients with most messages a second, over the last two seconds; it is counted only while somebody asks."""
+    found = await ask("clients loudest", limit=limit)
+    return {"data": found["data"], "meta": {"left_out": found["left_out"]}}
+
+
+@router.get("/alarms")
+async def alarms(ask: Ask, place: Annotated[AlarmPlace, Query()]) -> dict[str, Any]:
+    """Alarms, the newest first; `duration` is in ms."""
+    def shape(row: dict[str, Any]) -> dict[str, Any]:
+        return timed(row, "activate_at", "deactivate_at")
+
+    return await listed(ask, "alarms list", place, shape, activated=place.activated)
+
+
+@router.delete("/alarms", status_code=204)
+async def clear_alarms(ask: Ask) -> None:
+    """Forgets the alarms that are over."""
+    await ask("alarms clear")
