@@ -2,17 +2,30 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where bytecode is not to be written, every start of a broker compiles what it imports: half a second of its own.
+unexport PYTHONDONTWRITEBYTECODE
+# Of a run of the tests, which wait a good deal: files are shared out among them.
+PROCESSES ?= 2
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: install spark serve test conformance lint types fuzz sim torture soak debug docs wheel clean
+.PHONY: install tools spark serve test examples conformance lint types fuzz sim torture soak debug docs proto wheel clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip "setuptools>=80" "Cython>=3.3,<3.4"
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[test,dev]"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dashboard,auth,redis,postgresql,mysql,mongodb,exhook]"
 	touch $@
+
+# All of that and what tests and builds need, libraries of the system among it (.ci/run); compiled once for both.
+tools: $(VENV)/.tools
+
+$(VENV)/.tools: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip "setuptools>=80" "Cython>=3.3,<3.4"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[test,dev]"
+	touch $(VENV)/.installed $@
 
 # Spark, and the package that reads journals with it; needs Java 17.
 spark: $(VENV)/.spark
@@ -24,19 +37,24 @@ $(VENV)/.spark: $(VENV)/.installed spark/pyproject.toml spark/setup.py $(wildcar
 serve: install
 	$(BIN)/shardbroker serve
 
-test: install spark lint types
-	$(BIN)/python -m pytest -q
+test: tools spark lint types
+	$(BIN)/python -m pytest -q -n $(PROCESSES) --durations 40 --ignore tests/spark
+	$(BIN)/python -m pytest -q --durations 10 tests/spark
 	$(BIN)/python -m tests.conformance.coverage
 
-conformance: install
+# The examples of README and docs alone, on a machine with a systemd of its own, and how long each command takes.
+examples: tools spark
+	$(BIN)/python -m pytest -q -rP --durations 20 tests/docs
+
+conformance: tools
 	$(BIN)/python -m pytest -q tests/conformance $(if $(BROKER),--broker $(BROKER))
 	$(BIN)/python -m tests.conformance.coverage
 
-fuzz: install
+fuzz: tools
 	$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)
 
 # A copy with bounds checks, None checks and assertions, fuzzed and simulated: what is wrong there is wrong in the release too.
-debug: install
+debug: tools
 	rm -rf build/debug && mkdir -p build/debug
 	cp -r setup.py pyproject.toml README.md LICENSE shardbroker acceptor shm perf tests fuzz build/debug/
 	find build/debug -name '*.so' -delete -o -name '*.c' -delete
@@ -44,32 +62,39 @@ debug: install
 	cd build/debug && $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)
 	cd build/debug && $(CURDIR)/$(BIN)/python -m tests.sim.simulator --seed 1 --steps 5000 --seconds 10
 
-sim: install
+sim: tools
 	$(BIN)/python -m tests.sim.simulator --steps 5000 --seconds $(or $(SECONDS),60)
 
 # Kills processes of a broker under traffic: make torture KILLS=5000, or SECONDS=3600, and TORTURE="--seed 7 --kind worker".
-torture: install
+torture: tools
 	$(BIN)/python -m tests.torture.torture --kills $(or $(KILLS),$(if $(SECONDS),0,2000)) --seconds $(or $(SECONDS),0) $(TORTURE)
 
 # Two hours of mixed traffic with restarts; says what grew. make soak SECONDS=600
-soak: install
+soak: tools
 	$(BIN)/python -m tests.soak.soak --seconds $(or $(SECONDS),7200)
 
-lint: install
+lint: tools
 	$(BIN)/ruff check .
 
-types: install spark
+types: tools spark
 	$(BIN)/mypy
 
 # Pages that are made from the code, then all of docs/ as a site in build/site.
-docs: install
+docs: tools
 	$(BIN)/shardbroker config reference > docs/configuration.md
 	$(BIN)/shardbroker ctl reference > docs/ctl.md
+	$(BIN)/python -m shardbroker.cli.reference > docs/cli.md
 	$(BIN)/python -m shardbroker.api.reference > docs/rest.md
+	$(BIN)/python -m shardbroker.hooks.reference > docs/hooks.md
+	$(BIN)/python -m shardbroker.management.reference > docs/counters.md
 	$(BIN)/zensical build --strict
 
+# Descriptors of what programs behind hooks provide; a test compares them with the .proto.
+proto: tools
+	cd shardbroker/integrations/exhook && $(CURDIR)/$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=exhook.binpb exhook.proto
+
 # dist/: wheels that run on any Linux with a libc no older than this machine's; cibuildwheel makes those for all Pythons.
-wheel: install
+wheel: tools
 	rm -rf build/wheel
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel . ./spark
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
@@ -77,4 +102,4 @@ wheel: install
 clean:
 	rm -rf build dist *.egg-info
 	find shardbroker acceptor shm perf spark -name '*.so' -delete -o -name '*.c' -delete
-	rm -f $(VENV)/.installed
+	rm -f $(VENV)/.installed $(VENV)/.tools

@@ -32,6 +32,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "own_broker: needs a shardbroker of its own; skipped with --broker")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file is for one process, so that its fixtures are made once; all of `tests/api` is, since its last test asks what no
+    other has."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return "tests/api" if file.startswith("tests/api/") else file
+
+    return ByFile(config, log)
+
+
 @pytest.fixture(autouse=True)
 def _external_broker(request: pytest.FixtureRequest) -> None:
     """With --broker: skips what that broker cannot do, and expects its known differences to show."""

@@ -95,13 +95,6 @@ def toml_table(text: object) -> str:
     return "{ " + ", ".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in json.loads(str(text)).items()) + " }"
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 class Answers:
     """What the HTTP server answers, and what it was asked: (path, headers, fields)."""
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from shardbroker.access.hashing import hash_password
-from tests.access.guarded import Guarded, eventually
-from tests.harness import wire
+from tests.access.guarded import Guarded
+from tests.harness import until, wire
 from tests.harness.wire import Will
 
 pytestmark = pytest.mark.own_broker
@@ -81,7 +81,7 @@ def test_users_change_while_the_broker_runs(guarded: Guarded) -> None:
         with guarded.client("ch2", code=None, username="late", password="late") as client:
             return client.connack is not None and client.connack.code == 0
 
-    eventually(let_in)
+    until(let_in)
 
 
 def test_what_follows_connect_waits_for_the_verdict(guarded: Guarded) -> None:
@@ -134,7 +134,7 @@ def test_bans(guarded: Guarded, kind: str, value: str) -> None:
         with guarded.client(client_id, code=None, username="bob", password="hidden") as client:
             return client.connack is not None and client.connack.code == 0
 
-    eventually(let_in)
+    until(let_in)
 
 
 def test_a_ban_ends(guarded: Guarded) -> None:
@@ -154,7 +154,7 @@ def test_a_client_that_comes_and_goes_too_often_is_banned(guarded: Guarded) -> N
     guarded.refused("flapper", BANNED, username="ada", password="secret")
     guarded.logged("WARNING", "flapping", "client_id=flapper")
     assert guarded.count("client.flapping") == 1
-    eventually(lambda: any(ban.value == "flapper" and ban.until is not None for ban in guarded.admin.bans()))
+    until(lambda: any(ban.value == "flapper" and ban.until is not None for ban in guarded.admin.bans()))
     guarded.client("steady", username="ada", password="secret").close()
     guarded.admin.unban("clientid", "flapper")
 

@@ -10,8 +10,8 @@ import pytest
 
 from shardbroker.access.hashing import hash_password
 from shardbroker.control import Control, ControlError
-from tests.access.guarded import Guarded, eventually, http_server
-from tests.harness import Client, free_port, wire
+from tests.access.guarded import Guarded, http_server
+from tests.harness import Client, free_port, until, wire
 
 pytestmark = pytest.mark.own_broker
 BAD, NOT_AUTHORIZED, UNAVAILABLE = 0x86, 0x87, 0x88
@@ -48,15 +48,15 @@ def test_a_chain_that_comes_and_goes(bare: Guarded, control: Control) -> None:
     assert code_of(bare) == 0
     with bare.client("stays") as stays:
         put(control, "auth.chain", '["builtin"]')
-        eventually(lambda: code_of(bare) == NOT_AUTHORIZED)
-        eventually(lambda: code_of(bare, username="ada", password="secret") == 0)
+        until(lambda: code_of(bare) == NOT_AUTHORIZED)
+        until(lambda: code_of(bare, username="ada", password="secret") == 0)
         assert code_of(bare, username="ada", password="guess") == BAD
         assert len(bare.child_pids("integrations")) == 1
         put(control, "auth.quick_deny_anonymous", "true")
-        eventually(lambda: code_of(bare) == NOT_AUTHORIZED)
+        until(lambda: code_of(bare) == NOT_AUTHORIZED)
         control.ask("config reset", key="auth.quick_deny_anonymous")
         control.ask("config reset", key="auth.chain")
-        eventually(lambda: code_of(bare) == 0)
+        until(lambda: code_of(bare) == 0)
         stays.ping()
 
 
@@ -71,7 +71,7 @@ def test_rules_hold_for_those_who_are_connected(bare: Guarded, control: Control)
         put(control, "acl.file.path", str(rules))
         put(control, "acl.sources", '["file"]')
         bare.logged("client may not do this", "client_id=early", '"subscription secret/x"')
-        eventually(lambda: other.publish("secret/x", b"no", 1).code == NOT_AUTHORIZED)  # type: ignore[union-attr]
+        until(lambda: other.publish("secret/x", b"no", 1).code == NOT_AUTHORIZED)  # type: ignore[union-attr]
         assert other.publish("open/x", b"yes", 1).code == 0  # type: ignore[union-attr]
         early.expect(wire.Publish, payload=b"yes")
         assert early.subscribe("secret/y", check=False).codes == (NOT_AUTHORIZED,)
@@ -84,7 +84,7 @@ def test_rules_hold_for_those_who_are_connected(bare: Guarded, control: Control)
 
         put(control, "acl.no_match", "allow")
         control.ask("config reset", key="acl.sources")
-        eventually(lambda: early.subscribe("secret/y", check=False).codes == (0,))
+        until(lambda: early.subscribe("secret/y", check=False).codes == (0,))
 
 
 def test_another_file_of_rules_in_another_form(bare: Guarded, control: Control) -> None:
@@ -94,9 +94,9 @@ def test_another_file_of_rules_in_another_form(bare: Guarded, control: Control) 
     put(control, "acl.file.path", str(conf))
     put(control, "acl.sources", '["file"]')
     with bare.client("c") as client:
-        eventually(lambda: client.subscribe([("a", 0), ("b", 0)], check=False).codes == (0, NOT_AUTHORIZED))
+        until(lambda: client.subscribe([("a", 0), ("b", 0)], check=False).codes == (0, NOT_AUTHORIZED))
         put(control, "acl.file.path", str(toml))
-        eventually(lambda: client.subscribe([("a", 0), ("b", 0)], check=False).codes == (NOT_AUTHORIZED, 0))
+        until(lambda: client.subscribe([("a", 0), ("b", 0)], check=False).codes == (NOT_AUTHORIZED, 0))
 
 
 def test_a_back_end_moves(bare: Guarded, control: Control) -> None:
@@ -106,14 +106,14 @@ def test_a_back_end_moves(bare: Guarded, control: Control) -> None:
         second.answer = lambda path, fields: (200, b'{"result": "allow"}')
         put(control, "auth.http.url", first.url)
         put(control, "auth.chain", '["http"]')
-        eventually(lambda: code_of(bare, username="u", password="p") == BAD)
+        until(lambda: code_of(bare, username="u", password="p") == BAD)
         put(control, "auth.http.url", second.url)
-        eventually(lambda: code_of(bare, username="u", password="p") == 0)
+        until(lambda: code_of(bare, username="u", password="p") == 0)
         for pid in (*bare.child_pids("integrations"), *bare.child_pids("worker")):
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: bool(bare.child_pids("integrations")))
+        until(lambda: bool(bare.child_pids("integrations")))
         asked = len(first.asked)
-        eventually(lambda: _tried(bare) == 0)
+        until(lambda: _tried(bare) == 0)
         assert len(first.asked) == asked
 
 
@@ -127,7 +127,7 @@ def _tried(broker: Guarded) -> int:
 
 def test_what_cannot_be_used_leaves_what_there_was(bare: Guarded, control: Control) -> None:
     put(control, "auth.chain", '["builtin"]')
-    eventually(lambda: code_of(bare, username="ada", password="secret") == 0)
+    until(lambda: code_of(bare, username="ada", password="secret") == 0)
     put(control, "auth.file.path", str(bare.folder / "there-is-none"))
     put(control, "auth.chain", '["builtin", "file"]')
     bare.logged("ERROR integrations: the new settings cannot be used: file: ", "those who were asked before still are")
@@ -159,21 +159,21 @@ def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
         file.write_text(f'{listener}[auth]\nchain = ["file"]\n[auth.file]\npath = "{passwords}"\n')
         assert broker.process is not None
         broker.process.send_signal(signal.SIGHUP)
-        eventually(lambda: code() == NOT_AUTHORIZED)
-        eventually(lambda: code(username="fred", password="filed") == 0)
+        until(lambda: code() == NOT_AUTHORIZED)
+        until(lambda: code(username="fred", password="filed") == 0)
 
 
 def test_a_listener_that_comes_later_has_its_own_chain(bare: Guarded, control: Control) -> None:
     port, free = free_port(), free_port()
     control.ask("listeners add", name="late", settings=[f"bind=127.0.0.1:{port}", 'auth_chain=["builtin"]'])
-    eventually(lambda: code_of(bare, port, username="ada", password="secret") == 0)
+    until(lambda: code_of(bare, port, username="ada", password="secret") == 0)
     assert code_of(bare, port, username="ada", password="guess") == BAD
     assert code_of(bare, port) == NOT_AUTHORIZED
     assert code_of(bare) == 0, "the others are as they were"
 
     put(control, "auth.chain", '["builtin"]')
     control.ask("listeners add", name="free", settings=[f"bind=127.0.0.1:{free}", "enable_authn=false"])
-    eventually(lambda: code_of(bare) == NOT_AUTHORIZED)
+    until(lambda: code_of(bare) == NOT_AUTHORIZED)
     assert code_of(bare, free) == 0
     control.ask("listeners update", name="free", settings=["enable_authn=quick_deny_anonymous"])
     assert code_of(bare, free) == NOT_AUTHORIZED

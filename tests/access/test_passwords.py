@@ -38,6 +38,7 @@ def digest(name: str, data: bytes) -> str:
         (Scheme(), "{SSHA}" + base64.b64encode(hashlib.sha1(PASSWORD + b"salt").digest() + b"salt").decode(), ""),
         (Scheme(), "{SHA256}" + base64.b64encode(hashlib.sha256(PASSWORD).digest()).decode(), ""),
     ],
+    ids=lambda value: value.name if isinstance(value, Scheme) else value[:7],
 )  # fmt: skip
 def test_every_form_of_hash_is_verified(scheme: Scheme, stored: str, salt: str) -> None:
     assert verify(scheme, stored, salt, PASSWORD)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.access.guarded import Guarded, eventually
-from tests.harness import wire
+from tests.access.guarded import Guarded
+from tests.harness import until, wire
 from tests.harness.wire import Will
 
 pytestmark = pytest.mark.own_broker
@@ -103,13 +103,13 @@ def test_rules_of_users_clients_and_all(ruled: Guarded) -> None:
     def allowed(one: object, topic: str = "extra/x") -> bool:
         return one.publish(topic, b"", 1).code != NOT_AUTHORIZED  # type: ignore[attr-defined, no-any-return]
 
-    eventually(lambda: allowed(client) and allowed(named))
+    until(lambda: allowed(client) and allowed(named))
     assert not allowed(other)
     ruled.admin.set_rules("all", "", [{"permission": "allow", "topics": ["everybody"]}])
-    eventually(lambda: allowed(other, "everybody"))
+    until(lambda: allowed(other, "everybody"))
     assert not allowed(other, "never"), "the file comes first"
     ruled.admin.set_rules("clientid", "c1", [])
-    eventually(lambda: not allowed(client))
+    until(lambda: not allowed(client))
 
 
 def test_a_reload_ends_subscriptions_that_are_not_allowed_any_more(ruled: Guarded) -> None:
@@ -121,7 +121,7 @@ def test_a_reload_ends_subscriptions_that_are_not_allowed_any_more(ruled: Guarde
         sub.expect(wire.Publish, payload=b"before")
         rules.write_text('{deny, {client, "sub"}, subscribe, ["shared/#"]}.\n{allow, all}.\n')
         assert ruled.admin.reload()
-        eventually(lambda: pub.publish("shared/x", b"after", 1).code == 0x10)  # type: ignore[union-attr]
+        until(lambda: pub.publish("shared/x", b"after", 1).code == 0x10)  # type: ignore[union-attr]
         while sub.recv(0.1) is not None:
             pass
         pub.publish("own/sub/x", b"still", 1)
@@ -143,7 +143,7 @@ def test_a_resumed_session_keeps_only_what_is_allowed(ruled: Guarded) -> None:
     (ruled.folder / "acl.conf").write_text('{deny, {client, "back"}, subscribe, ["shared/#"]}.\n{allow, all}.\n')
     ruled.admin.reload()
     with ruled.client("pub") as pub:
-        eventually(lambda: pub.publish("anything", b"", 1).code == 0x10)  # type: ignore[union-attr]
+        until(lambda: pub.publish("anything", b"", 1).code == 0x10)  # type: ignore[union-attr]
         with ruled.client("back", **keep) as client:
             assert client.connack is not None and client.connack.session_present
             pub.publish("shared/x", b"denied", 1)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import random
 import re
 import shutil
 import signal
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -27,6 +28,8 @@ STOP_TIMEOUT_S = 20.0
 PARTITIONS = 1024
 """Virtual session partitions: partition = crc32(client_id) % 1024, worker = partition % workers."""
 SHARED_DIR = Path("/dev/shm")
+FIRST_PORT, PORTS, PORT_RANGES = 10_000, 5_000, 4
+"""Of brokers and of the servers that they are tested with."""
 
 
 def worker_of(client_id: str, workers: int) -> int:
@@ -39,10 +42,27 @@ def client_id_on(worker: int, workers: int, prefix: str = "c") -> str:
     return next(name for n in itertools.count() if worker_of(name := f"{prefix}{n}", workers) == worker)
 
 
+def _ports() -> Iterator[int]:
+    """Below those that the kernel gives to outgoing connections, and a range for each process of a parallel run: nobody else takes
+    one between two starts of a broker."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % PORT_RANGES
+    first = FIRST_PORT + number * PORTS
+    at = random.SystemRandom().randrange(PORTS)
+    while True:
+        yield first + at
+        at = (at + 1) % PORTS
+
+
+_some_ports = _ports()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One on which nobody listens."""
+    for port in itertools.islice(_some_ports, PORTS):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no port of {PORTS} is free")
 
 
 class ExternalBroker:

@@ -5,10 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(look: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    """Looks again and again until there is something, and returns it; the registry, for one, is written every 200 ms."""
+def until(look: Callable[[], Any], describe: Callable[[], str] = str, timeout_s: float = 10.0) -> Any:
+    """Looks again and again until there is something, and returns it; the registry, for one, is written every 200 ms.
+
+    `describe` says what there is instead, if it does not come.
+    """
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
+        assert time.monotonic() < deadline, f"it never came\n{describe()}"
+        time.sleep(0.02)
     return found

@@ -17,8 +17,8 @@ def worker(**changes: int) -> dict[str, int]:
     return CALM | {name.replace("__", "."): value for name, value in changes.items()}
 
 
-def alarms(goes_on: bool = False) -> DiskAlarms:
-    return DiskAlarms("n", Path("/data"), goes_on)
+def alarms(goes_on: bool = False, first: bool = False) -> DiskAlarms:
+    return DiskAlarms("n", Path("/data"), goes_on, first)
 
 
 def test_a_full_disk_is_told_when_it_begins_when_the_limit_is_reached_and_when_it_is_over() -> None:
@@ -76,3 +76,9 @@ def test_retained_messages_beyond_the_limit_are_told_once_until_it_is_calm() -> 
     for at_ms, dropped in ((0, 5), (1000, 6), (2000, 7), (3000, 7), (2000 + LIMIT_CALM_MS, 7)):
         told += [(at_ms, alarm.topic.rpartition("/")[2]) for alarm in one.look([worker(retained__dropped=dropped)], at_ms)]
     assert told == [(1000, "activate"), (2000 + LIMIT_CALM_MS, "deactivate")]
+
+
+def test_what_happens_before_the_first_look_is_told_unless_a_manager_of_before_has_told_it() -> None:
+    state = worker(retained__dropped=5, journal__refused=1)
+    assert [alarm.topic.rpartition("/")[2] for alarm in alarms(first=True).look([state], 0)] == ["activate", "activate"]
+    assert not list(alarms().look([state], 0))

@@ -45,7 +45,7 @@ def test_publishers_ten_times_faster_than_subscribers() -> None:
 
 @pytest.mark.parametrize("qos", [0, 1])
 def test_flooding_publishers(qos: int) -> None:
-    outcome = scenarios.flooding_publishers(seconds=1, qos=qos)
+    outcome = scenarios.flooding_publishers(seconds=1, qos=qos, least_mb=2)
     check(outcome)
     assert outcome.seen["read_mb"] > 1
 

@@ -1,7 +1,8 @@
-"""A fixed load on the protocol core, for counting instructions: `python -m tests.perf.core_load QOS BATCHES [stays]`.
+"""A fixed load on the protocol core, for counting instructions: `python -m tests.perf.core_load QOS BATCHES [stays|ruled]`.
 
 One publisher and one subscriber on one shard, no socket. Each batch is MESSAGES messages of 64 bytes, read in one piece, with their
-acknowledgements. With `stays` both sessions do, so all of it is written into a journal.
+acknowledgements. With `stays` both sessions do, so all of it is written into a journal; with `ruled` the publisher is under rules,
+whose verdict is known.
 """
 
 import struct
@@ -29,7 +30,7 @@ def acknowledgements(first_byte: int) -> bytes:
     return b"".join(struct.pack(">BBH", first_byte, 2, i) for i in range(1, PACKET_IDS + 1))
 
 
-def main(qos: int, batches: int, journal: Path | None = None) -> None:
+def main(qos: int, batches: int, journal: Path | None = None, ruled: bool = False) -> None:
     """Publishes and delivers MESSAGES messages a batch. journal: a directory for it, if the sessions stay."""
     routes = MemoryRoutes()
     settings = load(None, {}, ["mqtt.max_inflight=1000", "mqtt.max_awaiting_rel=1000"]).settings
@@ -43,6 +44,8 @@ def main(qos: int, batches: int, journal: Path | None = None) -> None:
     subscriber.receive(Subscribe(1, [(b"bench/topic", qos)]).encode(4))
     shard.advance(1_000)
     subscriber.take_output()
+    if ruled:
+        publisher.put_under_rules(b"bench/topic")
     published = b"".join(Publish(b"bench/topic", b"x" * 64, qos, packet_id=i + 1 if qos else 0).encode(4) for i in range(MESSAGES))
     released = acknowledgements(0x62)[: 4 * MESSAGES] * (qos == 2)
     prepared = {
@@ -63,4 +66,5 @@ def main(qos: int, batches: int, journal: Path | None = None) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(directory) if sys.argv[3:] == ["stays"] else None)
+        how = sys.argv[3:]
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(directory) if how == ["stays"] else None, how == ["ruled"])

@@ -18,6 +18,8 @@ COUNTED = {0: 1_235, 1: 2_339, 2: 3_967}
 COUNTED_THAT_STAY = {1: 3_070, 2: 5_100}
 """The same between sessions that stay, with everything that a recovery needs written into a journal."""
 TOLERANCE = 1.1
+RULES_MAX = 1.05
+"""How much dearer a message may be whose publisher is under rules, the verdict being known."""
 BATCHES = 500
 """So many that what differs from one start of Python to the next is 2 % of them."""
 
@@ -59,3 +61,10 @@ def test_instructions_per_message(qos: int, start: int) -> None:
 @pytest.mark.parametrize("qos", [1, 2])
 def test_instructions_per_message_of_sessions_that_stay(qos: int, start: int) -> None:
     check(COUNTED_THAT_STAY[qos], instructions(qos, BATCHES, "stays"), start)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_rules_that_are_known_cost_next_to_nothing(qos: int, start: int) -> None:
+    plain, ruled = (instructions(qos, BATCHES, *how) - start for how in ((), ("ruled",)))
+    print(f"QoS {qos}: {plain / (BATCHES * MESSAGES):.0f} without rules, {ruled / (BATCHES * MESSAGES):.0f} with")
+    assert ruled < plain * RULES_MAX

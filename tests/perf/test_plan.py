@@ -9,7 +9,7 @@ from perf.cli import TEXTS, main
 from perf.compare import STANDARD, plan_of
 from perf.plan import Plan, PlanError
 from perf.wire import receive_maximum
-from shm.topology import PARTITIONS
+from shm.partitions import PARTITIONS
 
 
 @pytest.mark.parametrize(

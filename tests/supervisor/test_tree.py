@@ -24,7 +24,6 @@ from shardbroker.supervisor.child import BACKOFF_MAX_S, YOUNG_S, Child
 from shardbroker.supervisor.layout import lay_out, lock_data_dir, tear_down
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
-from shm.topology import LISTENERS_MAX
 
 pytestmark = pytest.mark.own_broker
 
@@ -232,15 +231,6 @@ def test_layout_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"listener b: cannot listen on no-such-host\.invalid:1883"):
         lay_out(settings, [0])
     assert descriptors() == before
-    assert not leftovers(tmp_path)
-
-
-def test_more_listeners_than_there_are_counters_for_are_refused(tmp_path: Path) -> None:
-    """Their numbers are places in the slot of each process: one too many would be in somebody else's."""
-    binds = [f"listeners.l{number}.bind=127.0.0.1:0" for number in range(LISTENERS_MAX + 1)]
-    settings = load(None, None, binds, {"process.data_dir": str(tmp_path)}).settings
-    with pytest.raises(StartError, match=f"{len(settings.listeners)} listeners are configured; allowed are up to {LISTENERS_MAX}"):
-        lay_out(settings, [0])
     assert not leftovers(tmp_path)
 
 

@@ -20,6 +20,9 @@ from tests.harness.service_manager import ServiceManager
 pytestmark = pytest.mark.own_broker
 
 
+DRAIN_S = 1.5
+
+
 @contextmanager
 def listening(port: int = 0, backlog: int = 4096) -> Iterator[socket.socket]:
     with socket.socket() as end:
@@ -172,6 +175,8 @@ class Reconnecting(threading.Thread):
         self.acknowledged: set[int] = set()
         self.received: set[int] = set()
         self.refused: list[str] = []
+        self.left: list[float] = []
+        """When it was sent away."""
         self.connections = 0
 
     def run(self) -> None:
@@ -188,6 +193,7 @@ class Reconnecting(threading.Thread):
             one.subscribe(f"own/{self.client_name}", 1)
 
         client.on_connect = on_connect
+        client.on_disconnect = lambda *_: self.left.append(time.monotonic())
         client.on_message = lambda _one, _data, message: self.received.add(int(message.payload))
         client.on_publish = lambda _one, _data, packet, *_: self.acknowledged.add(numbers[packet])
         client.reconnect_delay_set(1, 1)
@@ -228,7 +234,7 @@ def all_connected(devices: list[Reconnecting], times: int) -> None:
 
 @pytest.mark.parametrize("kind", ["socket unit", "kept"])
 def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(kind: str, tmp_path: Path) -> None:
-    settings = {"process.drain_time": "1500ms"}
+    settings = {"process.drain_time": f"{DRAIN_S}s"}
     port = free_port()
     done = threading.Event()
     stop_knocking = threading.Event()
@@ -277,6 +283,10 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(kind: str, tmp_p
     for device in devices:
         assert not device.refused, device.refused
         assert device.connections >= 3, "each was sent away by each restart"
+        assert len(device.left) >= 2
         assert device.acknowledged
         assert device.acknowledged <= device.received, sorted(device.acknowledged - device.received)
+    for restart in range(2):
+        left = sorted(device.left[restart] for device in devices)
+        assert left[-1] - left[0] > DRAIN_S / 2, "they leave, and come again, over the drain time"
     assert set(knocked) == {"in"}, {what: knocked.count(what) for what in set(knocked)}
