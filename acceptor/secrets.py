@@ -48,6 +48,12 @@ class KeyLog:
                 return os.read(self._reader, READ_BYTES)
         return b""
 
+    def close(self) -> None:
+        """Gives the pipe back. Nothing may be handshaking any more."""
+        for descriptor in {self._reader, self._writer} - {-1}:
+            os.close(descriptor)
+        self._reader = self._writer = -1
+
 
 class Secrets:
     """What one handshake has told so far."""

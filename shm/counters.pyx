@@ -57,7 +57,7 @@ class ProcessState(IntEnum):
     DRAINING = 3
     """An acceptor that accepts nobody any more."""
     DRAINED = 4
-    """A worker whose clients are gone: it sends nothing more to other workers, and takes what they send."""
+    """A worker whose clients are gone, with all that came of them on its way: it takes what others send, and passes on what is not for it."""
 
 
 NAMES = (

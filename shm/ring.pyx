@@ -152,6 +152,11 @@ cdef class Ring:
         cdef uint64_t consumed = sb_load(word(self.base, CONSUMED))
         return sb_load(word(self.base, HEAD)) - consumed
 
+    def rest_at(self, bint synced) -> int:
+        """Where both ends stand; -1 if something lies in it, or, `synced`, is not on the consumer's disk. For whoever looks on."""
+        cdef uint64_t behind = sb_load(word(self.base, DURABLE if synced else CONSUMED))
+        return behind if sb_load(word(self.base, HEAD)) == behind else -1
+
     def put(self, bytes payload not None, *, bint commit=True) -> bool:
         """Slow-path producer: one record. False if there is no room; ValueError for one that never fits.
 

@@ -163,6 +163,7 @@ cdef class Loop(Shard):
     cdef int listen_to(self, int fd, uint32_t events) except -1
     cdef bint lanes_waiting(self) except -1
     cdef int take_the_rest(self, uint64_t deadline_ms) except -1
+    cdef list rings_at_rest(self, list inboxes)
     cdef int one_pass(self, int timeout_ms) except -1
     cdef int accept_some(self, int channel) except -1
     cdef int drain_lanes(self) except -1

@@ -680,16 +680,40 @@ cdef class Loop(Shard):
 
     cdef int take_the_rest(self, uint64_t deadline_ms) except -1:
         """What was acknowledged by workers that still have clients is for sessions here, too: it is in the journal before this one ends.
-        Rings that cannot be emptied in time are kept for the next start (supervisor.layout.tear_down)."""
-        counters = self.counters_segment
-        counters.set_state(self.number, ProcessState.DRAINED)
-        others = [number for number in range(self.topology.workers) if number != self.number]
-        while self.now_ms < deadline_ms and any(counters.state(number) in (ProcessState.STARTING, ProcessState.READY) for number in others):
+
+        It ends when all say that they have nothing more of their own, and nothing moves in any ring between them: what one takes it may
+        pass on, to a member of a group or as a will. Twice the same rings, empty, have been empty at one moment.
+        Rings that cannot be emptied in time are kept for the next start (supervisor.layout.tear_down).
+        """
+        cdef list inboxes = [Inbox.attach(self.topology.inbox_name(number)) for number in range(self.topology.workers)]
+        before = None
+        while self.now_ms < deadline_ms:
             self.one_pass(DRAIN_STEP_MS)
-        self.one_pass(0)
-        while self.now_ms < deadline_ms and self.lanes_waiting():
-            self.one_pass(0)
+            if self.retry or self.holding or (self.gate is not None and not self.gate.is_safe()):
+                continue
+            self.counters_segment.set_state(self.number, ProcessState.DRAINED)
+            now = self.rings_at_rest(inboxes)
+            if now is not None and now == before:
+                break
+            before = now
         return 0
+
+    cdef list rings_at_rest(self, list inboxes):
+        """Where the rings of workers that are there stand. None if something lies in one, or somebody has still something to say."""
+        cdef list positions = []
+        synced = self.gate is not None
+        for number, inbox in enumerate(inboxes):
+            state = self.counters_segment.state(number)
+            if state == ProcessState.DOWN:
+                continue
+            if state != ProcessState.DRAINED:
+                return None
+            for lane in inbox.lanes[:len(inboxes)]:
+                position = lane.rest_at(synced)
+                if position < 0:
+                    return None
+                positions.append(position)
+        return positions
 
     cdef int one_pass(self, int timeout_ms) except -1:
         cdef epoll_event events[EVENTS]

@@ -61,7 +61,6 @@ def kill(broker: Broker) -> None:
 
 def start(broker: Broker) -> str:
     """Its output until all that is damaged was told."""
-    broker.ready_line = ""
     del broker.output[:]
     broker.start()
     with Client(broker.address, 5) as client:

@@ -223,7 +223,6 @@ def test_what_was_acknowledged_comes_once_whatever_ends_meanwhile(own: Broker, e
 def test_a_publisher_without_a_session_may_go_and_journals_may_turn_over(own: Broker) -> None:
     own.stop()
     own.settings |= {"journal.cycle_bytes": 1 << 17, "journal.segment_bytes": 1 << 16, "journal.retention.bytes": 1 << 20}
-    own.ready_line = ""
     own.start()
     with stay(own, "heir") as heir, stay(own, "busy") as busy:
         heir.subscribe("kept", 1)

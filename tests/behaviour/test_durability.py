@@ -50,7 +50,6 @@ def come_back(broker: Broker, end: str) -> None:
         broker.workers = 3 if broker.workers == 2 else 2
     if end == "other weights":
         broker.settings["process.worker_weights"] = "1,3"
-    broker.ready_line = ""
     broker.start()
 
 
@@ -179,7 +178,6 @@ def test_delays_and_expiry_go_on_while_the_broker_is_down(own: Broker, end: str)
 def test_at_level_none_sessions_end_with_their_worker(own: Broker) -> None:
     own.stop()
     own.settings["durability.level"] = "none"
-    own.ready_line = ""
     own.start()
     with stay(own, "fleeting") as client:
         client.subscribe("t", 1)
@@ -191,7 +189,6 @@ def test_at_level_none_sessions_end_with_their_worker(own: Broker) -> None:
 def test_captured_messages_stand_in_the_journal_of_the_publishers_worker(own: Broker) -> None:
     own.stop()
     own.settings["journal.capture"] = "c/#"
-    own.ready_line = ""
     own.start()
     with Client(own.address, 5, client_id_on(1, WORKERS, "p")) as publisher:
         publisher.publish("c/a", b"kept", 0)

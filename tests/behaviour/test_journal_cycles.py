@@ -54,5 +54,4 @@ def kill_and_start(broker: Broker) -> None:
     assert broker.process is not None
     os.killpg(broker.pid, signal.SIGKILL)
     broker.process.wait(15)
-    broker.ready_line = ""
     broker.start()

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.harness import Broker, Client, Publish, client_id_on
-from tests.harness.wire import Connack, Puback, connect, publish
+from tests.harness.wire import Connack, Puback, Will, connect, publish
 from tests.journal.faulty_disk import FaultyDisk
 
 pytestmark = pytest.mark.own_broker
@@ -126,7 +127,6 @@ def kill_and_start(broker: Broker) -> None:
     assert broker.process is not None
     os.killpg(broker.pid, signal.SIGKILL)
     broker.process.wait(15)
-    broker.ready_line = ""
     broker.start()
 
 
@@ -238,18 +238,22 @@ def test_a_worker_that_dies_while_the_disk_is_full_comes_back_when_there_is_room
 
 
 @pytest.fixture
-def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Broker, FaultyDisk]]:
-    """A broker of which each process can be made to fail at the disk."""
+def faulty(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Broker, FaultyDisk]]:
+    """A broker of which each process can be made to fail at the disk. The parameter is its level, "process" without one."""
     disk = FaultyDisk(tmp_path, tmp_path / "data")
     with monkeypatch.context() as patch:
         for name, value in disk.environment.items():
             patch.setenv(name, value)
-        broker = Broker(WORKERS, {"mqtt.max_mqueue_len": 0}, data_dir=tmp_path / "data")
+        settings = {"mqtt.max_mqueue_len": 0, "durability.level": getattr(request, "param", "process")}
+        broker = Broker(WORKERS, settings, data_dir=tmp_path / "data")
         broker.start()
     try:
         yield broker, disk
-        disk.heal()
-        broker.stop()
+        if broker.process is not None and broker.process.poll() is None:
+            disk.heal()
+            broker.stop()
     finally:
         broker.kill()
         broker.stop() if broker.leftovers() else None
@@ -294,3 +298,21 @@ def test_a_disk_slower_than_the_traffic_slows_publishers_down_and_is_told(faulty
     for name in names("s"):
         with stay(broker, name) as client:
             assert sorted(everything(client, sent)) == list(range(sent))
+
+
+@pytest.mark.parametrize("faulty", ["process", "machine"], indirect=True)
+def test_wills_of_a_clean_stop_reach_other_workers_however_slow_the_disk(faulty: tuple[Broker, FaultyDisk]) -> None:
+    """At level machine a will goes to another worker after a sync: that one has to be there still."""
+    broker, disk = faulty
+    queue_everywhere(broker)
+    with ThreadPoolExecutor() as pool:
+        for name in names("w"):
+            client = Client(broker.address, 5, name, will=Will("q/will", name.encode(), 1))
+            pool.submit(client.expect_close, 10)  # at once: nobody keeps a worker longer than its own work does
+        disk.slow_down(0.2)
+        broker.stop()  # which looks for rings that were left
+    disk.heal()
+    broker.start()
+    for name in names("s"):
+        with stay(broker, name) as client:
+            client.expect_messages(*(name.encode() for name in names("w")), timeout=10)

@@ -104,7 +104,7 @@ def test_killed_acceptor_or_manager(own: Broker, title: str, count: int) -> None
 @pytest.mark.parametrize("level", ["process", "machine"])
 def test_what_is_acknowledged_while_workers_end_one_after_another_is_kept(level: str, tmp_path: Path) -> None:
     """Worker 1 has nobody to send away; worker 0 has clients for the whole drain time, and they go on publishing."""
-    settings = {"process.drain_time": "3s", "durability.level": level, "mqtt.max_mqueue_len": 100_000}
+    settings = {"process.drain_time": "3s", "durability.level": level, "mqtt.max_mqueue_len": 0}
     reader, persistent = client_id_on(1, WORKERS, "stays"), {"session_expiry_interval": 1000}
     acknowledged = []
     with Broker(WORKERS, settings, tmp_path) as broker:

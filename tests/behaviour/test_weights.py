@@ -33,7 +33,6 @@ def start_again(broker: Broker, weights: str, kill: bool) -> None:
         broker.process.send_signal(signal.SIGTERM)
     broker.process.wait(20)
     broker.settings["process.worker_weights"] = weights
-    broker.ready_line = ""
     broker.start()
 
 

@@ -31,7 +31,12 @@ class Ends:
         self, authority: Authority, client: Callable[[ssl.SSLContext], None] = lambda context: None, tickets: bool = False
     ) -> None:
         settings = Tls(certfile=str(authority.directory / "broker.pem"), session_tickets=tickets)
-        keylog = KeyLog()
+        with contextlib.closing(KeyLog()) as keylog:
+            self._shake_hands(settings, authority, client, keylog)
+
+    def _shake_hands(
+        self, settings: Tls, authority: Authority, client: Callable[[ssl.SSLContext], None], keylog: KeyLog
+    ) -> None:
         context = authority.client()
         client(context)
         self.to_client, self.to_server = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -138,6 +138,7 @@ class Broker:
 
     def start(self) -> None:
         """Starts the process and waits for its ready line; raises with its output if it does not come."""
+        self.ready_line = ""
         self.process = subprocess.Popen(
             self.command(),
             stdin=subprocess.DEVNULL,

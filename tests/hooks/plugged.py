@@ -103,7 +103,7 @@ class Plugged(ApiBroker):
         found: list[Any] = until(lambda: next((one["arguments"] for one in self.seen(point) if fits(one["arguments"])), None))
         return found
 
-    def logged(self, pattern: str) -> str:
-        """The first log line that holds this."""
-        line: str = until(lambda: next((one for one in [*self.output] if re.search(pattern, one)), None))
+    def logged(self, pattern: str, behind: int = 0) -> str:
+        """The first log line that holds this, behind so many others."""
+        line: str = until(lambda: next((one for one in self.output[behind:] if re.search(pattern, one)), None))
         return line

@@ -74,7 +74,6 @@ def test_every_message_is_exported_once_with_what_belongs_to_it(spark: SparkSess
     # Again: only what is new. The broker is killed in between, and goes on.
     publish(broker, sent, 20, "two")
     broker.kill()
-    broker.ready_line = ""
     broker.start()
     publish(broker, sent, 20, "three")
     assert run(spark, export) > 0

@@ -76,7 +76,6 @@ def restart(broker: Broker, kill: bool) -> tuple[float, float]:
     else:
         broker.stop()
     stopped = time.monotonic()
-    broker.ready_line = ""
     broker.start()
     return stopped - started, time.monotonic() - stopped
 

@@ -212,7 +212,6 @@ class Killer(threading.Thread):
             self.broker.workers = self._rng.randint(1, 4)
             weights = [str(self._rng.randint(1, 3)) for _ in range(self.broker.workers)]
             self.broker.settings["process.worker_weights"] = ",".join(weights)
-        self.broker.ready_line = ""
         self.broker.start()
 
     def _interrupt(self) -> None:
