@@ -48,6 +48,11 @@ cdef size_t scratch_capacity = 0
 cdef int read_fixed_header(const uint8_t* data, size_t size, FixedHeader* header) except -1:
     cdef uint32_t value = 0, i = 0
     cdef uint8_t byte
+    if size > 1 and data[1] < 0x80:            # most packets are small
+        header.first = data[0]
+        header.remaining = data[1]
+        header.size = 2
+        return 1
     while True:
         if i + 1 >= size:
             return 0
@@ -235,6 +240,10 @@ cdef int parse_ack(uint8_t first, const uint8_t* body, uint32_t size, uint8_t ve
     cdef uint8_t kind = first >> 4, identifier
     cdef uint32_t at, length
     cdef uint64_t seen = 0
+    if size == 2 and first & 0x0F == (2 if kind == PUBREL else 0) and (body[0] or body[1]):
+        view.packet_id = (<uint16_t>body[0] << 8) | body[1]
+        view.reason_code = 0
+        return 0
     if first & 0x0F != (2 if kind == PUBREL else 0):
         raise MalformedPacket(f"flags 0x{first & 15:x} in {PacketType(kind).name}", "MQTT-3.6.1-1" if kind == PUBREL else "MQTT-2.1.3-1")
     if size < 2 or (version < 5 and size != 2):

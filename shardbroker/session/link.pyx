@@ -30,6 +30,7 @@ cdef class Link(Timed):
         cdef uint32_t expiry_s = 0, alias = 0
         cdef bint alias_known = False
         cdef uint64_t left_ms
+        cdef uint64_t* counters = self.core.counters
         cdef uint8_t* target
         if self.version == 5:
             if self.alias_maximum:
@@ -87,10 +88,10 @@ cdef class Link(Timed):
                 target += ids_size
         if publication.payload_size:
             memcpy(target, publication.payload, publication.payload_size)
-        self.core.count(PACKETS_SENT)
-        self.core.count(PACKETS_PUBLISH_SENT)
-        self.core.count(MESSAGES_SENT)
-        self.core.count(MESSAGES_QOS0_SENT + qos)
+        counters[<int>PACKETS_SENT] += 1
+        counters[<int>PACKETS_PUBLISH_SENT] += 1
+        counters[<int>MESSAGES_SENT] += 1
+        counters[<int>MESSAGES_QOS0_SENT + qos] += 1
         self.touch()
         if unlikely(self.core.watch):
             self.core.watcher.sent(self, publication, qos, retain, dup, packet_id)

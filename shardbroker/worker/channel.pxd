@@ -62,6 +62,7 @@ cdef class Channel(Link):
     # The connection is over, for this reason code; once only. The session gets to know, and one line is logged.
     cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1
     cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
+    cdef int handle_rarer(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef bint on_publish(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef int reply(self, int counter, bytes packet) except -1
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1

@@ -158,9 +158,18 @@ cdef class Channel(Link):
             self.last_packet_ms = self.core.now_ms
             return True
         self.last_packet_ms = self.core.now_ms
+        if PUBACK <= kind <= PUBCOMP and self.state == CONNECTED and not self.core.watch:
+            self.on_ack(first, body, size)
+        else:
+            self.handle_rarer(first, body, size)
+        return True
+
+    cdef int handle_rarer(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
+        """What is not there for each message, or is looked at."""
+        cdef int kind = first >> 4
         if self.state == AUTHENTICATING and kind != AUTH and kind != DISCONNECT:
             raise ProtocolError("only AUTH and DISCONNECT are allowed before CONNACK", "MQTT-3.1.2-30")
-        if unlikely(self.core.watch):
+        if self.core.watch:
             self.core.watcher.heard(self, first, body, size)
         if first == PINGREQ_FIRST and size == 0:
             self.core.count(PACKETS_PINGREQ_RECEIVED)
@@ -186,7 +195,7 @@ cdef class Channel(Link):
                 self.access.on_auth(packet)
             else:
                 raise ProtocolError(f"packet type {kind} is not for a server", "MQTT-4.13.1-1")
-        return True
+        return 0
 
     # --- CONNECT --------------------------------------------------------------------------------------------------------------
 
