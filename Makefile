@@ -52,6 +52,7 @@ conformance: tools
 
 fuzz: tools
 	$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)
+	$(BIN)/python fuzz/fuzz_tls.py --seconds $(or $(SECONDS),60)
 
 # A copy with bounds checks, None checks and assertions, fuzzed and simulated: what is wrong there is wrong in the release too.
 debug: tools
@@ -60,6 +61,7 @@ debug: tools
 	find build/debug -name '*.so' -delete -o -name '*.c' -delete
 	cd build/debug && SHARDBROKER_DEBUG=1 $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace >/dev/null 2>&1
 	cd build/debug && $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)
+	cd build/debug && $(CURDIR)/$(BIN)/python fuzz/fuzz_tls.py --seconds $(or $(SECONDS),60)
 	cd build/debug && $(CURDIR)/$(BIN)/python -m tests.sim.simulator --seed 1 --steps 5000 --seconds 10
 
 sim: tools

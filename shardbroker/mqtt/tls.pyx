@@ -6,7 +6,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from shardbroker.mqtt.crypto cimport (
-    AES_128_GCM, AES_256_GCM, CHACHA20_POLY1305, CIPHERS, DIGEST_MAX, NONCE_SIZE, SHA256, SHA384, TAG_SIZE, available, digest_size, hmac,
+    AES_128_GCM, AES_256_GCM, CHACHA20_POLY1305, CIPHERS, DIGEST_MAX, DIGESTS, NONCE_SIZE, SHA256, SHA384, TAG_SIZE, available, digest_size, hmac,
     key_size, make_aead,
 )
 from shm.posix cimport MSG_DONTWAIT, MSG_NOSIGNAL, send
@@ -438,7 +438,8 @@ cdef class Records:
         cdef Records records = Records.__new__(Records)
         cdef const Packed* packed = <const Packed*>PyBytes_AS_STRING(state)
         cdef size_t size = PyBytes_GET_SIZE(state)
-        if size < sizeof(Packed) or size > sizeof(Packed) + RECORD_MAX or packed.cipher >= CIPHERS or not available():
+        if (size < sizeof(Packed) or size > sizeof(Packed) + RECORD_MAX or packed.cipher >= CIPHERS or packed.digest >= DIGESTS
+                or not available()):
             raise ValueError("not the state of a TLS connection")
         records.cipher = packed.cipher
         records.digest = packed.digest
