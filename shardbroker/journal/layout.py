@@ -70,7 +70,8 @@ class SegmentHeader:
             SEGMENT_MAGIC, FORMAT_VERSION, SEGMENT_HEADER_BYTES, self.schema_version, self.worker, self.workers, self.node_id, 0,
             self.incarnation, self.first_sequence, self.previous_end, self.created_us, 0, 0,
         )[:-4]  # fmt: skip
-        return packed + crc32(packed).to_bytes(4, "little")
+        checksum: bytes = crc32(packed).to_bytes(4, "little")
+        return packed + checksum
 
     @classmethod
     def unpack(cls, data: bytes) -> "SegmentHeader":
@@ -115,7 +116,8 @@ class BlockHeader:
     def pack(self, body: bytes) -> bytes:
         """Header and body with the checksum over both."""
         rest = self._rest() + body
-        return BLOCK_MAGIC + crc32(rest).to_bytes(4, "little") + rest
+        checksum: bytes = crc32(rest).to_bytes(4, "little")
+        return BLOCK_MAGIC + checksum + rest
 
     def _rest(self) -> bytes:
         return _BLOCK.pack(

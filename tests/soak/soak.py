@@ -24,6 +24,7 @@ import psutil
 
 import tests.harness.broker
 from tests.harness import Broker
+from tests.overload.scenarios import counters
 
 tests.harness.broker.START_TIMEOUT_S = 120.0
 """A start reads journals of up to RETENTION_BYTES, beside whatever else the machine does."""
@@ -104,7 +105,10 @@ def drive(broker: Broker, arguments: str) -> str:
     program = str(Path(sys.executable).with_name("shardbroker"))
     command = [program, "perf", *arguments.split(), f"--seconds={TRAFFIC_S}", f"--host={host}", f"--port={port}", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TRAFFIC_S * 20)
-    return "" if done.returncode == 0 else f"{arguments}: exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]}"
+    if done.returncode == 0:
+        return ""
+    dropped = {name: count for name, count in counters(broker).items() if ".dropped" in name and count}
+    return f"{arguments}: exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]} dropped since the start: {dropped}"
 
 
 def disturb(broker: Broker, rng: random.Random, number: int) -> tuple[str, float]:

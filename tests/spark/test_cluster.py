@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyarrow.dataset import dataset
 
 from tests.spark.samples import write_journal
 
@@ -77,3 +78,19 @@ def test_a_job_gives_on_a_cluster_what_it_gives_on_one_machine(cluster: Cluster,
     cluster.wait_for("Launching executor", WORKERS)
     assert printed == job(tmp_path / "data", "local[*]")
     assert printed.count("\n|") > 1, printed
+
+
+def test_an_export_on_a_cluster_writes_what_one_machine_writes(cluster: Cluster, tmp_path: Path) -> None:
+    for worker in range(2):
+        write_journal(tmp_path / "data" / "journal" / str(worker), seed=worker, segment_bytes=20_000, worker=worker, workers=2)
+    tables = []
+    for name, master in (("there", cluster.url), ("here", "local[*]")):
+        program, to = Path(sys.executable).with_name("shardbroker"), str(tmp_path / name)
+        command = [program, "export", str(tmp_path / "data"), "--to", to, "--master", master]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        table = dataset(tmp_path / name, format="parquet", partitioning="hive", exclude_invalid_files=True).to_table()
+        tables.append(table.sort_by([("worker", "ascending"), ("sequence", "ascending")]))
+    cluster.wait_for("Launching executor", WORKERS)
+    assert tables[0].num_rows > 0
+    assert tables[0].equals(tables[1])
