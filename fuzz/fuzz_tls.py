@@ -133,7 +133,7 @@ class Script:
         elif act < 0.74:
             self.put(ALERT, bytes([self.rng.choice((1, 2)), self.rng.randrange(256)]))
         elif act < 0.8:
-            self.put(self.rng.randrange(256), self.rng.randbytes(self.rng.randint(0, 8)))
+            self.put(self.rng.randrange(1, 256), self.rng.randbytes(self.rng.randint(0, 8)))  # 0 in TLS 1.3 would be padding
         elif act < 0.84:
             self.put(HANDSHAKE, bytes([self.rng.choice((KEY_UPDATE, 4))]) + self.rng.randbytes(self.rng.randint(0, 6)))
         elif act < 0.86 and not self.key.older:
