@@ -16,15 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 import tests.harness.broker
+from shardbroker.control import Control
 from tests.harness import Broker
-from tests.overload.scenarios import counters
 
 tests.harness.broker.START_TIMEOUT_S = 120.0
 """A start reads journals of up to RETENTION_BYTES, beside whatever else the machine does."""
@@ -107,7 +107,8 @@ def drive(broker: Broker, arguments: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=TRAFFIC_S * 20)
     if done.returncode == 0:
         return ""
-    dropped = {name: count for name, count in counters(broker).items() if ".dropped" in name and count}
+    with closing(Control(broker.data_dir)) as control:
+        dropped = {name: count for name, count in control.ask("metrics").items() if ".dropped" in name and count}
     return f"{arguments}: exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]} dropped since the start: {dropped}"
 
 
