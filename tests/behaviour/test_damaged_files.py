@@ -45,10 +45,12 @@ def fill(broker: Broker) -> None:
     for name in SESSIONS:
         with Client(broker.address, 5, name, clean=False, properties=SESSION) as client:
             client.subscribe(f"q/{name}", 2)
-    with Client(broker.address, 5) as publisher:
-        for number in range(QUEUED):
-            for name in SESSIONS:
+    for name in SESSIONS:
+        # Acknowledged by the session's own worker, so each message has a pass of its own, and a block of the journal.
+        with Client(broker.address, 5, client_id_on(worker_of(name, WORKERS), WORKERS, "fills")) as publisher:
+            for number in range(QUEUED):
                 publisher.publish(f"q/{name}", b"%d" % number, 1 + number % 2)
+    with Client(broker.address, 5) as publisher:
         for number in range(RETAINED):
             publisher.publish(f"r/{number}", b"%d " % number * (1 + number % 7 * 40), 1, retain=True)
 
@@ -135,8 +137,7 @@ def test_a_segment_that_ends_within_its_last_block(broker: Broker, part: float) 
     os.truncate(path, last.offset + int(part * (last.end - last.offset)))
     assert "damaged" not in start(broker)
     for name, got in queues(broker).items():
-        assert got == list(range(len(got))), name
-        assert len(got) >= QUEUED - (len(last.items()) if worker_of(name, WORKERS) == 2 else 0), name
+        assert got in (list(range(QUEUED)), list(range(QUEUED - 1))), name
 
 
 @pytest.mark.parametrize("name", ["workers", "1/recover-from"])
