@@ -29,8 +29,8 @@ have theirs.
   answered within 5 s or refused with `WORKER_DOWN` or `WORKER_TIMEOUT`.
 - To kick is to end connection and session: 5.0 clients get DISCONNECT 0x98, the will is published.
 - `config set` keeps the value in `runtime.toml` in the data directory, over the configuration file and below environment and
-  options. The answer says what was `applied`, what `needs_restart`, and by what a value is `shadowed_by`. `config reload` and
-  SIGHUP read everything again.
+  options. The answer comes when every worker has the value; it says what was `applied`, what `needs_restart`, by what a value is
+  `shadowed_by`, and which `workers_behind` have not come to it within 5 s. `config reload` and SIGHUP read everything again.
 - `journal seal` ends the segment of each worker's journal, so that everything up to `durable` can be read from closed segments.
 - `snapshot` writes a directory below `snapshots` in the data directory; `snapshot.interval` does so by itself (docs/spark.md).
 - `backup FILE` writes the broker's state to one file, see operation-backup.md; it wants no running broker.

@@ -228,6 +228,7 @@ class _Manager:
         self._reloaded = asyncio.create_task(self._tell_reloaded(problem.partition("\n")[0]))
 
     async def _tell_reloaded(self, problem: str) -> None:
+        await self._workers.caught_up()
         with suppress(ControlError):  # it stops waiting by itself
             await ask_supervisor(self._context, {"verb": "reloaded", "problem": problem})
 

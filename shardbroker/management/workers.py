@@ -84,10 +84,16 @@ class Workers:
         return [None if isinstance(result, ControlError) else result for result in results]
 
     def tell_all(self, verb: str, **args: Any) -> None:
-        """A command to every worker that nobody waits for; one that is down finds it when it comes back."""
+        """A command to every worker without an answer, see caught_up(); one that is down finds it when it comes back."""
         for worker in range(len(self)):
             with suppress(ControlError):
                 self._send(worker, verb, args)
+
+    async def caught_up(self) -> list[int]:
+        """Waits until what tell_all() told is carried out. Returns the workers that have not come to it in TIMEOUT_S."""
+        calls = (self.call(worker, "ping") for worker in range(len(self)))  # commands to a worker keep their order
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return [number for number, found in enumerate(results) if isinstance(found, ControlError) and found.code != "WORKER_DOWN"]
 
     def _send(self, worker: int, verb: str, args: Mapping[str, Any]) -> int:
         number = next(self._numbers)

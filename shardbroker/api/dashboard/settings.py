@@ -71,6 +71,8 @@ def _outcome(done: dict[str, Any]) -> str:
         return f"kept, but {done['shadowed_by']} says otherwise"
     if done["needs_restart"]:
         return "kept; it holds from the next start on"
+    if done.get("workers_behind"):
+        return f"changed, but not yet in workers {', '.join(map(str, done['workers_behind']))}: they do not answer"
     return "changed" if done["applied"] else "nothing has changed"
 
 

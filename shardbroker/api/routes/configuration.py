@@ -53,8 +53,8 @@ async def show_section(ask: Ask, root: str) -> dict[str, Any]:
 
 @router.put("/configs/{root}")
 async def change_section(ask: Ask, root: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes what is given, all of it or nothing, and keeps it; says what was `applied`, what `needs_restart`, and by which source
-    a value is `shadowed_by`."""
+    """Changes what is given, all of it or nothing, and keeps it; says what was `applied`, what `needs_restart`, by which source a
+    value is `shadowed_by`, and which `workers_behind` have not come to it within 5 s."""
     return await set_section(ask, root, body)
 
 

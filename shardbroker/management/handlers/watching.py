@@ -10,6 +10,7 @@ from shardbroker.control import ControlError
 from shardbroker.control.verbs import Params
 from shardbroker.control.watch_verbs import Alarms, CountedTopic, CountedTopics, Loudest, OneTrace, TraceRead, TraceStart
 from shardbroker.management.context import Context, handles
+from shardbroker.management.handlers.configuration import in_workers
 from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.management.tracing import DEFAULT_LIFE_MS, Trace
 from shardbroker.mqtt.errors import MqttError
@@ -46,6 +47,7 @@ async def start_trace(context: Context, params: TraceStart) -> dict[str, Any]:
         max(start_ms, now_ms) + DEFAULT_LIFE_MS if params.end_at is None else params.end_at,
     )  # fmt: skip
     context.traces.start(trace, context.configuration.settings.trace.max_traces, now_ms)
+    await context.workers.caught_up()
     return context.traces.row(trace, now_ms)
 
 
@@ -132,7 +134,7 @@ async def add_counted(context: Context, params: CountedTopic) -> dict[str, Any]:
         raise ControlError("ALREADY_EXISTS", f"{params.topic!r} is counted already")
     if len(topics) >= COUNTED_MAX:
         raise ControlError("EXCEED_LIMIT", f"{len(topics)} topics are counted, allowed are {COUNTED_MAX}")
-    _set_counted(context, [*topics, params.topic])
+    await _set_counted(context, [*topics, params.topic])
     return {"topic": params.topic}
 
 
@@ -141,7 +143,7 @@ async def delete_counted(context: Context, params: CountedTopic) -> dict[str, An
     topics = context.configuration.settings.topic_metrics.topics
     if params.topic not in topics:
         raise _not_counted(params.topic)
-    _set_counted(context, [topic for topic in topics if topic != params.topic])
+    await _set_counted(context, [topic for topic in topics if topic != params.topic])
     return {"topic": params.topic}
 
 
@@ -155,12 +157,13 @@ async def reset_counted(context: Context, params: CountedTopics) -> dict[str, An
     return {"topics": names}
 
 
-def _set_counted(context: Context, topics: list[str]) -> None:
+async def _set_counted(context: Context, topics: list[str]) -> None:
     """Raises ControlError if another source has the last word; nothing has changed then."""
     done = context.configuration.set(COUNTED, json.dumps(topics, ensure_ascii=False))
     if "shadowed_by" in done:
         context.configuration.reset(COUNTED)
         raise ControlError("NOT_AVAILABLE", f"{COUNTED} is set by {done['shadowed_by']}, which holds over what is set here")
+    await in_workers(context, done)
 
 
 def _not_counted(topic: str) -> ControlError:
