@@ -92,13 +92,13 @@ cpdef enum Counter:
     JOURNAL_GIVEN_UP                       # records that were never written, as durability.on_disk_error = continue
     JOURNAL_NOT_CAPTURED                   # messages for analytics among them
     JOURNAL_WRITE_MS                       # spent on writing
-    AUTHENTICATION_SUCCESS
-    AUTHENTICATION_SUCCESS_ANONYMOUS
+    AUTHENTICATION_SUCCESS                 # logins with a user name that somebody has found to be right
+    AUTHENTICATION_SUCCESS_ANONYMOUS       # without one, or nobody is asked
     AUTHENTICATION_FAILURE
     AUTHENTICATION_UNAVAILABLE             # logins without a verdict: back ends or integrations failed, or too many waited
     AUTHORIZATION_ALLOW                    # decisions; what a connection remembers of them is not counted again, but denials are
     AUTHORIZATION_DENY
-    AUTHORIZATION_NOMATCH
+    AUTHORIZATION_NOMATCH                  # decisions that no rule and no source has made, so acl.no_match did
     AUTHORIZATION_SUPERUSER
     CLIENT_BANNED
     CLIENT_FLAPPING

@@ -28,6 +28,7 @@ cdef class Access:
     cdef uint64_t login                    # id of the question under way about who this is; 0: none
     cdef bint challenged                   # an AUTH of the client is expected
     cdef bint asks_hooks                   # `login` went to programs behind hooks, not to the chain
+    cdef bint no_match                     # decide() has come to acl.no_match
     cdef bint unsure                       # one of them has not answered about the packet in hand
     cdef readonly uint64_t ends_at_ms      # its credentials end then, 0: they do not
     cdef bint superuser

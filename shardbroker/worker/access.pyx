@@ -212,6 +212,7 @@ cdef class Access:
     cdef int ask_chain(self) except -1:
         entrance = self.gate.entrance(self.client.listener, self.authn)
         if not entrance.chain:
+            self.channel.core.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
             self.check_and_accept()
         elif self.too_many_wait():
             return 0
@@ -300,7 +301,7 @@ cdef class Access:
             elif verdict.status == Status.CONTINUE:
                 self.challenge(verdict.details[0])
             elif verdict.status == Status.DENY:
-                channel.core.count(AUTHENTICATION_FAILURE)
+                channel.core.count(AUTHENTICATION_UNAVAILABLE if verdict.details[0] == SERVER_UNAVAILABLE else AUTHENTICATION_FAILURE)
                 self.denied(verdict.details[0], verdict.details[1])
             else:
                 self.login_failed(verdict.details[0] if verdict.details else "no verdict")
@@ -471,7 +472,8 @@ cdef class Access:
         return 0
 
     cdef object decide(self, object question):
-        """True or False; None if only a back end can tell, and has not told yet."""
+        """True or False; None if only a back end can tell, and has not told yet. `no_match` says whether nobody knew a rule."""
+        self.no_match = False
         if self.channel.core.hooks & HOOK_CLIENT_AUTHORIZE:
             if self.hooked is None:
                 self.hooked = {}
@@ -491,7 +493,7 @@ cdef class Access:
             return self.decided.get(question)
         if not self.gate.has_sources and self.own_acl is None:
             return True                    # no rules are configured: it was a hook alone that had to be asked
-        self.channel.core.count(AUTHORIZATION_NOMATCH)
+        self.no_match = True
         return self.channel.shard.acl.no_match == "allow"
 
     cdef list unknown_of(self, list questions):
@@ -534,6 +536,8 @@ cdef class Access:
                 verdicts.remember(topic, False, combination, known == ALLOWED, channel.core.now_ms + ttl_ms, generation)
             if not self.inquiries:
                 self.forget_hooked()
+            if self.no_match:
+                channel.core.count(AUTHORIZATION_NOMATCH)
         channel.core.count(AUTHORIZATION_ALLOW if known == ALLOWED else AUTHORIZATION_DENY)
         if known == DENIED:
             self.tell_denied("publish", topic)
@@ -549,6 +553,8 @@ cdef class Access:
         if question is None:
             return True                    # it is refused for what is wrong with it
         allowed = bool(self.decide(question))
+        if self.no_match:
+            self.channel.core.count(AUTHORIZATION_NOMATCH)
         self.channel.core.count(AUTHORIZATION_ALLOW if allowed else AUTHORIZATION_DENY)
         if not allowed:
             self.tell_denied("subscribe", wire_filter)

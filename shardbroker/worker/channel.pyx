@@ -19,7 +19,7 @@ from shardbroker.session.core cimport TELL_CONNECTED, TELL_DISCONNECTED, TELL_UN
 from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, Will
 from shardbroker.session.watcher cimport Watcher, unlikely
 from shm.counters cimport (
-    CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_KICKED, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
+    AUTHENTICATION_SUCCESS_ANONYMOUS, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_KICKED, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
     CLIENT_CLOSED_OVERLOAD, CLIENT_CLOSED_PROTOCOL_ERROR, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CLIENT_CONNECTED,
     CLIENT_DISCONNECTED, CONNECTIONS_COUNT, MESSAGES_DROPPED_RECEIVE_MAXIMUM, MESSAGES_QOS0_RECEIVED, MESSAGES_RECEIVED,
     PACKETS_AUTH_RECEIVED, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_CONNECT_RECEIVED,
@@ -242,6 +242,7 @@ cdef class Channel(Link):
                 and not self.core.hooks & (HOOK_CLIENT_AUTHENTICATE | HOOK_CLIENT_AUTHORIZE)
                 and (known is None or "authn" not in known)):
             username = packet.username
+            self.core.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
             return self.accept(packet, client_id) if self.mount(None if username is None else username.decode()) else 0
         self.username = packet.username
         self.access = self.shard.access_type(self, packet, client_id)

@@ -498,7 +498,7 @@ def _(place: Place, version: int) -> str:
     return place.login(version, "users")
 
 
-@refusal("a back end that might know it failed", "chain", "CONNACK 0x88", "CONNACK 3", "authentication.failure",
+@refusal("a back end that might know it failed", "chain", "CONNACK 0x88", "CONNACK 3", "authentication.unavailable",
          "client gone", "reason=0x88", "redis failed")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return place.login(version, "broken", username="ada", password="x")
