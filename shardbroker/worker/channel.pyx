@@ -16,7 +16,7 @@ from shardbroker.pubsub.subscriptions cimport (
 )
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.core cimport TELL_CONNECTED, TELL_DISCONNECTED, TELL_UNSUBSCRIBED, Core
-from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, Will
+from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, QOS2_REPEAT, Will
 from shardbroker.session.watcher cimport Watcher, unlikely
 from shm.counters cimport (
     AUTHENTICATION_SUCCESS_ANONYMOUS, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_KICKED, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
@@ -472,6 +472,9 @@ cdef class Channel(Link):
             if arrival == QOS2_IN_USE:
                 self.report_failure(Pubrec, view.packet_id, PACKET_ID_IN_USE, PACKETS_PUBREC_SENT,
                                     f"packet id {view.packet_id} is in use")
+                return True
+            if arrival == QOS2_REPEAT and core.hooks & HOOK_MESSAGE_PUBLISH and core.hooked.asked_again(self, view.packet_id):
+                self.hold()                # until the verdict
                 return True
             if arrival != QOS2_NEW:
                 self.ack(PUBREC_FIRST, view.packet_id, SUCCESS, PACKETS_PUBREC_SENT)

@@ -63,11 +63,13 @@ cdef class Hooked:
     cdef readonly object plugins           # shardbroker.hooks.plugins.Plugins
     cdef public object exhook              # shardbroker.hooks.exhook.ExHook: programs outside that take part; None: there are none
     cdef list waiting                      # channels whose message waits for room in a ring
+    cdef dict undecided                    # (session, packet id) -> Question about its QoS 2 message
 
     def __init__(self, Shard shard not None, int worker, tell) -> None:
         self.shard = shard
         shard.hooked = self
         self.waiting = []
+        self.undecided = {}
         self.registry = Registry(tell, self.on_change)
         self.plugins = Plugins(self.registry, worker, tell)
 
@@ -220,11 +222,22 @@ cdef class Hooked:
         question.qos, question.packet_id, question.at_ms = qos, packet_id, at_ms
         client = Client(shown.client_id) if channel is None else known_client(channel)
         if self.exhook.ask_about(Kind.HOOK_PUBLISH, question, client, shown):
+            if channel is not None and qos == 2:
+                self.undecided[channel.session, packet_id] = question
             return ASKED
         if not self.exhook.refuses("message.publish", shown.topic):
             return GO_ON
         self.drop(publication)
         return REFUSED
+
+    def asked_again(self, Channel channel, int packet_id) -> bool:
+        """Whether programs outside are still asked about this QoS 2 message of the client, which came on a connection before. The answer
+        goes to this one then: so far the message is nowhere but in memory."""
+        cdef Question question = self.undecided.get((channel.session, packet_id))
+        if question is None:
+            return False
+        question.channel = channel
+        return True
 
     def told(self, Message message, verdict) -> tuple:
         """(whether it is refused, what is to be published), as programs outside have said of a message."""
@@ -318,6 +331,8 @@ cdef class Question:
         has sent is published all the same."""
         cdef Channel channel = self.channel
         cdef Hooked hooked = self.hooked
+        if self.qos == 2:
+            hooked.undecided.pop((self.session, self.packet_id), None)
         try:
             refused, message = hooked.told(self.message, verdict)
             if channel is None:

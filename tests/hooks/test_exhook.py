@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from shardbroker.control import ControlError
 from shardbroker.hooks.exhook import ASKED_POINTS, FORWARDED
 from tests.api.rest import Rest
 from tests.edge.certificates import Authority
-from tests.harness import Client, Publish, Will, client_id_on, free_port
+from tests.harness import Client, Pubcomp, Publish, Pubrec, Will, client_id_on, free_port, wire
 from tests.harness.waiting import until
 from tests.hooks.plugged import Plugged
 from tests.hooks.provider import PROTO, Provider, hang, server, servers
@@ -309,6 +310,39 @@ def test_properties_and_retain_stay_with_a_message_that_a_program_changes(outsid
     assert 0 < got.properties["message_expiry_interval"] <= 500
     program.answers.clear()
     client.publish(topic, b"", retain=True)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_qos_2_message_that_is_sent_again_while_a_program_decides_waits_for_that_answer(
+    outside: Outside, connect: Connect, topic: str, version: int
+) -> None:
+    """Until then it is nowhere but in memory, so PUBREC would promise too much."""
+    program = outside.wants(PUBLISH)
+    decided = threading.Event()
+
+    async def later(request: Any) -> Any:
+        while not decided.is_set():
+            await asyncio.sleep(0.01)
+        return program.becomes(request.message, payload=b"decided")
+
+    subscriber = connect(on=outside, client_id=client_id_on(0, 3, "sub"))
+    subscriber.subscribe(topic, 2)
+    stays: dict[str, Any] = {"clean": False, "properties": {"session_expiry_interval": 60} if version == 5 else None}
+    client_id = client_id_on(1, 3, f"again{version}x")
+    program.answers["OnMessagePublish"] = later
+    first = connect(version, on=outside, client_id=client_id, **stays)
+    first.send_raw(wire.publish(topic, b"x", qos=2, packet_id=7, version=version))
+    program.request("OnMessagePublish")
+    second = connect(version, on=outside, client_id=client_id, **stays)
+    second.send_raw(wire.publish(topic, b"x", qos=2, packet_id=7, dup=True, version=version))
+    second.expect_none()
+    decided.set()
+    second.expect(Pubrec, packet_id=7)
+    second.send_raw(wire.pubrel(7))
+    second.expect(Pubcomp, packet_id=7)
+    subscriber.expect(Publish, payload=b"decided")
+    program.answers.clear()
+    subscriber.expect_nothing_from(second)
 
 
 def test_messages_of_one_client_stay_in_order_however_long_answers_take(outside: Outside, connect: Connect, topic: str) -> None:
