@@ -17,7 +17,7 @@ from tests.harness.client import Client
 from tests.harness.wire import Publish
 
 ROUNDS = 5
-BATCH, BATCHES = 500, 2000
+BATCH, BATCHES = 500, 20_000
 """Messages sent in one piece, and how often."""
 RULES = "\n".join(f'{{allow, {{client, "c{i}"}}, all, ["{i}/#"]}}.' for i in range(50))
 RULES += '\n{allow, all, all, ["bench/${clientid}/#"]}.\n'
