@@ -3,10 +3,10 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 # The one table of counters. Names and groups follow EMQX's metrics; the dotted names stand in counters.pyx, in this order.
 cpdef enum Counter:
-    BYTES_RECEIVED
-    BYTES_SENT
-    PACKETS_RECEIVED
-    PACKETS_SENT
+    BYTES_RECEIVED                         # from sockets of clients
+    BYTES_SENT                             # to them
+    PACKETS_RECEIVED                       # of all kinds
+    PACKETS_SENT                           # of all kinds
     PACKETS_CONNECT_RECEIVED
     PACKETS_CONNACK_SENT
     PACKETS_CONNACK_ERROR
@@ -39,37 +39,37 @@ cpdef enum Counter:
     PACKETS_DISCONNECT_SENT
     PACKETS_AUTH_RECEIVED
     PACKETS_AUTH_SENT
-    MESSAGES_RECEIVED
-    MESSAGES_SENT
+    MESSAGES_RECEIVED                      # PUBLISH packets that their clients may send
+    MESSAGES_SENT                          # PUBLISH packets, those sent again among them
     MESSAGES_QOS0_RECEIVED
     MESSAGES_QOS1_RECEIVED
     MESSAGES_QOS2_RECEIVED
     MESSAGES_QOS0_SENT
     MESSAGES_QOS1_SENT
     MESSAGES_QOS2_SENT
-    MESSAGES_ACKED
+    MESSAGES_ACKED                         # deliveries that clients have acknowledged, by PUBACK or PUBCOMP
     MESSAGES_FORWARD                       # records written to another worker's ring
-    MESSAGES_DROPPED
-    MESSAGES_DROPPED_NO_SUBSCRIBERS
-    MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT
-    MESSAGES_DROPPED_RECEIVE_MAXIMUM
-    DELIVERY_DROPPED
-    DELIVERY_DROPPED_NO_LOCAL
-    DELIVERY_DROPPED_TOO_LARGE
-    DELIVERY_DROPPED_QOS0_MSG
-    DELIVERY_DROPPED_QUEUE_FULL
+    MESSAGES_DROPPED                       # that nobody gets
+    MESSAGES_DROPPED_NO_SUBSCRIBERS        # among them
+    MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT  # QoS 2 whose PUBREL did not come in time: the packet id is free again
+    MESSAGES_DROPPED_RECEIVE_MAXIMUM       # above mqtt.max_awaiting_rel
+    DELIVERY_DROPPED                       # to one client; the reasons follow
+    DELIVERY_DROPPED_NO_LOCAL              # its own message, with No Local or mqtt.ignore_loop_deliver
+    DELIVERY_DROPPED_TOO_LARGE             # for its Maximum Packet Size
+    DELIVERY_DROPPED_QOS0_MSG              # QoS 0 for a client that is away, with mqtt.mqueue_store_qos0 off
+    DELIVERY_DROPPED_QUEUE_FULL            # the oldest goes, above mqtt.max_mqueue_len
     DELIVERY_DROPPED_OUTPUT_FULL           # QoS 0 for a connection that takes nothing
     DELIVERY_DROPPED_OVERLOAD              # QoS 0 for clients that are away, while memory is short
-    DELIVERY_DROPPED_EXPIRED
-    CLIENT_CONNECTED
-    CLIENT_DISCONNECTED
+    DELIVERY_DROPPED_EXPIRED               # its Message Expiry Interval was over
+    CLIENT_CONNECTED                       # let in
+    CLIENT_DISCONNECTED                    # of these, gone again, whoever ended it
     CLIENT_CLOSED_MALFORMED                # bad input, by reason
-    CLIENT_CLOSED_PROTOCOL_ERROR
-    CLIENT_CLOSED_TOO_LARGE
-    CLIENT_CLOSED_IDLE_TIMEOUT
-    CLIENT_CLOSED_KEEPALIVE
-    CLIENT_CLOSED_NOT_CONNECT
-    CLIENT_CLOSED_REFUSED
+    CLIENT_CLOSED_PROTOCOL_ERROR           # well-formed, and against the rules of MQTT
+    CLIENT_CLOSED_TOO_LARGE                # above mqtt.max_packet_size, or more than an acceptor keeps
+    CLIENT_CLOSED_IDLE_TIMEOUT             # no CONNECT in time
+    CLIENT_CLOSED_KEEPALIVE                # silent for longer than its keepalive allows
+    CLIENT_CLOSED_NOT_CONNECT              # the first packet is no CONNECT
+    CLIENT_CLOSED_REFUSED                  # CONNACK with a reason, or no room to wait for a worker
     CLIENT_CLOSED_MAX_CONNECTIONS          # one too many for listeners.<name>.max_connections
     CLIENT_CLOSED_ACCESS_RULES             # listeners.<name>.access_rules
     CLIENT_CLOSED_PROXY                    # no right PROXY header
@@ -80,10 +80,10 @@ cpdef enum Counter:
     CLIENT_CLOSED_KICKED                   # by somebody who runs the broker
     CLIENT_CLOSED_RESET                    # the peer went without DISCONNECT
     SESSION_CREATED
-    SESSION_RESUMED
-    SESSION_TAKENOVER
-    SESSION_DISCARDED
-    SESSION_TERMINATED
+    SESSION_RESUMED                        # a client came back to it
+    SESSION_TAKENOVER                      # another connection came with its client id
+    SESSION_DISCARDED                      # its client came back with a clean start
+    SESSION_TERMINATED                     # ended or expired
     EVENTS_DROPPED                         # log events that the manager's ring had no room for
     RETAINED_DROPPED                       # not retained: too large, too many, or no room for it
     OVERLOAD_OUTPUT_STOPPED                # times that a client was not read any more because it took none of its answers
@@ -94,24 +94,24 @@ cpdef enum Counter:
     JOURNAL_WRITE_MS                       # spent on writing
     AUTHENTICATION_SUCCESS                 # logins with a user name that somebody has found to be right
     AUTHENTICATION_SUCCESS_ANONYMOUS       # without one, or nobody is asked
-    AUTHENTICATION_FAILURE
+    AUTHENTICATION_FAILURE                 # logins that somebody has found to be wrong
     AUTHENTICATION_UNAVAILABLE             # logins without a verdict: back ends or integrations failed, or too many waited
     AUTHORIZATION_ALLOW                    # decisions; what a connection remembers of them is not counted again, but denials are
     AUTHORIZATION_DENY
     AUTHORIZATION_NOMATCH                  # decisions that no rule and no source has made, so acl.no_match did
-    AUTHORIZATION_SUPERUSER
-    CLIENT_BANNED
-    CLIENT_FLAPPING
+    AUTHORIZATION_SUPERUSER                # logins of clients that may do everything
+    CLIENT_BANNED                          # refused or sent away for a ban
+    CLIENT_FLAPPING                        # banned since they came and went too often
     PACKETS_PUBLISH_QUOTA_EXCEEDED         # refused, as its listener's clients, or all, publish more than they may together
     OVERLOAD_RATE_PAUSED                   # times that a client was not read any more, as it sends faster than its listener allows
     MESSAGES_DELAYED                       # taken to be published later
     CONNECTIONS_COUNT                      # gauges from here on
     SESSIONS_COUNT
-    SUBSCRIPTIONS_COUNT
+    SUBSCRIPTIONS_COUNT                    # those that are not shared
     SUBSCRIPTIONS_SHARED_COUNT
     RETAINED_COUNT
-    INFLIGHT_COUNT
-    MQUEUE_COUNT
+    INFLIGHT_COUNT                         # deliveries under way, not acknowledged
+    MQUEUE_COUNT                           # deliveries that wait in queues
     DELAYED_COUNT                                # messages that wait for their time
     MEMORY_BYTES_COUNT                           # private memory of a worker
     OVERLOAD_LEVEL_COUNT                         # as worker/memory.pxd has it: all workers come to the same
