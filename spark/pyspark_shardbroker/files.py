@@ -51,7 +51,7 @@ class Files:
             hadoop = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
             raise OptionError(
                 f"--to {root}: this Spark has nothing that writes there; for s3a:// add --conf spark.jars.packages="
-                f"org.apache.hadoop:hadoop-aws:{hadoop} (docs/spark.md); {said}"
+                f"org.apache.hadoop:hadoop-aws:{hadoop} and what docs/spark-cluster.md names beside it; {said}"
             ) from None
         self._root = self._fs.makeQualified(self._root)
         self.root = str(self._root.toString())
