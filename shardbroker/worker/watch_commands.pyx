@@ -13,6 +13,12 @@ def trace(loop: Any, args: dict[str, Any]) -> None:
     loop.watcher.set_traces(args["traces"])
 
 
+@command("trace lost")
+def trace_lost(loop: Any, args: dict[str, Any]) -> None:
+    """Tells what was left out of traces since the last tick; it goes before the answer."""
+    loop.watcher.tell_what_was_lost()
+
+
 @command("slow")
 def slow(loop: Any, args: dict[str, Any]) -> list[list[Any]]:
     """The slowest deliveries: client id, topic, ms, Unix ms."""

@@ -114,6 +114,7 @@ cdef class Watching(Watcher):
     def set_traces(self, list traces) -> None:
         """These and no others: number, type, value and payload_limit of each."""
         cdef uint32_t bit
+        self.tell_lost()
         self.clients, self.users, self.peers, self.filters = {}, {}, {}, []
         self.topics_seen = {}
         self.events_left, self.refilled_ms = EVENTS_A_SECOND, self.loop.now_ms
@@ -192,6 +193,10 @@ cdef class Watching(Watcher):
             if count and self.put([[self.numbers[place]], time.time_ns() // 1000, "lost", b"", None, "", {"count": count}]):
                 self.lost[place] = 0
         return 0
+
+    def tell_what_was_lost(self) -> None:
+        """At once, as far as the manager's ring has room."""
+        self.tell_lost()
 
     cdef bytes cut_payload(self, uint32_t bits, const uint8_t* payload, uint32_t size):
         """As much as the one of these traces shows that shows most; None: they hide it."""

@@ -94,14 +94,17 @@ def test_what_would_be_no_topic_name_stays(own: Broker, connect: Connect) -> Non
     assert [one.topic for one in to.messages_from(sender, 1)] == ["bad/1"]
 
 
-def test_retained_messages_and_wills_go_by_the_rule(own: Broker, connect: Connect, new_id: NewId, placement: str) -> None:
-    to, sender = connect(client_id=new_id(), on=own), connect(client_id=new_id(), on=own, will=Will("y/w/z/gone", b"gone", 1))
-    sender.publish("y/a/z/kept", b"kept", 1, retain=True)
-    to.subscribe("y/z/#", 1)
-    assert to.expect_messages(b"kept")[0].topic == "y/z/kept"
+def test_retained_messages_and_wills_go_by_the_rule(
+    own: Broker, connect: Connect, new_id: NewId, topic: str, placement: str
+) -> None:
+    to = connect(client_id=new_id(), on=own)
+    sender = connect(client_id=new_id(), on=own, will=Will(f"y/w/z/{topic}/gone", b"gone", 1))
+    sender.publish(f"y/a/z/{topic}/kept", b"kept", 1, retain=True)
+    to.subscribe(f"y/z/{topic}/#", 1)
+    assert to.expect_messages(b"kept")[0].topic == f"y/z/{topic}/kept"
     sender.cut()
-    assert to.expect_messages(b"gone")[0].topic == "y/z/gone"
-    to.publish("y/z/kept", b"", 1, retain=True)
+    assert to.expect_messages(b"gone")[0].topic == f"y/z/{topic}/gone"
+    to.publish(f"y/z/{topic}/kept", b"", 1, retain=True)
 
 
 @pytest.mark.parametrize(

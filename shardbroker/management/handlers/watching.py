@@ -53,6 +53,8 @@ async def start_trace(context: Context, params: TraceStart) -> dict[str, Any]:
 
 @handles("trace stop")
 async def stop_trace(context: Context, params: OneTrace) -> dict[str, Any]:
+    context.traces.one(params.name)
+    await context.workers.ask_all("trace lost")  # its counts are complete
     return context.traces.row(context.traces.stop(params.name, _now_ms()), _now_ms())
 
 
