@@ -2,9 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from shardbroker.control import Control, ControlError
 from tests.harness import Broker, Client, Publish, client_id_on, until
+from tests.harness.waiting import stopped
 
 pytestmark = pytest.mark.own_broker
 
@@ -53,16 +52,6 @@ def test_a_live_key_changes_in_every_worker_and_is_kept(tmp_path: Path) -> None:
         assert window_of(broker, "again", "again") == 6
 
 
-@contextmanager
-def held(pid: int) -> Iterator[None]:
-    """The process stands still."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def test_the_answer_comes_when_every_worker_has_the_value(tmp_path: Path) -> None:
     pool = ThreadPoolExecutor(1)
     with Broker(3, {"log.level": "warning"}, tmp_path / "data") as broker, pool, Control(broker.data_dir) as control:
@@ -70,7 +59,7 @@ def test_the_answer_comes_when_every_worker_has_the_value(tmp_path: Path) -> Non
         verbs = {"config set": {"key": "mqtt.max_inflight", "value": "2"}, "config reset": {"key": "mqtt.max_inflight"},
                  "topic-metrics add": {"topic": "a"}, "trace start": {"name": "t", "type": "topic", "value": "a"}}  # fmt: skip
         for verb, params in verbs.items():
-            with held(slow):
+            with stopped(slow):
                 asked = pool.submit(control.ask, verb, **params)
                 with pytest.raises(TimeoutError):
                     asked.result(0.5)
@@ -79,7 +68,7 @@ def test_the_answer_comes_when_every_worker_has_the_value(tmp_path: Path) -> Non
 
 def test_workers_that_do_not_come_to_it_are_named(tmp_path: Path) -> None:
     with Broker(3, {"log.level": "warning"}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
-        with held(control.ask("workers list")["data"][2]["pid"]):
+        with stopped(control.ask("workers list")["data"][2]["pid"]):
             assert control.ask("config set", key="mqtt.max_inflight", value="2")["workers_behind"] == [2]
         assert window_of(broker, client_id_on(2, 3, "late"), "late") == 2
 

@@ -1,7 +1,10 @@
-"""Waiting for what comes by itself."""
+"""Waiting for what comes by itself, and processes that stand still meanwhile."""
 
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -15,3 +18,13 @@ def until(look: Callable[[], Any], describe: Callable[[], str] = str, timeout_s:
         assert time.monotonic() < deadline, f"it never came\n{describe()}"
         time.sleep(0.02)
     return found
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still, by SIGSTOP."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,9 @@ import pytest
 from shardbroker.supervisor.notify import Notifier, Watchdog
 from tests.harness import Broker, Client
 from tests.harness.service_manager import ServiceManager
+from tests.harness.waiting import stopped
 
 pytestmark = pytest.mark.own_broker
-
-
-@contextmanager
-def stopped(pid: int):  # type: ignore[no-untyped-def]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_ready_reload_and_stop_are_told(tmp_path: Path) -> None:
