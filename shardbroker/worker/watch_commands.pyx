@@ -16,7 +16,7 @@ def trace(loop: Any, args: dict[str, Any]) -> None:
 @command("trace lost")
 def trace_lost(loop: Any, args: dict[str, Any]) -> None:
     """Tells what was left out of traces since the last tick; it goes before the answer."""
-    loop.watcher.tell_what_was_lost()
+    loop.watcher.tell_lost()
 
 
 @command("slow")

@@ -46,7 +46,7 @@ cdef class Watching(Watcher):
     cdef uint32_t of_channel(self, Channel channel, bytes client_id) except? 0xFFFFFFFF
     cdef uint32_t of_topic(self, bytes topic) except? 0xFFFFFFFF
     cdef int tell(self, uint32_t bits, str event, bytes client_id, Channel channel, dict details) except -1
-    cdef int tell_lost(self) except -1
+    cpdef int tell_lost(self) except -1
     cdef bint put(self, object event) except -1
     cdef bytes cut_payload(self, uint32_t bits, const uint8_t* payload, uint32_t size)
     cdef tuple counts_of(self, bytes topic)

@@ -188,15 +188,12 @@ cdef class Watching(Watcher):
         loop.note_event()
         return True
 
-    cdef int tell_lost(self) except -1:
+    cpdef int tell_lost(self) except -1:
+        """Of each trace what was left out, as far as the manager's ring has room."""
         for place, count in enumerate(self.lost):
             if count and self.put([[self.numbers[place]], time.time_ns() // 1000, "lost", b"", None, "", {"count": count}]):
                 self.lost[place] = 0
         return 0
-
-    def tell_what_was_lost(self) -> None:
-        """At once, as far as the manager's ring has room."""
-        self.tell_lost()
 
     cdef bytes cut_payload(self, uint32_t bits, const uint8_t* payload, uint32_t size):
         """As much as the one of these traces shows that shows most; None: they hide it."""
