@@ -25,7 +25,7 @@ from shardbroker.hooks.exhook import ASKED_POINTS, FORWARDED
 from tests.api.rest import Rest
 from tests.edge.certificates import Authority
 from tests.harness import Client, Pubcomp, Publish, Pubrec, Will, client_id_on, free_port, wire
-from tests.harness.waiting import until
+from tests.harness.waiting import stopped, until
 from tests.hooks.plugged import Plugged
 from tests.hooks.provider import PROTO, Provider, hang, server, servers
 
@@ -505,6 +505,25 @@ def test_a_program_that_was_killed_is_found_again_and_asked_what_it_wants(outsid
     client.expect_messages(b"passed")
     client.disconnect()
     assert program.request("OnClientDisconnected").clientinfo.clientid == client.client_id
+
+
+def test_a_program_that_comes_back_at_once_is_asked_what_it_wants(outside: Outside, connect: Connect, topic: str) -> None:
+    """The calls that wait bring the connection back before anybody has looked at it."""
+    program = outside.wants("message.delivered")
+    clients = [connect(on=outside, client_id=client_id_on(number, 3, "back")) for number in range(3)]
+    for client in clients:
+        client.subscribe(f"{topic}/{client.client_id}")
+    (integrations,) = outside.child_pids("integrations")
+    many = 500  # to be passed on take integrations longer than a connection takes to come back
+    with stopped(integrations):
+        for client in clients:
+            for _ in range(many):
+                client.publish(f"{topic}/{client.client_id}", b"")
+            client.expect_messages(*[b""] * many)
+        program.stop()
+        program.hooks = {"client.connected": ()}
+        program.start()
+    outside.until_used(program)
 
 
 def test_without_auto_reconnect_it_stays_away(outside: Outside) -> None:

@@ -122,8 +122,10 @@ class Program:
                 await asyncio.sleep(again_s)
 
     async def _until_lost(self) -> None:
+        """A connection that went and is there again is lost too: a call that waited has brought it back, and the program at
+        its other end has not said what it wants."""
         channel, ready = self._lanes[0].channel, grpc.ChannelConnectivity.READY
-        while not self._lost.is_set() and channel.get_state() == ready:
+        if not self._lost.is_set() and channel.get_state() == ready:
             waits = [asyncio.ensure_future(one) for one in (self._lost.wait(), channel.wait_for_state_change(ready))]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
