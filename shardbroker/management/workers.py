@@ -39,6 +39,8 @@ class Workers:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._turns = [asyncio.Semaphore(OUTSTANDING_MAX) for _ in range(topology.workers)]
+        self._untold: list[dict[str, Mapping[str, Any]]] = [{} for _ in range(topology.workers)]
+        """Of each worker: what tell_all() found no room for, verb -> args."""
 
     def __len__(self) -> int:
         return self._topology.workers
@@ -59,6 +61,7 @@ class Workers:
             if not self.is_up(worker):
                 state = ProcessState(self._counters.state(worker))
                 raise ControlError("WORKER_DOWN", f"worker {worker} is {state.name.lower()}")
+            self._send_untold(worker)
             number = self._send(worker, verb, args)
             self._waiting[number] = answer = asyncio.get_running_loop().create_future()
             try:
@@ -84,10 +87,21 @@ class Workers:
         return [None if isinstance(result, ControlError) else result for result in results]
 
     def tell_all(self, verb: str, **args: Any) -> None:
-        """A command to every worker without an answer, see caught_up(); one that is down finds it when it comes back."""
-        for worker in range(len(self)):
+        """A command to every worker without an answer, see caught_up(); one that is down finds it when it comes back.
+
+        It says all there is to say by `verb`: of several that wait for room, a worker gets the last.
+        """
+        for worker, untold in enumerate(self._untold):
+            untold[verb] = args
             with suppress(ControlError):
-                self._send(worker, verb, args)
+                self._send_untold(worker)
+
+    def _send_untold(self, worker: int) -> None:
+        """Raises ControlError TRY_AGAIN: nothing else may overtake what still waits."""
+        untold = self._untold[worker]
+        for verb in [*untold]:
+            self._send(worker, verb, untold[verb])
+            del untold[verb]
 
     async def caught_up(self) -> list[int]:
         """Waits until what tell_all() told is carried out. Returns the workers that have not come to it in TIMEOUT_S."""
@@ -122,6 +136,9 @@ class Workers:
             except FileNotFoundError:
                 return  # read by a manager before this one
             path.unlink(missing_ok=True)
+        for worker in range(len(self)):
+            with suppress(ControlError):
+                self._send_untold(worker)  # whoever has answered has room again
         answer = cbor2.loads(payload)
         waiting = self._waiting.get(answer["id"])
         if waiting is None or waiting.done():

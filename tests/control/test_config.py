@@ -3,6 +3,7 @@
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,23 @@ def test_workers_that_do_not_come_to_it_are_named(tmp_path: Path) -> None:
         with stopped(control.ask("workers list")["data"][2]["pid"]):
             assert control.ask("config set", key="mqtt.max_inflight", value="2")["workers_behind"] == [2]
         assert window_of(broker, client_id_on(2, 3, "late"), "late") == 2
+
+
+def test_a_worker_whose_ring_was_full_gets_the_last_value(tmp_path: Path) -> None:
+    settings = {"log.level": "warning", "process.ring_size": "64KB"}
+    with Broker(3, settings, tmp_path / "data") as broker, Control(broker.data_dir) as control, ExitStack() as stack:
+        many = 40  # more than a ring takes: each has the whole configuration with it
+        pool = stack.enter_context(ThreadPoolExecutor(many))
+        controls = [stack.enter_context(Control(broker.data_dir)) for _ in range(many)]
+        with stopped(control.ask("workers list")["data"][2]["pid"]):
+            fill = [
+                pool.submit(one.ask, "config set", key="mqtt.max_inflight", value=str(10 + number))
+                for number, one in enumerate(controls)
+            ]
+            assert [one.result()["workers_behind"] for one in fill] == [[2]] * many
+            assert control.ask("config set", key="mqtt.max_inflight", value="2")["workers_behind"] == [2]
+        attempts = (f"late{number}" for number in range(100))
+        until(lambda: window_of(broker, client_id_on(2, 3, name := next(attempts)), name) == 2)
 
 
 def test_what_needs_a_restart_is_kept_and_says_so(tmp_path: Path) -> None:
