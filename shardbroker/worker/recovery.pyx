@@ -670,6 +670,7 @@ cdef class Recovery:
                 # It had left. If it is in a ring still, it is not on that worker's disk, and stays on record.
                 if not until_arrived(item) or inbox.name != self.loop.topology.inbox_name(item[2]) or lane.is_secure(item[3] + 1):
                     return 0
+                self.loop.lane_to(item[2])     # the gate sees how far a lane has arrived if it is open
                 message = self.message(item[4])
                 return 0 if message is None else self.loop.recorder.forwarded(
                     item[1], item[2], item[3], message, item[5], item[6], item[7], field_or_none(item, 8), field_or_none(item, 9), True)

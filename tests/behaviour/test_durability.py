@@ -1,6 +1,7 @@
 """What survives the end of processes, at levels `process` and `machine`: each way in which they can end, seen from outside."""
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from shardbroker.journal import Block, read
+from shardbroker.journal.schema import Kind
 from tests.harness import Broker, Client, Publish, client_id_on
+from tests.harness.waiting import stopped, until
 from tests.harness.wire import PUBACK, PUBCOMP, PUBREC, Puback, Pubrec, Pubrel, Will, ack
 
 pytestmark = pytest.mark.own_broker
@@ -223,3 +227,38 @@ def test_an_acknowledgement_waits_for_the_disk_of_the_worker_that_keeps_the_mess
                 os.kill(pid, signal.SIGCONT)
             waiting.expect(Puback if qos == 1 else Pubrec, timeout=10)
             assert far.expect(Publish, timeout=10).payload == b"1"
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_what_a_killed_worker_had_forwarded_outlives_its_next_cycle_and_the_power(tmp_path: Path, repeated: bool) -> None:
+    """A QoS 2 message stood in a ring alone when its publisher's worker was killed. `repeated`: twice."""
+    settings = {"durability.level": "machine", "journal.cycle_bytes": "64KB"}
+    pub = client_id_on(0, WORKERS, "pub")
+    with Broker(WORKERS, settings, data_dir=tmp_path / "data") as broker:
+        with stay(broker, client_id_on(1, WORKERS, "far")) as far:
+            far.subscribe("far", 2)
+        with stay(broker, client_id_on(0, WORKERS, "near")) as near:
+            near.subscribe("near", 1)
+        journal = broker.data_dir / "journal" / "0"
+        with stay(broker, pub) as publisher, stopped(broker.child_pids("sb-worker-1")[0]):
+            publisher.publish("near", b"." * (64 << 10), 1)  # the worker's next life begins with a cycle
+            publisher.publish("far", b"2", 2, packet_id=9, wait=False)
+            publisher.expect_none()
+            for _ in range(1 + repeated):
+                begun = checkpoints(journal)
+                os.kill(broker.child_pids("sb-worker-0")[0], signal.SIGKILL)
+                until(lambda begun=begun: checkpoints(journal) > begun)  # type: ignore[misc]
+            with stay(broker, pub) as again:
+                again.publish("far", b"2", 2, packet_id=9, dup=True)
+            broker.kill()
+        for path in broker.leftovers():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        broker.start()
+        with stay(broker, client_id_on(1, WORKERS, "far")) as far:
+            assert far.expect(Publish).payload == b"2"
+
+
+def checkpoints(journal: Path) -> int:
+    """How many cycles of it have come to their end."""
+    blocks = [part for part in read(journal) if isinstance(part, Block)]
+    return sum(item[0] == Kind.CHECKPOINT for block in blocks for item in block.items())

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -22,9 +22,10 @@ def until(look: Callable[[], Any], describe: Callable[[], str] = str, timeout_s:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still, by SIGSTOP."""
+    """The process stands still, by SIGSTOP, unless it is killed meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
