@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import takewhile
 from pathlib import Path
 
 from shardbroker.journal import Writer, open_journal
@@ -39,6 +40,8 @@ class What(IntEnum):
     MKDIR = 8
     MARK = 9
     WRITE_SYNCED = 10
+    WRITE_BEGIN = 11
+    """Of a write that its process did not come to say was done."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Mark(IntEnum):
 
 
 def read_steps(path: Path) -> list[Step]:
-    """What was recorded, without what processes that were killed have left unfinished."""
+    """What was recorded, without records that processes which were killed have left unfinished."""
     raw, at, steps = path.read_bytes(), 0, []
     while 0 <= at < len(raw):
         end = at + 8 + struct.unpack_from("<I", raw, at + 4)[0] if at + HEADER_BYTES <= len(raw) else len(raw) + 1
@@ -67,7 +70,21 @@ def read_steps(path: Path) -> list[Step]:
             at = end
         else:
             at = raw.find(MAGIC, at + 4)
-    return steps
+    return _without_begins(steps)
+
+
+def _without_begins(steps: list[Step]) -> list[Step]:
+    """A write that was done is one step, and it counts from then on."""
+    begun: dict[tuple[int, int], int] = {}
+    done = set()
+    for number, step in enumerate(steps):
+        if step.what == What.WRITE_BEGIN:
+            begun[step.file, step.number] = number
+        elif step.what in (What.WRITE, What.WRITE_SYNCED):
+            done.add(begun.pop((step.file, step.number)))
+            if not step.data:
+                done.add(number)  # the disk refused
+    return [step for number, step in enumerate(steps) if number not in done]
 
 
 # --- the disk ---------------------------------------------------------------------------------------------------------------
@@ -153,7 +170,7 @@ class Disk:
 
     def do(self, step: Step) -> None:
         """One step of the record."""
-        if step.what in (What.WRITE, What.TRUNCATE, What.WRITE_SYNCED):
+        if step.what in (What.WRITE, What.TRUNCATE, What.WRITE_SYNCED, What.WRITE_BEGIN):
             self._write(step)
         elif step.what == What.SYNC_BEGIN:
             file = self._files.get(step.file)
@@ -178,8 +195,18 @@ class Disk:
             return  # what created it was killed before it could say so
         if step.what == What.WRITE_SYNCED:
             _apply(file.synced, [(step.number, step.data)])
+        elif step.what == What.WRITE_BEGIN:
+            if found := self._found(step):
+                file.pending.append((step.number, found))
         else:
             file.pending.append((step.number, step.data if step.what == What.WRITE else None))
+
+    def _found(self, step: Step) -> bytes:
+        """As much as there is of a write whose process was killed: whoever came next has read that."""
+        path = next((path for path in Path(self.root).rglob("*") if path.stat().st_ino == step.file), None)
+        there = b"" if path is None else path.read_bytes()[step.number : step.number + len(step.data)]
+        same = (ours == found for ours, found in zip(step.data, there, strict=False))
+        return step.data[: sum(takewhile(bool, same))]
 
     def _change(self, *changes: NameChange) -> None:
         self._pending.append((self._changes, changes))

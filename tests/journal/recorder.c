@@ -2,9 +2,11 @@
  *
  *   u32 magic | u32 size | u8 what | u64 file | u64 number | path or data            (size: of all behind it)
  *
- * Several processes may write it at once; one that is killed may leave a record unfinished. A write is recorded when it has been done, a sync when it begins and when it has ended well: so what is recorded before the
- * beginning of a sync was covered by it. A write to a descriptor with O_DSYNC is there at once. Files are known by their inodes, directories by their paths. tests/journal/power_cut.py
- * reads it.
+ * Several processes may write it at once; one that is killed may leave a record unfinished. A write is recorded when it begins, with its
+ * bytes, and when it has been done, with how many; a sync when it begins and when it has ended well: so what had been done before the
+ * beginning of a sync was covered by it. A write that has begun and was never said to be done is one whose process was killed: it is there
+ * or it is not. A write to a descriptor with O_DSYNC is there at once. Files are known by their inodes, directories by their paths.
+ * tests/journal/power_cut.py reads it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,7 +23,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { CREATE = 1, WRITE, TRUNCATE, SYNC_BEGIN, SYNC_END, RENAME, UNLINK, MKDIR, MARK, WRITE_SYNCED };
+enum { CREATE = 1, WRITE, TRUNCATE, SYNC_BEGIN, SYNC_END, RENAME, UNLINK, MKDIR, MARK, WRITE_SYNCED, WRITE_BEGIN };
 #define MAGIC 0x9D5EC0DEu
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -91,41 +93,59 @@ int open(const char *path, int flags, ...) {
     return opened(REAL(open), path, flags, mode);
 }
 
-static void written(int fd, const void *data, ssize_t done, off64_t offset) {
+/* A write to this descriptor begins; the file, 0 if it is none of ours. */
+static uint64_t writing(int fd, const void *data, size_t size, off64_t offset) {
     char path[PATH_MAX + 1];
-    uint64_t file = done > 0 ? file_of(fd, path) : 0;
-    if (file) put(fcntl(fd, F_GETFL) & O_DSYNC ? WRITE_SYNCED : WRITE, file, (uint64_t)offset, data, (size_t)done);
+    uint64_t file = file_of(fd, path);
+    if (file) put(WRITE_BEGIN, file, (uint64_t)offset, data, size);
+    return file;
+}
+
+static void written(int fd, uint64_t file, const void *data, ssize_t done, off64_t offset) {
+    if (!file) return;
+    put(fcntl(fd, F_GETFL) & O_DSYNC ? WRITE_SYNCED : WRITE, file, (uint64_t)offset, data, done > 0 ? (size_t)done : 0);
 }
 
 ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset) {
+    uint64_t file = writing(fd, data, size, offset);
     ssize_t done = REAL(pwrite64)(fd, data, size, offset);
-    written(fd, data, done, offset);
+    int before = errno;
+    written(fd, file, data, done, offset);
+    errno = before;
     return done;
 }
 
-ssize_t pwrite(int fd, const void *data, size_t size, off_t offset) {
-    ssize_t done = REAL(pwrite)(fd, data, size, offset);
-    written(fd, data, done, offset);
-    return done;
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset) { return pwrite64(fd, data, size, offset); }
+
+/* Where a write would begin; -1 if this is no file. */
+static off64_t position(int fd) {
+    int before = errno;
+    off64_t offset = lseek64(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR);
+    errno = before;
+    return offset;
 }
 
 ssize_t write(int fd, const void *data, size_t size) {
+    off64_t offset = position(fd);
+    uint64_t file = offset < 0 ? 0 : writing(fd, data, size, offset);
     ssize_t done = REAL(write)(fd, data, size);
     int before = errno;
-    off64_t end = lseek64(fd, 0, SEEK_CUR);
-    if (end >= done) written(fd, data, done, end - done);
+    written(fd, file, data, done, offset);
     errno = before;
     return done;
 }
 
 ssize_t writev(int fd, const struct iovec *parts, int count) {
+    off64_t begin = position(fd), at = begin;
+    uint64_t file = 0;
+    for (int i = 0; i < count && begin >= 0; at += parts[i++].iov_len) file = writing(fd, parts[i].iov_base, parts[i].iov_len, at);
     ssize_t done = REAL(writev)(fd, parts, count), left = done;
     int before = errno;
-    off64_t at = lseek64(fd, 0, SEEK_CUR) - done;
-    for (int i = 0; i < count && at >= 0 && left > 0; i++) {
+    at = begin;
+    for (int i = 0; i < count && file; i++) {
         ssize_t size = left < (ssize_t)parts[i].iov_len ? left : (ssize_t)parts[i].iov_len;
-        written(fd, parts[i].iov_base, size, at);
-        at += size;
+        written(fd, file, parts[i].iov_base, size, at);
+        at += parts[i].iov_len;
         left -= size;
     }
     errno = before;

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from shardbroker.journal import open_journal
 from shardbroker.journal.schema import Kind, encode
-from tests.journal.power_cut import Disk, Mark, Promises, What, read_steps
+from tests.journal.power_cut import MAGIC, Disk, Mark, Promises, What, read_steps
 from tests.journal.samples import found
 
 RECORDER = Path(__file__).with_name("recorder.c")
@@ -70,3 +71,26 @@ def _check(directory: Path, promises: Promises, promised: set[int], where: str) 
     number = writer.append(encode(Kind.RELEASED, session=1, packet_id=2, reason=0))
     assert writer.seal(1) == number + 1 and writer.close(), where
     assert found(directory)[0].keys() == records.keys() | {number}, where
+
+
+@pytest.mark.parametrize("there", [b"", b"begin", b"begin of a block"])
+def test_a_write_whose_process_was_killed_counts_as_far_as_the_next_one_found_it(there: bytes, tmp_path: Path) -> None:
+    """And is on the disk once that one has synced the file."""
+    root, steps_file, place = tmp_path / "run", tmp_path / "steps", tmp_path / "cut"
+    root.mkdir()
+    place.mkdir()
+    disk = Disk(str(root))
+    path = root / "segment"
+    path.write_bytes(there)
+    inode = path.stat().st_ino
+    name, folder = str(path).encode(), str(root).encode()
+    steps = [
+        (What.CREATE, inode, 0, name), (What.WRITE_BEGIN, inode, 0, b"begin of a block"),
+        (What.SYNC_BEGIN, inode, 1, name), (What.SYNC_END, inode, 1, name),
+        (What.SYNC_BEGIN, 7, 2, folder), (What.SYNC_END, 7, 2, folder),
+    ]  # fmt: skip
+    steps_file.write_bytes(b"".join(MAGIC + struct.pack("<IBQQ", 17 + len(data), *step) + data for *step, data in steps))
+    for step in read_steps(steps_file):
+        disk.do(step)
+    disk.cut(random.Random(1), "nothing", "nothing", place)
+    assert (place / "segment").read_bytes() == there

@@ -26,7 +26,7 @@ IN_FLIGHT_S = 1.0
 """An UNSUBSCRIBE may overtake a message acknowledged just before on its way to the subscriber's worker: no standard forbids it."""
 SHOWN = 12
 """Message numbers, and faults of a kind, that a report shows."""
-LAST_KILLS = 3
+KILLS_AROUND = 3
 SHARE = "$share/"
 
 
@@ -196,10 +196,11 @@ class History:
         publisher, topic = self.names[self.publisher[number]], self.topics[self.topic[number]]
         return f"message {number} ({publisher} to {topic}, QoS {self.qos[number]}, sent at {self.sent_s[number]:.3f}, {answer})"
 
-    def last_kills(self, at_s: float) -> str:
-        """The kills before that moment."""
+    def kills_around(self, at_s: float) -> str:
+        """The kills before and after that moment."""
         end = bisect_right(self.kills, at_s, key=lambda kill: kill[0])
-        return ", ".join(f"{victim} {at_s - when:.3f} s before" for when, victim in self.kills[max(0, end - LAST_KILLS) : end])
+        near = self.kills[max(0, end - KILLS_AROUND) : end + KILLS_AROUND]
+        return ", ".join(f"{victim} {abs(at_s - when):.3f} s {'before' if when <= at_s else 'after'}" for when, victim in near)
 
 
 def _number(names: list[str], numbers: dict[str, int], name: str) -> int:
@@ -268,7 +269,7 @@ def _check_arrivals(history: History, client: str, count: bytearray) -> Iterator
         seen[number] = 1
         stream = history.publisher[number], topic, history.qos[number]
         before = newest.get(stream, -1)
-        if before > number and topic not in shared:
+        if before > number and topic not in shared and (qos == 2 or _spanned(possible, sent_s, at_s)):
             yield fault(Kind.ORDER, number, at_s, f"arrived behind message {before}, at {at_s:.3f}")
         newest[stream] = max(before, number)
 
@@ -305,6 +306,12 @@ def _open_between(filters: list[list[Interval]], at_s: float, sent_s: float) -> 
             if intervals[place].left_s < sent_s:
                 break
             yield intervals[place]
+
+
+def _spanned(possible: list[Interval], sent_s: float, at_s: float) -> bool:
+    """Whether one subscription was there all the time. One of QoS 1 that is sent again may have come the first time when there was
+    none, and a later one between the two."""
+    return any(one.granted_s <= sent_s and at_s <= one.leaving_s for one in possible)
 
 
 def _check_losses(history: History, counts: dict[str, bytearray]) -> Iterator[Fault]:
@@ -374,7 +381,7 @@ def _loss(history: History, client: str, topic_filter: str, due: list[int], miss
 
 
 def report(history: History, faults: list[Fault]) -> str:
-    """For people: how many of which kind, and the first of each with the kills before it."""
+    """For people: how many of which kind, and the first of each with the kills around it."""
     arrived = sum(len(arrivals.numbers) for arrivals in history.arrivals.values())
     victims = Counter(victim.rstrip("0123456789-") for _, victim in history.kills)
     lines = [
@@ -389,5 +396,5 @@ def report(history: History, faults: list[Fault]) -> str:
         lines.append(f"{kind}: {len(of_kind)}" + (f", {follow} of them where a session had been lost" if follow else ""))
         for fault in sorted(of_kind, key=lambda fault: (fault.consequence, fault.at_s))[:SHOWN]:
             lines.append(f"  {fault}")
-            lines.append(f"{'':15}kills: {history.last_kills(fault.at_s) or 'none'}")
+            lines.append(f"{'':15}kills: {history.kills_around(fault.at_s) or 'none'}")
     return "\n".join(lines)

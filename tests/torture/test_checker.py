@@ -11,8 +11,7 @@ class Story:
     def __init__(self, qos: int = 2) -> None:
         self.now = 0.0
         self.history = History(self._clock)
-        self.history.asked("s", "t/+", qos)
-        self.history.granted("s", "t/+")
+        self.subscribe(qos)
 
     def _clock(self) -> float:
         self.now += 0.001
@@ -27,6 +26,10 @@ class Story:
     def arrive(self, *numbers: int, qos: int = 2) -> None:
         for number in numbers:
             self.history.arrived("s", number, qos)
+
+    def subscribe(self, qos: int) -> None:
+        self.history.asked("s", "t/+", qos)
+        self.history.granted("s", "t/+")
 
     def leave(self) -> None:
         self.now += IN_FLIGHT_S
@@ -104,6 +107,18 @@ def test_out_of_order(qos: int) -> None:
     story.arrive(numbers[0], numbers[2], numbers[1], numbers[3], qos=qos)
     (fault,) = story.faults()
     assert fault.kind == Kind.ORDER and f"behind message {numbers[2]}" in fault.text
+
+
+@pytest.mark.parametrize(("qos", "kinds"), [(1, []), (2, [Kind.ORDER])])
+def test_out_of_order_where_the_first_was_sent_before_the_subscription(qos: int, kinds: list[Kind]) -> None:
+    story = Story(qos)
+    story.leave()
+    first = story.publish(qos, acknowledge=False)
+    story.subscribe(qos)
+    second = story.publish(qos)
+    story.history.acknowledged(first)
+    story.arrive(second, first, qos=qos)  # the first was sent again: both had come to a worker that was killed
+    assert story.kinds() == kinds
 
 
 def test_a_lost_session_and_what_follows_from_it() -> None:
