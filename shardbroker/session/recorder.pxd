@@ -61,7 +61,7 @@ cdef class Recorder:
     cdef int will_cleared(self, Subscriber session, int cause) except -1
     cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1
     # Records of a ring up to this position were dealt with.
-    cdef int consumed(self, uint64_t rings, int producer, uint64_t position) except -1
+    cdef int consumed(self, uint64_t rings, uint64_t producer, uint64_t position, bytes weights) except -1
     # A message written into a ring behind `position`; if that is still its end at the recovery, it never left.
     cdef int forwarded(
         self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,

@@ -222,8 +222,8 @@ cdef class Recorder:
 
     # --- rings ----------------------------------------------------------------------------------------------------------
 
-    cdef int consumed(self, uint64_t rings, int producer, uint64_t position) except -1:
-        return self.add(Kind.CONSUMED, {"rings": rings, "producer": producer, "position": position})
+    cdef int consumed(self, uint64_t rings, uint64_t producer, uint64_t position, bytes weights) except -1:
+        return self.add(Kind.CONSUMED, {"rings": rings, "producer": producer, "position": position, "weights": weights})
 
     cdef int forwarded(
         self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,

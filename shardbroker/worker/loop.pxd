@@ -138,7 +138,7 @@ cdef class Loop(Shard):
     cdef uint64_t forwarded_to             # workers that messages went to since the last acknowledgement, a bit each: number % 64
     cdef uint64_t settled                  # position of the journal that the last settle() came to
     cdef bint note_consumed                # records were taken whose sender wants the journal to say so
-    cdef readonly dict arrivals            # (rings, producer) -> position: records dealt with that came through rings of before
+    cdef dict arrivals                     # (rings, producer) -> (position, weights): records dealt with that came through rings of before
     cdef int access_fd                       # verdicts come by it; -1: nobody checks
     cdef uint64_t access_seen              # what Counters.access_generation was last
     cdef list rechecking                   # connections that a reload of rules or bans has not come to yet
@@ -174,7 +174,9 @@ cdef class Loop(Shard):
     cdef int take_snapshots(self) except -1
     cdef int settle_synced(self, Writer writer) except -1
     cdef int write_consumed(self) except -1
+    cdef int cycle_if_due(self) except -1
     cdef int begin_cycle(self) except -1
+    cdef int write_arrivals(self) except -1
     cdef int save_again(self, object left) except -1
     cdef int watch_disk(self) except -1
     cdef bint would_record(self, TopicEntry entry) noexcept

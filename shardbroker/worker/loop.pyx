@@ -549,6 +549,7 @@ cdef class Loop(Shard):
         self.outboxes = [None] * topology.processes
         self.lanes = [None] * topology.processes
         self.touched_lanes = set()
+        self.arrivals = {}
         self.last_touched = -1
         self.incoming = Publication.__new__(Publication)
         self.doorbells = tuple(topology.doorbells)
@@ -1034,17 +1035,17 @@ cdef class Loop(Shard):
 
     # --- the journal -------------------------------------------------------------------------------------------------------------
 
-    def keep_journal(self, Recorder recorder not None, uint64_t old_bytes) -> None:
-        """What sessions must not lose goes there from now on. old_bytes: what the journal has of before."""
+    def keep_journal(self, Recorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
+        """What sessions must not lose goes there from now on. old_bytes, arrivals: what the journal has of before."""
         self.recorder = recorder
+        self.arrivals = arrivals
         self.cycle_due_bytes = self.cycle_bytes - min(old_bytes, self.cycle_bytes)
 
-    def guard_outputs(self, dict arrivals not None) -> None:
+    def guard_outputs(self) -> None:
         """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
         cdef Ring ring
         self.retained.incarnation = self.recorder.writer.incarnation
         self.gate = Gate(self.recorder.writer, self.retained, self.lanes, self.outboxes, self.doorbells, self.topology.workers)
-        self.arrivals = arrivals
         for producer, ring in enumerate(self.inbox.lanes):
             if ring.secure(ring.taken()):
                 self.ring(producer)
@@ -1081,10 +1082,9 @@ cdef class Loop(Shard):
         if writer.next_sequence != writer.durable or self.disk.stage:
             if not self.holding:           # else it stands in the block that waits
                 self.write_consumed()
+            self.cycle_if_due()
             writer.seal_c(self.now_ms * 1000)
             self.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
-            if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.serving:
-                self.begin_cycle()
             if writer.error or self.disk.stage or writer.is_full():
                 self.watch_disk()
         self.holding = writer.durable < writer.next_sequence and not (self.disk.goes_on and writer.error)
@@ -1099,9 +1099,7 @@ cdef class Loop(Shard):
             self.write_consumed()
             self.recorder.synced()
             self.settled = writer.next_sequence
-            if writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.serving:
-                self.begin_cycle()
-                self.write_arrivals()
+            self.cycle_if_due()
         if writer.next_sequence != writer.durable:
             writer.seal_c(self.now_ms * 1000)
             self.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
@@ -1114,22 +1112,28 @@ cdef class Loop(Shard):
         """A successor that finds the records of this pass again knows by this that they were dealt with."""
         cdef Ring ring
         for producer, ring, inbox in self.drained:
-            self.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken())
+            self.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken(), None)
         return 0
 
-    def write_arrivals(self) -> None:
-        """How far rings were dealt with, those of before included: after a power cut their producers ask."""
-        cdef Ring ring
-        for (rings, producer), position in self.arrivals.items():
-            self.recorder.consumed(rings, producer, position)
-        for producer, ring in enumerate(self.inbox.lanes):
-            self.recorder.consumed(self.inbox.identity, producer, ring.taken())
+    cdef int cycle_if_due(self) except -1:
+        """Not before it serves: until then the journal has messages for other workers that only the recovery knows."""
+        if self.recorder.writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.serving:
+            return self.begin_cycle()
+        return 0
 
     cdef int begin_cycle(self) except -1:
-        """Not before it serves: until then the journal has messages for other workers that only the recovery knows."""
         self.recorder.next_cycle()
         self.cycle_from = self.recorder.writer.next_sequence
         self.cycle_left = [*self.sessions.values(), *self.delays.waiting.values()]
+        return self.write_arrivals()
+
+    cdef int write_arrivals(self) except -1:
+        """How far rings were dealt with. Those of before included: a successor may find them, and after a power cut their producers ask."""
+        cdef Ring ring
+        for (rings, producer), (position, weights) in self.arrivals.items():
+            self.recorder.consumed(rings, producer, position, weights)
+        for producer, ring in enumerate(self.inbox.lanes):
+            self.recorder.consumed(self.inbox.identity, producer, ring.taken(), None)
         return 0
 
     cdef int save_again(self, object left) except -1:
@@ -1174,7 +1178,7 @@ cdef class Loop(Shard):
     cdef int take_snapshots(self) except -1:
         """Writes the state of some more sessions; when all are through, what is older can go."""
         cdef Writer writer = self.recorder.writer
-        cdef uint64_t begin = writer.pending_bytes()
+        cdef uint64_t begin = writer.pending_bytes(), end
         if self.holding:
             return 0
         while self.cycle_left and writer.pending_bytes() - begin < <uint64_t>CYCLE_BYTES_A_PASS:
@@ -1183,17 +1187,19 @@ cdef class Loop(Shard):
             self.cycle_left = None
             for held in self.retry:
                 self.record_held(<Held>held)
-            self.recorder.checkpoint(self.cycle_from)
+            position = self.cycle_from
+            self.recorder.checkpoint(position)
             if self.disk.stage:
                 self.disk.through(self.recorder)
+            # Before it is settled, or the next one would begin there.
+            end = writer.pending_bytes()
+            self.cycle_due_bytes = end + max(self.cycle_bytes, 2 * (end - min(end, self.cycle_due_bytes)))
             self.settle()
             if self.gate is not None:
                 # What was forwarded before the cycle is looked for in the journal until it has arrived.
-                position = self.cycle_from
                 self.gate.when_arrived(lambda: self.forget_older(position))
             elif writer.durable == writer.next_sequence:
-                self.forget_older(self.cycle_from)
-            self.cycle_due_bytes = writer.bytes_written + max(self.cycle_bytes, 2 * (writer.bytes_written - self.cycle_due_bytes))
+                self.forget_older(position)
         return 0
 
     def forget_older(self, position) -> None:

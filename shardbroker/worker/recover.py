@@ -59,9 +59,9 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
         pending_max=topology.settings.durability.max_pending_bytes,
     )
     recorder = Recorder(journal)
-    loop.keep_journal(recorder, sum(path.stat().st_size for path in segment_paths(own)))
+    loop.keep_journal(recorder, sum(path.stat().st_size for path in segment_paths(own)), recovery.latest_arrivals(inbox))
     if synced:
-        loop.guard_outputs(recovery.latest_arrivals(inbox))
+        loop.guard_outputs()
     recovery.finish(recorder)
     old_rings = {}
     for left_over in topology.left_over:

@@ -62,6 +62,7 @@ cdef class Recovery:
     cdef dict messages                     # id -> Message, or the fields of its record until somebody needs it
     cdef dict by_key                       # session number in the journal -> Session
     cdef readonly dict consumed            # (rings, producer) -> position
+    cdef dict notes                        # the same with takers' marks -> (position, weights): as the journal has it
     cdef dict origins                      # session key -> worker whose journal it is from
     cdef int source                        # worker whose journal is being read
     cdef dict homes                        # session key -> worker whose journal knows it best; None: there is one journal only
@@ -86,6 +87,7 @@ cdef class Recovery:
         self.messages = {}
         self.by_key = {}
         self.consumed = {}
+        self.notes = {}
         self.origins = {}
         self.last_seen = {}
         self.forwarded = {}
@@ -387,6 +389,7 @@ cdef class Recovery:
     # --- rings ------------------------------------------------------------------------------------------------------------------
 
     def on_consumed(self, list item) -> None:
+        self.notes[item[1], item[2]] = item[3], field_or_none(item, 4)
         if item[2] >> TAKER_SHIFT == 0:
             self.consumed[item[1], item[2]] = item[3]
         else:
@@ -428,11 +431,11 @@ cdef class Recovery:
                 self.arrivals[rings, destination] = found[destination].get(rings, 0)
 
     def latest_arrivals(self, Inbox inbox not None) -> dict:
-        """What is known of rings that there are no more: their producers may ask for it once more."""
+        """What is known of rings of before: they may be found once more, or their producers may ask."""
         cdef dict last = {}
-        for (rings, producer), position in self.consumed.items():
+        for (rings, producer), note in self.notes.items():
             if rings != inbox.identity:
-                last.setdefault(rings, {})[rings, producer] = position
+                last.setdefault(rings, {})[rings, producer] = note
         return {key: value for rings in list(last)[-RINGS_REMEMBERED:] for key, value in last[rings].items()}
 
     def take_own_ring(self, Inbox inbox not None) -> None:
@@ -494,8 +497,8 @@ cdef class Recovery:
         if self.homes is not None:
             mark = self.loop.topology.workers << TAKERS_SHIFT | (self.loop.number + 1) << TAKER_SHIFT
             weights = bytes(self.loop.topology.division.weights) or None
-        return self.loop.recorder.add(
-            Kind.CONSUMED, {"rings": rings, "producer": producer | mark, "position": position, "weights": weights})
+        self.loop.arrivals[rings, producer | mark] = position, weights
+        return self.loop.recorder.consumed(rings, producer | mark, position, weights)
 
     cdef int take_all(self, list others) except -1:
         cdef Session session

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shardbroker.journal import Block, read
-from shardbroker.journal.schema import Kind
 from tests.harness import Broker, Client, Publish, client_id_on
 from tests.harness.waiting import stopped, until
 from tests.harness.wire import PUBACK, PUBCOMP, PUBREC, Puback, Pubrec, Pubrel, Will, ack
+from tests.journal.samples import checkpoints
 
 pytestmark = pytest.mark.own_broker
 WORKERS = 2
@@ -256,9 +255,3 @@ def test_what_a_killed_worker_had_forwarded_outlives_its_next_cycle_and_the_powe
         broker.start()
         with stay(broker, client_id_on(1, WORKERS, "far")) as far:
             assert far.expect(Publish).payload == b"2"
-
-
-def checkpoints(journal: Path) -> int:
-    """How many cycles of it have come to their end."""
-    blocks = [part for part in read(journal) if isinstance(part, Block)]
-    return sum(item[0] == Kind.CHECKPOINT for block in blocks for item in block.items())

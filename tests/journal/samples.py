@@ -82,3 +82,9 @@ def found(directory: Path) -> tuple[dict[int, Record], list[Damage]]:
             assert record.sequence not in records
             records[record.sequence] = record
     return records, damages
+
+
+def checkpoints(directory: Path) -> int:
+    """How many times all sessions have been written anew."""
+    blocks = [part for part in read(directory) if isinstance(part, Block)]
+    return sum(item[0] == Kind.CHECKPOINT for block in blocks for item in block.items())

@@ -45,6 +45,16 @@ def test_nothing_is_lost_when_the_number_of_workers_changes() -> None:
 @pytest.mark.torture
 @pytest.mark.own_broker
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("level", ["process", "machine"])
+def test_nothing_is_lost_when_anything_is_killed_and_journals_turn_over(level: str) -> None:
+    kinds = (*KINDS, POWER) if level == "machine" else KINDS
+    outcome = torture(30, kinds=kinds, level=level, small=True)
+    assert not outcome.faults, str(outcome)
+
+
+@pytest.mark.torture
+@pytest.mark.own_broker
+@pytest.mark.timeout(300)
 def test_nothing_is_lost_at_level_machine_when_processes_are_killed() -> None:
     outcome = torture(20, kinds=KINDS, acceptors=4, level="machine")
     assert not outcome.faults, str(outcome)
