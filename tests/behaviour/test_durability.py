@@ -1,7 +1,6 @@
 """What survives the end of processes, at levels `process` and `machine`: each way in which they can end, seen from outside."""
 
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -250,8 +249,7 @@ def test_what_a_killed_worker_had_forwarded_outlives_its_next_cycle_and_the_powe
             with stay(broker, pub) as again:
                 again.publish("far", b"2", 2, packet_id=9, dup=True)
             broker.kill()
-        for path in broker.leftovers():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        broker.clear_shared()
         broker.start()
         with stay(broker, client_id_on(1, WORKERS, "far")) as far:
             assert far.expect(Publish).payload == b"2"

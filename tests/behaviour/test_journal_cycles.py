@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardbroker.journal.layout import segment_paths, segment_start
+from tests.behaviour.test_durability import stay
 from tests.harness import Broker, Client, Publish, client_id_on, until
 from tests.harness.waiting import stopped
 from tests.harness.wire import Puback, publish
@@ -58,11 +59,6 @@ def short_cycles(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bro
     settings = {"durability.level": request.param, "journal.cycle_bytes": "64KB", "journal.capture": ["captured"]}
     with Broker(WORKERS, settings, data_dir=tmp_path / "data") as broker:
         yield broker
-
-
-def stay(broker: Broker, client_id: str) -> Client:
-    """A client whose session stays."""
-    return Client(broker.address, 5, client_id, clean=False, properties=SESSION, timeout=10)
 
 
 def test_cycles_go_on(short_cycles: Broker) -> None:

@@ -53,8 +53,7 @@ def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.killpg(broker.pid, signal.SIGKILL)
     finally:
         broker.kill()
-        for path in broker.leftovers():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        broker.clear_shared()
     return segment_paths(directory / "journal" / "0")[-1]
 
 

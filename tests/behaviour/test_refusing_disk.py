@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.behaviour.test_durability import stay
 from tests.harness import Broker, Client, Publish, client_id_on
 from tests.harness.wire import Connack, Puback, Will, connect, publish
 from tests.journal.faulty_disk import FaultyDisk
@@ -61,10 +62,6 @@ def start(small_disk: Path) -> Iterator[Callable[..., Broker]]:
             return stack.enter_context(Broker(WORKERS, dotted, data_dir=small_disk / "data"))
 
         yield make
-
-
-def stay(broker: Broker, name: str) -> Client:
-    return Client(broker.address, 5, name, clean=False, properties=SESSION, timeout=10)
 
 
 def names(prefix: str) -> list[str]:

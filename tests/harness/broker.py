@@ -237,12 +237,16 @@ class Broker:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
 
-    def _clean(self) -> None:
+    def clear_shared(self) -> None:
+        """Nothing of this instance is left in /dev/shm: after `kill`, as if the machine had been switched off."""
         for path in self.leftovers():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+    def _clean(self) -> None:
+        self.clear_shared()
         if self._own_dir:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
