@@ -1,4 +1,8 @@
-"""Placeholders such as ${username} in what back ends are asked. They are bound or encoded, never just put in."""
+"""Placeholders such as ${username}, in what back ends are asked and in topics: bound, encoded or checked, never just put in.
+
+`fill` escapes values, `bind` and `words` make parameters of them, and `fill_topic` refuses those that would not stay within their
+own level of a topic.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -6,8 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardbroker.access.contract import Client, Question
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import parse_subscription
 
-__all__ = ["NAMES", "PlaceholderError", "Template", "values_of"]
+__all__ = ["NAMES", "PlaceholderError", "Template", "UnfitValueError", "check_level", "values_of"]
 
 NAMES = (
     "username", "clientid", "password", "peerhost", "peerport", "cert_common_name", "cert_subject", "listener", "proto_ver",
@@ -17,10 +23,35 @@ NAMES = (
 
 _PART = re.compile(r"\$\{([^}]*)\}")
 _MASK = "\0%d\0"
+_BEYOND_A_LEVEL = re.compile(r"[+#/\0]")
 
 
 class PlaceholderError(ValueError):
     """A template with a placeholder that does not exist."""
+
+
+class UnfitValueError(ValueError):
+    """A value that would not stay within its own level of a topic. The text is about the value of one placeholder."""
+
+
+def check_level(value: str, before: str = "") -> None:
+    """Checks a value that a client has chosen and that stands in a topic or filter, behind the text `before`.
+
+    With a wildcard or a separator in it, or with nothing in it, the topic would reach into the trees of other clients. At the head
+    of a topic `$` would lead to `$SYS/`, `$share/`, `$delayed/`. Raises UnfitValueError.
+    """
+    if not value or _BEYOND_A_LEVEL.search(value):
+        raise UnfitValueError("must not be empty, nor contain +, # or /")
+    if value.startswith("$") and _is_head(before):
+        raise UnfitValueError("must not begin with $ where a topic begins")
+
+
+def _is_head(before: str) -> bool:
+    """Whether a topic begins behind this text: it is empty, or such as `$share/group/`."""
+    try:
+        return bool(parse_subscription(f"{before}x".encode())[1] == b"x")
+    except MqttError:
+        return False
 
 
 def values_of(client: Client, question: Question | None = None) -> dict[str, str | None]:
@@ -81,6 +112,18 @@ class Template:
                 return None
             filled += [escape(value), following]
         return "".join(filled)
+
+    def fill_topic(self, values: Mapping[str, str | None], before: str = "") -> str | None:
+        """A topic or filter, or what follows `before` in one, in which each value stays within its own level; None if a value is
+        missing. Raises UnfitValueError, see `check_level`."""
+        before += self.parts[0]
+        for name, following in zip(self.parts[1::2], self.parts[2::2], strict=True):
+            value = values.get(name)
+            if value is None:
+                return None
+            check_level(value, before)
+            before += "x" + following
+        return self.fill(values)
 
     def bind(self, marker: Callable[[int], str]) -> tuple[str, tuple[str, ...]]:
         """(text with a marker for each parameter, names of the parameters). Quotes around a placeholder go."""

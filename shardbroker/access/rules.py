@@ -4,7 +4,11 @@
 
 A rule's topic covers a topic name as an MQTT filter matches it, and a subscription's filter if everything that the filter lets
 through is covered: `a/+` covers `a/b` and `a/+`, not `a/#`. A rule that denies is stricter: `a/+` denies `a/#` too. As in MQTT, a
-wildcard in front covers no topic that begins with `$`. What a client put into a placeholder is never a wildcard.
+wildcard in front covers no topic that begins with `$`.
+
+A client chooses what stands for a placeholder, so a value counts only if it stays within its own level, see
+`placeholders.check_level`. For a client with another value, such as `+` or `a/b`, an allowing topic covers nothing, and a denying
+one everything from that level on: at least what the value could have meant.
 """
 
 import ipaddress
@@ -15,7 +19,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from shardbroker.access.contract import Client, Question
-from shardbroker.access.placeholders import Template, values_of
+from shardbroker.access.placeholders import Template, UnfitValueError, values_of
 
 __all__ = ["ClientRules", "Rule", "RuleError", "RuleSet", "client_rules", "rule_of"]
 
@@ -70,7 +74,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic of a rule. levels: a template each, or the wildcards themselves; `literal` instead for `eq`."""
+    """A topic of a rule. levels: a template each, or the wildcards themselves; with `eq` they are templates too."""
 
     text: str
     literal: bool = False
@@ -78,22 +82,24 @@ class Topic:
     @cached_property
     def levels(self) -> tuple[Template | str, ...]:
         return tuple(
-            level if level in ("+", "#") else Template.parse(level, TOPIC_NAMES) for level in self.text.split("/")
+            level if level in ("+", "#") and not self.literal else Template.parse(level, TOPIC_NAMES)
+            for level in self.text.split("/")
         )
 
-    def fill(self, values: Mapping[str, str | None]) -> "Levels | str | None":
-        """For one client; None if it has no value for a placeholder."""
-        if self.literal:
-            return Template.parse(self.text, TOPIC_NAMES).fill(values)
+    def fill(self, values: Mapping[str, str | None], allow: bool) -> "Levels | None":
+        """For one client; None: it covers nothing, since the client has no value for a placeholder, or one that may not allow."""
         filled: list[str | None] = []
-        for level in self.levels:
+        for place, level in enumerate(self.levels):
             if isinstance(level, str):
                 filled.append(_ANY if level == "+" else _REST)
                 continue
-            text = level.fill(values)
+            try:
+                text = level.fill_topic(values, "/" if place else "")
+            except UnfitValueError:
+                return None if allow else (*filled, _ALL)
             if text is None:
                 return None
-            filled += text.split("/") if level.names else [text]
+            filled.append(text)
         return tuple(filled)
 
 
@@ -101,13 +107,15 @@ Levels: TypeAlias = tuple[str | None, ...]
 _ANY = None
 _REST = "\0#"
 """Stands for `#`; no topic has a NUL."""
+_ALL = "\0$"
+"""Stands for `#` that covers topics with `$` in front, too."""
 
 
 @dataclass(frozen=True)
 class ClientRules:
     """The rules that concern one client."""
 
-    rules: tuple[tuple[bool, int, tuple[int, ...] | None, bool | None, tuple[Levels | str, ...] | None], ...]
+    rules: tuple[tuple[bool, int, tuple[int, ...] | None, bool | None, tuple[Levels, ...] | None], ...]
 
     def decide(self, question: Question) -> bool | None:
         """What the first rule that matches says; None: none does."""
@@ -118,7 +126,7 @@ class ClientRules:
                 continue
             if action == PUBLISH and retain is not None and retain != question.retain:
                 continue
-            if topics is None or any(_covers(topic, question.topic, levels, allow) for topic in topics):
+            if topics is None or any(_covers(topic, levels, allow) for topic in topics):
                 return allow
         return None
 
@@ -138,20 +146,17 @@ class RuleSet:
                 continue
             topics = None
             if rule.topics is not None:
-                filled = [topic.fill(values) for topic in rule.topics]
+                filled = [topic.fill(values, rule.allow) for topic in rule.topics]
                 topics = tuple(topic for topic in filled if topic is not None)
             found.append((rule.allow, rule.actions, rule.qos, rule.retain, topics))
         return ClientRules(tuple(found))
 
 
-
-def _covers(topic: Levels | str, name: str, levels: Sequence[str], allow: bool) -> bool:
-    if isinstance(topic, str):
-        return topic == name
-    if name.startswith("$") and topic[0] in (_ANY, _REST):
+def _covers(topic: Levels, levels: Sequence[str], allow: bool) -> bool:
+    if levels[0].startswith("$") and topic[0] in (_ANY, _REST):
         return False
     for place, level in enumerate(topic):
-        if level == _REST:
+        if level in (_REST, _ALL):
             return True
         if place >= len(levels):
             return False

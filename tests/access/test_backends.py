@@ -68,6 +68,8 @@ def check_rules(broker: Guarded) -> None:
             ada.publish("own/r1/x", b"%d" % qos, qos, wait=False)
         for qos in (0, 1, 2):
             ada._wait(lambda packet, payload=b"%d" % qos: isinstance(packet, Publish) and packet.payload == payload, "message")
+    with broker.client("+", username="ada", password="secret") as odd:
+        assert odd.subscribe([("own/+/#", 1), ("own/r1/x", 1)], check=False).codes == (NOT_AUTHORIZED, NOT_AUTHORIZED)
     for name in EVIL[:4]:
         with broker.client(f"{name}/#", username="ada", password="secret") as odd:
             assert odd.publish("own/r1/x", b"1", 1).code == NOT_AUTHORIZED  # type: ignore[union-attr]

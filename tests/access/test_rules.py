@@ -87,8 +87,9 @@ def test_placeholders_are_no_wildcards() -> None:
     assert decide(rule, "publish", "own/c1/x") is True
     assert decide(rule, "publish", "own/c2/x") is None
     for evil in ("+", "#", "+/#"):
-        assert decide(rule, "publish", "own/c2/x", Client(evil)) is None
-    assert decide(rule, "publish", "own/a/b/x", Client("a/b")) is True
+        for action, topic in (("publish", "own/c2/x"), ("subscribe", "own/c2/x"), ("subscribe", f"own/{evil}/#")):
+            assert decide(rule, action, topic, Client(evil)) is None
+    assert decide(rule, "publish", "own/a/b/x", Client("a/b")) is None, "that is in the tree of a"
     assert decide(rule, "publish", "user/x", Client("c9")) is None, "a client without a user name has no such topic"
 
 
