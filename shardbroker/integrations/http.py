@@ -41,13 +41,15 @@ class HttpService:
                 auto_decompress=False,
             )
         fields = {key: _sendable(text) for key, template in self._body.items() if (text := template.fill(values)) is not None}
-        url = self._url.fill({name: value or "" for name, value in values.items()}, _quoted) or ""
+        url = URL(self._url.fill({name: value or "" for name, value in values.items()}, _quoted) or "", encoded=True)
+        if not _DOTS.isdisjoint(url.raw_path.split("/")):
+            raise BackendError("a value of the client would be . or .. in the path of the URL")
         headers = {key: (template.fill(values) or "").translate(_NO_LINES) for key, template in self._headers.items()}
         options: dict[str, Any] = {"params": fields} if self._section.method == "get" else {"json": fields}
         async with (
             asyncio.timeout(self._section.timeout),
             self._session.request(
-                self._section.method, URL(url, encoded=True), headers=headers, allow_redirects=False, **options
+                self._section.method, url, headers=headers, allow_redirects=False, **options
             ) as answer,
         ):
             if answer.status != 200:
@@ -111,6 +113,8 @@ class HttpAuthorizer:
 
 _NO_LINES = {ord(c): None for c in "\r\n\0"}
 """What a value must not bring into a header."""
+_DOTS = {".", ".."}
+"""Segments of a path that lead to another one (RFC 3986 §5.2.4). They cannot be quoted: `%2E` means the same."""
 
 
 def _quoted(text: str) -> str:

@@ -204,6 +204,10 @@ def test_http(service: Answers) -> None:
             client.publish("own/x", b"", 1)
         paths = [path for path, _, _ in service.asked]
         assert any(path.startswith("/acl/h%2F..%2Fx%3Fy%3D1%26z%23f%C3%A9?") for path in paths), paths
+        for dots in (".", ".."):
+            with broker.client(dots, username="ada", password="secret") as client:
+                assert client.publish("own/x", b"", 1).code == NOT_AUTHORIZED  # type: ignore[union-attr]
+        assert not [path for path, _, _ in service.asked if path.startswith(("/acl/.", "/?", "/acl?"))]
         asked = [headers for path, headers, _ in service.asked if path == "/auth"]
         assert asked[0]["X-Token"] == "t0ken" and asked[0]["X-Client"] == "h1"
 
