@@ -31,19 +31,23 @@ class PlaceholderError(ValueError):
 
 
 class UnfitValueError(ValueError):
-    """A value that would not stay within its own level of a topic. The text is about the value of one placeholder."""
+    """A value that would not stay within its own level of a topic. The text says what it must not be; `name`: its placeholder."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
 
 
-def check_level(value: str, before: str = "") -> None:
-    """Checks a value that a client has chosen and that stands in a topic or filter, behind the text `before`.
+def check_level(name: str, value: str, before: str = "") -> None:
+    """Checks a value that a client has chosen, of the placeholder `name`, behind the text `before` of a topic or filter.
 
     With a wildcard or a separator in it, or with nothing in it, the topic would reach into the trees of other clients. At the head
     of a topic `$` would lead to `$SYS/`, `$share/`, `$delayed/`. Raises UnfitValueError.
     """
     if not value or _BEYOND_A_LEVEL.search(value):
-        raise UnfitValueError("must not be empty, nor contain +, # or /")
+        raise UnfitValueError(name, "must not be empty, nor contain +, # or /")
     if value.startswith("$") and _is_head(before):
-        raise UnfitValueError("must not begin with $ where a topic begins")
+        raise UnfitValueError(name, "must not begin with $ where a topic begins")
 
 
 def _is_head(before: str) -> bool:
@@ -121,7 +125,7 @@ class Template:
             value = values.get(name)
             if value is None:
                 return None
-            check_level(value, before)
+            check_level(name, value, before)
             before += "x" + following
         return self.fill(values)
 

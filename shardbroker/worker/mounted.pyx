@@ -13,7 +13,7 @@ from shardbroker.session.link cimport Link
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.loop cimport Connection
 
-from shardbroker.access.placeholders import Template
+from shardbroker.access.placeholders import Template, UnfitValueError
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter, parse_subscription
 from shardbroker.worker.delayed import DELAYED
@@ -46,20 +46,15 @@ cdef class MountedConnection(Connection):
     # --- who is it? ---------------------------------------------------------------------------------------------------------------
 
     cdef bint mount(self, object username) except -1:
-        """A value that is empty or has a wildcard or a level of its own would open the trees of other clients: it is refused."""
-        cdef dict values
+        """A value that would not stay within its level would open the trees of other clients: it is refused."""
         if self.prefix is not None:
             return True
-        values = {"clientid": self.wanted_id.decode(), "username": username}
-        for name in self.template.names:
-            value = values[name]
-            if not value or "+" in value or "#" in value or "/" in value:
-                what, reason_code = NAMES[name]
-                self.refuse(
-                    self.version, reason_code,
-                    f"the {what} stands in this listener's mount point: it must not be empty, nor contain +, # or /")
-                return False
-        self.prefix = self.template.fill(values).encode()
+        try:
+            self.prefix = self.template.fill_topic({"clientid": self.wanted_id.decode(), "username": username or ""}).encode()
+        except UnfitValueError as error:
+            what, reason_code = NAMES[error.name]
+            self.refuse(self.version, reason_code, f"the {what} stands in this listener's mount point: it {error}")
+            return False
         return True
 
     cdef int accept(self, Connect packet, bytes client_id) except -1:

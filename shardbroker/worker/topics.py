@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shardbroker.access.placeholders import Template
+from shardbroker.access.placeholders import Template, UnfitValueError, check_level
 from shardbroker.config.features import AUTO_NAMES
 from shardbroker.config.section import LEVELS_MAX
 from shardbroker.mqtt.errors import MqttError
@@ -30,19 +30,25 @@ class Rule:
         self.parts: list[str | None] = _PART.split(dest)
 
     def apply(self, topic: bytes, client_id: bytes, username: bytes | None) -> bytes | None:
-        """What becomes of a topic; None: it stays, since `re` finds nothing in it or the client has no user name."""
+        """What becomes of a topic; None: it stays, since `re` finds nothing in it, the client has no user name, or one that is more
+        than a level: the rules of access have looked at the topic alone, not at what would become of it."""
         found = self.pattern.search(topic.decode())
         if found is None:
             return None
         values = {"clientid": client_id.decode(), "username": None if username is None else username.decode()}
-        text = [self.parts[0] or ""]
+        text = self.parts[0] or ""
         for place in range(1, len(self.parts), 3):
             group, name, following = self.parts[place : place + 3]
             value = found.group(int(group)) or "" if group else values[name or ""]
             if value is None:
                 return None
-            text += [value, following or ""]
-        return "".join(text).encode()
+            if name:
+                try:
+                    check_level(name, value, text)
+                except UnfitValueError:
+                    return None
+            text += value + (following or "")
+        return text.encode()
 
 
 class Rewriting:
@@ -93,8 +99,14 @@ class AutoTopics:
     def of(self, values: Mapping[str, str | None]) -> list[tuple[bytes, int]]:
         """(filter, subscription options byte) for a client with these placeholders.
 
-        Left out is what needs a value that the client does not have, or one with + or # or / in it: it would be another filter than
-        was meant.
+        Left out is what needs a value that the client does not have, or one that would make another filter than was meant.
         """
-        fit = {name: value for name, value in values.items() if value is not None and not any(c in value for c in "+#/")}
-        return [(filter.encode(), options) for template, options in self._topics if (filter := template.fill(fit)) is not None]
+        found = []
+        for template, options in self._topics:
+            try:
+                filter = template.fill_topic(values)
+            except UnfitValueError:
+                continue
+            if filter is not None:
+                found.append((filter.encode(), options))
+        return found

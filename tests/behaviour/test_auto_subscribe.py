@@ -14,6 +14,8 @@ TOPICS = """[
  {topic = "c/${clientid}", qos = 1},
  {topic = "u/${username}/#", qos = 2, rap = 1},
  {topic = "news", qos = 1, rh = 1},
+ {topic = "${username}/#"},
+ {topic = "$share/g/${username}/#"},
  {topic = "h/${host}/+"}]"""
 
 
@@ -83,3 +85,12 @@ def test_a_topic_that_cannot_be_used_is_refused_at_the_start(topic: str, said: s
     assert main(["config", "check", "--set", f"auto_subscribe.topics=[{topic}]"]) == 2
     text = capsys.readouterr().err
     assert "auto_subscribe.topics" in text and said in text
+
+
+@pytest.mark.parametrize("name", ["$SYS", "$share", ""])
+def test_a_user_name_is_no_dollar_of_a_first_level_and_not_nothing(own: Broker, connect: Connect, name: str) -> None:
+    to, sender = connect(on=own, username=name, password=b"x"), connect(on=own)
+    for filter in (f"{name}/#", f"$share/g/{name}/#"):
+        assert to.unsubscribe(filter).codes[0] != 0, filter
+    sender.publish("/x", b"1", 1)
+    to.expect_none(0.2)

@@ -11,6 +11,8 @@ Connect = Callable[..., Client]
 NewId = Callable[..., str]
 
 RULES = """[
+ {source_topic = "box/#", re = "^box/(.+)$", dest_topic = "boxes/${clientid}/$1"},
+ {source_topic = "mine/#", re = "^mine/(.+)$", dest_topic = "${username}/$1"},
  {action = "publish", source_topic = "y/+/z/#", re = "^y/(.+)/z/(.+)$", dest_topic = "y/z/$2"},
  {action = "subscribe", source_topic = "s/#", re = "^s/(\\\\d+)$", dest_topic = "numbers/$1"},
  {action = "subscribe", source_topic = "s/#", re = "^s/(.+)$", dest_topic = "never/$1"},
@@ -123,3 +125,32 @@ def test_a_rule_that_cannot_be_used_is_refused_at_the_start(rule: str, said: str
     assert main(["config", "check", "--set", f"rewrite.rules=[{rule}]"]) == 2
     text = capsys.readouterr().err
     assert "rewrite.rules" in text and said in text
+
+
+@pytest.mark.parametrize("name", ["+", "#", "+/#", "victim/x", "a+"])
+def test_a_client_id_or_user_name_reads_no_other_box(own: Broker, connect: Connect, name: str) -> None:
+    """The topic stays: it is what the rules of access have looked at."""
+    spy, sender = connect(client_id=name, on=own, username=name), connect(on=own)
+    victim = connect(client_id="victim", on=own)
+    victim.subscribe("box/#", 1)
+    for filter in ("box/x", "box/+", "box/x/#", "mine/x", "mine/#"):
+        spy.subscribe(filter, 1)
+    for topic in ("boxes/victim/x", "boxes/victim/x/x", "victim/x", "victim/x/x"):
+        sender.publish(topic, b"secret", 1)
+    spy.expect_nothing_from(sender, 1)
+    assert len(victim.messages_from(sender, 1)) == 2
+    spy.publish("box/x", b"forged", 1)
+    victim.expect_nothing_from(spy, 1)
+    assert spy.unsubscribe("box/x").codes == (0,)
+    spy.unsubscribe("box/+", "box/x/#", "mine/x", "mine/#")
+
+
+@pytest.mark.parametrize("name", ["$SYS", "$share", "$queue", "$exclusive"])
+def test_a_user_name_is_no_dollar_of_a_first_level(own: Broker, connect: Connect, name: str) -> None:
+    spy, sender = connect(on=own, username=name), connect(on=own)
+    spy.subscribe("mine/g/secret/#", 1)
+    spy.subscribe("mine/brokers/#", 1)
+    sender.publish("secret/x", b"secret", 1)
+    sender.publish("g/secret/x", b"secret", 1)
+    spy.expect_none(0.2)
+    assert spy.unsubscribe("mine/g/secret/#", "mine/brokers/#").codes == (0, 0)

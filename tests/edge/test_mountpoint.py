@@ -29,6 +29,7 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     listeners: dict[str, dict[str, Any]] = {
         "fixed": {"mountpoint": "plant/"},
         "own": {"mountpoint": "tenants/${username}/devices/${clientid}/"},
+        "head": {"mountpoint": "${username}/"},
         "ws": {"type": "ws", "mountpoint": "plant/"},
     }
     old = '[{ source_topic = "old/#", re = "^old/(.+)$", dest_topic = "new/$1", action = "subscribe" }]'
@@ -206,6 +207,16 @@ def test_names_that_would_lead_into_other_trees_are_refused(
             client.send_raw(client._connect_packet)
             assert client.expect(wire.Connack).code == expected
             client.expect_close()
+
+
+@pytest.mark.parametrize("username", ["$share", "$delayed", "$exclusive", "$queue", "$SYS"])
+def test_a_name_that_would_be_a_prefix_of_the_broker_is_refused(mounted: Edge, username: str) -> None:
+    """Below `$share/` a client would subscribe to `secret/#` as `g/secret/#`, below `$delayed/` publish as `0/secret/x`."""
+    with below(mounted, "head", 5, "head", connect=False, username=username) as client:
+        client.send_raw(client._connect_packet)
+        assert client.expect(wire.Connack).code == BAD_USER_NAME
+        client.expect_close()
+    below(mounted, "head", 5, "head", username="ada").close()
 
 
 def test_over_websocket(mounted: Edge, name: str) -> None:
