@@ -12,6 +12,9 @@ import pytest
 from tests.conformance.known_differences import KNOWN_DIFFERENCES
 from tests.harness.broker import AnyBroker, Broker, ExternalBroker, client_id_on
 from tests.harness.client import Client
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 WORKERS = 3
 MAX_BROKERS = 2

@@ -3,6 +3,7 @@
 They run as `nobody` where the tests run as root, since PostgreSQL and MariaDB refuse root.
 """
 
+import getpass
 import os
 import shutil
 import signal
@@ -16,21 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pymongo
-import pytest
 
 from tests.harness.broker import free_port
+from tests.harness.needed import needed
 
 START_S, STOP_S = 60.0, 20.0
-PATH = ":".join([os.environ.get("PATH", ""), "/usr/sbin", *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin")))])
-
-
-def program(*names: str) -> str:
-    """The path of the first of these programs that there is; the test fails without: .ci/run installs them."""
-    for name in names:
-        found = shutil.which(name, path=PATH)
-        if found:
-            return found
-    raise AssertionError(f"{names[0]} is not installed, see .ci/run")
 
 
 @contextmanager
@@ -87,9 +78,9 @@ def quietly(command: list[str], text: str = "") -> None:
 def postgresql(sql: str) -> Iterator[int]:
     with folder() as where:
         port = free_port()
-        quietly([program("initdb"), "-D", str(where / "data"), "-U", "mqtt", "-A", "trust", "--no-sync"])
-        command = [program("postgres"), "-D", str(where / "data"), "-p", str(port), "-h", "127.0.0.1", "-k", str(where), "-F"]
-        psql = [program("psql"), "-h", "127.0.0.1", "-p", str(port), "-U", "mqtt", "-q", "-v", "ON_ERROR_STOP=1"]
+        quietly([needed("initdb"), "-D", str(where / "data"), "-U", "mqtt", "-A", "trust", "--no-sync"])
+        command = [needed("postgres"), "-D", str(where / "data"), "-p", str(port), "-h", "127.0.0.1", "-k", str(where), "-F"]
+        psql = [needed("psql"), "-h", "127.0.0.1", "-p", str(port), "-U", "mqtt", "-q", "-v", "ON_ERROR_STOP=1"]
         with running(command, lambda: subprocess.run([*psql, "-c", "", "postgres"], capture_output=True).returncode == 0, where):
             quietly([*psql, "-c", "CREATE DATABASE mqtt", "postgres"])
             quietly([*psql, "mqtt"], sql)
@@ -100,12 +91,12 @@ def postgresql(sql: str) -> Iterator[int]:
 def mariadb(sql: str) -> Iterator[int]:
     with folder() as where:
         port = free_port()
-        user = "nobody" if os.geteuid() == 0 else os.environ["USER"]
+        user = "nobody" if os.geteuid() == 0 else getpass.getuser()
         options = ["--no-defaults", f"--datadir={where / 'data'}"]
         options_once = ["--auth-root-authentication-method=normal", "--skip-test-db", f"--user={user}"]
-        quietly([program("mariadb-install-db"), *options, *options_once])
+        quietly([needed("mariadb-install-db"), *options, *options_once])
         command = [
-            program("mariadbd"), *options, f"--port={port}", "--bind-address=127.0.0.1", f"--socket={where / 's'}",
+            needed("mariadbd"), *options, f"--port={port}", "--bind-address=127.0.0.1", f"--socket={where / 's'}",
             f"--pid-file={where / 'pid'}", "--innodb-flush-log-at-trx-commit=0",
         ]  # fmt: skip
         with running(command, lambda: answers(port), where):
@@ -113,7 +104,7 @@ def mariadb(sql: str) -> Iterator[int]:
                 "CREATE DATABASE mqtt CHARACTER SET utf8mb4; CREATE USER mqtt@'%' IDENTIFIED BY 'dbsecret';"
                 "GRANT ALL ON mqtt.* TO mqtt@'%'; USE mqtt;"
             )
-            quietly([program("mariadb"), "--no-defaults", f"--socket={where / 's'}", "-u", "root"], grant + sql)
+            quietly([needed("mariadb"), "--no-defaults", f"--socket={where / 's'}", "-u", "root"], grant + sql)
             yield port
 
 
@@ -121,10 +112,10 @@ def mariadb(sql: str) -> Iterator[int]:
 def redis(*commands: list[str]) -> Iterator[int]:
     with folder() as where:
         port = free_port()
-        command = [program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", "dbsecret"]
+        command = [needed("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", "dbsecret"]
         with running(command, lambda: answers(port), where):
             for words in commands:
-                quietly([program("redis-cli"), "-p", str(port), "-a", "dbsecret", "--no-auth-warning", *words])
+                quietly([needed("redis-cli"), "-p", str(port), "-a", "dbsecret", "--no-auth-warning", *words])
             yield port
 
 
@@ -152,8 +143,8 @@ directory {where}/data
         (where / "users.ldif").write_text(ldif)
         if os.geteuid() == 0:
             shutil.chown(where / "data", "nobody")
-        quietly([program("slapadd"), "-f", str(where / "slapd.conf"), "-l", str(where / "users.ldif")])
-        command = [program("slapd"), "-d", "0", "-f", str(where / "slapd.conf"), "-h", f"ldap://127.0.0.1:{port}"]
+        quietly([needed("slapadd"), "-f", str(where / "slapd.conf"), "-l", str(where / "users.ldif")])
+        command = [needed("slapd"), "-d", "0", "-f", str(where / "slapd.conf"), "-h", f"ldap://127.0.0.1:{port}"]
         with running(command, lambda: answers(port), where):
             yield port
 
@@ -164,9 +155,8 @@ CLASSPATH_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build
 
 @contextmanager
 def mongodb(users: list[dict[str, Any]], rules: list[dict[str, Any]]) -> Iterator[int]:
-    """mongo-java-server, which speaks the protocol of MongoDB; Debian has no MongoDB. Skips without Java and Maven."""
-    if shutil.which("java") is None or shutil.which("mvn") is None:
-        pytest.skip("wants java and mvn")
+    """mongo-java-server, which speaks the protocol of MongoDB; Debian has no MongoDB."""
+    needed("java", "mvn")
     with folder() as where:
         port, classpath = free_port(), where / "classpath"
         maven = ["mvn", "-q", "-f", str(MONGO / "pom.xml"), CLASSPATH_PLUGIN, f"-Dmdep.outputFile={classpath}"]

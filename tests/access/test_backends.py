@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from shardbroker.access.hashing import hash_password
 from tests.access import servers
 from tests.access.guarded import Answers, Guarded, http_server
+from tests.harness.needed import needed_module
 from tests.harness.wire import Publish
 
 pytestmark = pytest.mark.own_broker
@@ -107,6 +108,7 @@ def test_redis() -> None:
 
 @pytest.mark.parametrize("mode", ["hash", "bind"])
 def test_ldap(mode: str) -> None:
+    needed_module("bonsai")
     ssha = base64.b64encode(hashlib.sha1(b"secretsalt").digest() + b"salt").decode()
     people = "".join(
         f"dn: uid={name},ou=users,dc=example,dc=org\nobjectClass: inetOrgPerson\nobjectClass: mqttUser\ncn: {name}\nsn: {name}\n"
@@ -324,6 +326,8 @@ def test_jwt_with_a_jwks(service: Answers, algorithm: str) -> None:
 @pytest.mark.parametrize("kind", ["postgresql", "mysql", "redis", "mongodb", "ldap", "http"])
 def test_a_server_that_is_not_there(kind: str) -> None:
     """Nobody listens; the next in the chain is asked, and what only this one might know is unavailable."""
+    if kind == "ldap":
+        needed_module("bonsai")
     port = servers.free_port()
     where = f'url = "http://127.0.0.1:{port}/"' if kind == "http" else f'server = "127.0.0.1:{port}"'
     sources = [] if kind == "ldap" else [kind]

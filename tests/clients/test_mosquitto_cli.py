@@ -1,4 +1,4 @@
-"""mosquitto_pub and mosquitto_sub, as scripts use them; skipped where they are not installed."""
+"""mosquitto_pub and mosquitto_sub, as scripts use them."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ LINE_BUFFERED = ("stdbuf", "-oL")
 
 pytestmark = [
     pytest.mark.parametrize("protocol", ["mqttv31", "mqttv311", "mqttv5"]),
-    pytest.mark.skipif(not shutil.which("mosquitto_sub"), reason="mosquitto-clients are not installed"),
+    pytest.mark.skipif(not shutil.which("mosquitto_sub"), reason="needs mosquitto_sub"),
 ]
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., str]

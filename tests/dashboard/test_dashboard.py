@@ -5,7 +5,6 @@ Screenshots of each page are kept in the directory $SHARDBROKER_SCREENSHOTS, whe
 
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.api.rest import ApiBroker, Rest
 from tests.harness import Client, Disconnect, Publish, client_id_on, free_port
+from tests.harness.needed import needed
 
 pytestmark = pytest.mark.own_broker
 PATIENCE_MS = 10_000
@@ -46,9 +46,7 @@ def rest(served: ApiBroker) -> Rest:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs chromium")
+    program = needed("chromium")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield started

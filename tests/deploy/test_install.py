@@ -13,7 +13,7 @@ import pytest
 from shardbroker.deploy.environment import CopyError, choose_python, plan
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives files to other users"),
     pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="needs systemd-sysusers"),
 ]
 

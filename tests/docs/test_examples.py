@@ -111,7 +111,7 @@ def test_every_page_with_examples_is_walked() -> None:
 
 
 def missing() -> Iterator[str]:
-    """What the pages take for granted, and what the tests have installed (.ci/run, make test)."""
+    """What the pages take for granted, and what the tests have installed (make test)."""
     programs = ("curl", "java", "make", "mosquitto_pub", "mosquitto_sub", "openssl")
     yield from (name for name in programs if shutil.which(name) is None)
     files = ("/etc/mosquitto/mosquitto.conf", ".venv/bin/shardbroker", ".venv/.spark")
@@ -123,7 +123,7 @@ def machine() -> Iterator[Machine]:
     if why_not():
         pytest.skip(f"no machine can be booted: {why_not()}")
     if wanting := [*missing()]:
-        pytest.skip(f"there is no {', '.join(wanting)}")
+        pytest.skip(f"needs {', '.join(wanting)}")
     with Machine() as booted:
         # As `make install` and `make spark` leave it; only what the pages make is made anew.
         booted.run("touch", str(ROOT / ".venv/.installed"))

@@ -19,7 +19,7 @@ from tests.harness.waiting import until
 
 pytestmark = [
     pytest.mark.own_broker,
-    pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="the page uses Debian's mosquitto-clients"),
+    pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="needs mosquitto_sub"),
 ]
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plugins.md").read_text()

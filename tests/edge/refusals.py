@@ -28,6 +28,7 @@ from tests.edge.certificates import Authority
 from tests.edge.conftest import Edge
 from tests.edge.websocket import FIN, TEXT, WebSocket, frame, request
 from tests.harness import Client, Closed, until, wire
+from tests.harness.needed import needed
 
 __all__ = ["ROWS", "Place", "Row", "brokers"]
 
@@ -288,7 +289,7 @@ def _(place: Place, version: int) -> str:
          "client refused", "reason=tls", "unsupported protocol")  # fmt: skip
 def _(place: Place, version: int) -> str:
     host, port = place.own.at("ssl")
-    command = ["openssl", "s_client", "-connect", f"{host}:{port}", "-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0"]
+    command = [needed("openssl"), "s_client", "-connect", f"{host}:{port}", "-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0"]
     done = subprocess.run(command, input="", capture_output=True, text=True, timeout=20)
     return "alert" if "alert protocol version" in done.stderr else done.stderr
 

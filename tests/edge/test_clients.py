@@ -4,7 +4,6 @@ import asyncio
 import http.server
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -19,6 +18,7 @@ import pytest
 
 from tests.edge.certificates import Authority
 from tests.edge.conftest import Edge
+from tests.harness.needed import needed
 
 pytestmark = pytest.mark.own_broker
 JS = Path(__file__).parent / "js"
@@ -31,8 +31,7 @@ PAYLOADS = [b"", b"one", b"x" * 200_000]
 @pytest.fixture(scope="session")
 def mqtt_js() -> Path:
     """MQTT.js, installed beside its tests."""
-    if shutil.which("npm") is None:
-        pytest.skip("needs node and npm")
+    needed("npm", "node")
     if not (JS / "node_modules" / "mqtt").is_dir():
         command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
         subprocess.run(command, cwd=JS, check=True, capture_output=True, timeout=100)
@@ -138,9 +137,7 @@ def page(mqtt_js: Path) -> Iterator[Page]:
 
 @pytest.mark.parametrize("transport", ["ws", "wss"])
 def test_a_browser(edge: Edge, page: Page, name: str, transport: str, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs chromium")
+    chromium = needed("chromium")
     query = urlencode({"url": f"{transport}://127.0.0.1:{edge.ports[transport]}/mqtt", "topic": name})
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--ignore-certificate-errors"]
     address = f"http://127.0.0.1:{page.server_port}/page.html?{query}"

@@ -16,6 +16,7 @@ from tests.edge.certificates import Authority
 from tests.edge.conftest import Edge
 from tests.edge.websocket import WebSocket
 from tests.harness import Client, Closed, Disconnect, Publish, Will, until, wire
+from tests.harness.needed import needed
 
 pytestmark = pytest.mark.own_broker
 Alive = Callable[[], None]
@@ -46,7 +47,7 @@ def upgraded(dialled: Callable[[], ssl.SSLSocket]) -> Callable[[], WebSocket]:
 
 
 def s_client(address: tuple[str, int], *options: str) -> str:
-    command = ["openssl", "s_client", "-connect", f"{address[0]}:{address[1]}", "-brief", *options]
+    command = [needed("openssl"), "s_client", "-connect", f"{address[0]}:{address[1]}", "-brief", *options]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
     return done.stdout + done.stderr
 
@@ -328,7 +329,7 @@ class ByOpenSsl:
     """s_client as an MQTT client. A line with K makes it change its keys and ask for new ones of ours, k changes its own."""
 
     def __init__(self, edge: Edge, authority: Authority, name: str, suite: str) -> None:
-        command = ["openssl", "s_client", "-connect", "{}:{}".format(*edge.at("ssl")), "-CAfile", str(authority.cafile)]
+        command = [needed("openssl"), "s_client", "-connect", "{}:{}".format(*edge.at("ssl")), "-CAfile", str(authority.cafile)]
         command += ["-tls1_3", "-ciphersuites", suite, "-servername", "localhost"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.say(wire.connect(name, 4))

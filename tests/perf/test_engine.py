@@ -1,20 +1,19 @@
 """The tool says of a faulty broker what its faults are, and of a good one that there are none."""
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 from perf.engine import LoadError
 
 from perf import engine as engine_module
-from perf.launch import SYSTEM_PATH, LaunchError, Running, launched
+from perf.launch import LaunchError, Running, launched
 from perf.measure import Result, run_plan, sound
 from perf.plan import Plan
 from perf.report import comparison, json_line, table
+from tests.harness.needed import needed
 from tests.perf.stub import Fault, Stub
 
 FAULTS = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnected", "stalls")
-MOSQUITTO = shutil.which("mosquitto", path=SYSTEM_PATH)
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +109,7 @@ def test_refused_connection(connack: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def mosquitto() -> Iterator[Running]:
-    if MOSQUITTO is None:
-        pytest.skip("mosquitto is not installed")
+    needed("mosquitto")
     with launched("mosquitto -c {conf}", None) as broker:
         yield broker
 

@@ -24,7 +24,7 @@ BATCHES = 500
 """So many that what differs from one start of Python to the next is 2 % of them."""
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions"),
+    pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind"),
     pytest.mark.timeout(900),  # valgrind is fifty times slower, and other tests may want the machine too
 ]
 

@@ -8,6 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark_shardbroker.session import make_session
 
+from tests.harness.needed import needed
+
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -17,6 +19,11 @@ SETTINGS = {
     "spark.log.level": "OFF",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _java() -> None:
+    needed("java")
 
 
 @pytest.fixture(scope="session")
