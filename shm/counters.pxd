@@ -51,6 +51,8 @@ cpdef enum Counter:
     MESSAGES_FORWARD                       # records written to another worker's ring
     MESSAGES_DROPPED                       # that nobody gets
     MESSAGES_DROPPED_NO_SUBSCRIBERS        # among them
+    MESSAGES_DROPPED_HOOK                  # a callback of message.publish wants it
+    MESSAGES_DROPPED_OUTDATED              # a delayed message or a will that is not allowed any more when it is due
     MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT  # QoS 2 whose PUBREL did not come in time: the packet id is free again
     MESSAGES_DROPPED_RECEIVE_MAXIMUM       # above mqtt.max_awaiting_rel
     DELIVERY_DROPPED                       # to one client; the reasons follow

@@ -30,7 +30,7 @@ cdef extern from * nogil:
 cdef enum:
     PAGE = 4096                            # bytes
     LINE = 64                              # a cache line, bytes
-    MAGIC = 0x34544E4F43425300             # "\0SBCONT4"
+    MAGIC = 0x35544E4F43425300             # "\0SBCONT5"
     STATE = 0                              # words of a slot's first line
     HEARTBEAT = 1
     PID = 2
@@ -72,7 +72,7 @@ NAMES = (
     "packets.disconnect.sent", "packets.auth.received", "packets.auth.sent", "messages.received", "messages.sent", "messages.qos0.received",
     "messages.qos1.received", "messages.qos2.received", "messages.qos0.sent", "messages.qos1.sent", "messages.qos2.sent",
     "messages.acked", "messages.forward", "messages.dropped", "messages.dropped.no_subscribers",
-    "messages.dropped.await_pubrel_timeout", "messages.dropped.receive_maximum", "delivery.dropped",
+    "messages.dropped.hook", "messages.dropped.outdated", "messages.dropped.await_pubrel_timeout", "messages.dropped.receive_maximum", "delivery.dropped",
     "delivery.dropped.no_local", "delivery.dropped.too_large", "delivery.dropped.qos0_msg", "delivery.dropped.queue_full",
     "delivery.dropped.output_full", "delivery.dropped.overload", "delivery.dropped.expired", "client.connected",
     "client.disconnected", "client.closed.malformed",

@@ -281,9 +281,9 @@ class RetainedStore:
             return None if value is None else _decode(value)
 
     def count(self) -> int:
-        """Messages in the store, expired ones included until they are cleared."""
+        """Messages of clients in the store, expired ones included until they are cleared; not the broker's own, below $SYS/."""
         with self._env.begin() as txn:
-            return self._entries(txn)
+            return self._entries(txn) - self._sys_entries(txn)
 
     def holds_only_sys(self) -> bool:
         """Whether there are no messages but those below $SYS/: then most subscriptions need no scan."""

@@ -64,7 +64,7 @@ def _salvage(path: Path, clean: Path) -> None:
 
 def _is_not_empty(path: Path) -> None:
     with RetainedStore(path) as store:
-        if not store.count():
+        if next(store.whole_messages(backwards=False), None) is None:
             raise ValueError("empty")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardbroker.control import AsyncControl, ControlError
 from shardbroker.control.figures import Window
+from shardbroker.control.losses import losses
 
 __all__ = ["INTERVAL_S", "Monitor"]
 
@@ -20,7 +21,6 @@ FRESH_S = 1.0
 COUNTED = {
     "received": "messages.received",
     "sent": "messages.sent",
-    "dropped": "messages.dropped",
     "received_bytes": "bytes.received",
     "sent_bytes": "bytes.sent",
     "connected": "client.connected",
@@ -75,18 +75,27 @@ class Monitor:
                 self._recent.append((now, await self._control.ask("metrics")))
             (before_s, before), (after_s, after) = self._recent[0], self._recent[-1]
             span_s = max(after_s - before_s, FRESH_S)
-            rates = {f"{name}_msg_rate" if name in ("received", "sent", "dropped") else f"{name}_rate":
+            rates = {f"{name}_msg_rate" if name in ("received", "sent") else f"{name}_rate":
                      round((after[ours] - before[ours]) / span_s, 2) for name, ours in COUNTED.items()}  # fmt: skip
-            return {**rates, **{name: after[ours] for name, ours in GAUGES.items()}, "live_connections": after["connections.count"]}
+            by_reason = losses(after, before)
+            rates["dropped_msg_rate"] = round(sum(by_reason.values()) / span_s, 2)
+            return {
+                **rates,
+                "loss_rates": {reason: round(count / span_s, 2) for reason, count in by_reason.items()},
+                **{name: after[ours] for name, ours in GAUGES.items()},
+                "live_connections": after["connections.count"],
+            }
 
     async def _take(self) -> None:
         now, counters = time.monotonic(), await self._control.ask("metrics")
         if self._last is not None:
             before = self._last[1]
             row = {name: max(0, counters[ours] - before[ours]) for name, ours in COUNTED.items()}
+            by_reason = losses(counters, before)
+            lost = {"dropped": sum(by_reason.values()), "losses": by_reason}
             gauges = {name: counters[ours] for name, ours in GAUGES.items()}
             self._history.append(
-                {"time_stamp": time.time_ns() // 1_000_000, "interval_s": round(now - self._last[0], 2), **row, **gauges}
+                {"time_stamp": time.time_ns() // 1_000_000, "interval_s": round(now - self._last[0], 2), **row, **lost, **gauges}
             )
         self._last = now, counters
         if not self._recent or now - self._recent[-1][0] >= FRESH_S:

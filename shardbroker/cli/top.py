@@ -28,7 +28,7 @@ INTERVAL_S, SHORTEST_S = 2.0, 0.2
 BAR = 10
 """Characters of a bar."""
 COLUMNS = (
-    "worker", "core", "weight", "pid", "state", "cpu", "memory", "clients", "subs", "in/s", "out/s", "drop/s", "waiting", "ring",
+    "worker", "core", "weight", "pid", "state", "cpu", "memory", "clients", "subs", "in/s", "out/s", "lost/s", "waiting", "ring",
 )  # fmt: skip
 BUSY, FULL = 60.0, 90.0
 """Percent from which on a bar is yellow, and red."""
@@ -114,9 +114,8 @@ def screen(status: dict[str, Any], figures: dict[str, Any], loudest: list[dict[s
     head.append(f"connections {status['connections']}  sessions {status['sessions']}  subscriptions {status['subscriptions']}")
     head.append(f"  routes {status['routes']}  retained {status['retained']}\n")
     head.append(f"in {_number(totals['received'])}/s ({_size(totals['bytes_in'])}/s)  out {_number(totals['sent'])}/s")
-    head.append(
-        f" ({_size(totals['bytes_out'])}/s)  dropped {_number(totals['dropped'])}/s  connects {_number(totals['connects'])}/s\n"
-    )
+    head.append(f" ({_size(totals['bytes_out'])}/s)")
+    head.append(f"  lost {_number(totals['lost'])}/s{_reasons(totals['losses'])}  connects {_number(totals['connects'])}/s\n")
     for title, name in (("ring hop", "ring.hop_us"), ("loop pass", "pass_us")):
         found = figures["latencies"][name]
         head.append(f"{title} p50 {_duration(found['p50'])}, p99 {_duration(found['p99'])}    ")
@@ -152,10 +151,14 @@ def _row(worker: dict[str, Any]) -> list[RenderableType]:
         str(worker["subscriptions"]),
         _number(worker["received"]),
         _number(worker["sent"]),
-        _number(worker["dropped"]),
+        _number(worker["lost"]),
         str(worker["queued"]),
         _bar(worker["ring_percent"]),
     ]
+
+
+def _reasons(losses: dict[str, float]) -> str:
+    return f" ({', '.join(f'{reason} {_number(rate)}' for reason, rate in losses.items())})" if losses else ""
 
 
 def _bar(percent: float) -> Text:

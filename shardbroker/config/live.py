@@ -21,6 +21,7 @@ IN_FORCE = "settings.cbor"
 
 LIVE = (
     "acl.",
+    "alarm.",
     "auth.",
     "auto_subscribe.",
     "delayed.",

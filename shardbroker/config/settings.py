@@ -17,6 +17,7 @@ from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Numbe
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
 
 __all__ = [
+    "Alarm",
     "Api",
     "Durability",
     "Journal",
@@ -257,6 +258,18 @@ class Overload(Section):
     )
 
 
+class Alarm(Section):
+    """When an alarm begins that depends on a limit."""
+
+    lost_messages: Number = Field(
+        10.0,
+        ge=0,
+        le=LIMIT_MAX,
+        description="Lost messages a second, on average of 10 s, from which on the alarm `messages_lost` lasts; it ends after a "
+        "minute below half of it. 0: no alarm.",
+    )
+
+
 class Log(Section):
     """What goes to standard error."""
 
@@ -337,6 +350,7 @@ class Settings(Section):
     retainer: Retainer = Retainer()
     sys: Sys = Sys()
     overload: Overload = Overload()
+    alarm: Alarm = Alarm()
     log: Log = Log()
     trace: Trace = Trace()
     slow_subs: SlowSubs = SlowSubs()

@@ -3,12 +3,13 @@
 from bisect import bisect_left
 from typing import Any
 
+from shardbroker.control.losses import losses
+
 __all__ = ["Window"]
 
 RATES = {
     "received": "messages.received",
     "sent": "messages.sent",
-    "dropped": "messages.dropped",
     "bytes_in": "bytes.received",
     "bytes_out": "bytes.sent",
     "connects": "client.connected",
@@ -44,9 +45,11 @@ class Window:
         }
 
 
-def _rates(before: dict[str, int], after: dict[str, int], span_s: float) -> dict[str, float]:
-    """A process that was started anew goes on with its counters; one that is new has none before."""
-    return {name: max(0.0, (after[ours] - before.get(ours, 0)) / span_s) for name, ours in RATES.items()}
+def _rates(before: dict[str, int], after: dict[str, int], span_s: float) -> dict[str, Any]:
+    """RATES, `lost`, and `losses` by reason. A process that starts again goes on with its counters."""
+    by_reason = {reason: count / span_s for reason, count in losses(after, before).items()}
+    rates = {name: max(0.0, (after[ours] - before[ours]) / span_s) for name, ours in RATES.items()}
+    return {**rates, "lost": sum(by_reason.values()), "losses": by_reason}
 
 
 def _worker(before: Load, after: Load, span_s: float, ring_bytes: int) -> dict[str, Any]:

@@ -5,11 +5,18 @@ Topics and fields are EMQX's: $SYS/brokers/<node>/alarms/activate and .../deacti
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-__all__ = ["Alarm", "AlarmList", "MemoryAlarm", "MemoryLevel", "StandingAlarm"]
+from shardbroker.control.losses import LOSSES, losses
 
+__all__ = ["Alarm", "AlarmList", "LossAlarm", "MemoryAlarm", "MemoryLevel", "StandingAlarm"]
+
+LOSS_WINDOW_MS = 10_000
+"""Over which the rate of lost messages is averaged."""
+LOSS_CALM_MS = 60_000
+"""With less than half of the rate at which the alarm began, until it ends."""
 OVER_MAX = 1000
 """Alarms that are over and still listed, as in EMQX."""
 
@@ -76,6 +83,43 @@ class MemoryAlarm:
         """`level`: the highest of all workers; `taken_bytes`: of all of them."""
         text = f"workers take {taken_bytes >> 20} MB{TEXTS[MemoryLevel(level)]}"
         return self._alarm.look(MemoryLevel(level), text, now_ms, {"level": level})
+
+
+class LossAlarm:
+    """Messages are lost: as many on average of LOSS_WINDOW_MS as `alarm.lost_messages` says, or more."""
+
+    def __init__(self, node: str) -> None:
+        self._alarm = StandingAlarm(node, "messages_lost")
+        self._looks: deque[tuple[int, Mapping[str, int]]] = deque()
+        self._began: Mapping[str, int] | None = None
+        self._lively_ms = 0
+
+    def look(self, counters: Mapping[str, int], limit: float, now_ms: int) -> Alarm | None:
+        """`counters` of all processes by name; `limit` a second, 0: no alarm."""
+        self._looks.append((now_ms, counters))
+        while len(self._looks) > 1 and self._looks[1][0] <= now_ms - LOSS_WINDOW_MS:
+            self._looks.popleft()
+        recent = losses(counters, self._looks[0][1])
+        rate = sum(recent.values()) * 1000 / LOSS_WINDOW_MS
+        if limit and rate >= limit / 2:
+            self._lively_ms = now_ms
+        if self._began is None:
+            if not limit or rate < limit:
+                return None
+            self._began = self._looks[0][1]
+            reason = next(iter(recent))
+            counter, meaning = LOSSES[reason]
+            text = f"{rate:.0f} messages a second are lost, most of them as {reason} ({counter}: {meaning})"
+            text += f"; in 10 s: {_shares(recent)}"
+            return self._alarm.look(True, text, now_ms, {"rate": rate, "reason": reason, "losses": recent})
+        if limit and now_ms - self._lively_ms < LOSS_CALM_MS:
+            return None
+        lost, self._began = losses(counters, self._began), None
+        return self._alarm.look(False, f"{sum(lost.values())} messages were lost: {_shares(lost)}", now_ms)
+
+
+def _shares(lost: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in lost.items())
 
 
 class AlarmList:

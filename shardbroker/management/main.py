@@ -25,9 +25,10 @@ from shardbroker.config import Settings
 from shardbroker.config.listeners import parse_address
 from shardbroker.config.live import dump
 from shardbroker.control import ControlError
+from shardbroker.control.losses import lost
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.access import AccessAdmin, AccessError
-from shardbroker.management.alarms import Alarm, AlarmList, MemoryAlarm, StandingAlarm
+from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm
 from shardbroker.management.audit import Audit
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
@@ -111,6 +112,7 @@ class _Manager:
             Epochs.attach(topology.epochs_name),
         )
         self._memory_alarm = MemoryAlarm(topology.node_name)
+        self._loss_alarm = LossAlarm(topology.node_name)
         self._disk_alarms = DiskAlarms(
             topology.node_name,
             topology.data_dir,
@@ -375,7 +377,8 @@ class _Manager:
             self._retained.clear_expired(time.time_ns() // 1_000_000, EXPIRED_A_PASS)
         self._count_retained()
         # Every worker tells the same level: a sum of them would tell nothing.
-        totals = {**self._counters.totals(), "overload.level.count": self._overload_level()}
+        totals = self._counters.totals()
+        totals |= {"messages.lost": lost(totals), "overload.level.count": self._overload_level()}
         self._report_lost(totals["events.dropped"])
         yield from self._topics.identity()
         yield from self._topics.statistics(totals, self._routes.count())
@@ -419,9 +422,11 @@ class _Manager:
 
     def _look_for_alarms(self) -> None:
         now_ms = time.time_ns() // 1_000_000
-        memory = self._memory_alarm.look(self._overload_level(), self._counters.totals()["memory.bytes.count"], now_ms)
+        totals = self._counters.totals()
+        memory = self._memory_alarm.look(self._overload_level(), totals["memory.bytes.count"], now_ms)
+        loss = self._loss_alarm.look(totals, self._configuration.settings.alarm.lost_messages, now_ms)
         workers = [self._counters.of(worker) for worker in range(self._topology.workers)]
-        for alarm in (memory, *self._disk_alarms.look(workers, now_ms)):
+        for alarm in (memory, loss, *self._disk_alarms.look(workers, now_ms)):
             if alarm is not None:
                 self._tell(alarm)
 

@@ -13,6 +13,7 @@ from typing import Any
 from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
 
 from shardbroker import __version__
+from shardbroker.control.losses import LOSSES
 from shardbroker.hooks.wanted import PLUGINS_FILE
 from shardbroker.management.context import Context
 from shardbroker.management.handlers.exhooks import read_state
@@ -48,7 +49,10 @@ def _shared(context: Context) -> Iterator[str]:
     yield from _family("build_info", "gauge", "Always 1.", [({"version": __version__, "node": topology.node_name}, 1)])
     routes = context.routes.count()
     yield from _family("routes_count", "gauge", "Routes: one for each filter and destination, or group member.", [({}, routes)])
-    for name, value in counters.totals().items():
+    totals = counters.totals()
+    lost = [({"reason": reason}, totals[counter]) for reason, (counter, _) in LOSSES.items()]
+    yield from _family("messages_lost", "counter", "Messages that a subscriber did not get, by reason.", lost)
+    for name, value in totals.items():
         kind = "gauge" if name in GAUGES else "counter"
         if name in NOT_SUMMED:
             value = max(of[name] for of in workers)

@@ -7,6 +7,7 @@ from pathlib import Path
 from shm.counters import GAUGES, NAMES
 
 import shm
+from shardbroker.control.losses import LOSSES, NO_LOSSES
 
 __all__ = ["reference"]
 
@@ -24,6 +25,22 @@ counters of each.
 
 | name | type | meaning |
 |---|---|---|"""
+LOST = """
+## Lost messages
+
+A loss is a message that the broker has accepted and a client with a matching subscription does not get, now or when it
+subscribes. A message that is refused is none: its publisher still has it, and [Refusals](refusals.md) has its counter.
+`messages.lost` is the sum of these counters. `lost` in `shardbroker top`, on the dashboard and in `ctl status`, `dropped` in
+the REST API's `/monitor`, `shardbroker_messages_lost{reason}` of Prometheus and the alarm `messages_lost`
+(`alarm.lost_messages`) are made of the same table.
+
+| reason | counter | meaning |
+|---|---|---|"""
+NOT_LOST = """
+Counters of dropped messages that are no losses:
+
+| counter | why |
+|---|---|"""
 SECTIONS = {"client.closed.malformed": "a malformed packet", "connections.count": "open connections"}
 """Where the comment there is about what follows."""
 _ENTRY = re.compile(r"^    ([A-Z][A-Z0-9_]+) *(?:# (.*))?$", re.MULTILINE)
@@ -31,7 +48,9 @@ _ENTRY = re.compile(r"^    ([A-Z][A-Z0-9_]+) *(?:# (.*))?$", re.MULTILINE)
 
 def reference() -> str:
     """The page."""
-    return "\n".join((INTRODUCTION, *rows())) + "\n"
+    losses = (f"| `{reason}` | `{counter}` | {meaning} |" for reason, (counter, meaning) in LOSSES.items())
+    others = (f"| `{counter}` | {why} |" for counter, why in NO_LOSSES.items())
+    return "\n".join((INTRODUCTION, *rows(), LOST, *losses, NOT_LOST, *others)) + "\n"
 
 
 def rows() -> Iterator[str]:

@@ -18,7 +18,7 @@ from shardbroker.session.session cimport Session
 from shardbroker.worker.access cimport client_of
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.shard cimport Shard
-from shm.counters cimport MESSAGES_DROPPED
+from shm.counters cimport MESSAGES_DROPPED, MESSAGES_DROPPED_HOOK
 
 from shardbroker.access.contract import Answer, Client, IGNORE, Outcome
 from shardbroker.access.wire import Kind, Status
@@ -175,6 +175,7 @@ cdef class Hooked:
     def drop(self, Publication publication) -> None:
         """Nobody gets it, as hooks have it."""
         self.shard.count(MESSAGES_DROPPED)
+        self.shard.count(MESSAGES_DROPPED_HOOK)
         self.message_dropped(publication, "hook")
 
     cdef object shown(self, Publication publication):

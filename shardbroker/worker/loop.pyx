@@ -30,7 +30,7 @@ from shardbroker.worker.gate cimport Gate, Guard
 from shardbroker.worker.held cimport Held, hold_for_group, hold_for_ring
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_TLS, CLIENT_CLOSED_WEBSOCKET, DELAYED_COUNT, EVENTS_DROPPED, JOURNAL_WRITE_MS,
-    MESSAGES_DROPPED, MESSAGES_FORWARD, MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED,
+    MESSAGES_FORWARD, MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED,
     PACKETS_PUBLISH_QUOTA_EXCEEDED,
     RETAINED_ERRNO_COUNT, CounterSlot,
 )
@@ -1558,7 +1558,7 @@ cdef class Loop(Shard):
         try:
             return self.on_publish_record(&header, record + sizeof(header))
         except MqttError:
-            self.count(MESSAGES_DROPPED)   # no topic: a mistake of the process that wrote it must not end this one
+            self.count_outdated()          # no topic: a mistake of the process that wrote it must not end this one
             return 0
 
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1:

@@ -82,6 +82,8 @@ cdef class Shard(Core):
     cdef int delay(self, Publication publication, uint64_t at_ms) except -1
     # Why no further message may wait; None if it may.
     cdef int delay_will(self, Message message) except -1
+    # A message that settings or limits do not allow any more: nothing of it is published.
+    cdef int count_outdated(self) except -1
     cdef str no_delay(self)
     cdef int64_t delayed_count(self) except? -1
     cdef bint publish_delayed(self, Held held) except -1

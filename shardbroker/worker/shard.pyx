@@ -24,7 +24,7 @@ from shardbroker.session.recorder cimport (
 )
 from shm.counters cimport (
     DELAYED_COUNT, DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_NO_LOCAL, EVENTS_DROPPED, MESSAGES_DELAYED,
-    MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, RETAINED_DROPPED,
+    MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, MESSAGES_DROPPED_OUTDATED, RETAINED_DROPPED,
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
@@ -214,7 +214,7 @@ cdef class Shard(Core):
         try:
             entry = self.resolve(message.block, message.topic_size)
         except MqttError:
-            self.count(MESSAGES_DROPPED)   # fewer levels are allowed than when it came
+            self.count_outdated()          # fewer levels are allowed than when it came
             return True
         if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
             return False
@@ -347,7 +347,7 @@ cdef class Shard(Core):
         except MqttError:
             topic = None
         if topic is None or not self.delays.settings.enable or self.no_delay() is not None:
-            self.count(MESSAGES_DROPPED)
+            self.count_outdated()
             return 0
         publication.borrow(message)
         size = <uint32_t>len(topic)
@@ -355,6 +355,11 @@ cdef class Shard(Core):
         publication.topic_size = size
         publication.message = None
         return self.delay(publication, at_ms)
+
+    cdef int count_outdated(self) except -1:
+        self.count(MESSAGES_DROPPED)
+        self.count(MESSAGES_DROPPED_OUTDATED)
+        return 0
 
     cdef str no_delay(self):
         if self.memory_level >= REFUSE:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from shardbroker.control import Control
 from tests.api.rest import ApiBroker, Rest
 from tests.harness import Client, Disconnect, Publish, client_id_on, free_port
 from tests.harness.needed import needed
@@ -130,6 +131,36 @@ def test_a_wrong_password_and_no_password_show_nothing(served: ApiBroker, look: 
     answer = page.goto(f"http://127.0.0.1:{served.api_port}/dashboard/clients")
     assert answer is not None and answer.headers["x-frame-options"] == "DENY"
     expect(page.get_by_role("button", name="Log in")).to_be_visible()
+
+
+def test_lost_messages_stand_on_the_overview_with_their_reason(served: ApiBroker, look: Callable[..., Page]) -> None:
+    """300 a second for a client that is away, and whose queue is full."""
+    over = threading.Event()
+
+    def lose() -> None:
+        with Client(served.address, 5, client_id_on(0, 3), properties={"session_expiry_interval": 60}) as away:
+            away.subscribe("lost", 1)
+            away.disconnect()
+        with Client(served.address, 5, client_id_on(1, 3)) as publisher:
+            while not over.wait(0.1):
+                for _ in range(30):
+                    publisher.publish("lost", b"", 1)
+
+    thread = threading.Thread(target=lose)
+    with Control(served.data_dir) as control:
+        control.ask("config set", key="mqtt.max_mqueue_len", value="1")
+        page = look("/")
+        thread.start()
+        try:
+            until(page, lambda: figure(page, "lost") > 50)
+            until(page, lambda: page.get_by_test_id("losses").inner_text().startswith("queue_full "))
+            page.wait_for_timeout(5000 if SCREENSHOTS else 0)
+            shoot(page, "overview-losses")
+        finally:
+            over.set()
+            thread.join()
+            control.ask("config reset", key="mqtt.max_mqueue_len")
+        until(page, lambda: figure(page, "lost") == 0 and not page.get_by_test_id("losses").inner_text())
 
 
 def test_rates_move_under_load_and_every_worker_is_there(served: ApiBroker, look: Callable[..., Page]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardbroker.control import Control
 from shardbroker.hooks import POINTS
 from shardbroker.hooks.reference import reference
 from tests.harness import Client, Disconnect, Publish, Will, client_id_on
@@ -216,6 +217,9 @@ def test_a_message_is_dropped_and_its_publisher_told_that_nobody_listens(plugged
     client.ping()
     client.expect_none()
     assert plugged.arguments("message.dropped")[1] == "hook"
+    with Control(plugged.data_dir) as control:
+        assert control.ask("metrics")["messages.dropped.hook"] >= 3
+        assert control.ask("status")["losses"].keys().isdisjoint({"hook", "no_subscribers"})
 
 
 def test_a_will_and_a_message_of_ctl_are_seen(plugged: Plugged, connect: Connect, topic: str) -> None:

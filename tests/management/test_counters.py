@@ -33,7 +33,9 @@ ELSEWHERE = {
         "client.closed.upgrade", "client.closed.websocket", "messages.dropped.receive_maximum",
     ),
     "tests/access/test_connecting.py": ("client.flapping",),
+    "tests/behaviour/test_delayed.py": ("messages.dropped.outdated",),
     "tests/edge/test_quotas.py": ("overload.rate_paused", "packets.publish.quota_exceeded"),
+    "tests/hooks/test_points.py": ("messages.dropped.hook",),
 }  # fmt: skip
 """Tests that assert what these counters come to, by file."""
 

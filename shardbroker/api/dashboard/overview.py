@@ -17,13 +17,14 @@ POINTS = 300
 """Of the chart: ten minutes."""
 FIGURES = {
     "connections": "Connections", "sessions": "Sessions", "subscriptions": "Subscriptions", "retained": "Retained",
-    "received": "Messages in /s", "sent": "Messages out /s", "dropped": "Dropped /s", "bytes_in": "Bytes in /s",
+    "received": "Messages in /s", "sent": "Messages out /s", "lost": "Lost /s", "bytes_in": "Bytes in /s",
     "bytes_out": "Bytes out /s", "hop": "Ring hop p99", "pass": "Loop pass p99",
 }  # fmt: skip
 GAUGES = {"connections": "connections.count", "sessions": "sessions.count", "retained": "retained.count"}
 WORKERS = {
     "worker": "Worker", "core": "Core", "state": "State", "cpu": "CPU", "memory": "Memory", "connections": "Connections",
-    "subscriptions": "Subscriptions", "received": "In /s", "sent": "Out /s", "queued": "Waiting", "ring": "Fullest ring",
+    "subscriptions": "Subscriptions", "received": "In /s", "sent": "Out /s", "lost": "Lost /s", "queued": "Waiting",
+    "ring": "Fullest ring",
 }  # fmt: skip
 
 
@@ -34,6 +35,8 @@ async def _fill(session: Session) -> None:
             with ui.card().classes("gap-0 py-3"):
                 ui.label(title).classes("text-xs opacity-70")
                 labels[name] = ui.label("…").classes("text-2xl font-medium").props(f'data-testid="{name}"')
+                if name == "lost":
+                    labels["losses"] = ui.label().classes("text-xs text-negative").props('data-testid="losses"')
     points: dict[str, deque[list[float]]] = {"received": deque(maxlen=POINTS), "sent": deque(maxlen=POINTS)}
     for row in session.monitor.history():
         for name, series in points.items():
@@ -66,7 +69,8 @@ def _texts(figures: dict[str, Any]) -> dict[str, str]:
     totals, gauges = figures["totals"], figures["totals"]["gauges"]
     texts = {name: number(gauges[ours]) for name, ours in GAUGES.items()}
     texts["subscriptions"] = number(gauges["subscriptions.count"] + gauges["subscriptions.shared.count"])
-    texts |= {name: number(totals[name]) for name in ("received", "sent", "dropped")}
+    texts |= {name: number(totals[name]) for name in ("received", "sent", "lost")}
+    texts["losses"] = ", ".join(f"{reason} {number(rate)}" for reason, rate in totals["losses"].items())
     texts |= {name: size(totals[name]) for name in ("bytes_in", "bytes_out")}
     texts["hop"] = _duration(figures["latencies"]["ring.hop_us"]["p99"])
     texts["pass"] = _duration(figures["latencies"]["pass_us"]["p99"])
@@ -86,6 +90,7 @@ def _row(worker: dict[str, Any]) -> dict[str, Any]:
         "memory": size(worker["memory_bytes"]),
         "received": number(worker["received"]),
         "sent": number(worker["sent"]),
+        "lost": number(worker["lost"]),
         "ring": f"{worker['ring_percent']:.1f} %",
     }
 

@@ -88,7 +88,7 @@ async def metrics(
 
 @router.get("/monitor_current")
 async def monitor_current(request: Request, ask: Ask) -> dict[str, Any]:
-    """Rates a second over the last few seconds, and gauges."""
+    """Rates a second over the last few seconds, and gauges. `dropped_msg_rate` is of all lost messages, `loss_rates` by reason."""
     kept: Monitor = request.app.state.monitor
     return await kept.current()
 
@@ -97,7 +97,8 @@ async def monitor_current(request: Request, ask: Ask) -> dict[str, Any]:
 async def monitor(
     request: Request, latest: Annotated[int, Query(ge=1, le=3600, description="Seconds back.")] = 3600
 ) -> list[dict[str, Any]]:
-    """What came and went between two samples, the oldest first. They are kept for an hour, in the process of the REST API."""
+    """What came and went between two samples, the oldest first: `dropped` counts all lost messages, `losses` by reason. They are
+    kept for an hour, in the process of the REST API."""
     kept: Monitor = request.app.state.monitor
     since_ms = time.time_ns() // 1_000_000 - latest * 1000
     return [row for row in kept.history() if row["time_stamp"] >= since_ms]

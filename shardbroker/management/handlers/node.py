@@ -12,6 +12,7 @@ from shm.counters import HISTOGRAMS, ProcessState
 
 from shardbroker import __version__
 from shardbroker.control import ControlError
+from shardbroker.control.losses import losses, lost
 from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params
 from shardbroker.management.context import Context, handles
 from shardbroker.management.prometheus import render
@@ -45,15 +46,19 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
         "retained": totals["retained.count"],
         "messages_received": totals["messages.received"],
         "messages_sent": totals["messages.sent"],
+        "messages_lost": lost(totals),
+        "losses": losses(totals),
     }
 
 
 @handles("metrics")
 async def metrics(context: Context, params: Metrics) -> dict[str, Any]:
     if params.worker is None:
-        return {**context.counters.totals(), "routes.count": context.routes.count()}
+        totals = context.counters.totals()
+        return {**totals, "messages.lost": lost(totals), "routes.count": context.routes.count()}
     context.workers.check(params.worker)
-    return dict(context.counters.of(params.worker))
+    counters = context.counters.of(params.worker)
+    return {**counters, "messages.lost": lost(counters)}
 
 
 @handles("prometheus")
