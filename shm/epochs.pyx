@@ -17,16 +17,44 @@ cdef enum:
     WORDS = BUCKETS + 8                    # the epochs, padded to a cache line
 
 
-cdef uint32_t bucket_of(const uint8_t* topic, size_t size) noexcept:
+cdef inline uint16_t fold(uint32_t hash) noexcept:
+    return (hash ^ (hash >> 16)) & (BUCKETS - 1)
+
+
+cdef void buckets_of(const uint8_t* topic, size_t size, Buckets* buckets) noexcept:
     cdef uint32_t hash = 2166136261        # FNV-1a
     cdef size_t i
-    if size and (topic[0] == c"#" or topic[0] == c"+") and (size == 1 or topic[1] == c"/"):
-        return WILDCARD_BUCKET
+    cdef int level = 0
     for i in range(size):
         if topic[i] == c"/":
-            break
+            buckets.of[level] = fold(hash)
+            level += 1
+            if level == LEVELS:
+                return
         hash = (hash ^ topic[i]) * 16777619
-    return (hash ^ (hash >> 16)) & (BUCKETS - 1)
+    for level in range(level, LEVELS):
+        buckets.of[level] = fold(hash)
+
+
+cdef uint32_t bucket_of(const uint8_t* filter, size_t size) noexcept:
+    cdef size_t end = 0, begin = 0
+    cdef int level = 0
+    cdef Buckets buckets
+    while level < LEVELS:
+        end = begin
+        while end < size and filter[end] != c"/":
+            end += 1
+        if end == begin + 1 and (filter[begin] == c"#" or filter[begin] == c"+"):
+            if level == 0:
+                return WILDCARD_BUCKET
+            end = begin - 1                # the slash before the wildcard
+            break
+        level += 1
+        begin = end + 1
+        if end == size:
+            break
+    buckets_of(filter, end, &buckets)
+    return buckets.of[LEVELS - 1]
 
 
 cdef class Epochs:
@@ -56,8 +84,12 @@ cdef class Epochs:
         epochs.owner = (name, mapping)
         return epochs
 
-    cdef uint64_t current(self, uint32_t bucket) noexcept:
-        return sb_load(&self.values[bucket]) + sb_load(&self.values[WILDCARD_BUCKET])
+    cdef uint64_t current(self, const Buckets* buckets) noexcept:
+        cdef uint64_t total = sb_load(&self.values[WILDCARD_BUCKET])
+        cdef int level
+        for level in range(LEVELS):
+            total += sb_load(&self.values[buckets.of[level]])
+        return total
 
     cdef void bump(self, uint32_t bucket) noexcept:
         sb_add(&self.values[bucket], 1)
@@ -75,7 +107,9 @@ cdef class Epochs:
 
     def of(self, bytes topic not None) -> int:
         """Slow path: the epoch that a cache entry of this topic is checked against."""
-        return self.current(bucket_of(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)))
+        cdef Buckets buckets
+        buckets_of(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), &buckets)
+        return self.current(&buckets)
 
     def unlink(self) -> None:
         """Removes the segment's name."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 __all__ = [
     "EXPIRY_NEVER", "KIND_CONNECTED", "KIND_DENIED", "KIND_DISCONNECTED", "KIND_FLAPPING", "KIND_REFUSED",
-    "SIDES", "ClientEvent", "EventError", "kind_of", "pack_event", "unpack_event",
+    "SIDES", "ClientEvent", "EventError", "clients_prefix", "kind_of", "pack_event", "unpack_event",
 ]
 
 KIND_CONNECTED = int(EVENT_CONNECTED)
@@ -24,6 +24,11 @@ SIDES = ("client", "server", "network")
 
 _SIZE_MAX = 65535
 """What the 16-bit size of a client id can say, bytes."""
+
+
+def clients_prefix(str node not None) -> bytes:
+    """What the `$SYS` topics of a node's clients begin with; the client id and a word such as `connected` follow."""
+    return f"$SYS/brokers/{node}/clients/".encode()
 
 
 class EventError(ValueError):

@@ -1,8 +1,8 @@
 """$SYS messages about single clients that come and go, with EMQX's topics and fields; made only while somebody would get them.
 
-Whether anybody subscribes is known from the epoch of `$SYS`: the route table is searched again when it has moved, and the workers
-send no events of clients that come while it has not and nobody listened. A subscriber has its SUBACK after the epoch moved, so it
-misses nothing that happens from then on.
+Whether there is a subscription is known from the epoch of these topics: the route table is searched again when it has moved, and
+workers send no events of clients that connect while it has not and there was no subscription. A subscriber has its SUBACK
+after the epoch moved, so it misses nothing that happens from then on.
 """
 
 import json
@@ -11,7 +11,7 @@ from contextlib import closing
 from itertools import islice
 
 from shm.epochs import Epochs
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent, clients_prefix
 
 from shardbroker.config.settings import SysEvents
 from shardbroker.mqtt.errors import MqttError
@@ -36,13 +36,13 @@ class ClientTopics:
     def __init__(
         self, node: str, wanted: SysEvents, max_levels: int, ports: dict[int, int], routes: RouteTable, epochs: Epochs
     ) -> None:
-        self._prefix = f"$SYS/brokers/{node}/clients/".encode()
+        self._prefix = clients_prefix(node)
         self._max_levels = max_levels
         self._ports = ports
         self._routes = routes
         self._epochs = epochs
         self.epoch = -1
-        """Epoch of `$SYS` as of which it is known who listens."""
+        """Epoch of these topics as of which their subscriptions are known."""
         self.want(wanted)
         self._filters: dict[int, list[bytes]] = {kind: [] for kind in WORDS}
         self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -85,7 +85,7 @@ class ClientTopics:
 
     def refresh(self) -> bool:
         """Finds out again who listens, if subscriptions to `$SYS` have changed; whether they have."""
-        epoch = self._epochs.of(SYS)
+        epoch = self._epochs.of(self._prefix)
         if epoch == self.epoch:
             return False
         self.epoch = epoch  # taken before the search: what changes meanwhile moves it again

@@ -1,12 +1,13 @@
 """Topic -> everything a publish to it needs: the local targets, the other workers, the shared groups.
 
-An entry is valid while the epochs it was built under are: `stamp` is the sum of the shared epochs of its bucket and of this
+An entry is valid while the epochs it was built under are: `stamp` is the sum of the shared epochs of its buckets and of this
 worker's own. Epochs only grow, so equal sums mean that none of them moved.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.subscriptions cimport Subscriber, SubscriptionTable
+from shm.epochs cimport Buckets
 
 cdef enum OwnMessages:                     # what a publisher gets of its own messages
     OWN_SAME = 0
@@ -27,7 +28,7 @@ cdef class TopicEntry:
     cdef readonly bytes topic
     cdef uint64_t stamp
     cdef uint64_t serial                   # unlike that of any other entry of this process: by it others remember what they know of it
-    cdef uint32_t bucket
+    cdef Buckets buckets
     cdef bint captured                     # analytics asks for its messages (journal.capture)
     cdef object rewrite                    # the rule (worker/topics.py) that what is published here goes by; None: it stays here
     cdef Target* targets

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from shm.events import clients_prefix
+
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import closing_word
 from shardbroker.mqtt.topics import check_topic_name
@@ -40,7 +42,7 @@ class EventMessages:
         self._shard = shard
         self._wanted = {name for name in EVENTS if getattr(settings.event_message, name)}
         self._sys_wanted = {name for name in SYS_WORDS if getattr(settings.sys.event_messages, name)}
-        self._sys_prefix = f"$SYS/brokers/{settings.node.name}/clients/".encode()
+        self._sys_prefix = clients_prefix(settings.node.name)
         self._levels = settings.mqtt.max_topic_levels
         self._noted: list[tuple[bytes, bytes]] = []
 

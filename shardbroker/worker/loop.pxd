@@ -17,6 +17,7 @@ from shardbroker.mqtt.codec cimport PublishView
 from shardbroker.worker.rates cimport Quotas, Rates, SharedRates
 from shardbroker.worker.shard cimport Shard
 from shm.counters cimport Counters, Histogram, ListenerSockets
+from shm.epochs cimport Buckets
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
@@ -116,7 +117,7 @@ cdef class Loop(Shard):
     cdef int manager                       # its process number
     cdef uint32_t events                   # that the manager was not woken for yet
     cdef uint64_t events_due_ms
-    cdef uint32_t sys_bucket               # epoch bucket of $SYS
+    cdef Buckets sys_buckets               # what subscriptions to messages about clients concern
     cdef dict registry_changes             # client id -> Session that came, went or ended since the last flush
     cdef Counters counters_segment
     cdef object registry

@@ -35,7 +35,7 @@ from shm.counters cimport (
     RETAINED_ERRNO_COUNT, CounterSlot,
 )
 from shm.address cimport address_text
-from shm.epochs cimport WILDCARD_BUCKET, Epochs, bucket_of
+from shm.epochs cimport WILDCARD_BUCKET, Epochs, buckets_of
 from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EVENT_DISCONNECTED, EVENT_EXPIRY_NEVER, EVENT_REFUSED, EventHeader
 from shm.posix cimport (
     CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
@@ -54,6 +54,7 @@ from shardbroker.mqtt.websocket import WebSocketError
 from shardbroker.worker.access import Access
 from shardbroker.worker.topics import AutoTopics, Rewriting
 from shm.counters import ProcessState
+from shm.events import clients_prefix
 from shm.records import encode_note
 from shm.routes import worker_destination
 
@@ -571,7 +572,8 @@ cdef class Loop(Shard):
         self.registry_changes = {}
         self.counters_segment = counters
         self.manager = topology.manager
-        self.sys_bucket = bucket_of(<const uint8_t*>b"$SYS/", 5)
+        prefix = clients_prefix(topology.node_name)
+        buckets_of(<const uint8_t*>PyBytes_AS_STRING(prefix), <size_t>len(prefix), &self.sys_buckets)
         self.sockets = (<CounterSlot>self.counters_owner).sockets
         self.handovers = {}
         self.buffer = <uint8_t*>malloc(READ_BYTES + RECORD_MAX)   # a TLS record that was cut short goes in front
@@ -1629,7 +1631,7 @@ cdef class Loop(Shard):
             self.note_session(session)
         elif kind == EVENT_DISCONNECTED:
             kind = EVENT_REFUSED
-        if kind == EVENT_CONNECTED and not self.counters_segment.connected_wanted(self.epochs.current(self.sys_bucket)):
+        if kind == EVENT_CONNECTED and not self.counters_segment.connected_wanted(self.epochs.current(&self.sys_buckets)):
             return 0
         return self.send_event(kind, connection, session.client_id if session is not None else connection.wanted_id or b"", reason_code, side,
                                detail.encode(errors="replace")[:<int>DETAIL_MAX] if detail else b"")

@@ -18,6 +18,7 @@ from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CLOSING, Channel
 from shardbroker.worker.shard cimport Shard
+from shm.epochs cimport WILDCARD_BUCKET
 from shm.address cimport parse_address
 
 __all__ = ["SansIoChannel", "SansIoShard"]
@@ -101,7 +102,7 @@ cdef class SansIoShard(Shard):
 
     def forget_topics(self) -> None:
         """What a changed epoch does: another shard's subscriptions have moved."""
-        self.local_epochs[1024] += 1
+        self.local_epochs[<int>WILDCARD_BUCKET] += 1
 
     cdef int forward(self, long destination, Publication publication) except -1:
         self.outgoing.append((destination, (publication.keep(), None, 0, 0)))

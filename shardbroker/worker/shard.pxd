@@ -23,7 +23,7 @@ cdef class Shard(Core):
     cdef SubscriptionTable table
     cdef TopicCache cache
     cdef Epochs epochs                     # shared; None when there is one worker only, as in the simulator
-    cdef uint64_t local_epochs[1025]       # BUCKETS + 1
+    cdef uint64_t local_epochs[BUCKETS + 1]    # changes of this worker's own subscriptions that are not committed yet
     cdef object routes                     # shm.routes.RouteTable or its like: match(), update()
     cdef object retained                   # shm.retained.RetainedStore or its like; None without
     cdef object retainer                   # settings section

@@ -28,7 +28,7 @@ from shm.counters cimport (
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
-from shm.epochs cimport WILDCARD_BUCKET, bucket_of
+from shm.epochs cimport WILDCARD_BUCKET, Buckets, bucket_of, buckets_of, sum_of
 
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.worker import event_messages
@@ -120,19 +120,21 @@ cdef class Shard(Core):
     cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size):
         cdef TopicEntry entry = self.cache.find(topic, size)
         cdef uint64_t now_stamp
-        cdef uint32_t bucket
+        cdef Buckets fresh
+        cdef Buckets* buckets = &fresh
         if entry is not None:
-            bucket = entry.bucket
+            buckets = &entry.buckets
         else:
             if not is_topic_name(topic, size, self.max_topic_levels):
                 raise MqttError(0x90, "not a topic name", "MQTT-3.3.2-2")
-            bucket = bucket_of(topic, size)
-        now_stamp = self.local_epochs[bucket] + self.local_epochs[WILDCARD_BUCKET]
+            buckets_of(topic, size, buckets)
+        now_stamp = sum_of(self.local_epochs, buckets)
         if self.epochs is not None:
-            now_stamp += self.epochs.current(bucket)
+            now_stamp += self.epochs.current(buckets)
         if entry is not None and entry.stamp == now_stamp:
             return entry
         cdef bytes name = PyBytes_FromStringAndSize(<const char*>topic, size)
+        fresh = buckets[0]
         match = self.routes.match(name)
         own = self.own_destination
         entry = build_entry(
@@ -141,7 +143,7 @@ cdef class Shard(Core):
             tuple([(group.name, group.filter, group.members) for group in match.groups]),
         )
         entry.stamp = now_stamp
-        entry.bucket = bucket
+        entry.buckets = fresh
         entry.captured = self.recorder is not None and any([matches(filter, name) for filter in self.capture])
         if self.rewriting is not None:
             entry.rewrite = self.rewriting.of_topic(name)
