@@ -39,6 +39,8 @@ cdef class Access:
     cdef dict decided                      # Question -> bool: what the packet in hand, or the login, has asked for
     cdef set inquiries                     # under way
 
+    cdef bint banned(self) except -1
+    cdef bint take_name(self, bytes username) except -1
     cdef bint hooks_decide(self) except -1
     cdef bint ask_hooks(self) except -1
     cdef int hooks_told(self, object verdict) except -1

@@ -197,17 +197,38 @@ cdef class Access:
     def start(self) -> None:
         """The CONNECT is well-formed: may this client come in?"""
         entrance = self.gate.entrance(self.client.listener, self.authn)
-        ban = self.gate.ban_of(self.client)
-        if ban is not None:
-            self.channel.core.count(CLIENT_BANNED)
-            self.denied(BANNED, f"banned by {ban.kind}" + (f": {ban.reason}" if ban.reason else ""))
-        elif self.method is not None and self.method.decode() not in entrance.methods:
+        if self.banned():
+            return
+        if self.method is not None and self.method.decode() not in entrance.methods:
             self.denied(BAD_AUTHENTICATION_METHOD, "no such authentication method")      # [MQTT-4.12.0-1]
         elif not self.client.username and self.method is None and entrance.denies_anonymous:
             self.channel.core.count(AUTHENTICATION_FAILURE)
             self.denied(NOT_AUTHORIZED, "clients without a user name are not let in")
         elif not (self.channel.core.hooks & HOOK_CLIENT_AUTHENTICATE and self.method is None and self.hooks_decide()):
             self.ask_chain()
+
+    cdef bint banned(self) except -1:
+        """Whether it is banned, and refused. Asked at CONNECT, and again where more is known, or bans may have come meanwhile."""
+        ban = self.gate.ban_of(self.client)
+        if ban is None:
+            return False
+        self.channel.core.count(CLIENT_BANNED)
+        self.denied(BANNED, f"banned by {ban.kind}" + (f": {ban.reason}" if ban.reason else ""))
+        return True
+
+    cdef bint take_name(self, bytes username) except -1:
+        """The authentication has told the user name, which takes the place of what CONNECT says. False: refused."""
+        cdef Channel channel = self.channel
+        cdef bytes bound = (channel.known_before() or {}).get("username")
+        if bound is not None and bound != username:
+            self.denied(NOT_AUTHORIZED, "the user is another one than the client's certificate names")
+            return False
+        if channel.state == CONNECTED and channel.mounted and channel.username != username:
+            self.denied(NOT_AUTHORIZED, "the mount point is that of another user")
+            return False
+        channel.username = username
+        self.client = replace(self.client, username=username.decode())
+        return True
 
     cdef int ask_chain(self) except -1:
         entrance = self.gate.entrance(self.client.listener, self.authn)
@@ -326,17 +347,17 @@ cdef class Access:
                 client_rules(self.own_acl)
             except RuleError as error:
                 return self.denied(NOT_AUTHORIZED, f"the rules that came with the verdict cannot be used: {error}")
-        if username is not None:
-            self.client = replace(self.client, username=username)
+        if username is not None and not self.take_name(username.encode()):
+            return 0
         if expires_at is not None:
             # CLOCK_MONOTONIC drives now_ms, so a clock that is set moves no deadline.
             self.ends_at_ms = channel.core.now_ms + <uint64_t>max(1.0, (expires_at - time.time()) * 1000)
         channel.core.count(AUTHENTICATION_SUCCESS if self.client.username else AUTHENTICATION_SUCCESS_ANONYMOUS)
         self.rules = None
-        if channel.state == CONNECTED:
-            self.reauthenticated()
-        else:
+        if channel.state != CONNECTED:
             self.check_and_accept()
+        elif not self.banned():
+            self.reauthenticated()
         return 0
 
     cdef int denied(self, int reason_code, str text) except -1:
@@ -407,7 +428,7 @@ cdef class Access:
         """Topics that it has asked for before it says a word: of its will, and of the session that it comes back to."""
         cdef Session session = self.channel.shard.sessions.get(self.client_id)
         cdef list questions = []
-        if not self.channel.mount(self.client.username):
+        if self.banned() or not self.channel.mount(self.client.username):
             return
         if self.superuser:
             self.channel.core.count(AUTHORIZATION_SUPERUSER)

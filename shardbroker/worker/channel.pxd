@@ -47,7 +47,7 @@ cdef class Channel(Link):
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef PeerAddress peer
     cdef uint8_t limited                   # what it publishes counts for limits that it shares with others
-    cdef readonly bytes username           # of the CONNECT; None without
+    cdef readonly bytes username           # as the authentication, the certificate or CONNECT says, in this order; None without
     cdef readonly object access            # shardbroker.worker.access.Access; None: nobody checks anything about this client
     cdef Verdicts verdicts                 # None: it may publish and subscribe everything
     cdef bytes wanted_id                   # client id that the acceptor has made for a CONNECT without; from CONNECT on the one in it

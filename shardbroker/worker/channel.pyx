@@ -211,8 +211,9 @@ cdef class Channel(Link):
         self.core.count(PACKETS_CONNECT_RECEIVED)
         self.version = packet.version
         self.wanted_id = client_id or self.wanted_id
+        # The one place where others find it. With an authentication method it is not known before that has ended.
+        self.username = None if PropertyId.AUTHENTICATION_METHOD in properties else packet.username
         if self.core.hooks & HOOK_CLIENT_CONNECT:
-            self.username = packet.username
             refusal = self.core.hooked.connect(self, packet)
             if refusal is not None:
                 return self.refuse(self.version, refusal.reason_code, refusal.reason, "refused by a hook")
@@ -241,10 +242,9 @@ cdef class Channel(Link):
                 self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties
                 and not self.core.hooks & (HOOK_CLIENT_AUTHENTICATE | HOOK_CLIENT_AUTHORIZE)
                 and (known is None or "authn" not in known)):
-            username = packet.username
+            username = self.username
             self.core.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
             return self.accept(packet, client_id) if self.mount(None if username is None else username.decode()) else 0
-        self.username = packet.username
         self.access = self.shard.access_type(self, packet, client_id)
         self.access.start()
         return 0
@@ -308,14 +308,13 @@ cdef class Channel(Link):
         self.alias_maximum = properties.get(PropertyId.TOPIC_ALIAS_MAXIMUM, 0)
         self.problem_information = properties.get(PropertyId.REQUEST_PROBLEM_INFORMATION, 1) != 0
         self.keepalive_s = keepalive_s
-        self.username = packet.username
         self.clean_start = packet.clean_start
         self.session = self.shard.open_session(self, client_id, packet.clean_start, expiry_ms, &present)
         self.state = CONNECTED
         self.connected_ms = core.now_ms
         if packet.will is not None:
             if self.shard.rewriting is not None:
-                packet.will.topic = self.shard.rewriting.topic(packet.will.topic, client_id, packet.username)
+                packet.will.topic = self.shard.rewriting.topic(packet.will.topic, client_id, self.username)
             self.session.will = will_of(packet.will, client_id)
         if core.recorder is not None:
             self.record_opened(present, expiry_ms)
