@@ -19,7 +19,7 @@ CONTINUE, AGAIN = 0x18, 0x19
 PLUGIN = """
 def load(plugin):
     for point in ("client.connect", "client.connack", "client.connected", "session.created"):
-        plugin.hook(point, lambda client, *more, point=point: plugin.log("info", f"saw {point} {client.client_id} {client.username}"))
+        plugin.hook(point, lambda who, *more, point=point: plugin.log("info", f"saw {point} {who.client_id} {who.username}"))
 """
 
 
