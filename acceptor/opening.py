@@ -103,8 +103,8 @@ class Opening:
             ("username", self._listener.peer_cert_as_username),
             ("client_id", self._listener.peer_cert_as_clientid),
         ):
-            if names.get(setting):
-                extra[key] = names[setting].encode()
+            if setting != "disabled":
+                extra[key] = names[setting].encode()  # empty: it has none, and the worker refuses it
         return extra
 
     # --- the layers, from the socket up -------------------------------------------------------------------------------------

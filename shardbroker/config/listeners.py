@@ -171,7 +171,8 @@ class Listener(Section):
     proxy_protocol: bool = Field(False, description="Whether connections begin with a PROXY header, of version 1 or 2.")
     proxy_protocol_timeout: Duration = Field(3.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="From accept to the end of it.")
     peer_cert_as_username: Literal["disabled", "cn", "dn"] = Field(
-        "disabled", description="The user name is the common or the distinguished name of the client's certificate."
+        "disabled",
+        description="The user name is the common or the distinguished name of the client's certificate; without one it is refused.",
     )
     peer_cert_as_clientid: Literal["disabled", "cn", "dn"] = Field("disabled", description="Likewise the client id.")
     limiter: Limiter = Limiter()
@@ -217,6 +218,9 @@ class Listener(Section):
         asks = [key for key in ("peer_cert_as_username", "peer_cert_as_clientid") if getattr(self, key) != "disabled"]
         if asks and self.tls.verify != "verify_peer" and not self.proxy_protocol:
             raise ValueError(f"allowed is {asks[0]} only with tls.verify = verify_peer, or with proxy_protocol")
+        whole = [key for key in asks if getattr(self, key) == "dn"]
+        if whole and self.tls.verify != "verify_peer":
+            raise ValueError(f"allowed is {whole[0]} = dn only with tls.verify = verify_peer: a PROXY header has common names")
         return self
 
     @property

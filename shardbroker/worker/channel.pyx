@@ -19,7 +19,7 @@ from shardbroker.session.core cimport TELL_CONNECTED, TELL_DISCONNECTED, TELL_UN
 from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, QOS2_REPEAT, Will
 from shardbroker.session.watcher cimport Watcher, unlikely
 from shm.counters cimport (
-    AUTHENTICATION_SUCCESS_ANONYMOUS, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_KICKED, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
+    AUTHENTICATION_FAILURE, AUTHENTICATION_SUCCESS_ANONYMOUS, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_KICKED, CLIENT_CLOSED_MALFORMED, CLIENT_CLOSED_NOT_CONNECT,
     CLIENT_CLOSED_OVERLOAD, CLIENT_CLOSED_PROTOCOL_ERROR, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TOO_LARGE, CLIENT_CONNECTED,
     CLIENT_DISCONNECTED, CONNECTIONS_COUNT, MESSAGES_DROPPED_RECEIVE_MAXIMUM, MESSAGES_QOS0_RECEIVED, MESSAGES_RECEIVED,
     PACKETS_AUTH_RECEIVED, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_CONNECT_RECEIVED,
@@ -73,6 +73,7 @@ cdef enum:                                 # reason codes that this file gives i
     PROTOCOL_ERROR = 0x82
     IMPLEMENTATION_SPECIFIC_ERROR = 0x83
     CLIENT_ID_NOT_VALID = 0x85
+    BAD_USER_NAME_OR_PASSWORD = 0x86
     NOT_AUTHORIZED = 0x87
     SERVER_UNAVAILABLE = 0x88
     SERVER_SHUTTING_DOWN = 0x8B
@@ -203,6 +204,7 @@ cdef class Channel(Link):
         cdef bytes client_id = packet.client_id
         cdef dict properties = packet.properties or {}
         cdef dict known = self.known_before()
+        cdef bint named = bool(packet.username)
         if known is not None:
             client_id = known.get("client_id", client_id)
             packet.username = known.get("username", packet.username)
@@ -213,6 +215,12 @@ cdef class Channel(Link):
         self.wanted_id = client_id or self.wanted_id
         # The one place where others find it. With an authentication method it is not known before that has ended.
         self.username = None if PropertyId.AUTHENTICATION_METHOD in properties else packet.username
+        if known is not None and (known.get("username") == b"" or known.get("client_id") == b""):
+            # Its certificate was to say who this is. What CONNECT says instead is worth nothing.
+            self.core.count(AUTHENTICATION_FAILURE)
+            return self.refuse(
+                self.version, BAD_USER_NAME_OR_PASSWORD if named else NOT_AUTHORIZED, "not authorized",
+                "the client has no certificate, or none with such a name")
         if self.core.hooks & HOOK_CLIENT_CONNECT:
             refusal = self.core.hooked.connect(self, packet)
             if refusal is not None:

@@ -429,6 +429,12 @@ def _(place: Place, version: int) -> str:
     return strict_login(place, version, wire.Will("w", b"", 0, True))
 
 
+refusal("a client without the certificate that `peer_cert_as_username` or `peer_cert_as_clientid` wants", "CONNECT", "CONNACK 0x86",
+        "CONNACK 4", "authentication.failure client.closed.refused",
+        "client gone", "reason=0x86", "the client has no certificate, or none with such a name",
+        tested_by="tests/edge/test_certificate_chain.py::test_who_has_no_certificate_is_refused_where_it_gives_names")  # fmt: skip
+
+
 @refusal("a client id that has no place in `mountpoint`", "CONNECT", "CONNACK 0x85", "CONNACK 2", "client.closed.refused",
          "client gone", "reason=0x85", "the client id stands in this listener's mount point")  # fmt: skip
 def _(place: Place, version: int) -> str:

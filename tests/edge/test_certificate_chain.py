@@ -1,5 +1,6 @@
 """Client certificates in the chain: who shows one is who it says, and nobody else; revoked while the broker runs."""
 
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,9 @@ def edge_with(ca: Authority, identity: str, tmp_path: Path) -> Edge:
     listeners = {
         "asked": mutual | {"auth_chain": ["certificate", "builtin"]},
         "user": mutual | {"auth_chain": ["certificate"], "peer_cert_as_username": "cn"},
+        "bound": mutual | {"peer_cert_as_username": "cn"},
+        "bound-id": mutual | {"peer_cert_as_clientid": "cn"},
+        "proxied": {"proxy_protocol": True, "peer_cert_as_username": "cn"},
         "client": mutual | {"auth_chain": ["certificate"], "peer_cert_as_clientid": "cn", "type": "wss"},
     }
     rules = tmp_path / "acl.conf"
@@ -83,6 +87,32 @@ def test_without_a_certificate_the_next_of_the_chain_is_asked(named: Edge, ca: A
     assert came(named, ca, "asked", "", username="carol", password="guess") == BAD
     assert came(named, ca, "user", "", username="alice") == BAD, "a name alone is worth nothing"
     assert came(named, ca, "user", "") == NOT_AUTHORIZED
+
+
+@pytest.mark.parametrize("listener", ["bound", "bound-id"])
+@pytest.mark.parametrize("version", [4, 5])
+def test_who_has_no_certificate_is_refused_where_it_gives_names(named: Edge, ca: Authority, listener: str, version: int) -> None:
+    """Nothing else asks who it is there: it would be whom it says it is."""
+    opened = dial(named.at(listener), ca.client())
+    for username, codes in (("alice", (BAD, 4)), (None, (NOT_AUTHORIZED, 5))):
+        with Client(named.address, version, "alice", username=username, connect=False, dial=opened) as client:
+            client.send_raw(client._connect_packet)
+            assert client.expect(wire.Connack).code == codes[version == 4]
+            client.expect_close()
+    named.wait_for_log("client gone", "client_id=alice", "the client has no certificate, or none with such a name")
+    assert came(named, ca, listener, "alice", username="bob") == 0
+
+
+def test_where_a_balancer_gives_names_a_client_without_is_refused(named: Edge) -> None:
+    def proxied() -> socket.socket:
+        made = socket.create_connection(named.at("proxied"), 5)
+        made.sendall(b"PROXY TCP4 192.0.2.7 192.0.2.1 50312 1883\r\n")
+        return made
+
+    with Client(named.address, 5, username="alice", connect=False, dial=proxied) as client:
+        client.send_raw(client._connect_packet)
+        assert client.expect(wire.Connack).code == BAD
+        client.expect_close()
 
 
 @pytest.mark.parametrize("version", [4, 5])
