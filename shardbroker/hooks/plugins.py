@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardbroker.hooks.points import POINTS
-from shardbroker.hooks.registry import PRIORITY, PRIORITY_MAX, Callback, Registry
+from shardbroker.hooks.registry import ON_ERROR, PRIORITY, PRIORITY_MAX, Callback, Registry
 
 __all__ = ["GROUP", "NAME", "Found", "Plugin", "PluginError", "Plugins", "installed", "own_settings"]
 
@@ -88,17 +88,20 @@ class Plugin:
         self._loaded = False
         self._on_unload: list[Callable[[], None]] = []
 
-    def hook(self, point: str, function: Callable[..., Any], priority: int = PRIORITY) -> None:
-        """From the end of `load` on `function` is called at this point, behind those of a higher priority. Raises ValueError."""
+    def hook(self, point: str, function: Callable[..., Any], priority: int = PRIORITY, on_error: str = "deny") -> None:
+        """From the end of `load` on `function` is called at this point, behind those of a higher priority. `on_error`: what follows
+        if it fails at a point that decides: `deny`, or `ignore`: it is skipped, as at other points. Raises ValueError."""
         if point not in POINTS:
             raise ValueError(f"there is no hook point {point!r}; there are {', '.join(POINTS)}")
         if not callable(function):
             raise ValueError(f"{point}: {function!r} cannot be called")
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
             raise ValueError(f"{point}: priority {priority!r}; allowed is a number from 0 to {PRIORITY_MAX}")
+        if on_error not in ON_ERROR:
+            raise ValueError(f"{point}: on_error: must be {' or '.join(ON_ERROR)}, got {on_error!r}")
         if self._loaded:
             raise ValueError(f"{point}: callbacks are registered within load() alone")
-        self.callbacks.append(Callback(self.name, point, function, priority))
+        self.callbacks.append(Callback(self.name, point, function, priority, on_error))
 
     def on_unload(self, function: Callable[[], None]) -> None:
         """`function` is called when the plugin goes, after its callbacks were called for the last time."""

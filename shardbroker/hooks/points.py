@@ -29,7 +29,8 @@ POINTS: dict[str, Point] = _numbered(
     Point(
         "client.connect",
         ("client", "connection"),
-        "A CONNECT is well-formed, and nothing else is known. A `Refusal` in place of the properties ends it.",
+        "A CONNECT is well-formed, and nothing else is known, a user name that AUTH packets are to prove included. A `Refusal` in "
+        "place of the properties ends it.",
         "properties: dict | Refusal",
     ),
     Point(

@@ -33,9 +33,10 @@ with `from shardbroker.hooks import ok, stop`. The last accumulator is what the 
 topic that is none, or properties that the packet may not have, count as an error of the callback, and the accumulator stays as
 it was.
 
-- What a callback raises, even `SystemExit`, is logged, at most once in {TELL_S:g} s for each callback, and counted; then it is
-  as if the callback had not been there. For `client.authenticate` and `client.authorize` that means that it has said nothing:
-  others decide.
+- A callback that raises, even `SystemExit`, or returns something else, is logged, at most once in {TELL_S:g} s for each callback,
+  and counted. At `client.connect`, `client.authenticate` and `client.authorize`, which decide, it **refuses**: the client gets
+  0x88, the topic is denied, and the callbacks behind it are not called. A denial because of an error is not remembered. With
+  `plugin.hook(point, function, on_error="ignore")`, and at all other points, it is as if the callback had not been there.
 - Callbacks run in the worker, which does nothing else until they return: all its clients wait. One that takes longer than
   {SLOW_S * 1000:g} ms is logged by name. `shardbroker ctl hooks list`, `/metrics` and the dashboard have calls, errors, the
   time spent and the longest call of each.

@@ -7,12 +7,14 @@ from typing import Any
 from shardbroker.hooks.contract import KEEP, Outcome
 from shardbroker.hooks.points import POINTS
 
-__all__ = ["PRIORITY", "PRIORITY_MAX", "Callback", "Registry"]
+__all__ = ["ON_ERROR", "PRIORITY", "PRIORITY_MAX", "Callback", "Registry"]
 
 PRIORITY = 500
 """Of a callback that says nothing about it."""
 PRIORITY_MAX = 1000
 """Priorities go from 0 to this, as EMQX's; the highest comes first."""
+ON_ERROR = ("deny", "ignore")
+"""What a callback that fails does at a point that decides: it refuses, unless it says that it is to be skipped as at the others."""
 SLOW_S = 0.1
 """A call that takes longer is told: all clients of the worker have waited for it."""
 TELL_S = 10.0
@@ -21,13 +23,20 @@ REASON_MAX = 300
 """Characters of an exception in a log line."""
 
 
+_FAILED = Outcome(False)
+"""Of a callback that failed. Where nothing is decided it is an outcome like others: go on, with the accumulator as it is."""
+
+
 class Callback:
     """A function in the chain of one point."""
 
-    __slots__ = ("_told_at", "_untold", "calls", "errors", "function", "name", "owner", "point", "priority", "seconds", "slowest")
+    __slots__ = (
+        "_told_at", "_untold", "calls", "errors", "function", "name", "on_error", "owner", "point", "priority", "seconds",
+        "slowest",
+    )  # fmt: skip
 
-    def __init__(self, owner: str, point: str, function: Callable[..., Any], priority: int) -> None:
-        self.owner, self.point, self.function, self.priority = owner, point, function, priority
+    def __init__(self, owner: str, point: str, function: Callable[..., Any], priority: int, on_error: str = "deny") -> None:
+        self.owner, self.point, self.function, self.priority, self.on_error = owner, point, function, priority, on_error
         self.name = f"{owner}:{getattr(function, '__qualname__', type(function).__name__)}"
         self.calls = self.errors = 0
         self.seconds = self.slowest = 0.0
@@ -62,6 +71,8 @@ class Registry:
     def __init__(self, tell: Callable[[str, str], None], on_change: Callable[[int], None] = lambda mask: None) -> None:
         self._tell, self._on_change = tell, on_change
         self._chains: dict[str, tuple[Callback, ...]] = {name: () for name in POINTS}
+        self.failed = False
+        """Whether the last fold ended with what stands for a failure."""
 
     def add(self, callbacks: list[Callback]) -> None:
         """Behind those of the same priority that are there."""
@@ -89,12 +100,17 @@ class Registry:
             if said is not None and said.stops:
                 return
 
-    def fold(self, point: str, accumulator: Any, check: Callable[[Any], Any], *arguments: Any) -> Any:
-        """Calls those of a point with an accumulator; what it is then. `check` returns a new one as it may be used, or raises."""
+    def fold(self, point: str, accumulator: Any, check: Callable[[Any], Any], *arguments: Any, failed: Any = KEEP) -> Any:
+        """Calls those of a point with an accumulator; what it is then. `check` returns a new one as it may be used, or raises.
+        `failed`: of a point that decides, what ends the chain in place of a callback that fails: nobody knows what it would say."""
+        self.failed = False
         for callback in self._chains[point]:
             said = self._call(callback, (*arguments, accumulator), check)
             if said is None:
                 continue
+            if said is _FAILED and failed is not KEEP and callback.on_error == "deny":
+                self.failed = True
+                return failed
             if said.accumulator is not KEEP:
                 accumulator = said.accumulator
             if said.stops:
@@ -102,7 +118,7 @@ class Registry:
         return accumulator
 
     def _call(self, callback: Callback, arguments: tuple[Any, ...], check: Callable[[Any], Any] | None) -> Outcome | None:
-        """What it says; None too if it fails: then it is as if it had not been there. Nothing that it raises goes further."""
+        """What it says, or _FAILED. Nothing that it raises goes further."""
         began = time.perf_counter()
         callback.calls += 1
         try:
@@ -119,7 +135,7 @@ class Registry:
         except BaseException as error:  # sys.exit() too: it ends the callback, not the worker
             callback.errors += 1
             self._say(callback, "error", f"{type(error).__name__}: {str(error)[:REASON_MAX]}")
-            return None
+            return _FAILED
         finally:
             took = time.perf_counter() - began
             callback.seconds += took

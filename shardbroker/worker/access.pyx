@@ -500,6 +500,7 @@ cdef class Access:
                 self.hooked = {}
             if question not in self.hooked:
                 self.hooked[question] = self.channel.core.hooked.authorize(self.client, question)
+                self.unsure = self.unsure or self.channel.core.hooked.registry.failed
             decision = self.hooked[question]
             if decision is ASK:
                 return None

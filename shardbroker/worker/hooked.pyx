@@ -20,7 +20,7 @@ from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.shard cimport Shard
 from shm.counters cimport MESSAGES_DROPPED, MESSAGES_DROPPED_HOOK
 
-from shardbroker.access.contract import Answer, Client, IGNORE, Outcome
+from shardbroker.access.contract import Answer, Client, IGNORE, Outcome, deny
 from shardbroker.access.wire import Kind, Status
 from shardbroker.hooks import contract, properties
 from shardbroker.hooks.plugins import Plugins
@@ -39,6 +39,7 @@ cdef enum:                                 # what ask_publish() returns
 
 cdef enum:
     INTERNAL = 0x83                        # implementation specific error, MQTT 5.0 §2.4
+    SERVER_UNAVAILABLE = 0x88              # nobody can say whether a client may come in
 
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint64_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
@@ -89,7 +90,8 @@ cdef class Hooked:
         before = properties.named(packet.properties)
         said = self.registry.fold(
             "client.connect", before, connect_checked, known_client(channel),
-            contract.Connection(packet.keepalive_s, bool(packet.clean_start), before.get("session_expiry_interval", 0), 0))
+            contract.Connection(packet.keepalive_s, bool(packet.clean_start), before.get("session_expiry_interval", 0), 0),
+            failed=contract.Refusal(SERVER_UNAVAILABLE))
         if isinstance(said, contract.Refusal):
             return said
         if said != before:
@@ -98,11 +100,11 @@ cdef class Hooked:
 
     def authenticate(self, object client) -> object:
         """client.authenticate: an Answer, or ASK."""
-        return self.registry.fold("client.authenticate", IGNORE, answer_checked, client)
+        return self.registry.fold("client.authenticate", IGNORE, answer_checked, client, failed=deny(SERVER_UNAVAILABLE))
 
     def authorize(self, object client, object question) -> object:
         """client.authorize: True, False, ASK, or None if nobody says anything."""
-        return self.registry.fold("client.authorize", None, allowed_checked, client, question)
+        return self.registry.fold("client.authorize", None, allowed_checked, client, question, failed=False)
 
     def connack(self, Channel channel, int reason_code, dict given) -> dict:
         """client.connack: the properties to be sent."""

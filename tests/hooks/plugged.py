@@ -42,7 +42,7 @@ def load(plugin):
         return called
 
     for point in plugin.settings["points"].split():
-        plugin.hook(point, witness(point), int(plugin.settings.get("priority", "500")))
+        plugin.hook(point, witness(point), int(plugin.settings.get("priority", "500")), plugin.settings.get("on_error", "deny"))
     plugin.on_unload(lines.close)
 '''
 

@@ -66,6 +66,27 @@ def test_a_callback_that_raises_is_told_counted_and_skipped(chain: Chain, raised
     assert len(chain.log) == 1 and chain.log[0][0] == "error" and type(raised).__name__ in chain.log[0][1]
 
 
+@pytest.mark.parametrize("returned", [ValueError("wrong"), SystemExit(3), True, "text", ok(5)])
+def test_a_callback_that_fails_at_a_point_that_decides_ends_the_chain(chain: Chain, returned: Any) -> None:
+    """Those behind it cannot allow what it might have denied, unless it says so itself."""
+
+    def fails(value: Any) -> Any:
+        if isinstance(returned, BaseException):
+            raise returned
+        return returned
+
+    failing = chain.add(fails, 900)
+    behind = chain.add(lambda value: ok("allowed"))
+    assert chain.registry.fold("message.publish", "", str.strip, failed="denied") == "denied"
+    assert chain.registry.failed
+    assert (failing.errors, behind.calls) == (1, 0)
+    assert chain.fold() == "allowed", "a point that does not decide"
+    assert not chain.registry.failed
+    failing.on_error = "ignore"
+    assert chain.registry.fold("message.publish", "", str.strip, failed="denied") == "allowed"
+    assert not chain.registry.failed
+
+
 @pytest.mark.parametrize("returned", [True, "text", ok(5)])
 def test_what_may_not_be_returned_leaves_the_accumulator(chain: Chain, returned: Any) -> None:
     wrong = chain.add(lambda value: returned)

@@ -210,10 +210,14 @@ def test_a_plugin_that_ends_its_worker_is_there_again_until_it_is_unloaded(plugg
         ("nopoint", "def load(plugin): plugin.hook('message.eat', print)", "BAD_REQUEST", "there is no hook point 'message.eat'"),
         ("nopriority", "def load(plugin): plugin.hook('client.connect', print, 1001)", "BAD_REQUEST", "a number from 0 to 1000"),
         ("nofunction", "def load(plugin): plugin.hook('client.connect', 5)", "BAD_REQUEST", "cannot be called"),
+        (
+            "noerror", "def load(plugin): plugin.hook('client.authorize', print, on_error='allow')", "BAD_REQUEST",
+            "on_error: must be deny or ignore, got 'allow'",
+        ),
         ("somewhere", ONE_WORKER_CANNOT, "BAD_REQUEST", "not here"),
         ("../good", None, "BAD_REQUEST", "name"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_loaded_changes_nothing(plugged: Plugged, name: str, source: str | None, code: str, words: str) -> None:
     for file in plugged.plugins.iterdir():
         if file.is_file():

@@ -126,14 +126,7 @@ def test_a_subscribe_and_an_unsubscribe_are_seen_and_changed(plugged: Plugged, c
 @pytest.mark.parametrize(
     ("point", "returned", "error"),
     [
-        ("client.connect", "Refusal(0)", "reason code 0"),
-        ("client.connect", "Refusal(0x87, 'x' * 300)", "up to 200 bytes"),
-        ("client.connect", "{'content_type': 'a'}", "not allowed in CONNECT"),
-        ("client.connect", "[]", "a dictionary"),
         ("client.connack", "{'reason_string': 5}", "does not fit"),
-        ("client.authenticate", "True", "allowed are allow"),
-        ("client.authenticate", "deny(5)", "reason code 5"),
-        ("client.authorize", "'yes'", "allowed are True, False and None"),
         ("client.subscribe", "[]", "something else than 1 Subscription"),
         ("client.subscribe", "[Subscription('a/#/b')]", "a/#/b"),
         ("client.subscribe", "[Subscription('a', 3)]", "QoS 3"),
@@ -152,6 +145,74 @@ def test_what_may_not_be_returned_is_as_if_it_had_not_been(
     client.expect(Publish)
     assert client.unsubscribe(topic).codes == (0,)
     plugged.logged(f"hook {point}, callback witness:.*{re.escape(error)}", before)
+
+
+DECIDING = pytest.mark.parametrize(
+    ("point", "returned", "error"),
+    [
+        ("client.connect", "ok(Refusal(0))", "reason code 0"),
+        ("client.connect", "ok(Refusal(0x87, 'x' * 300))", "up to 200 bytes"),
+        ("client.connect", "ok({'content_type': 'a'})", "not allowed in CONNECT"),
+        ("client.connect", "ok([])", "a dictionary"),
+        ("client.connect", "1 / 0", "ZeroDivisionError"),
+        ("client.authenticate", "ok(True)", "allowed are allow"),
+        ("client.authenticate", "ok(deny(5))", "reason code 5"),
+        ("client.authenticate", "False", "it returned bool"),
+        ("client.authenticate", "1 / 0", "ZeroDivisionError"),
+        ("client.authorize", "ok('yes')", "allowed are True, False and None"),
+        ("client.authorize", "False", "it returned bool"),
+        ("client.authorize", "1 / 0", "ZeroDivisionError"),
+        ("client.authorize", "exit()", "SystemExit"),
+    ],
+)
+
+
+@DECIDING
+def test_a_callback_that_decides_and_fails_refuses(
+    plugged: Plugged, connect: Connect, topic: str, point: str, returned: str, error: str
+) -> None:
+    inside = connect(on=plugged)
+    before = len(plugged.output)
+    plugged.witness(point, returns=returned)
+    if point == "client.authorize":
+        client = connect(on=plugged)
+        assert client.subscribe(topic, check=False).codes == (0x87,)
+        for qos in (1, 2):
+            ack = client.publish(topic, b"x", qos)
+            assert ack is not None and ack.code == 0x87
+        connect(on=plugged, connect=False, will=Will(topic, b"bye")).connect(expect_code=0x87)
+    else:
+        for version, code in ((5, 0x88), (4, 3)):
+            refused = connect(version, on=plugged, connect=False, username="u", password="p")
+            refused.connect(expect_code=code)
+            refused.expect_close()
+    plugged.logged(f"hook {point}, callback witness:.*{re.escape(error)}", before)
+    inside.ping()
+
+
+@DECIDING
+def test_a_callback_that_says_so_is_skipped_when_it_fails(
+    plugged: Plugged, connect: Connect, topic: str, point: str, returned: str, error: str
+) -> None:
+    before = len(plugged.output)
+    plugged.witness(point, returns=returned, on_error="ignore")
+    client = connect(on=plugged)
+    client.subscribe(topic)
+    client.publish(topic, b"hey")
+    client.expect(Publish)
+    plugged.logged(f"hook {point}, callback witness:.*{re.escape(error)}", before)
+
+
+def test_a_denial_because_of_an_error_is_not_remembered(plugged: Plugged, connect: Connect, topic: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    plugged.witness("client.authorize", returns=f"1 / 0 if __import__('os').path.exists('{broken}') else ok(True)")
+    client = connect(on=plugged)
+    for code in (0x87, 0x10):
+        for _ in range(2):
+            ack = client.publish(topic, b"x", 1)
+            assert ack is not None and ack.code == code
+        broken.unlink(missing_ok=True)
 
 
 # --- sessions -----------------------------------------------------------------------------------------------------------------
@@ -178,7 +239,9 @@ def test_the_life_of_a_session_is_seen(plugged: Plugged, connect: Connect, new_i
     assert plugged.arguments("session.terminated", lambda arguments: arguments[1] == "disconnected")
     fourth = connect(on=plugged, client_id=client_id, clean=False, properties=stays)
     fourth.disconnect(0, {"session_expiry_interval": 1})
-    who, _, session = plugged.arguments("session.terminated", lambda arguments: arguments[1] == "expired")
+    who, _, session = plugged.arguments(
+        "session.terminated", lambda arguments: arguments[0]["client_id"] == client_id and arguments[1] == "expired"
+    )
     assert who["client_id"] == client_id == session["client_id"] and who["peerhost"] == ""
 
 
