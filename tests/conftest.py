@@ -64,6 +64,14 @@ def _external_broker(request: pytest.FixtureRequest) -> None:
             node.add_marker(pytest.mark.xfail(reason=known[name], strict=True))
 
 
+@pytest.fixture(autouse=True)
+def _no_crashes() -> Iterator[None]:
+    """A process that died during a test fails it, though the broker has started another one."""
+    yield
+    for one in list(Broker.started):
+        one.check()
+
+
 @pytest.fixture(scope="session")
 def broker(request: pytest.FixtureRequest) -> Iterator[AnyBroker]:
     """The shared broker: three workers and defaults, or the one given by --broker."""

@@ -175,7 +175,7 @@ def test_integrations_is_killed_and_logins_go_on_with_the_next_one() -> None:
             client.send_raw(raw)
             inside.publish("x", b"served", 1)
             inside.expect(wire.Publish, payload=b"served")
-            os.kill(pid, signal.SIGKILL)
+            broker.kill_process(pid)
             assert client.expect(wire.Connack).code == 0, "the question waited for the successor"
         inside.close()
 

@@ -1,6 +1,5 @@
 """Settings of access control change while the broker runs: by `ctl config set`, by SIGHUP, and with listeners that come later."""
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,7 +109,7 @@ def test_a_back_end_moves(bare: Guarded, control: Control) -> None:
         put(control, "auth.http.url", second.url)
         until(lambda: code_of(bare, username="u", password="p") == 0)
         for pid in (*bare.child_pids("integrations"), *bare.child_pids("worker")):
-            os.kill(pid, signal.SIGKILL)
+            bare.kill_process(pid)
         until(lambda: bool(bare.child_pids("integrations")))
         asked = len(first.asked)
         until(lambda: _tried(bare) == 0)

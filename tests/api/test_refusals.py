@@ -142,14 +142,14 @@ def test_a_worker_that_stands_still_is_an_error_in_bounded_time(served: ApiBroke
 
 def test_without_its_manager_it_says_so_and_comes_back(served: ApiBroker, rest: Rest) -> None:
     pid = rest.good("GET", "/workers")["data"][3]["pid"]
-    os.kill(pid, signal.SIGKILL)
+    served.kill_process(pid)
     until(lambda: rest("GET", "/clients")[0] == 200)
     assert rest.good("GET", "/workers")["data"][3]["pid"] != pid
 
 
 def test_the_process_is_started_again_when_it_dies_and_logins_live_on(served: ApiBroker, rest: Rest) -> None:
     (pid,) = served.child_pids("sb-api")
-    os.kill(pid, signal.SIGKILL)
+    served.kill_process(pid)
 
     def answers() -> bool:
         with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -56,9 +55,7 @@ def fill(broker: Broker) -> None:
 
 
 def kill(broker: Broker) -> None:
-    os.killpg(broker.pid, signal.SIGKILL)
-    assert broker.process is not None
-    broker.process.wait(15)
+    broker.kill()
 
 
 def start(broker: Broker) -> str:

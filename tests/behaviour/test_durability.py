@@ -40,11 +40,11 @@ def come_back(broker: Broker, end: str) -> None:
     """Ends processes of the broker, and waits until it serves again."""
     if end == "workers":
         for pid in broker.child_pids("sb-worker"):
-            os.kill(pid, signal.SIGKILL)
+            broker.kill_process(pid)
         return  # whoever connects waits until they are back
     assert broker.process is not None
     if end == "everything":
-        os.killpg(broker.pid, signal.SIGKILL)
+        broker.kill()
     else:
         broker.process.send_signal(signal.SIGTERM)
     broker.process.wait(15)
@@ -244,7 +244,7 @@ def test_what_a_killed_worker_had_forwarded_outlives_its_next_cycle_and_the_powe
             publisher.expect_none()
             for _ in range(1 + repeated):
                 begun = checkpoints(journal)
-                os.kill(broker.child_pids("sb-worker-0")[0], signal.SIGKILL)
+                broker.kill_process(broker.child_pids("sb-worker-0")[0])
                 until(lambda begun=begun: checkpoints(journal) > begun)  # type: ignore[misc]
             with stay(broker, pub) as again:
                 again.publish("far", b"2", 2, packet_id=9, dup=True)

@@ -1,7 +1,5 @@
 """Exclusive subscriptions, `$exclusive/<filter>` (docs/features.md): one client at a time, over all workers and restarts."""
 
-import os
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,7 +172,7 @@ def test_a_session_that_ended_with_its_worker_frees_it(own: Broker) -> None:
     with Client(own.address, 5, client_id_on(0, WORKERS, "gone")) as first, stay(own, client_id_on(1, WORKERS, "next")) as second:
         assert (take(first, "t"), take(second, "t")) == (1, TAKEN)
         (pid,) = own.child_pids("sb-worker-0")
-        os.kill(pid, signal.SIGKILL)
+        own.kill_process(pid)
         until(lambda: take(second, "t") == 1)
 
 

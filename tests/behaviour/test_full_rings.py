@@ -61,7 +61,7 @@ def full_ring(broker: Broker) -> Iterator[None]:
 def killed_and_back(broker: Broker) -> None:
     (pid,) = broker.child_pids("sb-worker-0")
     worker = psutil.Process(pid)
-    worker.kill()
+    broker.kill_process(pid)
     worker.wait(10)
     with Client(broker.address, 5, client_id_on(NEAR, WORKERS, "back"), timeout=10):
         pass

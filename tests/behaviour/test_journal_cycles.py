@@ -1,7 +1,5 @@
 """Sessions outlive the segments that they began in: they are written anew, and what is older is removed."""
 
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +85,7 @@ def test_a_worker_killed_behind_a_cycle_has_all_its_sessions(short_cycles: Broke
         before = note.read_bytes()
         while note.read_bytes() == before:
             publisher.publish("captured", bytes(10_000), 1)  # for no session
-        os.kill(worker, signal.SIGKILL)
+        short_cycles.kill_process(worker)
     for name in names:
         with stay(short_cycles, name) as client:
             assert client.connack is not None and client.connack.session_present, name
@@ -112,13 +110,11 @@ def test_a_ring_of_before_is_not_taken_again_behind_a_cycle(short_cycles: Broker
         client.ping()
     until((short_cycles.data_dir / "journal" / "1" / "recover-from").exists)
     (worker,) = short_cycles.child_pids("sb-worker-1")
-    os.kill(worker, signal.SIGKILL)
+    short_cycles.kill_process(worker)
     with stay(short_cycles, far) as client:
         client.expect_none()
 
 
 def kill_and_start(broker: Broker) -> None:
-    assert broker.process is not None
-    os.killpg(broker.pid, signal.SIGKILL)
-    broker.process.wait(15)
+    broker.kill()
     broker.start()

@@ -1,7 +1,5 @@
 """Limits of a listener: each has its own, over all acceptors and workers."""
 
-import os
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -56,7 +54,7 @@ def test_a_worker_that_died_has_no_connections() -> None:
                 assert try_to_connect(own.address, client_id_on(0, 2, f"first{n}x"), first)
             assert not try_to_connect(own.address, client_id_on(1, 2), first)
             (victim,) = own.child_pids("worker-0")
-            os.kill(victim, signal.SIGKILL)
+            own.kill_process(victim)
         deadline = time.monotonic() + 10
         while not try_to_connect(own.address, client_id_on(0, 2, "later"), stack):
             assert time.monotonic() < deadline, "the dead worker's connections still count"

@@ -5,7 +5,6 @@ import os
 import pickle
 import random
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -50,7 +49,6 @@ def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for number in range(6):
                     publisher.publish(f"q/{number}", b"%d" % number, 1 + number % 2)
                 client.ping()
-        os.killpg(broker.pid, signal.SIGKILL)
     finally:
         broker.kill()
         broker.clear_shared()

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -121,9 +120,7 @@ def everything(client: Client, count: int) -> list[int]:
 
 
 def kill_and_start(broker: Broker) -> None:
-    assert broker.process is not None
-    os.killpg(broker.pid, signal.SIGKILL)
-    broker.process.wait(15)
+    broker.kill()
     broker.start()
 
 
@@ -225,7 +222,7 @@ def test_a_worker_that_dies_while_the_disk_is_full_comes_back_when_there_is_room
     ballast = Ballast(small_disk, 0)
     with Client(broker.address, 5, names("o")[1]) as other:
         other.subscribe("other", 0)
-        os.kill(next(pid for pid in broker.child_pids("worker-0")), signal.SIGKILL)
+        broker.kill_process(next(pid for pid in broker.child_pids("worker-0")))
         other.publish("other", b"goes on", 0)
         other.expect(Publish, topic="other")
         ballast.remove()

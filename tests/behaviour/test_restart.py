@@ -1,7 +1,5 @@
 """kill -9 of each kind of process under traffic (DESIGN: a child that dies is restarted, the others go on)."""
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ def own() -> Iterator[Broker]:
 
 def kill_one(broker: Broker, title: str) -> int:
     victim = broker.child_pids(title)[0]
-    os.kill(victim, signal.SIGKILL)
+    broker.kill_process(victim)
     return victim
 
 

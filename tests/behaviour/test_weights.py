@@ -28,7 +28,7 @@ def workers_of_sessions(broker: Broker) -> dict[str, int]:
 def start_again(broker: Broker, weights: str, kill: bool) -> None:
     assert broker.process is not None
     if kill:
-        os.killpg(broker.pid, signal.SIGKILL)
+        broker.kill()
     else:
         broker.process.send_signal(signal.SIGTERM)
     broker.process.wait(20)

@@ -41,7 +41,7 @@ def test_a_live_key_changes_in_every_worker_and_is_kept(tmp_path: Path) -> None:
             assert window_of(broker, client_id_on(worker, 3, "live"), f"live/{worker}") == 2
         # A worker that is started again has it too.
         before = control.ask("workers list")["data"][0]
-        os.kill(before["pid"], signal.SIGKILL)
+        broker.kill_process(before["pid"])
         until(lambda: control.ask("workers list")["data"][0]["starts"] > before["starts"])
         until(lambda: control.ask("workers list")["data"][0]["state"] == "ready")
         assert window_of(broker, client_id_on(0, 3, "live"), "live/0") == 2

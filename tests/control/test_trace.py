@@ -1,9 +1,7 @@
 """Traces against running brokers with three workers: what is in their files is what clients and broker did."""
 
 import json
-import os
 import re
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -241,14 +239,14 @@ def test_traces_go_on_when_processes_die_and_have_ended_when_the_broker_has(tmp_
         with Control(broker.data_dir) as control:
             begin(control, "through", "clientid", name)
         (worker,) = broker.child_pids("sb-worker-1")
-        os.kill(worker, signal.SIGKILL)
+        broker.kill_process(worker)
         until(lambda: worker not in broker.child_pids("sb-worker-1") and broker.child_pids("sb-worker-1"))
         with Client(broker.address, 5, name) as client:
             client.publish("after/worker", b"", qos=1)
             with Control(broker.data_dir) as control:
                 wait_for(control, "through", "topic=after/worker")
             (manager,) = broker.child_pids("sb-manager")
-            os.kill(manager, signal.SIGKILL)
+            broker.kill_process(manager)
             until(lambda: manager not in broker.child_pids("sb-manager") and (broker.data_dir / "ctl.sock").exists())
             until(lambda: answers(broker))
             client.publish("after/manager", b"", qos=1)

@@ -1,7 +1,5 @@
 """Slow subscriptions, metrics of topics, the loudest clients, alarms: what they tell is what the clients saw."""
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -144,7 +142,7 @@ def test_counts_go_on_when_a_worker_is_started_again_and_rates_are_told(own: Bro
             client.publish("rate", b"", qos=1)
         assert asked.ask("topic-metrics show", topic="rate")["messages.in.count"] == 10
         (victim,) = own.child_pids("sb-worker-2")
-        os.kill(victim, signal.SIGKILL)
+        own.kill_process(victim)
         until(lambda: (pids := own.child_pids("sb-worker-2")) and victim not in pids)
     with Client(own.address, 5, name) as client:
         until(lambda: asked.ask("workers list")["data"][2]["state"] == "ready")

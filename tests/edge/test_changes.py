@@ -1,8 +1,6 @@
 """Listeners that are added, changed and removed while the broker runs: `ctl listeners add|update|remove`."""
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -53,7 +51,7 @@ def test_add_change_and_remove(authority: Authority, name: str) -> None:
 
         # Acceptors that are started again know it too.
         for pid in own.child_pids("acceptor"):
-            os.kill(pid, signal.SIGKILL)
+            own.kill_process(pid)
         until(lambda: names(own)["late"]["current_connections"] == 1)
         Client(own.address, 5, f"{name}-again", dial=at(port)).close()
 

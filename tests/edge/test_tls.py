@@ -1,7 +1,6 @@
 """TLS listeners against real clients of TLS: Python's ssl and openssl s_client."""
 
 import contextlib
-import os
 import signal
 import socket
 import ssl
@@ -313,7 +312,7 @@ def test_an_acceptor_that_dies_leaves_tls_connections_alone(authority: Authority
         for round_ in range(3):
             pumped = [Client(own.address, 5, f"{name}-{n}", dial=dial(at, speaking(authority, OLDER, PUMPED))) for n in range(3)]
             for pid in own.child_pids("acceptor"):
-                os.kill(pid, signal.SIGKILL)
+                own.kill_process(pid)
             for client in pumped:
                 with pytest.raises((Closed, ConnectionError, ssl.SSLError)):
                     client.ping()

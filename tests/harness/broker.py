@@ -13,14 +13,17 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from queue import Empty, Queue
+from typing import ClassVar
 
 import psutil
 
 from tests.harness.client import Address, Client
+from tests.harness.faults import faults
 from tests.harness.wire import Publish
 
 START_TIMEOUT_S = 20.0
@@ -88,7 +91,13 @@ class Broker:
 
     Context manager; on exit it is stopped by SIGTERM and must exit with code 0, leave no child alive and
     nothing of its own in /dev/shm. `data_dir` given from outside is kept, for restarts.
+
+    Its output must say of no crash (tests.harness.faults), after each test and at the end: a process that a test kills is killed by
+    `kill_process`, and other faults that are meant are announced by `expects`.
     """
+
+    started: ClassVar[weakref.WeakSet["Broker"]] = weakref.WeakSet()
+    """All that a test may look at; conftest.py does so after each."""
 
     external = False
     known = ""
@@ -115,6 +124,11 @@ class Broker:
         self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="shardbroker-test-"))
         self.process: subprocess.Popen[str] | None = None
         self._instances: set[str] = set()
+        self._reader: threading.Thread | None = None
+        self._lines: list[str] = []
+        """Those of the output that are still to be searched for crashes."""
+        self._killed: set[int] = set()
+        self._expected: list[str] = []
 
     def __enter__(self) -> "Broker":
         self.start()
@@ -150,7 +164,9 @@ class Broker:
             pass_fds=self.descriptors,
         )
         lines: Queue[str] = Queue()
-        threading.Thread(target=self._collect, args=(self.process, lines), daemon=True).start()
+        self._reader = threading.Thread(target=self._collect, args=(self.process, lines), daemon=True)
+        self._reader.start()
+        Broker.started.add(self)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self.ready_line:
             try:
@@ -169,6 +185,7 @@ class Broker:
         assert process.stdout is not None
         for line in process.stdout:
             self.output.append(line)
+            self._lines.append(line)
             lines.put(line)
 
     @property
@@ -207,6 +224,22 @@ class Broker:
         """What there is in /dev/shm of this instance."""
         return [path for instance in self._instances for path in SHARED_DIR.glob(f"*{instance}*")]
 
+    def kill_process(self, pid: int) -> None:
+        """SIGKILL for a process of the broker; that it died of this is no fault."""
+        self._killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def expects(self, pattern: str) -> None:
+        """Faults with this in their text are what the test wants to see."""
+        self._expected.append(pattern)
+
+    def check(self) -> None:
+        """Asserts that the output says of no crash since the last time."""
+        lines = self._lines[:]
+        found = [*faults(lines, self._killed, self._expected)]
+        del self._lines[: len(lines)]
+        assert not found, "the broker's output tells of crashes that the test did not announce:\n" + "".join(found)
+
     def stop(self) -> None:
         """SIGTERM; asserts a clean end. Cleans up in any case."""
         if self.process is None:
@@ -225,6 +258,8 @@ class Broker:
             assert not alive, f"children left behind: {alive}"
             left = self.leftovers()
             assert not left, f"left in /dev/shm: {left}"
+            self._await_output()
+            self.check()
         finally:
             self.kill()
             self._clean()
@@ -233,9 +268,15 @@ class Broker:
         """SIGKILL for the whole process group that was started here."""
         if self.process is None:
             return
+        self._killed.update(child.pid for child in self.children())
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
+
+    def _await_output(self) -> None:
+        """What the process has written is in `output`."""
+        if self._reader is not None:
+            self._reader.join(STOP_TIMEOUT_S)
 
     def clear_shared(self) -> None:
         """Nothing of this instance is left in /dev/shm: after `kill`, as if the machine had been switched off."""

@@ -1,5 +1,8 @@
 """The harness itself: a test tool that lets everything pass would be worse than none."""
 
+import os
+import re
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -7,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.harness import Broker, Client, Connack, Pingresp, Publish, client_id_on, wire, worker_of
+from tests.harness import Broker, Client, Connack, Pingresp, Publish, client_id_on, until, wire, worker_of
+from tests.harness.faults import faults
 from tests.harness.wire import WireError
 
 
@@ -172,3 +176,76 @@ def test_broker_that_died_is_noticed() -> None:
     with pytest.raises(AssertionError, match="had ended by itself"):
         broker.stop()
     assert not broker.leftovers()
+
+
+@pytest.mark.own_broker
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_worker_that_died_and_was_started_again_is_noticed(number: int) -> None:
+    """At the end of a test, and when the broker stops: whoever looks first."""
+    broker = Broker(1)
+    broker.start()
+    (worker,) = broker.child_pids("sb-worker")
+    os.kill(worker, number)
+    until(lambda: any("died of" in line for line in broker.output))
+    with pytest.raises(AssertionError, match=f"worker-0 .* died of signal {signal.Signals(number).name}"):
+        broker.check()
+    broker.check()  # once is enough
+    (again,) = until(lambda: broker.child_pids("sb-worker"))
+    os.kill(again, number)
+    until(lambda: sum("died of" in line for line in broker.output) == 2)
+    with pytest.raises(AssertionError, match="died of"):
+        broker.stop()
+    assert not broker.leftovers()
+
+
+@pytest.mark.own_broker
+def test_a_kill_that_is_announced_is_no_fault() -> None:
+    with Broker(1) as broker:
+        (worker,) = broker.child_pids("sb-worker")
+        broker.kill_process(worker)
+        until(lambda: any("died of" in line for line in broker.output))
+        broker.check()
+        (again,) = until(lambda: broker.child_pids("sb-worker"))
+        broker.expects("died of signal SIGSEGV")
+        os.kill(again, signal.SIGSEGV)
+        until(lambda: sum("died of" in line for line in broker.output) == 2)
+
+
+NOW = "2026-11-21T06:46:15.547+00:00"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{NOW} ERROR supervisor worker-0 (pid 7) died of signal SIGSEGV after 1.0 s; restart in 0 s",
+        f"{NOW} ERROR supervisor worker-0 (pid 7) died of exit code 1 after 1.0 s; restart in 0 s",
+        f"{NOW} ERROR supervisor worker-0 (pid 8) died of signal SIGKILL after 1.0 s; restart in 0 s",
+        f"{NOW} ERROR supervisor worker-0 (pid 7) did not stop in time and was killed",
+        f"{NOW} ERROR internal error while a connection was closing: KeyError(1)",
+        f'{NOW} INFO client gone client_id=a peer=[::1]:1 reason=0x83 side=server detail="internal error: KeyError(1)"',
+        "Traceback (most recent call last):",
+        "  + Exception Group Traceback (most recent call last):",
+        "Exception ignored in: 'shardbroker.worker.loop.Loop.run'",
+        "Fatal Python error: Segmentation fault",
+        "malloc(): corrupted top size",
+        "==17==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x6",
+        "shardbroker/mqtt/codec.c:17:3: runtime error: signed integer overflow",
+    ],
+)
+def test_what_tells_of_a_crash(line: str) -> None:
+    assert [*faults(["before\n", f"{line}\n"], {7})] == [f"{line}\n"]
+    assert not [*faults([f"{line}\n"], {7}, [re.escape(line)])]
+
+
+@pytest.mark.own_broker
+def test_no_client_can_write_what_looks_like_a_crash() -> None:
+    """Its id, its user name and what it says stand in the log, but not as lines or words of ours."""
+    crash = f"{NOW} ERROR supervisor worker-0 (pid 7) died of signal SIGSEGV after 1 s"
+    with Broker(1, {"log.level": "debug"}) as broker:
+        for n, evil in enumerate(("Traceback (most recent call last):", 'x detail="internal error: y"', "internal error", crash)):
+            for at, text in enumerate((evil, f"x\n{evil}", f"x\r{evil}", f'" {evil}')):
+                with Client(broker.address, 5, text, username=text) as client:
+                    client.send_raw(wire.disconnect(code=0x80, properties={"reason_string": text}))
+                    client.expect_close()
+                gone = 4 * n + at + 1
+                until(lambda gone=gone: sum(" client gone " in line for line in broker.output) >= gone)

@@ -1,10 +1,8 @@
 """Programs take part in hooks over gRPC: grpc.aio servers, three workers, real clients."""
 
 import asyncio
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -548,7 +546,7 @@ def test_integrations_and_workers_find_programs_again(connect: Connect, topic: s
         program.answers["OnMessagePublish"] = lambda request: program.becomes(request.message, payload=b"changed")
         for title in ("integrations", "worker-0"):
             (pid,) = broker.child_pids(title)
-            os.kill(pid, signal.SIGKILL)
+            broker.kill_process(pid)
             until(lambda title=title, pid=pid: broker.child_pids(title) not in ([], [pid]))
             broker.until_used(program)
             client = connect(on=broker, client_id=client_id_on(0, 3, title))

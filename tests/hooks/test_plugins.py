@@ -1,8 +1,6 @@
 """Plugins: loaded and unloaded in workers that go on, kept over restarts, and harmless where docs/plugins.md says so."""
 
-import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -308,7 +306,7 @@ def test_plugins_are_there_again_after_restarts(tmp_path: Path, topic: str) -> N
         first.load("fails")
         check_marked(first.address, topic)
         victim = first.child_pids("worker")[0]
-        os.kill(victim, signal.SIGKILL)
+        first.kill_process(victim)
         until(lambda: len(set(first.child_pids("worker")) - {victim}) == 3)
         until(lambda: all(row["workers"] == 3 for row in first.control.ask("plugins list")["data"]))
         check_marked(first.address, topic)

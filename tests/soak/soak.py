@@ -25,6 +25,7 @@ import psutil
 import tests.harness.broker
 from shardbroker.control import Control
 from tests.harness import Broker
+from tests.harness.faults import KILLED
 
 tests.harness.broker.START_TIMEOUT_S = 120.0
 """A start reads journals of up to RETENTION_BYTES, beside whatever else the machine does."""
@@ -172,6 +173,7 @@ def main() -> int:
         "mqtt.session_expiry_interval": f"{SESSIONS_STAY_S}s",
     }
     broker = Broker(WORKERS, settings, data_dir=data_dir)
+    broker.expects(KILLED)
     samples: list[Sample] = []
     faults: list[str] = []
     started = time.monotonic()

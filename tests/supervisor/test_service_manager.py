@@ -53,7 +53,7 @@ def test_no_sign_of_life_while_a_worker_or_an_acceptor_stands_still() -> None:
 def test_signs_of_life_go_on_for_a_worker_that_dies_and_is_started_again() -> None:
     with ServiceManager(watchdog_s=4.0) as manager, manager.supervise(Broker(2)) as broker:
         manager.until("WATCHDOG")
-        os.kill(broker.child_pids("worker-0")[0], signal.SIGKILL)
+        broker.kill_process(broker.child_pids("worker-0")[0])
         for _ in range(3):
             assert manager.seen("WATCHDOG", 4.0)
         with Client(broker.address, 5) as client:

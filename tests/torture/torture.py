@@ -8,7 +8,6 @@ when nothing comes any more the checker looks at what came.
 
 import argparse
 import random
-import re
 import shutil
 import signal
 import sys
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.harness import Broker, client_id_on
+from tests.harness.faults import KILLED
 from tests.torture.checker import Fault, History, Kind, check, report
 from tests.torture.client import Network, Publisher, Reader, Subscriber, Testator
 from tests.torture.killer import KINDS, POWER, Killer
@@ -202,6 +202,7 @@ def run(options: Options) -> Outcome:
         settings["durability.level"] = options.level
     with _data_dir() as data_dir:
         broker = Broker(options.workers, settings, data_dir=data_dir / "data")
+        broker.expects(KILLED)
         (data_dir / "data").mkdir()
         power = Power(broker, data_dir) if POWER in options.kinds else None
         try:
@@ -213,7 +214,10 @@ def run(options: Options) -> Outcome:
         finally:
             with suppress(AssertionError):
                 broker.stop()  # whatever happened: nothing is left running, and nothing in shared memory
-        _look_for_crashes(broker, history)
+        try:
+            broker.check()
+        except AssertionError as error:
+            history.fault(Kind.CRASH, "broker", str(error))
         for path in power.damaged() if power is not None else ():
             history.fault(Kind.CRASH, "broker", f"{path.name}: set aside as damaged")
     return Outcome(options, history, check(history))
@@ -237,16 +241,6 @@ def _traffic(options: Options, broker: Broker, history: History, power: Power | 
         if killer.error is not None:
             raise killer.error
         traffic.heal()
-
-
-def _look_for_crashes(broker: Broker, history: History) -> None:
-    """The supervisor says of what each process died: only kills are ours."""
-    output = "".join(broker.output)
-    for line in re.findall(r".* died of .*|.* did not stop in time .*", output):
-        if "SIGKILL" not in line:
-            history.fault(Kind.CRASH, "broker", line)
-    for trace in re.findall(r"Traceback (?:.*\n)+?\w.*", output)[:3]:
-        history.fault(Kind.CRASH, "broker", trace)
 
 
 @contextmanager
