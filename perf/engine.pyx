@@ -709,7 +709,8 @@ cdef class Engine(Clients):
                 if len(self.streams) >= FOREIGN_MAX:
                     return 0
                 stream = self.streams[subscriber, key] = Stream()
-                tracker_init(&stream.tracker, FOREIGN_WINDOW)
+                tracker_init(&stream.tracker, FOREIGN_WINDOW, FOREIGN_WINDOW)
+                stream.tracker.low = seq - min(seq, <uint32_t>FOREIGN_WINDOW - 1)  # it may have missed those, or they are late
                 stream.tracker.next = stream.first = seq
             self.last_keys[subscriber] = key
             self.last_streams[subscriber] = <void*>stream

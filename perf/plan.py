@@ -23,7 +23,7 @@ ARRIVALS = ("reconnect", "takeover")
 PLACED = ("p2p", "fanout", "fanin", "wildcard", "churn")
 """Scenarios that take a placement."""
 WINDOW_MAX = 1 << 14
-"""Messages under way per publisher: as far back as the engine can tell a late message from a second copy."""
+"""Messages under way per publisher, and topics that one subscriber of `retained` gets."""
 ORDERS_MAX = 1 << 26
 """fanin: pairs of publisher and subscriber, 4 bytes each."""
 TRANSPORTS = ("tcp", "ssl", "ws", "wss")

@@ -21,6 +21,8 @@ COMPARED_HELD = (("PSS KB per connection", "pss_kb_per_connection"), ("connect C
 """The same for clients that are only there."""
 PER_CLIENT_MIN = 100
 """Fewer clients say nothing about what one of them takes."""
+QUEUE_USUAL = 1_000
+"""Messages that brokers keep for one subscriber unless told otherwise: mqtt.max_mqueue_len, mosquitto's max_queued_messages."""
 FIGURES = (("p50", "p50_us"), ("p99", "p99_us"), ("p99.9", "p999_us"), ("max", "max_us"))
 
 
@@ -79,6 +81,10 @@ def _traffic(result: Result) -> list[tuple[str, str]]:
         rows.append(("rate", f"{result['delivered_per_s']:,.0f} deliveries per second"))
     faults = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnected", "stalls")
     rows.append(("faults", ", ".join(f"{result[name]:,} {name}" for name in faults if result[name]) or "none"))
+    waiting = result["publishers"] * result["window"] // max(1, result["subscribers"])
+    if result["scenario"] == "fanin" and result["lost"] and result["qos"] and waiting > QUEUE_USUAL:
+        rows.append(("", f"the window lets {waiting:,} messages wait for a subscriber; beyond its queue limit a broker drops them"))
+        rows.append(("", "(mqtt.max_mqueue_len, counted as delivery.dropped.queue_full): use a smaller --window or a higher limit"))
     return rows
 
 

@@ -4,6 +4,9 @@ import json
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ from perf.engine import LoadError
 from perf.fleet import check_room
 from perf.measure import Result, run_plan, sound
 from perf.plan import Plan, PlanError
+from perf.report import table
 from tests.harness.broker import AnyBroker, Broker
 from tests.harness.client import Client
+from tests.harness.waiting import stopped
 from tests.harness.wire import Publish
 from tests.perf.stub import Stub
 
@@ -25,6 +30,31 @@ PROGRAM = str(Path(sys.executable).with_name("shardbroker"))
 def run(broker: AnyBroker, **values: Any) -> Result:
     pid = broker.process.pid if isinstance(broker, Broker) and broker.process else None
     return run_plan(Plan(**values), *broker.address, pid)
+
+
+def test_fanin_says_what_a_full_queue_may_have_dropped(broker_with: Callable[..., Broker]) -> None:
+    """2,000 messages may wait for the subscriber, and the broker keeps 10."""
+    own = broker_with(mqtt__max_mqueue_len=10, mqtt__max_inflight=1)
+    load = {"scenario": "fanin", "publishers": 20, "subscribers": 1, "messages": 3000, "qos": 1}
+    result = run(own, **load, window=100)
+    assert result["lost"] and not sound(result)
+    assert "2,000 messages wait for a subscriber" in table(result) and "mqtt.max_mqueue_len" in table(result)
+    sound_one = run(own, **load | {"publishers": 2, "messages": 200}, window=4)
+    assert sound(sound_one) and "mqtt.max_mqueue_len" not in table(sound_one)
+
+
+def test_fanin_is_sound_while_a_member_is_slow(broker: AnyBroker) -> None:
+    """A member of the group gets its messages long after the others, and the publishers go on meanwhile: nothing is lost."""
+    assert isinstance(broker, Broker)
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(run, broker, scenario="fanin", publishers=4, subscribers=6, messages=200_000, window=64)
+            time.sleep(1.0)
+            for pid in broker.child_pids("sb-worker")[:2]:
+                with stopped(pid):
+                    time.sleep(0.05)
+            result = running.result()
+        assert sound(result), {name: result[name] for name in ("lost", "duplicates", "disordered", "stalls")}
 
 
 @pytest.mark.parametrize("processes", [1, 2])
