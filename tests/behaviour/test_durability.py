@@ -46,7 +46,7 @@ def come_back(broker: Broker, end: str) -> None:
     if end == "everything":
         broker.kill()
     else:
-        broker.process.send_signal(signal.SIGTERM)
+        broker.terminate()
     broker.process.wait(15)
     if end == "another number of workers":
         broker.workers = 3 if broker.workers == 2 else 2

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 from collections import Counter
 
 import pytest
@@ -30,7 +29,7 @@ def start_again(broker: Broker, weights: str, kill: bool) -> None:
     if kill:
         broker.kill()
     else:
-        broker.process.send_signal(signal.SIGTERM)
+        broker.terminate()
     broker.process.wait(20)
     broker.settings["process.worker_weights"] = weights
     broker.start()

@@ -1,7 +1,6 @@
 """TLS listeners against real clients of TLS: Python's ssl and openssl s_client."""
 
 import contextlib
-import signal
 import socket
 import ssl
 import subprocess
@@ -217,7 +216,7 @@ def test_a_stop_of_the_broker_reaches_clients_over_tls(authority: Authority, nam
     with Edge({"ssl": {"type": "ssl", "tls.certfile": str(authority.directory / "broker.pem")}}) as own:
         client = Client(own.address, 5, name, dial=dial(own.at("ssl"), authority.client()))
         assert own.process is not None
-        own.process.send_signal(signal.SIGTERM)
+        own.terminate()
         assert client.expect(Disconnect).code == 0x8B
         client.close()
         assert own.process.wait(10) == 0

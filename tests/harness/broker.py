@@ -127,6 +127,7 @@ class Broker:
         self._reader: threading.Thread | None = None
         self._lines: list[str] = []
         """Those of the output that are still to be searched for crashes."""
+        self._terminated = False
         self._killed: set[int] = set()
         self._expected: list[str] = []
 
@@ -153,6 +154,7 @@ class Broker:
     def start(self) -> None:
         """Starts the process and waits for its ready line; raises with its output if it does not come."""
         self.ready_line = ""
+        self._terminated = False
         self.process = subprocess.Popen(
             self.command(),
             stdin=subprocess.DEVNULL,
@@ -240,6 +242,12 @@ class Broker:
         del self._lines[: len(lines)]
         assert not found, "the broker's output tells of crashes that the test did not announce:\n" + "".join(found)
 
+    def terminate(self) -> None:
+        """SIGTERM, once: a second one, such as from `stop`, would tell the broker to hurry, and to kill what has not ended."""
+        if self.process is not None and not self._terminated:
+            self._terminated = True
+            self.process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """SIGTERM; asserts a clean end. Cleans up in any case."""
         if self.process is None:
@@ -249,7 +257,7 @@ class Broker:
         early = self.process.poll()
         try:
             if early is None:
-                self.process.send_signal(signal.SIGTERM)
+                self.terminate()
             code = self.process.wait(STOP_TIMEOUT_S)
             text = "".join(self.output[-50:])
             assert early is None, f"the broker had ended by itself with code {early}\n{text}"

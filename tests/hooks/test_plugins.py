@@ -179,6 +179,7 @@ def test_a_leaking_plugin_fills_its_worker_and_cycles_do_not(plugged: Plugged, c
 
 
 def test_a_plugin_that_ends_its_worker_is_there_again_until_it_is_unloaded(plugged: Plugged, connect: Connect, topic: str) -> None:
+    plugged.expects("worker-2 .* died of exit code 1")
     plugged.write("exit", AT_PUBLISH.format("os._exit(1)"))
     plugged.load("exit", below=topic)
     pids = plugged.child_pids("worker")

@@ -1,6 +1,5 @@
 """Starting and stopping the real broker: what is in the way is said, and nothing is left behind."""
 
-import signal
 import socket
 import subprocess
 import sys
@@ -65,7 +64,7 @@ def test_drain_sends_clients_away_and_retained_messages_stay(tmp_path: Path) -> 
     assert first.process is not None
     with Client(first.address, 5, "drained") as client:
         client.publish("kept", b"here", 1, True)
-        first.process.send_signal(signal.SIGTERM)
+        first.terminate()
         ended = client.expect_close(5)
         assert isinstance(ended, Disconnect)
         assert ended.code == 0x8B

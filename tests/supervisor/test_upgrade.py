@@ -1,7 +1,6 @@
 """Restarts under a service manager: listening sockets outlive the broker, clients are sent away paced, sessions lose nothing."""
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -34,7 +33,7 @@ def listening(port: int = 0, backlog: int = 4096) -> Iterator[socket.socket]:
 
 def stop(broker: Broker) -> None:
     assert broker.process is not None
-    broker.process.send_signal(signal.SIGTERM)
+    broker.terminate()
     assert broker.process.wait(20) == 0, "".join(broker.output)
 
 
@@ -124,7 +123,7 @@ def test_clients_are_sent_away_over_the_drain_time() -> None:
     with broker, ExitStack() as stack:
         clients = [stack.enter_context(Client(broker.address, 5)) for _ in range(20)]
         began = time.monotonic()
-        broker.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+        broker.terminate()
         ended: list[float] = []
 
         def wait(client: Client) -> None:
@@ -152,7 +151,7 @@ def test_clients_are_served_while_they_wait_for_their_turn() -> None:
         clients = [stack.enter_context(Client(broker.address, 5)) for _ in range(10)]
         for client in clients:
             client.subscribe("t")
-        broker.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+        broker.terminate()
         assert isinstance(clients[0].expect_close(10), Disconnect)
         clients[9].publish("t", b"still here")
         got = clients[8].recv(5)
