@@ -386,7 +386,7 @@ def test_mqtt_4_7_1_1_ill_formed_filters(connect: Connect, wrong: str) -> None:
         assert answer.code in (0x81, 0x82, 0x8F)
 
 
-@statement("5.0", "MQTT-3.8.4-3", "MQTT-3.8.4-4")
+@statement("5.0", "MQTT-3.8.4-3")
 def test_mqtt_3_8_4_3_subscribing_again_replaces(connect: Connect, topic: str, placement: str) -> None:
     subscriber, publisher = connect(), connect()
     publisher.publish(topic, b"kept", 1, True)
@@ -397,6 +397,38 @@ def test_mqtt_3_8_4_3_subscribing_again_replaces(connect: Connect, topic: str, p
     publisher.publish(topic, b"once", 1)
     subscriber.expect(Publish, payload=b"once", qos=1)
     subscriber.expect_nothing_from(publisher, 1)
+
+
+@statement("5.0", "MQTT-3.8.4-4")
+@pytest.mark.parametrize("handling", [0, 1, 2])
+def test_mqtt_3_8_4_4_subscribing_again_in_the_middle_of_a_stream(
+    connect: Connect, topic: str, placement: str, handling: int
+) -> None:
+    """No message of the stream is lost or comes twice, and retained ones come again if Retain Handling is 0, and only then."""
+    rounds, batch = 20, 5
+    subscriber, publisher = connect(), connect()
+    publisher.publish(f"{topic}/kept", b"kept", 1, True)
+    subscriber.subscribe(f"{topic}/+", 1)
+    subscriber.expect(Publish, payload=b"kept", retain=True)
+    for number in range(rounds * batch):
+        if number % batch == batch // 2:
+            subscriber.send_raw(wire.subscribe(subscriber.next_id(), [(f"{topic}/+", 1 | handling << 4)], version=5))
+        publisher.publish(f"{topic}/stream", b"%d" % number, 1, wait=False)
+    subscriber.ping()
+    publisher.ping()
+    got = [one for one in _packets(subscriber, publisher) if isinstance(one, Publish)]
+    assert [one.payload for one in got if one.topic.endswith("/stream")] == [b"%d" % number for number in range(rounds * batch)]
+    kept = [one for one in got if one.topic.endswith("/kept")]
+    assert len(kept) == (0 if handling else rounds) and all(one.retain and one.payload == b"kept" for one in kept)
+
+
+def _packets(subscriber: Client, publisher: Client) -> list[object]:
+    """All that came to the subscriber, once the publisher's earlier messages have arrived."""
+    subscriber.fence(publisher, 1)
+    packets: list[object] = []
+    while (packet := subscriber.recv(0)) is not None:
+        packets.append(packet)
+    return packets
 
 
 @statement("5.0", "MQTT-3.8.4-8")

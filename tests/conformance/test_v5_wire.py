@@ -4,11 +4,12 @@ A row: name, statements, reason codes of which one is allowed in CONNACK or DISC
 CONNECT, `ONLINE` rows behind an accepted one. The connection always ends; a bare close is allowed too.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
-from tests.harness import Client, Closed, Connack, Disconnect, statement, wire
+from tests.harness import AnyBroker, Client, Closed, Connack, Disconnect, statement, wire
 from tests.harness.wire import string
 
 MALFORMED = 0x81
@@ -122,6 +123,34 @@ def test_connect_is_refused(connect: Callable[..., Client], codes: set[int], dat
     assert answer.code in codes
     assert not answer.session_present
     client.expect_close()
+
+
+NOT_SERVED = [
+    *((b"MQTT", level) for level in (0, 1, 2, 3, 6, 7, 64, 127, 255)),
+    *((b"MQIsdp", level) for level in (0, 2, 4, 5, 6, 255)),
+]
+
+
+@statement("3.1.1", "MQTT-3.1.2-2")
+@statement("5.0", "MQTT-3.1.2-2")
+@pytest.mark.parametrize(("name", "level"), NOT_SERVED)
+@pytest.mark.parametrize("properties", [b"", b"\0"], ids=["as in 3.1.1", "as in 5.0"])
+def test_mqtt_3_1_2_2_a_level_that_is_not_served(
+    broker: AnyBroker, connect: Callable[..., Client], topic: str, name: bytes, level: int, properties: bytes
+) -> None:
+    """CONNACK 0x01, in the form of 3.1.1 since the client's is not known, and the end; what comes behind CONNECT is not done."""
+    witness = connect()
+    witness.subscribe(topic)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(Client(broker.address, 4, connect=False))
+        publish = wire.publish(topic, b"not served", version=4)
+        client.send_raw(connect_bytes(2, ID, name=name, level=level, properties=properties) + publish)
+        answer = client.recv(5)
+        assert isinstance(answer, Connack), answer
+        assert (answer.code, answer.session_present) == (1, False)
+        assert client.expect_close() is None
+    witness.ping()
+    witness.expect_none(0.05)
 
 
 @pytest.mark.parametrize(("codes", "data"), marked(ONLINE))
