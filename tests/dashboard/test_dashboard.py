@@ -226,6 +226,48 @@ def test_the_web_client_subscribes_and_publishes(served: ApiBroker, look: Callab
         shoot(page, "websocket")
 
 
+def test_a_viewer_has_no_web_client(rest: Rest, look: Callable[..., Page]) -> None:
+    """Its connection comes from the broker's own address, which access rules often allow everything."""
+    rest.good("POST", "/users", {"username": "webviewer", "password": "look and see", "role": "viewer"})
+    try:
+        page = look("/websocket", "webviewer", "look and see")
+        expect(page.get_by_text("WebSocket client").first).to_be_visible()
+        for name in ("Connect", "Subscribe", "Publish"):
+            expect(page.get_by_role("button", name=name)).to_have_count(0)
+        expect(page.get_by_text("only for administrators")).to_be_visible()
+    finally:
+        rest.good("DELETE", "/users/webviewer")
+
+
+def test_the_web_client_ends_when_its_account_becomes_a_viewer(served: ApiBroker, rest: Rest, look: Callable[..., Page]) -> None:
+    def names() -> list[str]:
+        return [row["clientid"] for row in rest.good("GET", "/clients")["data"] if row["connected"]]
+
+    rest.good("POST", "/users", {"username": "second", "password": "look and see", "role": "administrator"})
+    try:
+        with Client(served.address, 5, "outside") as outside:
+            outside.subscribe("test/#", 1)
+            page = look("/websocket", "second", "look and see")
+            page.get_by_role("button", name="Connect", exact=False).first.click()
+            expect(page.get_by_test_id("state")).to_have_text("connected")
+            page.get_by_role("button", name="Subscribe").click()
+            page.get_by_role("button", name="Publish").click()
+            outside.expect(Publish)
+            expect(page.get_by_role("cell", name="test/1")).to_have_count(1)
+            rest.good("PUT", "/users/second", {"role": "viewer"})
+            page.get_by_role("button", name="Publish").click()
+            expect(page.get_by_text("FORBIDDEN")).to_be_visible()
+            expect(page.get_by_test_id("state")).to_contain_text("disconnected")
+            until(page, lambda: names() == ["outside"])
+            page.get_by_role("button", name="Connect", exact=False).first.click()
+            page.wait_for_timeout(500)
+            outside.ping()
+            outside.expect_none()
+            assert names() == ["outside"]
+    finally:
+        rest.good("DELETE", "/users/second")
+
+
 def test_a_retained_message_is_shown_and_deleted(rest: Rest, look: Callable[..., Page]) -> None:
     rest.good("POST", "/publish", {"topic": "kept/1", "payload": '{"temperature": 21.5}', "retain": True})
     page = look("/retained")

@@ -76,11 +76,15 @@ class Session:
         except AccountError as error:
             raise ControlError(error.code, str(error)) from None
 
-    async def ask(self, verb: str, /, **params: Any) -> Any:
-        """The result of a verb, for who is still logged in and may ask it. Raises ControlError."""
+    def check(self, changes: bool) -> None:
+        """Raises ControlError if the login has ended, or if the account may not change anything and this does."""
         self.name, self.role = self._known()
-        if VERBS[verb].changes and not self.may_change:
+        if changes and not self.may_change:
             raise ControlError("FORBIDDEN", f"{self.name} is a {self.role} and changes nothing")
+
+    async def ask(self, verb: str, /, **params: Any) -> Any:
+        """The result of a verb, if the login lasts and its role may ask it. Raises ControlError."""
+        self.check(VERBS[verb].changes)
         control: AsyncControl = self.app.state.control
         given = {name: value for name, value in params.items() if value is not None}
         try:
@@ -93,11 +97,15 @@ class Session:
         try:
             return await asked
         except ControlError as error:
-            if error.status == 401:
-                ui.navigate.to("/login")
-            else:
-                ui.notify(f"{error.code}: {error}", type="negative")
+            self.tell(error)
             return None
+
+    def tell(self, error: ControlError) -> None:
+        """Shows a refusal on the page; without a login the page of the login takes its place."""
+        if error.status == 401:
+            ui.navigate.to("/login")
+        else:
+            ui.notify(f"{error.code}: {error}", type="negative")
 
     def log_out(self) -> None:
         """Ends the login."""

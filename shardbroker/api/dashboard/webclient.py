@@ -1,7 +1,8 @@
 """An MQTT client in the page: it connects to a listener of the broker, by WebSocket where there is one.
 
-The connection is made by this process, so it works wherever the page does; it has the rights of the client id, user name and
-password that are typed in, and of nobody else. It ends with the page.
+The connection is made by this process, so it works wherever the page does, and comes from the broker's own address: access rules
+for that address apply to it, beside those for the client id, user name and password that are typed in. So it is for administrators
+alone, who may publish and change access rules anyway. It ends with the page, with the login, and when the role changes.
 """
 
 import asyncio
@@ -25,6 +26,8 @@ ROWS_MAX = 200
 """Messages shown; older ones go."""
 CONNECT_S = 5.0
 """How long a connection may take."""
+CHECK_S = 1.0
+"""Between two looks at whether the account may still have a client."""
 CLIENTS_MAX = 20
 """Clients of all pages together."""
 SUPPORTED = ("ws", "tcp")
@@ -34,6 +37,10 @@ _open: set[Client] = set()
 
 
 async def _fill(session: Session) -> None:
+    if not session.may_change:
+        with card("Connection"):
+            ui.label("The client connects from the broker's own address, so it is only for administrators.")
+        return
     client: list[Client] = []
     loop = asyncio.get_running_loop()
     found = await session.told(session.ask("listeners list")) or {"data": []}
@@ -80,8 +87,24 @@ async def _fill(session: Session) -> None:
         if not state.is_deleted:
             loop.call_soon_threadsafe(act, *arguments)
 
+    def allowed() -> bool:
+        """Whether the account may have a client; one that it has ends otherwise."""
+        try:
+            session.check(changes=True)
+        except ControlError as error:
+            leave()
+            session.tell(error)
+            return False
+        return True
+
+    def look() -> None:
+        if client:
+            allowed()
+
     async def connect() -> None:
         leave()
+        if not allowed():
+            return
         if listener.value is None or len(_open) >= CLIENTS_MAX:
             ui.notify("no listener of type ws or tcp" if listener.value is None else "too many clients are open", type="negative")
             return
@@ -119,6 +142,8 @@ async def _fill(session: Session) -> None:
             loop.run_in_executor(None, one.loop_stop)
 
     def connected() -> Client | None:
+        if not allowed():
+            return None
         if client and client[0].is_connected():
             return client[0]
         ui.notify("not connected", type="negative")
@@ -134,6 +159,7 @@ async def _fill(session: Session) -> None:
         if one is not None:
             _tried(partial(one.publish, topic.value, payload.value or "", qos.value, retain.value))
 
+    ui.timer(CHECK_S, look)
     ui.context.client.on_disconnect(leave)
 
 
