@@ -76,22 +76,34 @@ class Logins:
 
     async def check(self, name: str, password: str, address: str) -> Role:
         """The role of an account whose password it is. An unknown name takes as long as a wrong password. Raises ControlError."""
-        recent = [at for at in self._failures.get(address, ()) if at > time.monotonic() - FAILURES_S]
-        if len(recent) >= FAILURES_MAX:
-            raise ControlError("TOO_MANY_REQUESTS", f"too many wrong passwords: wait for {FAILURES_S:g} s")
-        known = self.accounts.account(name)
         async with self._turn:
+            attempt = self._note_failure(address)
+            known = self.accounts.account(name)
             stored = known[0] if known else self._nobody
             given = password.encode(errors="surrogateescape")
             right = await asyncio.to_thread(verify, Scheme(), stored, "", given)
-        if known is None or not right:
-            self._failures[address] = [*recent, time.monotonic()]
-            self._failures.move_to_end(address)
-            if len(self._failures) > ADDRESSES_MAX:
-                self._failures.popitem(last=False)
+        if known is None or not right or self.accounts.account(name) != known:
             raise ControlError("BAD_USERNAME_OR_PWD", "wrong user name or password")
-        self._failures.pop(address, None)
+        self._forget_failure(address, attempt)
         return known[1]
+
+    def _note_failure(self, address: str) -> float:
+        """Counts an attempt as a wrong password before it is checked: others may begin meanwhile. Raises ControlError."""
+        now = time.monotonic()
+        recent = [at for at in self._failures.get(address, ()) if at > now - FAILURES_S]
+        if len(recent) >= FAILURES_MAX:
+            raise ControlError("TOO_MANY_REQUESTS", f"too many wrong passwords: wait for {FAILURES_S:g} s")
+        self._failures[address] = [*recent, now]
+        self._failures.move_to_end(address)
+        if len(self._failures) > ADDRESSES_MAX:
+            self._failures.popitem(last=False)
+        return now
+
+    def _forget_failure(self, address: str, attempt: float) -> None:
+        """Takes back this attempt alone: a right password says nothing about the wrong ones for other accounts."""
+        left = [at for at in self._failures.pop(address, ()) if at != attempt]
+        if left:
+            self._failures[address] = left
 
 
 class Guard:

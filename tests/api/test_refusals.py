@@ -1,20 +1,29 @@
 """What the REST API answers to those who may not, and to what makes no sense; nothing changes then."""
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import socket
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardbroker.access.accounts import Accounts
+from shardbroker.access.hashing import hash_password, verify
+from shardbroker.api import guard
+from shardbroker.api.guard import Logins
+from shardbroker.control import ControlError
 from tests.api.rest import ApiBroker, Rest, segment
 from tests.harness import client_id_on, until
 
 pytestmark = pytest.mark.own_broker
+GUESSES = 100
 
 
 @pytest.mark.parametrize(
@@ -128,6 +137,45 @@ def test_after_many_wrong_passwords_one_has_to_wait(tmp_path: Path) -> None:
         answers = [stranger.refused("POST", "/login", wrong) for _ in range(11)]
         assert answers == [(401, "BAD_USERNAME_OR_PWD")] * 10 + [(429, "TOO_MANY_REQUESTS")]
         assert stranger.refused("POST", "/login", {"username": "admin", "password": broker.password})[0] == 429
+
+
+def test_guesses_at_the_same_time_count_one_by_one(tmp_path: Path) -> None:
+    with ApiBroker(2, data_dir=tmp_path) as broker, ThreadPoolExecutor(GUESSES) as pool:
+        stranger, wrong = Rest(broker.api_port), {"username": "admin", "password": "wrong"}
+        answers = Counter(pool.map(lambda _: stranger.refused("POST", "/login", wrong), range(GUESSES)))
+        assert answers == {(401, "BAD_USERNAME_OR_PWD"): 10, (429, "TOO_MANY_REQUESTS"): GUESSES - 10}
+        assert stranger("GET", "/status")[0] == 200
+
+
+def test_many_logins_at_the_same_time_are_no_guesses(served: ApiBroker) -> None:
+    with ThreadPoolExecutor(50) as pool:
+        assert len({one.authorization for one in pool.map(lambda _: Rest.logged_in(served), range(50))}) == 50
+
+
+def test_a_right_password_does_not_excuse_wrong_ones_for_another_account(tmp_path: Path) -> None:
+    with ApiBroker(2, data_dir=tmp_path) as broker:
+        Rest.logged_in(broker).good("POST", "/users", {"username": "looker", "password": "look and see", "role": "viewer"})
+        stranger, wrong = Rest(broker.api_port), {"username": "admin", "password": "wrong"}
+        for _ in range(2):
+            assert {stranger.refused("POST", "/login", wrong) for _ in range(5)} == {(401, "BAD_USERNAME_OR_PWD")}
+            status, _ = stranger("POST", "/login", {"username": "looker", "password": "look and see"})
+        assert status == 429
+        assert stranger.refused("POST", "/login", wrong) == (429, "TOO_MANY_REQUESTS")
+
+
+def test_a_password_that_changes_while_it_is_checked_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Accounts(tmp_path) as accounts:
+        accounts.add("ada", hash_password(b"old"), "administrator", "")
+        logins = Logins(accounts, 60)
+
+        def check(*of: Any) -> bool:
+            with Accounts(tmp_path) as manager:
+                manager.set_password("ada", hash_password(b"new"))
+            return verify(*of)
+
+        monkeypatch.setattr(guard, "verify", check)
+        with pytest.raises(ControlError, match="wrong user name or password"):
+            asyncio.run(logins.log_in("ada", "old", "127.0.0.1"))
 
 
 def test_a_worker_that_stands_still_is_an_error_in_bounded_time(served: ApiBroker, rest: Rest) -> None:

@@ -121,18 +121,23 @@ async def _fill(session: Session) -> None:
         made.on_message = lambda one, data, message: in_loop(show, message)
         host, _, port = row["bind"].rpartition(":")
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), host.strip("[]"))
-        if row["type"] == "ws":
-            path = await session.told(_path(session, row["name"]))
-            made.ws_set_options(path or "/mqtt")
         _open.add(made)
         client.append(made)
         say("connecting", "grey")
+        if row["type"] == "ws":
+            path = await session.told(_path(session, row["name"]))
+            made.ws_set_options(path or "/mqtt")
         try:
-            await asyncio.to_thread(made.connect, host, int(port))
-            made.loop_start()
+            if made in client:
+                await asyncio.to_thread(made.connect, host, int(port))
         except (OSError, ValueError) as error:
             leave()
             say(f"not connected: {error}", "negative")
+            return
+        if made in client:
+            made.loop_start()
+        else:
+            made.disconnect()  # the page or the login has ended meanwhile
 
     def leave() -> None:
         while client:
