@@ -1,11 +1,14 @@
 """What back ends with connections have in common."""
 
 import ssl
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardbroker.access.contract import BackendError
 
-__all__ = ["address_of", "tls_of"]
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["address_of", "read_body", "tls_of"]
 
 
 def address_of(section: Any, name: str) -> tuple[str, int]:
@@ -19,3 +22,13 @@ def address_of(section: Any, name: str) -> tuple[str, int]:
 def tls_of(section: Any) -> ssl.SSLContext | None:
     """A context that checks the server's certificate, or None for a connection in the clear."""
     return ssl.create_default_context(cafile=section.tls_ca or None) if section.tls else None
+
+
+async def read_body(content: "aiohttp.StreamReader", most: int) -> bytes:
+    """The body of an answer, which arrives in parts. Raises BackendError if it has more than `most` bytes."""
+    body = bytearray()
+    while len(body) <= most and not content.at_eof():
+        body += await content.read(most + 1 - len(body))
+    if len(body) > most:
+        raise BackendError(f"an answer of more than {most} bytes")
+    return bytes(body)

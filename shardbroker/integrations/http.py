@@ -14,6 +14,7 @@ from yarl import URL
 
 from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, allow, deny
 from shardbroker.access.placeholders import Template, values_of
+from shardbroker.integrations.connecting import read_body
 
 __all__ = ["HttpAuthenticator", "HttpAuthorizer", "HttpService"]
 
@@ -54,12 +55,7 @@ class HttpService:
         ):
             if answer.status != 200:
                 return answer.status, None
-            body = await answer.content.read(self._section.max_answer_size + 1)
-            while len(body) <= self._section.max_answer_size and not answer.content.at_eof():
-                body += await answer.content.read(self._section.max_answer_size + 1 - len(body))
-            if len(body) > self._section.max_answer_size:
-                raise BackendError(f"an answer of more than {self._section.max_answer_size} bytes")
-            return 200, _parsed(body)
+            return 200, _parsed(await read_body(answer.content, self._section.max_answer_size))
 
     async def close(self) -> None:
         if self._session is not None:

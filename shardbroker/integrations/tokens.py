@@ -16,6 +16,7 @@ import jwt
 
 from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, allow, deny
 from shardbroker.access.placeholders import Template, values_of
+from shardbroker.integrations.connecting import read_body
 
 __all__ = ["Tokens"]
 
@@ -23,8 +24,8 @@ HMAC = ["HS256", "HS384", "HS512"]
 PUBLIC_KEY = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
 JWKS_MAX_BYTES = 1 << 20
 """A longer JWKS is a failure."""
-UNKNOWN_KEY_S = 5.0
-"""Least time between two reads of the JWKS because a token names a key that is not in it."""
+RETRY_S = 5.0
+"""Least time between two reads of the JWKS because a token names a key that is not in it, or the endpoint failed."""
 
 
 class Tokens:
@@ -39,7 +40,8 @@ class Tokens:
         self._key: Any = None
         self._keys: dict[str | None, Any] = {}
         self._read_at = -float("inf")
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._problem = ""
         if section.endpoint:
             return
         if section.algorithm == "hmac-based":
@@ -79,37 +81,47 @@ class Tokens:
         )
 
     async def _find(self, name: str | None) -> Any:
+        """The key of this name, or None. Raises BackendError."""
         if not self._section.endpoint:
             return self._key
+        known = self._known(name)
         age_s = time.monotonic() - self._read_at
-        if age_s > self._section.refresh_interval or (name not in self._keys and age_s > UNKNOWN_KEY_S):
-            async with self._reading:
-                if time.monotonic() - self._read_at >= min(age_s, UNKNOWN_KEY_S):
-                    await self._read_keys()
+        is_old = age_s > self._section.refresh_interval
+        if self._reading is None and (age_s > RETRY_S if known is None or self._problem else is_old):
+            self._reading = asyncio.create_task(self._read_keys())
+        # A known key does not wait for an endpoint that fails, nor for keys that other tokens name.
+        if self._reading is not None and (known is None or (is_old and not self._problem)):
+            await asyncio.shield(self._reading)
+            known = self._known(name)
+        if self._problem and not self._keys:
+            raise BackendError(f"JWKS endpoint: {self._problem}")
+        return known
+
+    def _known(self, name: str | None) -> Any:
         if name is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(name)
 
     async def _read_keys(self) -> None:
-        """Keys that were read before stay if the endpoint fails, unless there are none."""
+        """One read for all logins that wait. Keys that were read before stay if the endpoint fails."""
         try:
             async with (
                 asyncio.timeout(self._section.timeout),
                 aiohttp.ClientSession() as session,
                 session.get(self._section.endpoint, allow_redirects=False) as answer,
             ):
-                body = await answer.content.read(JWKS_MAX_BYTES)
-            keys = jwt.PyJWKSet.from_json(body.decode()).keys
+                body = await read_body(answer.content, JWKS_MAX_BYTES)
+            self._keys = {key.key_id: key for key in jwt.PyJWKSet.from_json(body.decode()).keys}
+            self._problem = ""
         except Exception as error:
-            if not self._keys:
-                raise BackendError(f"JWKS endpoint: {type(error).__name__}") from None
-            self._read_at = time.monotonic() - self._section.refresh_interval + UNKNOWN_KEY_S
-            return
-        self._keys = {key.key_id: key for key in keys}
-        self._read_at = time.monotonic()
+            self._problem = type(error).__name__
+        finally:
+            self._reading = None
+            self._read_at = time.monotonic()
 
     async def close(self) -> None:
-        pass
+        if self._reading is not None:
+            self._reading.cancel()
 
 
 def _secret(section: Any) -> bytes:

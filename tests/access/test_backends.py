@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -316,8 +317,50 @@ def test_jwt_with_a_jwks(service: Answers, algorithm: str) -> None:
         confused = jwt.encode({"sub": "x"}, "x" * 32, "HS256", headers={"kid": "k0"})
         broker.refused("k1", BAD, username="ada", password=confused)
         service.answer = lambda path, fields: (200, json.dumps({"keys": published}).encode())
-        time.sleep(5.1)  # UNKNOWN_KEY_S: an unknown key leads to another look at the endpoint, but not to one for each token
+        time.sleep(5.1)  # RETRY_S: an unknown key leads to another look at the endpoint, but not to one for each token
         broker.client("k1", username="ada", password=token(1, "k1")).close()
+
+
+def test_logins_share_one_read_of_a_jwks_that_hangs(service: Answers) -> None:
+    """They fail together after auth.jwt.timeout, later ones at once until the endpoint is tried again; then all is well."""
+    service.answer = lambda path, fields: None
+    secrets = f'[auth.jwt]\nalgorithm = "public-key"\nendpoint = "{service.url}/jwks"\ntimeout = "1s"\n'
+    key = ec.generate_private_key(ec.SECP256R1())
+    token = jwt.encode({"sub": "x"}, key, "ES256", headers={"kid": "k0"})
+    public = {**jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "k0"}  # type: ignore[arg-type]
+
+    def refused(number: int) -> float:
+        broker.refused(f"j{number}", UNAVAILABLE, username="ada", password=token, timeout=20)
+        return time.monotonic() - began
+
+    with Guarded({"auth.chain": ["jwt"]}, secrets=secrets) as broker, ThreadPoolExecutor(8) as pool:
+        began = time.monotonic()
+        assert max(pool.map(refused, range(8))) < 2.5
+        began = time.monotonic()
+        assert refused(8) < 0.5 and len(service.asked) == 1
+        service.answer = lambda path, fields: (200, json.dumps({"keys": [public]}).encode())
+        time.sleep(5.1)  # RETRY_S
+        broker.client("j9", username="ada", password=token).close()
+
+
+def test_a_known_key_does_not_wait_for_a_jwks_that_hangs(service: Answers) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    token = jwt.encode({"sub": "x"}, key, "ES256", headers={"kid": "k0"})
+    public = {**jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "k0"}  # type: ignore[arg-type]
+    service.answer = lambda path, fields: (200, json.dumps({"keys": [public], "x": "x" * 500_000}).encode())
+    secrets = f'[auth.jwt]\nalgorithm = "public-key"\nendpoint = "{service.url}/jwks"\ntimeout = "1s"\nrefresh_interval = "1s"\n'
+    with Guarded({"auth.chain": ["jwt"]}, secrets=secrets) as broker:
+        broker.client("k1", username="ada", password=token).close()
+        service.answer = lambda path, fields: None
+        time.sleep(1.1)
+        broker.client("k2", username="ada", password=token).close()  # the first one finds out that it hangs
+        waits = []
+        until_s = time.monotonic() + 7
+        while time.monotonic() < until_s:
+            began = time.monotonic()
+            broker.client("k3", username="ada", password=token).close()
+            waits.append(time.monotonic() - began)
+        assert max(waits) < 0.5 and len(service.asked) >= 3
 
 
 # --- servers that are not there ---------------------------------------------------------------------------------------------------
