@@ -274,6 +274,7 @@ class Log(Section):
     """What goes to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level written.")
+    client_connected: Literal["debug", "info"] = Field("debug", description="Level of the line for each client that connects.")
 
 
 class Prometheus(Section):

@@ -1,4 +1,4 @@
-"""Log lines about clients: one for each that goes, and at level debug one for each that comes.
+"""Log lines about clients: one for each that connects, at a level of its own, and one for each that goes or is refused.
 
 Compiled, because thousands of clients may go in a second and each gets its line.
 """
@@ -20,6 +20,7 @@ __all__ = ["client_line", "escaped", "is_connected", "stamp"]
 cdef enum:
     CODES = 256
     STAMP_SIZE = 29                        # 2026-11-21T06:46:15.547+00:00
+    USERNAME_MAX = 256                     # bytes of a user name in a line; it may have 64 KiB
 
 
 def _reason(int code) -> bytes:
@@ -88,28 +89,32 @@ def _escape(str c) -> str:
     return c if c.isprintable() else c.encode("unicode_escape").decode()
 
 
-def client_line(bytes event not None) -> bytes:
+def client_line(bytes event not None, bytes connected_level not None=b"DEBUG") -> bytes:
     """The whole line of an event (shm.events), with time, level and line end. Raises EventError."""
     cdef EventHeader header
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(event)
-    cdef bytes client_id, detail
+    cdef bytes client_id, detail, who
+    cdef size_t username_at
     cdef char peer[ADDRESS_TEXT_MAX]
     cdef size_t peer_size
     check(start, PyBytes_GET_SIZE(event), &header)
     client_id = escaped(event[sizeof(header):sizeof(header) + header.client_size])
     peer_size = write_address(peer, &header.peer)
-    address = peer[:peer_size] if peer_size else b'""'
+    who = join((client_id, b" peer=", peer[:peer_size] if peer_size else b'""'))
+    if header.username_size:
+        username_at = sizeof(header) + header.client_size + header.detail_size
+        who = join((who, b" username=", escaped(event[username_at:username_at + min(header.username_size, <int>USERNAME_MAX)])))
     if header.kind == EVENT_CONNECTED:
-        return b"%b DEBUG client connected client_id=%b peer=%b version=%d keepalive=%ds\n" % (
-            stamp_of(header.at_ms), client_id, address, header.version, header.keepalive_s)
+        return b"%b %b client connected client_id=%b version=%d keepalive=%ds\n" % (
+            stamp_of(header.at_ms), connected_level, who, header.version, header.keepalive_s)
     if header.kind == EVENT_DENIED or header.kind == EVENT_FLAPPING:
         detail = event[sizeof(header) + header.client_size:sizeof(header) + header.client_size + header.detail_size]
-        return join((stamp_of(header.at_ms), WORDS[header.kind], client_id, b" peer=", address, b" detail=", escaped(detail, True), b"\n"))
+        return join((stamp_of(header.at_ms), WORDS[header.kind], who, b" detail=", escaped(detail, True), b"\n"))
     if header.detail_size:
         detail = event[sizeof(header) + header.client_size:sizeof(header) + header.client_size + header.detail_size]
-        return join((stamp_of(header.at_ms), b" INFO client gone client_id=", client_id, b" peer=", address,
+        return join((stamp_of(header.at_ms), b" INFO client gone client_id=", who,
                      REASONS[header.reason_code], SIDE_NAMES[header.side], b" detail=", escaped(detail, True), b"\n"))
-    return join((stamp_of(header.at_ms), b" INFO client gone client_id=", client_id, b" peer=", address,
+    return join((stamp_of(header.at_ms), b" INFO client gone client_id=", who,
                  REASONS[header.reason_code], SIDE_NAMES[header.side], b"\n"))
 
 

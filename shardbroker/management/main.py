@@ -122,6 +122,7 @@ class _Manager:
         self._damage_alarm = StandingAlarm(topology.node_name, "files_damaged", "error")
         self._damaged = 0
         self._notices = socket.socket(fileno=os.dup(topology.notices[0]))
+        self._connected_logged = False
         self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]
         self._stop = asyncio.Event()
@@ -322,6 +323,7 @@ class _Manager:
 
     def _log_events(self, records: list[bytes]) -> None:
         listened_to = self._look_who_listens()
+        connected = self._configuration.settings.log.client_connected
         lines = []
         for record in records:
             kind, spilled, event = open_record(record)
@@ -334,10 +336,10 @@ class _Manager:
             if kind != EVENT:
                 continue
             try:
-                line = client_line(event)
-                if self._log.enabled("debug" if b" DEBUG " in line[:64] else "info"):
-                    lines.append(line)
                 what = kind_of(event)
+                line = client_line(event, connected.upper().encode())
+                if self._log.enabled({KIND_CONNECTED: connected, KIND_FLAPPING: "warning"}.get(what, "info")):
+                    lines.append(line)
                 if what == KIND_FLAPPING:
                     self._flapping.append(unpack_event(event).client_id.decode(errors="replace"))
                 elif listened_to and what in (KIND_CONNECTED, KIND_DISCONNECTED):
@@ -349,8 +351,10 @@ class _Manager:
     def _look_who_listens(self) -> bool:
         """Whether anybody subscribes to messages about clients; lets the workers know what events they need not send."""
         topics = self._client_topics
-        if topics.refresh():
-            self._counters.want_connected(topics.listened_to or self._log.enabled("debug"), topics.epoch)
+        wanted = self._log.enabled(self._configuration.settings.log.client_connected)
+        if topics.refresh() or wanted != self._connected_logged:
+            self._connected_logged = wanted
+            self._counters.want_connected(topics.listened_to or wanted, topics.epoch)
         return topics.listened_to
 
     def _publish_event(self, event: bytes) -> None:
@@ -392,6 +396,7 @@ class _Manager:
     async def _watch(self) -> None:
         """Looks for alarms, and waits for nobody in telling them."""
         while True:
+            self._look_who_listens()
             self._count_retained()
             self._store_flapping()
             self._look_for_alarms()

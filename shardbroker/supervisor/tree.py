@@ -16,6 +16,7 @@ from shm.counters import Counters, ProcessState
 from shardbroker import __version__
 from shardbroker.access.gate import needs_integrations
 from shardbroker.config import Loaded, Settings
+from shardbroker.config.exposed import exposures
 from shardbroker.config.live import in_force
 from shardbroker.supervisor.child import Child, Entry
 from shardbroker.supervisor.held import HeldSockets, SocketStore
@@ -77,6 +78,7 @@ class Supervisor:
         self._loaded = loaded
         self._entries = entries or Entries.real()
         self._ready = False
+        self._exposures: list[str] = []
         self._left_over: tuple[LeftOver, ...] = ()
         self._forget_at = 0.0
         self._files_due = 0.0
@@ -189,6 +191,7 @@ class Supervisor:
         try:
             self._listeners.carry_out(request)
             self._look_who_is_asked()
+            self._warn_of_exposures()
             problem = ""
         except StartError as error:
             problem = str(error)
@@ -308,6 +311,7 @@ class Supervisor:
             self._left_over, self._forget_at = topology.left_over, time.monotonic() + LEFT_OVER_S
             for doorbell in topology.doorbells:
                 os.eventfd_write(doorbell, 1)
+            self._warn_of_exposures()
             addresses = ", ".join(listener.address for listener in topology.listeners)
             processes = f"workers {topology.workers}, acceptors {topology.acceptors}"
             print(f"shardbroker {__version__} ready: {addresses}, {processes}, pid {os.getpid()}", flush=True)
@@ -315,6 +319,16 @@ class Supervisor:
             self._store.follow(self._listeners.topology.listeners)
         for child in waiting:
             self._look_for_progress(child)
+
+    def _warn_of_exposures(self) -> None:
+        """Each is told once, until it is gone."""
+        topology = self._listeners.topology
+        settings = in_force(topology.runtime_dir, topology.settings)
+        found = [*exposures(settings, ((one.name, one.settings) for one in topology.listeners))]
+        for text in found:
+            if text not in self._exposures:
+                _say(text, "WARNING")
+        self._exposures = found
 
     def _tell_ready(self) -> None:
         self._notifier.ready(self._status())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardbroker.access.hashing import hash_password
+from shardbroker.control import Control
 from tests.access.guarded import Guarded
 from tests.harness import until, wire
 from tests.harness.wire import Will
@@ -235,3 +236,29 @@ def test_secrets_are_shown_nowhere() -> None:
         for secret in ("pa55w0rd", "t0psecret", "wr0ngsecret", "$argon2"):
             assert secret not in everything
         assert "hash" not in str(broker.admin.users())
+
+
+def test_lines_name_the_user_and_tell_who_connects_at_a_level_that_is_set() -> None:
+    with Guarded({"auth.chain": ["builtin"], "mqtt.max_clientid_len": 30}, users={"ada": "secret"}) as broker:
+        with Control(broker.data_dir) as control:
+            broker.refused("wrong", 0x86, username="ada", password="wrong")
+            assert "username=ada" in broker.logged("client gone", "client_id=wrong", "reason=0x86")
+            broker.refused("x" * 31, 0x85, username="ada", password="secret")
+            assert "username=ada" in broker.logged("client gone", "reason=0x85")
+            broker.client("silent", username="ada", password="secret").close()
+            broker.logged("client gone", "client_id=silent")
+            assert not [line for line in broker.output if "client connected" in line]
+            for key, value, level in (("log.client_connected", '"info"', " INFO "), ("log.level", '"debug"', " DEBUG ")):
+                control.ask("config set", key=key, value=value)
+                name = level.strip().lower()
+                until(lambda name=name: tell_apart(broker, name))  # type: ignore[misc]
+                assert level in broker.logged("client connected", f"client_id={name}", "username=ada")
+                control.ask("config reset", key=key)
+            assert "secret" not in "".join(broker.output)
+
+
+def tell_apart(broker: Guarded, name: str) -> bool:
+    """Whether a client that connects has a line; the manager takes note of the setting within a second."""
+    broker.client(name, username="ada", password="secret").close()
+    broker.logged("client gone", f"client_id={name}")
+    return any("client connected" in line and f"client_id={name}" in line for line in broker.output)

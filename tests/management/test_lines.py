@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shardbroker.management.lines import client_line, escaped, stamp
-from shm.events import EXPIRY_NEVER, KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent, EventError, pack_event, unpack_event
+from shm.events import (
+    EXPIRY_NEVER,
+    KIND_CONNECTED,
+    KIND_DENIED,
+    KIND_DISCONNECTED,
+    KIND_REFUSED,
+    ClientEvent,
+    EventError,
+    pack_event,
+    unpack_event,
+)
 
 
 def gone(**changes: object) -> ClientEvent:
@@ -64,7 +74,17 @@ def test_line_of_a_client_that_goes() -> None:
 
 
 def test_line_of_a_client_that_comes() -> None:
+    whole = client_line(pack_event(*gone(kind=KIND_CONNECTED, username=b"a b")), b"INFO").decode()
+    assert whole.endswith(' INFO client connected client_id=sensor-1 peer=127.0.0.1:50312 username="a b" version=5 keepalive=60s\n')
     assert line(gone(kind=KIND_CONNECTED)) == "client connected client_id=sensor-1 peer=127.0.0.1:50312 version=5 keepalive=60s"
+
+
+def test_lines_name_the_user() -> None:
+    user = {"username": b"ann\n", "detail": "x"}
+    assert 'peer=127.0.0.1:50312 username="ann\\n" reason=0x8e' in line(gone(**user))
+    assert 'username="ann\\n" detail="x"' in line(gone(kind=KIND_DENIED, **user))
+    assert 'client gone client_id=sensor-1 peer=127.0.0.1:50312 username="ann\\n" ' in line(gone(kind=KIND_REFUSED, **user))
+    assert f"username={'u' * 256} " in line(gone(username=b"u" * 65535))
 
 
 def test_stamps_follow_the_seconds() -> None:

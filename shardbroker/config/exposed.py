@@ -1,0 +1,46 @@
+"""What a configuration opens to other machines without a password or without TLS: told at the start, not refused."""
+
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
+
+from shardbroker.config.listeners import Listener, parse_address, unix_path
+from shardbroker.config.settings import Settings
+
+__all__ = ["anonymous_listeners", "exposures", "is_public"]
+
+
+def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[str]:
+    """One log line for each kind of exposure."""
+    anonymous = ",".join(f"{name}={listener.bind}" for name, listener in anonymous_listeners(settings, listeners))
+    if anonymous:
+        yield f"clients of other machines connect without authentication {anonymous}; set auth.chain, or bind to 127.0.0.1"
+    if is_public(settings.api.bind) and not settings.api.certfile:
+        yield (
+            f"passwords of dashboard and REST API travel in clear text api.bind={settings.api.bind}; set api.certfile, or bind to "
+            "127.0.0.1"
+        )
+    if is_public(settings.prometheus.bind):
+        yield f"metrics can be read from other machines prometheus.bind={settings.prometheus.bind}; bind to 127.0.0.1"
+
+
+def anonymous_listeners(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[tuple[str, Listener]]:
+    """Those with a public address whose clients need neither a password nor a certificate. Plugins and programs behind hooks,
+    which may refuse clients too, are not looked at."""
+    for name, listener in listeners:
+        chain = settings.auth.chain if listener.auth_chain == ["inherit"] else listener.auth_chain
+        asked = bool(chain) and listener.enable_authn is not False
+        certified = listener.tls.verify == "verify_peer" and listener.tls.fail_if_no_peer_cert
+        if is_public(listener.bind) and not asked and not certified:
+            yield name, listener
+
+
+def is_public(bind: str) -> bool:
+    """Whether other machines reach an address, or may: of names only `localhost` is known not to be one."""
+    if bind == "disabled" or unix_path(bind) is not None:
+        return False
+    host = parse_address(bind)[0]
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host != "localhost"
+    return not (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -1,0 +1,95 @@
+"""What is open to other machines is told at the start, once each; what is not, is not."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shardbroker.config import Settings
+from shardbroker.config.exposed import exposures, is_public
+from shardbroker.control import Control
+from tests.harness import Broker, until
+
+pytestmark = pytest.mark.own_broker
+ANONYMOUS = "clients of other machines connect without authentication"
+IN_CLEAR = "passwords of dashboard and REST API travel in clear text"
+METRICS = "metrics can be read from other machines"
+PUBLIC = "from shardbroker.config import exposed; exposed.is_public = lambda bind: bind != 'disabled'"
+"""Every address counts as a public one, so that the broker under test need not listen on one."""
+
+
+@pytest.mark.parametrize(
+    ("bind", "public"),
+    [
+        ("127.0.0.1:1", False), ("127.9.9.9:1", False), ("[::1]:1", False), ("[::ffff:127.0.0.1]:1", False), ("localhost:1", False),
+        ("unix:/run/x", False), ("disabled", False),
+        ("0.0.0.0:1", True), ("[::]:1", True), ("192.168.1.2:1", True), ("[fe80::1%eth0]:1", True), ("broker.example:1", True),
+    ],
+)  # fmt: skip
+def test_public_addresses(bind: str, public: bool) -> None:
+    assert is_public(bind) == public
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, []),
+        ({"api": {"bind": "127.0.0.1:1"}, "prometheus": {"bind": "[::1]:1"}}, []),
+        ({"listeners": {"a": {"bind": "0.0.0.0:1883"}}}, [ANONYMOUS]),
+        ({"listeners": {"a": {"bind": "0.0.0.0:1883"}}, "auth": {"chain": ["builtin"]}}, []),
+        ({"listeners": {"a": {"bind": "0.0.0.0:1883", "auth_chain": ["builtin"]}}}, []),
+        ({"listeners": {"a": {"bind": "0.0.0.0:1883", "auth_chain": []}}, "auth": {"chain": ["builtin"]}}, [ANONYMOUS]),
+        ({"listeners": {"a": {"bind": "0.0.0.0:1883", "enable_authn": False}}, "auth": {"chain": ["builtin"]}}, [ANONYMOUS]),
+        ({"listeners": {"a": {"bind": "0.0.0.0:1883"}, "b": {"bind": "[::]:1884"}}}, [ANONYMOUS]),
+        ({"api": {"bind": "0.0.0.0:18083"}}, [IN_CLEAR]),
+        ({"api": {"bind": "0.0.0.0:18083", "certfile": "x"}}, []),
+        ({"prometheus": {"bind": "[::]:18084"}}, [METRICS]),
+    ],
+)
+def test_what_is_told(settings: dict[str, object], told: list[str]) -> None:
+    read = Settings.model_validate(settings)
+    lines = [*exposures(read, read.listeners.items())]
+    assert [line.split(" ", 1)[0] for line in lines] == [text.split(" ", 1)[0] for text in told]
+    assert all(line.startswith(text) for line, text in zip(lines, told, strict=True))
+
+
+def test_client_certificates_are_authentication() -> None:
+    tls = {"certfile": "x", "cacertfile": "x", "verify": "verify_peer", "fail_if_no_peer_cert": True}
+    for given, count in ((tls, 0), (tls | {"fail_if_no_peer_cert": False}, 1)):
+        read = Settings.model_validate({"listeners": {"a": {"bind": "0.0.0.0:8883", "type": "ssl", "tls": given}}})
+        assert len([*exposures(read, read.listeners.items())]) == count
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    one = Broker(1)
+    one.program = (
+        sys.executable,
+        "-c",
+        f"import sys; {PUBLIC}; from shardbroker.cli.main import main; sys.exit(main(sys.argv[1:]))",
+    )
+    one.settings["prometheus.bind"] = "127.0.0.1:0"
+    with one:
+        yield one
+
+
+def warnings(broker: Broker) -> list[str]:
+    return [line.partition(" supervisor ")[2].rstrip() for line in broker.output if " WARNING supervisor " in line]
+
+
+def test_the_start_tells_each_once_and_a_change_what_it_opens(broker: Broker) -> None:
+    found = warnings(broker)
+    assert len(found) == 2 and found[0].startswith(ANONYMOUS) and found[1].startswith(METRICS)
+    with Control(broker.data_dir) as control:
+        control.ask("config set", key="auth.chain", value='["builtin"]')
+        control.ask("listeners add", name="another", settings=["bind=127.0.0.1:0"])
+        assert control.ask("listeners list")["data"]
+        assert len(warnings(broker)) == 2
+        control.ask("config set", key="auth.chain", value="[]")
+        until(lambda: len(warnings(broker)) == 3)
+    assert warnings(broker)[2].startswith(ANONYMOUS) and "another=" in warnings(broker)[2]
+
+
+def test_a_broker_on_loopback_tells_nothing() -> None:
+    with Broker(1) as broker:
+        assert not [line for line in broker.output if "WARNING" in line]
