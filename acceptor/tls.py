@@ -29,7 +29,11 @@ ATTRIBUTES = {
 
 
 class TlsError(Exception):
-    """A certificate, key, CA or CRL file cannot be used; the text names it."""
+    """A certificate, key, CA or CRL file cannot be used; the text names it. `key`: the setting below `tls`, `what` it must be."""
+
+    def __init__(self, text: str, key: str = "certfile", what: str = "a PEM file with a certificate and its key") -> None:
+        super().__init__(text)
+        self.key, self.what = key, what
 
 
 def build_context(tls: Any, websocket: bool, keylog: str = "") -> ssl.SSLContext:
@@ -72,28 +76,31 @@ def _context(tls: Any, certfile: str, keyfile: str, websocket: bool) -> ssl.SSLC
         try:
             context.set_ciphers(tls.ciphers)
         except ssl.SSLError as error:
-            raise TlsError(f"ciphers {tls.ciphers!r}: {_words(error)}") from None
+            raise TlsError(f"ciphers {tls.ciphers!r}: {_words(error)}", "ciphers", "a list of OpenSSL's ciphers") from None
     _load(context, tls, certfile, keyfile)
     return context
 
 
 def _load(context: ssl.SSLContext, tls: Any, certfile: str, keyfile: str) -> None:
     what = f"certificate {certfile}" + (f" with key {keyfile}" if keyfile else "")
+    setting: tuple[str, ...] = ("certfile" if certfile == tls.certfile else "sni",)
     try:
         # Without a password OpenSSL would ask for one at the terminal, so there always is one.
         context.load_cert_chain(certfile, keyfile or None, tls.password.get_secret_value())
         if tls.verify == "verify_peer":
             context.verify_mode = ssl.CERT_REQUIRED if tls.fail_if_no_peer_cert else ssl.CERT_OPTIONAL
             what = f"CA certificates {tls.cacertfile}"
+            setting = ("cacertfile", "a PEM file of CA certificates")
             context.load_verify_locations(tls.cacertfile)
         if tls.crlfile:
             what = f"revocation list {tls.crlfile}"
+            setting = ("crlfile", "a PEM file of revocation lists")
             context.load_verify_locations(tls.crlfile)
             if not context.cert_store_stats()["crl"]:
-                raise TlsError(f"{what}: there is none in it")
+                raise TlsError(f"{what}: there is none in it", *setting)
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     except OSError as error:  # ssl.SSLError too
-        raise TlsError(f"{what}: {_words(error)}") from None
+        raise TlsError(f"{what}: {_words(error)}", *setting) from None
 
 
 def _words(error: OSError) -> str:

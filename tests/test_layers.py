@@ -31,7 +31,7 @@ MAY_USE = {
         "acceptor",
         "shm",
     ),
-    "shardbroker.config": ("shardbroker.mqtt",),
+    "shardbroker.config": ("shardbroker.mqtt", "shm"),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     "shardbroker.integrations": (
@@ -65,6 +65,15 @@ MAY_USE = {
         "acceptor",
         "shm",
     ),
+    # It makes what settings name as the processes do that use it: before them, in a process of its own.
+    "shardbroker.preflight": (
+        "shardbroker.access",
+        "shardbroker.config",
+        "shardbroker.hooks",
+        "shardbroker.integrations",
+        "shardbroker.supervisor",
+        "acceptor",
+    ),
     # What lands on a machine, and who puts it there.
     "shardbroker.deploy": ("shardbroker.config", "shardbroker.journal"),
     "perf": ("shardbroker.mqtt", "shm"),
@@ -72,6 +81,7 @@ MAY_USE = {
         "shardbroker.config",
         "shardbroker.deploy",
         "shardbroker.control",
+        "shardbroker.preflight",
         "shardbroker.supervisor",
         "shardbroker.journal",
         "shardbroker.mqtt",

@@ -25,6 +25,7 @@ __all__ = [
     "Exchange",
     "Outcome",
     "Question",
+    "SettingError",
     "allow",
     "deny",
 ]
@@ -32,6 +33,14 @@ __all__ = [
 
 class BackendError(Exception):
     """A back end failed or said what nobody can understand. The text holds no secret: it is logged."""
+
+
+class SettingError(BackendError):
+    """A back end cannot be made because of one setting. `must`: what the setting must be, for the text."""
+
+    def __init__(self, key: str, must: str, got: object, detail: str = "") -> None:
+        super().__init__(f"{key}: must be {must}, got {got!r}{detail and ': '}{detail}")
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)

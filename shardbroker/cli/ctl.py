@@ -20,6 +20,8 @@ from pydantic.fields import FieldInfo
 from shardbroker.cli import render
 from shardbroker.cli.where import running_data_dir
 from shardbroker.config import ConfigError
+from shardbroker.config.keys import dotted
+from shardbroker.config.sources import KEPT_FILE, read_kept, without, write_kept
 from shardbroker.control import VERBS, Control, ControlError, Verb
 
 __all__ = ["app", "complete", "main"]
@@ -171,11 +173,39 @@ def command_of(verb: Verb, name: str) -> click.Command:
         if SECRET in fields:
             given[SECRET] = read_secret()
         asked = {key: wire(fields[key], value) for key, value in given.items() if value is not None and value != ()}
-        with Control(find_data_dir(), by=f"ctl:{os.getuid()}") as control:
+        data_dir = find_data_dir()
+        try:
+            control = Control(data_dir, by=f"ctl:{os.getuid()}")
+        except ControlError as error:
+            if verb.name != "config reset" or error.code != "BROKER_DOWN":
+                raise
+            show_result(verb, reset_without_broker(data_dir, asked["key"]), as_json)
+            return 0
+        with control:
             carry_out(control, verb, asked, as_json, all_pages)
         return 0
 
     return click.Command(name, params=params, callback=run, help=verb.summary, short_help=verb.summary)
+
+
+def reset_without_broker(data_dir: Path, key: str) -> dict[str, Any]:
+    """`config reset` for a broker that does not start with what was set. Raises ControlError, ConfigError."""
+    from shardbroker.supervisor.layout import StartError, lock_data_dir
+
+    path = data_dir / KEPT_FILE
+    kept = read_kept(path)
+    name, left = without(kept, key)
+    if len(left) == len(kept):
+        raise ControlError("NOT_FOUND", f"no broker runs, and {key} is not in {path}")
+    try:
+        lock = lock_data_dir(data_dir)  # one that just starts reads the file
+        try:
+            write_kept(path, left)
+        finally:
+            os.close(lock)
+    except (StartError, OSError) as error:
+        raise ControlError("NOT_AVAILABLE", f"{path}: {error}") from None
+    return {"key": dotted(name), "applied": [], "needs_restart": [dotted(name)]}
 
 
 def read_secret() -> str:

@@ -128,10 +128,13 @@ def _load(arguments: argparse.Namespace) -> Loaded:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from shardbroker.preflight import check
     from shardbroker.supervisor import StartError, Supervisor
 
     try:
         loaded = _load(arguments)
+        for line in check(loaded):
+            print(f"warning: {line}", file=sys.stderr)
         return Supervisor(loaded.settings, loaded=loaded).run()
     except StartError as error:
         print(f"shardbroker cannot start: {error}", file=sys.stderr)
@@ -151,9 +154,11 @@ def _restore(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    missing = _load(arguments).settings.exhook.missing
-    if missing is not None:
-        raise ConfigError(missing)
+    from shardbroker.preflight import check
+
+    found = check(_load(arguments))
+    if found:
+        raise ConfigError("\n".join(found))
     print("configuration is good")
     return 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cbor2
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from shardbroker.config.settings import Settings
 
@@ -67,7 +67,11 @@ def replaced(settings: Settings, path: Iterable[str], value: Any) -> Settings:
 
 def dump(settings: Settings) -> bytes:
     """Settings as bytes, for another process."""
-    return cbor2.dumps(settings.model_dump(), default=lambda encoder, value: encoder.encode(str(value)))
+    return cbor2.dumps(settings.model_dump(), default=_encode)
+
+
+def _encode(encoder: Any, value: Any) -> None:
+    encoder.encode(value.get_secret_value() if isinstance(value, SecretStr) else str(value))
 
 
 def parse(data: bytes) -> Settings:

@@ -1,7 +1,6 @@
 """Where values come from, later ones over earlier: default, TOML file, what was set while the broker ran, environment,
 --set, command line options."""
 
-import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -13,8 +12,9 @@ from pydantic import ValidationError
 from shardbroker.config.errors import ConfigError, explain, refusal
 from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, is_secret, takes_text, toml_value
 from shardbroker.config.settings import Settings
+from shm.files import replace_file
 
-__all__ = ["KEPT_FILE", "ConfigError", "Loaded", "load", "parse_assignment", "read_kept", "write_kept"]
+__all__ = ["KEPT_FILE", "ConfigError", "Loaded", "load", "parse_assignment", "read_kept", "without", "write_kept"]
 
 ENV_PREFIX = "SHARDBROKER__"
 
@@ -112,6 +112,12 @@ def parse_assignment(key: str, text: str) -> tuple[KeyPath, Any]:
     return path, _literal(path, text.strip())
 
 
+def without(kept: Mapping[KeyPath, Any], key: str) -> tuple[KeyPath, dict[KeyPath, Any]]:
+    """(path of a dotted key, what is kept less what is at this path or below)."""
+    path = _split(key.strip())
+    return path, {known: value for known, value in kept.items() if known[: len(path)] != path}
+
+
 def read_kept(path: Path) -> dict[KeyPath, Any]:
     """What was set while the broker ran, by path. Raises ConfigError."""
     if not path.exists():
@@ -122,12 +128,9 @@ def read_kept(path: Path) -> dict[KeyPath, Any]:
 
 
 def write_kept(path: Path, kept: Mapping[KeyPath, Any]) -> None:
-    """Replaces the file: at any moment there is the old one or the new one. Raises OSError."""
-    new = path.with_name(f"{path.name}.new")
+    """Replaces the file, which is on the disk when this returns. Raises OSError; the old one is there then."""
     lines = [f"{dotted(key)} = {toml_value(value)}\n" for key, value in sorted(kept.items())]
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
-        file.write(_KEPT_HEADER + "".join(lines))
-    os.replace(new, path)
+    replace_file(path, (_KEPT_HEADER + "".join(lines)).encode())
 
 
 class _Values:

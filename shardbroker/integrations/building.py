@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from shardbroker.access.contract import Authenticator, Authorizer, BackendError
+from shardbroker.access.contract import Authenticator, Authorizer, BackendError, SettingError
 from shardbroker.access.files import FileError
 from shardbroker.access.hashing import Scheme
 from shardbroker.access.placeholders import PlaceholderError
@@ -46,7 +46,7 @@ def build_authenticators(
 
     makers: dict[str, Callable[[], Authenticator]] = {
         "builtin": lambda: BuiltinUsers(_given(users), auth.builtin.user_id_type, threads),
-        "file": lambda: PasswordFile(Path(auth.file.path), Scheme.of(auth.file), threads),
+        "file": lambda: PasswordFile(_file("auth.file.path", auth.file.path), Scheme.of(auth.file), threads),
         "http": lambda: _library("http").HttpAuthenticator(_library("http").HttpService(auth.http, "auth.http")),
         "jwt": lambda: _library("tokens").Tokens(auth.jwt),
         "redis": lambda: stored(_library("redis_backend").Redis(auth.redis, "auth.redis", ("HGET", "HMGET")), auth.redis),
@@ -64,7 +64,7 @@ def build_sources(settings: Any, names: Sequence[str], rules: Callable[[], RuleS
     acl = settings.acl
     installed = modules.load_modules(modules.AUTHORIZERS, names, KNOWN_SOURCES, acl.module_settings)
     makers: dict[str, Callable[[], Authorizer]] = {
-        "file": lambda: FileRules(Path(acl.file.path)),
+        "file": lambda: FileRules(_file("acl.file.path", acl.file.path)),
         "builtin": lambda: BuiltinRules(rules()),
         "http": lambda: _library("http").HttpAuthorizer(_library("http").HttpService(acl.http, "acl.http")),
         "redis": lambda: StoredRules(_library("redis_backend").Redis(acl.redis, "acl.redis", ("HGETALL",))),
@@ -82,6 +82,12 @@ def _given(users: UserStore | None) -> UserStore:
     return users
 
 
+def _file(key: str, path: str) -> Path:
+    if not path:
+        raise SettingError(key, "a path, since a chain names file", path)
+    return Path(path)
+
+
 def _made(name: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
@@ -91,7 +97,10 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
         raise BackendError(f"{name} needs the library {library or error}{extra}") from None
     except (FileError, StoreError, PlaceholderError) as error:
         raise BackendError(f"{name}: {error}") from None
-
+    except BackendError:
+        raise
+    except Exception as error:  # of a library: no setting may end the process
+        raise BackendError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _library(name: str) -> Any:

@@ -3,7 +3,7 @@
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from shardbroker.access.contract import BackendError
+from shardbroker.access.contract import SettingError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -12,10 +12,14 @@ __all__ = ["address_of", "read_body", "tls_of"]
 
 
 def address_of(section: Any, name: str) -> tuple[str, int]:
-    """Host and port of a settings section. Raises BackendError if there is none."""
+    """Host and port of a settings section. Raises SettingError if there is none, or if its CA certificates cannot be used."""
     host, _, port = section.server.rpartition(":")
     if not host:
-        raise BackendError(f"{name}.server is empty; allowed is HOST:PORT")
+        raise SettingError(f"{name}.server", "HOST:PORT", section.server)
+    try:
+        tls_of(section)
+    except OSError as error:  # ssl.SSLError too
+        raise SettingError(f"{name}.tls_ca", "a PEM file of CA certificates", section.tls_ca, error.strerror or "") from None
     return host.strip("[]"), int(port)
 
 

@@ -5,6 +5,7 @@ As in EMQX, 200 with {"result": "allow" | "deny" | "ignore", ...} decides, 204 a
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -12,13 +13,15 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, allow, deny
+from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, SettingError, allow, deny
 from shardbroker.access.placeholders import Template, values_of
 from shardbroker.integrations.connecting import read_body
 
 __all__ = ["HttpAuthenticator", "HttpAuthorizer", "HttpService"]
 
 Values = Mapping[str, str | None]
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A field name: a token of RFC 9110."""
 
 
 class HttpService:
@@ -26,7 +29,10 @@ class HttpService:
 
     def __init__(self, section: Any, name: str) -> None:
         if not section.url:
-            raise BackendError(f"{name}.url is empty; allowed is http://HOST/PATH or https://HOST/PATH")
+            raise SettingError(f"{name}.url", "http://HOST/PATH or https://HOST/PATH", section.url)
+        for header in section.headers:
+            if not _HEADER.fullmatch(header):
+                raise SettingError(f"{name}.headers", "a table of header = text", header)
         self._section = section
         self._url = Template.parse(section.url)
         self._body = {key: Template.parse(text) for key, text in section.body.items()}

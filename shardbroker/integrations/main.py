@@ -12,6 +12,7 @@ import uvloop
 from shm.counters import Counters, ProcessState
 
 from shardbroker.access.contract import Answer, BackendError, Outcome
+from shardbroker.access.failing import note_failing
 from shardbroker.access.scram import METHODS
 from shardbroker.access.stores import StoreError
 from shardbroker.access.wire import (
@@ -55,6 +56,7 @@ def run(topology: Topology) -> None:
     try:
         service = _Service(topology)
     except (BackendError, StoreError) as error:
+        note_failing(topology.runtime_dir, [str(error)])
         sys.exit(f"integrations: {error}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -74,6 +76,7 @@ class _Service:
         self._log = Log(settings.log.level)
         self._stores = Stores(topology.data_dir)
         self._backends = Backends(settings, self._stores, self._report)
+        note_failing(topology.runtime_dir, [])
         self._conversations: OrderedDict[tuple[int, int], ScramExchange] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: dict[tuple[str, str], float] = {}
@@ -175,8 +178,10 @@ class _Service:
             settings, old = self._settings(), self._backends
             await self._use_programs(settings)
             if (settings.auth, settings.acl) == (old.settings.auth, old.settings.acl):
-                for problem in old.reload():
+                problems = old.reload()
+                for problem in problems:
                     self._log.add("error", f"integrations {problem}")
+                note_failing(self._topology.runtime_dir, problems)
             else:
                 self._replace(settings)
             self._log.flush()
@@ -198,8 +203,11 @@ class _Service:
         try:
             self._backends = Backends(settings, self._stores, self._report)
         except (BackendError, StoreError) as error:
-            self._log.add("error", f"integrations: the new settings cannot be used: {error}; those who were asked before still are")
+            text = f"the new settings cannot be used: {error}; those who were asked before still are"
+            self._log.add("error", f"integrations: {text}")
+            note_failing(self._topology.runtime_dir, [text])
             return
+        note_failing(self._topology.runtime_dir, [])
         self._log.add("info", "integrations: other settings are in force")
         task = asyncio.create_task(self._close_later(old))
         self._tasks.add(task)

@@ -1,6 +1,7 @@
 """Authenticators and authorizers that others have written: see `shardbroker.access.contract`."""
 
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -22,7 +23,11 @@ def load_modules(group: str, wanted: Collection[str], known: Collection[str], se
         raise BackendError(f"module {clash[0]} of {installed[clash[0]].value}: the broker has one of this name")
     missing = [name for name in wanted if name not in known and name != ALL and name not in installed]
     if missing:
-        raise BackendError(f"{missing[0]}: there is no such module; installed are {', '.join(sorted(installed)) or 'none'}")
+        close = get_close_matches(missing[0], [*known, ALL, *installed], 1)
+        raise BackendError(
+            f"{missing[0]}: there is no such module; installed are {', '.join(sorted(installed)) or 'none'}"
+            + (f"; did you mean {close[0]}?" if close else "")
+        )
     made = {}
     for name, point in installed.items():
         if name not in wanted and ALL not in wanted:

@@ -8,7 +8,7 @@ from typing import Any
 import redis.asyncio
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
 
-from shardbroker.access.contract import BackendError
+from shardbroker.access.contract import BackendError, SettingError
 from shardbroker.access.placeholders import Template
 from shardbroker.integrations.connecting import address_of
 from shardbroker.integrations.stored import Record, Values
@@ -26,7 +26,7 @@ class Redis:
         verb = plain[0].upper() if plain else ""
         if verb not in verbs or len(self._words) < (2 if verb == "HGETALL" else 3):
             what = "a key" if verb == "HGETALL" else "a key and fields"
-            raise BackendError(f"{name}.cmd: allowed is {' or '.join(verbs)} with {what}")
+            raise SettingError(f"{name}.cmd", f"{' or '.join(verbs)} with {what}", section.cmd)
         self._fields = section.cmd.split()[2:]
         host, port = address_of(section, name)
         tls: dict[str, Any] = {"ssl_ca_certs": section.tls_ca or None} if section.tls else {}

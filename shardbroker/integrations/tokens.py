@@ -13,8 +13,11 @@ from typing import Any
 
 import aiohttp
 import jwt
+import jwt.algorithms
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 
-from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, allow, deny
+from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, SettingError, allow, deny
 from shardbroker.access.placeholders import Template, values_of
 from shardbroker.integrations.connecting import read_body
 
@@ -47,12 +50,13 @@ class Tokens:
         if section.algorithm == "hmac-based":
             self._key = _secret(section)
         elif not section.public_key:
-            raise BackendError("auth.jwt: public-key needs auth.jwt.public_key or auth.jwt.endpoint")
+            raise SettingError("auth.jwt.public_key", "a PEM file, since there is no auth.jwt.endpoint", section.public_key)
         else:
             try:
                 self._key = Path(section.public_key).read_bytes()
             except OSError as error:
-                raise BackendError(f"auth.jwt.public_key {section.public_key}: {error.strerror}") from None
+                raise SettingError("auth.jwt.public_key", "a PEM file", section.public_key, error.strerror or "") from None
+            _check_key(self._key, section.public_key)
 
     async def authenticate(self, client: Client) -> Answer:
         token = client.username if self._section.source == "username" else (client.password or b"").decode(errors="replace")
@@ -124,12 +128,22 @@ class Tokens:
             self._reading.cancel()
 
 
+def _check_key(key: bytes, path: str) -> None:
+    for kind in (jwt.algorithms.RSAAlgorithm(jwt.algorithms.RSAAlgorithm.SHA256), jwt.algorithms.ECAlgorithm(hashes.SHA256)):
+        try:
+            kind.prepare_key(key)
+        except (jwt.InvalidKeyError, ValueError, TypeError, UnsupportedAlgorithm):
+            continue
+        return
+    raise SettingError("auth.jwt.public_key", "a PEM file with a public key of RSA or of an elliptic curve", path)
+
+
 def _secret(section: Any) -> bytes:
     if not section.secret:
-        raise BackendError("auth.jwt.secret is empty")
+        raise SettingError("auth.jwt.secret", "text, since auth.jwt.algorithm is hmac-based", "")
     if not section.secret_base64_encoded:
         return bytes(section.secret.encode())
     try:
         return base64.b64decode(section.secret, validate=True)
     except binascii.Error:
-        raise BackendError("auth.jwt.secret is not base64") from None
+        raise SettingError("auth.jwt.secret", "base64, since auth.jwt.secret_base64_encoded is true", "******") from None

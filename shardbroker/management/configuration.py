@@ -6,14 +6,18 @@ KEPT_FILE <-- set, reset                 sources as at the start, read again (Lo
                     live keys -> in force: manager, workers, processes to come      others -> told to need a restart
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+
+from pydantic import ValidationError
 
 from shardbroker.config import ConfigError, Loaded, Settings
 from shardbroker.config.keys import KeyPath, dotted, is_secret, toml
+from shardbroker.config.listeners import Listener
 from shardbroker.config.live import in_force, is_live, keep_in_force, replaced
 from shardbroker.config.show import leaves, sections
-from shardbroker.config.sources import KEPT_FILE, parse_assignment, read_kept, write_kept
+from shardbroker.config.sources import KEPT_FILE, parse_assignment, read_kept, without, write_kept
 from shardbroker.control import ControlError
 from shm.topology import Topology
 
@@ -25,16 +29,22 @@ FIXED = ("process.data_dir",)
 
 class Configuration:
     """What is in force, and where it came from. `on_change` is called with the settings when live ones have changed; `check`
-    before anything has, and raises ControlError for settings that cannot be used."""
+    before anything has, with the new settings and those whose faults do not count, and raises ControlError for settings that cannot
+    be used; then `prepare`, likewise. One change at a time."""
 
     def __init__(
-        self, topology: Topology, on_change: Callable[[Settings], None], check: Callable[[Settings], None] = lambda settings: None
+        self,
+        topology: Topology,
+        on_change: Callable[[Settings], None],
+        check: Callable[[Loaded, Settings | None], Awaitable[None]],
+        prepare: Callable[[Settings], None],
     ) -> None:
         self._runtime_dir = topology.runtime_dir
         self._path = topology.data_dir / KEPT_FILE
         self.settings: Settings = in_force(topology.runtime_dir, topology.settings)
         self._loaded: Loaded = topology.loaded or Loaded(topology.settings, {})
-        self._on_change, self._check = on_change, check
+        self._on_change, self._check, self._prepare = on_change, check, prepare
+        self._turn = asyncio.Lock()
 
     def rows(self, key: str) -> list[dict[str, Any]]:
         """Keys that are `key` or below it, or, without one, those that were set or wait for a restart. Raises ControlError."""
@@ -50,21 +60,23 @@ class Configuration:
             raise ControlError("NOT_FOUND", f"no key or section {key!r}")
         return rows
 
-    def set(self, key: str, text: str) -> dict[str, Any]:
+    async def set(self, key: str, text: str) -> dict[str, Any]:
         """Keeps a value, and applies it if it can change while the broker runs. Raises ControlError; nothing has changed then."""
         try:
-            path, value = self._parsed(key, text)
-            return {"key": dotted(path), **self._keep({**self._without(path), path: value}, path)}
+            async with self._turn:
+                path, value = self._parsed(key, text)
+                return {"key": dotted(path), **await self._keep({**self._without(path), path: value}, path)}
         except ConfigError as error:
             raise ControlError("BAD_REQUEST", str(error)) from None
 
-    def set_many(self, assignments: Mapping[str, str]) -> dict[str, Any]:
+    async def set_many(self, assignments: Mapping[str, str]) -> dict[str, Any]:
         """As set(), of several keys together. Raises ControlError if one of them is wrong; nothing has changed then."""
         try:
             values = dict(self._parsed(key, text) for key, text in assignments.items())
-            loaded = self._store({**self._without(*values), **values})
+            async with self._turn:
+                loaded = await self._store({**self._without(*values), **values})
+                result = self._apply(loaded)
             shadowed = {dotted(path): loaded.source(dotted(path)) for path in values}
-            result = self._apply(loaded)
             return result | {"shadowed_by": {key: by for key, by in shadowed.items() if not by.startswith("file ")}}
         except ConfigError as error:
             raise ControlError("BAD_REQUEST", str(error)) from None
@@ -82,26 +94,38 @@ class Configuration:
         """What is kept, less what is at these paths or below."""
         return {known: old for known, old in self._kept().items() if not any(known[: len(path)] == path for path in paths)}
 
-    def reset(self, key: str) -> dict[str, Any]:
+    async def reset(self, key: str) -> dict[str, Any]:
         """Forgets a value that was set: what stands below it holds again. Raises ControlError."""
-        kept = self._kept()
         try:
-            path, _ = parse_assignment(key, "0")
-            left = {known: old for known, old in kept.items() if known[: len(path)] != path}
-            if len(left) == len(kept):
-                raise ControlError("NOT_FOUND", f"{key} was not set while the broker ran")
-            return {"key": dotted(path), **self._keep(left, path)}
+            async with self._turn:
+                kept = self._kept()
+                path, left = without(kept, key)
+                if len(left) == len(kept):
+                    raise ControlError("NOT_FOUND", f"{key} was not set while the broker ran")
+                return {"key": dotted(path), **await self._keep(left, path)}
         except ConfigError as error:
             raise ControlError("BAD_REQUEST", str(error)) from None
 
-    def reload(self) -> dict[str, Any]:
+    async def reload(self) -> dict[str, Any]:
         """Reads all sources again. Raises ControlError, with what is wrong; what was in force stays then."""
         try:
-            loaded = self._loaded.again()
-            self._check(loaded.settings)
-            return self._apply(loaded)
+            async with self._turn:
+                loaded = self._loaded.again()
+                await self._check(loaded, None)
+                self._prepare(loaded.settings)
+                return self._apply(loaded)
         except ConfigError as error:
             raise ControlError("BAD_REQUEST", str(error)) from None
+
+    async def check_chain(self, listener: str, chain: Any) -> None:
+        """Whether a listener may have this chain. Raises ControlError."""
+        try:
+            one = Listener(auth_chain=chain, bind="127.0.0.1:0")
+        except ValidationError:
+            return  # the supervisor says what is wrong with it
+        settings = replaced(self.settings, ["listeners"], {listener: one})
+        before = replaced(self.settings, ["listeners"], {listener: Listener(bind="127.0.0.1:0")})
+        await self._check(Loaded(settings, {}), before)
 
     def _kept(self) -> dict[KeyPath, Any]:
         try:
@@ -109,17 +133,18 @@ class Configuration:
         except ConfigError as error:
             raise ControlError("NOT_AVAILABLE", str(error)) from None
 
-    def _store(self, kept: Mapping[KeyPath, Any]) -> Loaded:
+    async def _store(self, kept: Mapping[KeyPath, Any]) -> Loaded:
         loaded = self._loaded.again(kept=kept)
-        self._check(loaded.settings)
+        await self._check(loaded, self._loaded.settings)
+        self._prepare(loaded.settings)
         try:
             write_kept(self._path, kept)
         except OSError as error:
             raise ControlError("NOT_AVAILABLE", f"{self._path}: {error.strerror}") from None
         return loaded
 
-    def _keep(self, kept: Mapping[KeyPath, Any], path: KeyPath) -> dict[str, Any]:
-        loaded = self._store(kept)
+    async def _keep(self, kept: Mapping[KeyPath, Any], path: KeyPath) -> dict[str, Any]:
+        loaded = await self._store(kept)
         name = dotted(path)
         source = loaded.source(name)
         result = self._apply(loaded)

@@ -19,6 +19,7 @@ from shm.records import ANSWER, DAMAGE, EVENT, NOTE, TRACE, encode_publish, note
 from shm.ring import Inbox
 
 from acceptor.notices import NOTICE_BYTES, read_notice
+from shardbroker.access.failing import failing
 from shardbroker.access.files import FileError
 from shardbroker.access.gate import publish_rules
 from shardbroker.config import Settings
@@ -37,6 +38,7 @@ from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.handlers.listeners import ask_supervisor
 from shardbroker.management.lines import client_line
 from shardbroker.management.log import Log
+from shardbroker.management.preflight import check
 from shardbroker.management.prometheus import render
 from shardbroker.management.scrape import ScrapeServer
 from shardbroker.management.server import ControlServer
@@ -94,7 +96,7 @@ class _Manager:
         self._inbox = Inbox.attach(topology.inbox_name(topology.manager))
         self._retained = RetainedStore(topology.retained_dir, sync=topology.settings.durability.level == "machine")
         self._routes = RouteTable(topology.routes_dir)
-        self._configuration = Configuration(topology, self._on_configured, self._check_access)
+        self._configuration = Configuration(topology, self._on_configured, check, self._prepare)
         settings = self._configuration.settings
         self._access_settings = settings.auth, settings.acl, settings.flapping_detect, settings.exhook
         self._log = Log(settings.log.level)
@@ -120,6 +122,7 @@ class _Manager:
             first=not self._counters.serving,
         )
         self._damage_alarm = StandingAlarm(topology.node_name, "files_damaged", "error")
+        self._backend_alarm = StandingAlarm(topology.node_name, "backend_unusable", "error")
         self._damaged = 0
         self._notices = socket.socket(fileno=os.dup(topology.notices[0]))
         self._connected_logged = False
@@ -209,10 +212,14 @@ class _Manager:
         self._log.flush()
 
     def _on_reload(self) -> None:
-        """SIGHUP: as `ctl config reload`; what is wrong is logged, and nothing changes then. The supervisor is told in any case."""
+        """SIGHUP."""
+        self._reloaded = asyncio.create_task(self._reload())
+
+    async def _reload(self) -> None:
+        """As `ctl config reload`; what is wrong is logged, and nothing changes then. The supervisor is told in any case."""
         problem = ""
         try:
-            done = self._configuration.reload()
+            done = await self._configuration.reload()
         except ControlError as error:
             problem = str(error)
             self._log.add("error", f"configuration not reloaded: {problem}")
@@ -228,12 +235,9 @@ class _Manager:
             problem = problem or str(error)
             self._log.add("error", f"rules and passwords not reloaded: {error}")
         self._log.flush()
-        self._reloaded = asyncio.create_task(self._tell_reloaded(problem.partition("\n")[0]))
-
-    async def _tell_reloaded(self, problem: str) -> None:
         await self._workers.caught_up()
         with suppress(ControlError):  # it stops waiting by itself
-            await ask_supervisor(self._context, {"verb": "reloaded", "problem": problem})
+            await ask_supervisor(self._context, {"verb": "reloaded", "problem": problem.partition("\n")[0]})
 
     def _on_configured(self, settings: Settings) -> None:
         """Live settings have changed: here, and in every worker."""
@@ -256,10 +260,8 @@ class _Manager:
         if not asking.cancelled() and asking.exception() is not None:
             self._complain(f"integrations may be missing: {asking.exception()}")
 
-    def _check_access(self, settings: Settings) -> None:
-        """Rules of a file are found to be right, and put where workers read them. What programs behind hooks need is there."""
-        if settings.exhook.missing is not None:
-            raise ControlError("BAD_REQUEST", settings.exhook.missing)
+    def _prepare(self, settings: Settings) -> None:
+        """Rules of a file are put where workers read them. Raises ControlError."""
         try:
             publish_rules(settings, self._topology.runtime_dir)
         except FileError as error:
@@ -431,7 +433,9 @@ class _Manager:
         memory = self._memory_alarm.look(self._overload_level(), totals["memory.bytes.count"], now_ms)
         loss = self._loss_alarm.look(totals, self._configuration.settings.alarm.lost_messages, now_ms)
         workers = [self._counters.of(worker) for worker in range(self._topology.workers)]
-        for alarm in (memory, loss, *self._disk_alarms.look(workers, now_ms)):
+        failing_now = failing(self._topology.runtime_dir)
+        backends = self._backend_alarm.look(tuple(failing_now), "; ".join(failing_now) or "all back ends can be asked", now_ms)
+        for alarm in (memory, loss, backends, *self._disk_alarms.look(workers, now_ms)):
             if alarm is not None:
                 self._tell(alarm)
 

@@ -35,6 +35,8 @@ from shm.topology import RETAINED_DIR, Topology
 __all__ = [
     "UNKNOWN_WORKERS",
     "StartError",
+    "chosen_cores",
+    "chosen_weights",
     "journals_written_by",
     "lay_out",
     "lock_data_dir",
@@ -86,14 +88,14 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
     data_dir = process.data_dir.resolve()
     instance = sha256(str(data_dir).encode()).hexdigest()[:12]
     runtime_dir = RUNTIME_ROOT / f"shardbroker-{instance}"
-    cores = _chosen_cores("process.worker_cores", process.worker_cores, usable_cores) or usable_cores
-    acceptor_cores = _chosen_cores("process.acceptor_cores", process.acceptor_cores, usable_cores)
+    cores = chosen_cores("process.worker_cores", process.worker_cores, usable_cores) or usable_cores
+    acceptor_cores = chosen_cores("process.acceptor_cores", process.acceptor_cores, usable_cores)
     workers = len(cores) if process.workers == "auto" else process.workers
     acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else process.acceptors
     keeps = settings.durability.level != "none"
     left_over = set_aside(instance, runtime_dir) if keeps else ()
     written_by = journals_written_by(data_dir) if keeps else 0
-    weights = _chosen_weights(process.worker_weights, workers)
+    weights = chosen_weights(process.worker_weights, workers)
     cleanup(instance, runtime_dir)
     with ExitStack() as undo:
         undo.callback(cleanup, instance, runtime_dir)
@@ -208,7 +210,7 @@ def usable_cores() -> list[int]:
     return sorted(psutil.Process().cpu_affinity() or [0])
 
 
-def _chosen_cores(key: str, text: str, usable: list[int]) -> list[int]:
+def chosen_cores(key: str, text: str, usable: list[int]) -> list[int]:
     """Those of a setting; none if it is auto. Raises StartError for one that the broker may not run on."""
     chosen = [] if text == "auto" else core_numbers(text)
     strange = [core for core in chosen if core not in usable]
@@ -218,7 +220,7 @@ def _chosen_cores(key: str, text: str, usable: list[int]) -> list[int]:
     return chosen
 
 
-def _chosen_weights(text: str, workers: int) -> tuple[int, ...]:
+def chosen_weights(text: str, workers: int) -> tuple[int, ...]:
     """One for each worker; none if it is auto. Raises StartError."""
     weights = () if text == "auto" else weight_numbers(text)
     if weights and len(weights) != workers:

@@ -28,7 +28,7 @@ from shm.cleanup import forget_left_over
 from shm.requests import answer, take_request
 from shm.topology import LeftOver, Topology
 
-__all__ = ["Entries", "Supervisor"]
+__all__ = ["Entries", "Supervisor", "missing_of_api"]
 
 DRAIN_ORDER = ("worker", "acceptor", "api", "integrations", "manager")
 STOP_MARGIN_S = 5.0
@@ -137,7 +137,9 @@ class Supervisor:
             raise StartError(missing)
         api = []
         if topology.settings.api.bind != "disabled":
-            _check_installed()
+            problem = missing_of_api()
+            if problem:
+                raise StartError(problem)
             api = [Child("api", entries.api, (topology,), topology.api)]
         return [*workers, manager, *([self._integrations(topology)] if asked else []), *api, *acceptors]
 
@@ -428,10 +430,10 @@ def _run_api(topology: Topology) -> None:
     run(topology)
 
 
-def _check_installed() -> None:
+def missing_of_api() -> str:
+    """What is to be installed before `api.bind` can be used, as a sentence; empty: nothing."""
     missing = [name for name in API_PACKAGES if find_spec(name) is None]
-    if missing:
-        raise StartError(f"api.bind needs {', '.join(missing)}, which are not installed: pip install 'shardbroker[api]'")
+    return f"api.bind needs {', '.join(missing)}, which are not installed: pip install 'shardbroker[api]'" if missing else ""
 
 
 def _raise_descriptor_limit() -> None:

@@ -65,7 +65,7 @@ def test_rules_hold_for_those_who_are_connected(bare: Guarded, control: Control)
     rules.write_text('{deny, all, all, ["secret/#"]}.\n{allow, all}.\n')
     with bare.client("early") as early, bare.client("other") as other:
         early.subscribe([("secret/x", 1), ("open/x", 1)])
-        with pytest.raises(ControlError, match=r"acl\.file\.path is empty"):
+        with pytest.raises(ControlError, match=r"acl\.file\.path: must be a file of rules"):
             control.ask("config set", key="acl.sources", value='["file"]')
         put(control, "acl.file.path", str(rules))
         put(control, "acl.sources", '["file"]')
@@ -127,11 +127,25 @@ def _tried(broker: Guarded) -> int:
 def test_what_cannot_be_used_leaves_what_there_was(bare: Guarded, control: Control) -> None:
     put(control, "auth.chain", '["builtin"]')
     until(lambda: code_of(bare, username="ada", password="secret") == 0)
-    put(control, "auth.file.path", str(bare.folder / "there-is-none"))
+    passwords = bare.folder / "passwords"
+    put(control, "auth.file.path", str(passwords))
+    with pytest.raises(ControlError, match="passwords: No such file"):
+        control.ask("config set", key="auth.chain", value='["builtin", "file"]')
+    assert code_of(bare, username="ada", password="secret") == 0
+    assert code_of(bare, username="eve", password="x") == BAD, "builtin alone is asked, as before"
+
+    passwords.write_text("fred:$argon2id$x\n")
     put(control, "auth.chain", '["builtin", "file"]')
+    bare.logged("integrations: other settings are in force")
+    passwords.unlink()
+    put(control, "auth.hash_threads", "3")  # the file was there when its path was checked
     bare.logged("ERROR integrations: the new settings cannot be used: file: ", "those who were asked before still are")
     assert code_of(bare, username="ada", password="secret") == 0
-    assert code_of(bare, username="eve", password="x") == UNAVAILABLE, "one of the chain cannot say who it is"
+    alarm = until(lambda: [one for one in control.ask("alarms list")["data"] if one["name"] == "backend_unusable"])
+    assert "passwords: No such file" in alarm[0]["message"]
+    passwords.write_text("fred:$argon2id$x\n")
+    put(control, "auth.hash_threads", "2")
+    until(lambda: not [one for one in control.ask("alarms list")["data"] if one["name"] == "backend_unusable"])
 
 
 def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
@@ -181,5 +195,6 @@ def test_a_listener_that_comes_later_has_its_own_chain(bare: Guarded, control: C
 
 def test_a_listener_that_comes_later_and_names_somebody_who_cannot_be_asked(bare: Guarded, control: Control) -> None:
     port = free_port()
-    control.ask("listeners add", name="late", settings=[f"bind=127.0.0.1:{port}", 'auth_chain=["redis"]'])
-    assert code_of(bare, port, username="ada", password="secret") == UNAVAILABLE
+    with pytest.raises(ControlError, match=r"auth\.redis\.server: must be HOST:PORT"):
+        control.ask("listeners add", name="late", settings=[f"bind=127.0.0.1:{port}", 'auth_chain=["redis"]'])
+    assert [one["name"] for one in control.ask("listeners list")["data"]] == ["default"]

@@ -173,6 +173,7 @@ def test_a_bad_file_of_rules_stops_the_start() -> None:
     broker = Guarded({"acl.sources": ["file"]})
     (broker.folder / "bad.conf").write_text("{allow, all}.\n{deny, nobody}.\n")
     broker.settings["acl.file.path"] = str(broker.folder / "bad.conf")
-    with pytest.raises(AssertionError, match=r"cannot start: rules in .*bad.conf: line 2: who: allowed is all"), broker:
+    what = r"acl.file.path: must be a file of rules, got .*bad.conf.: rules in .*bad.conf: line 2: who: allowed is all"
+    with pytest.raises(AssertionError, match=what), broker:
         pass
     broker.admin.close()

@@ -13,22 +13,22 @@ async def get(context: Context, params: ConfigGet) -> dict[str, Any]:
 
 @handles("config set")
 async def set_value(context: Context, params: ConfigSet) -> dict[str, Any]:
-    return await in_workers(context, context.configuration.set(params.key, params.value))
+    return await in_workers(context, await context.configuration.set(params.key, params.value))
 
 
 @handles("config update")
 async def update(context: Context, params: ConfigUpdate) -> dict[str, Any]:
-    return await in_workers(context, context.configuration.set_many(params.values))
+    return await in_workers(context, await context.configuration.set_many(params.values))
 
 
 @handles("config reset")
 async def reset_value(context: Context, params: ConfigReset) -> dict[str, Any]:
-    return await in_workers(context, context.configuration.reset(params.key))
+    return await in_workers(context, await context.configuration.reset(params.key))
 
 
 @handles("config reload")
 async def reload(context: Context, params: Params) -> dict[str, Any]:
-    return await in_workers(context, context.configuration.reload())
+    return await in_workers(context, await context.configuration.reload())
 
 
 async def in_workers(context: Context, done: dict[str, Any]) -> dict[str, Any]:

@@ -33,12 +33,12 @@ async def list_listeners(context: Context, params: Params) -> dict[str, Any]:
 
 @handles("listeners add")
 async def add_listener(context: Context, params: ListenerSettings) -> dict[str, Any]:
-    return await _change(context, {"verb": "listeners add", "name": params.name, "settings": _tree(params)})
+    return await _set(context, "listeners add", params)
 
 
 @handles("listeners update")
 async def update_listener(context: Context, params: ListenerSettings) -> dict[str, Any]:
-    return await _change(context, {"verb": "listeners update", "name": params.name, "settings": _tree(params)})
+    return await _set(context, "listeners update", params)
 
 
 @handles("listeners remove")
@@ -59,6 +59,14 @@ async def start_listener(context: Context, params: OneListener) -> dict[str, Any
 @handles("listeners restart")
 async def restart_listener(context: Context, params: OneListener) -> dict[str, Any]:
     return await _change(context, {"verb": "listeners restart", "name": params.name})
+
+
+async def _set(context: Context, verb: str, params: ListenerSettings) -> dict[str, Any]:
+    """The supervisor opens the address and loads the files; who is asked is for the preflight."""
+    settings = _tree(params)
+    if "auth_chain" in settings:
+        await context.configuration.check_chain(params.name, settings["auth_chain"])
+    return await _change(context, {"verb": verb, "name": params.name, "settings": settings})
 
 
 async def _change(context: Context, request: dict[str, Any]) -> dict[str, Any]:

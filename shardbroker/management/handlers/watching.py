@@ -18,6 +18,8 @@ from shardbroker.mqtt.topics import check_topic_filter
 
 COUNTED = "topic_metrics.topics"
 """Key of the configuration."""
+_turn = asyncio.Lock()
+"""Of changes of what is counted: each reads the list that it changes."""
 WINDOW_S = 2.2
 """How long a window of the loudest clients lasts at most, until workers tell of it."""
 WINDOW_LOOK_S = 0.1
@@ -131,21 +133,23 @@ async def show_counted(context: Context, params: CountedTopic) -> dict[str, Any]
 async def add_counted(context: Context, params: CountedTopic) -> dict[str, Any]:
     """As `config set` does it."""
     _check_filter(context, params.topic, "topic")
-    topics = context.configuration.settings.topic_metrics.topics
-    if params.topic in topics:
-        raise ControlError("ALREADY_EXISTS", f"{params.topic!r} is counted already")
-    if len(topics) >= COUNTED_MAX:
-        raise ControlError("EXCEED_LIMIT", f"{len(topics)} topics are counted, allowed are {COUNTED_MAX}")
-    await _set_counted(context, [*topics, params.topic])
+    async with _turn:
+        topics = context.configuration.settings.topic_metrics.topics
+        if params.topic in topics:
+            raise ControlError("ALREADY_EXISTS", f"{params.topic!r} is counted already")
+        if len(topics) >= COUNTED_MAX:
+            raise ControlError("EXCEED_LIMIT", f"{len(topics)} topics are counted, allowed are {COUNTED_MAX}")
+        await _set_counted(context, [*topics, params.topic])
     return {"topic": params.topic}
 
 
 @handles("topic-metrics delete")
 async def delete_counted(context: Context, params: CountedTopic) -> dict[str, Any]:
-    topics = context.configuration.settings.topic_metrics.topics
-    if params.topic not in topics:
-        raise _not_counted(params.topic)
-    await _set_counted(context, [topic for topic in topics if topic != params.topic])
+    async with _turn:
+        topics = context.configuration.settings.topic_metrics.topics
+        if params.topic not in topics:
+            raise _not_counted(params.topic)
+        await _set_counted(context, [topic for topic in topics if topic != params.topic])
     return {"topic": params.topic}
 
 
@@ -161,9 +165,9 @@ async def reset_counted(context: Context, params: CountedTopics) -> dict[str, An
 
 async def _set_counted(context: Context, topics: list[str]) -> None:
     """Raises ControlError if another source has the last word; nothing has changed then."""
-    done = context.configuration.set(COUNTED, json.dumps(topics, ensure_ascii=False))
+    done = await context.configuration.set(COUNTED, json.dumps(topics, ensure_ascii=False))
     if "shadowed_by" in done:
-        context.configuration.reset(COUNTED)
+        await context.configuration.reset(COUNTED)
         raise ControlError("NOT_AVAILABLE", f"{COUNTED} is set by {done['shadowed_by']}, which holds over what is set here")
     await in_workers(context, done)
 

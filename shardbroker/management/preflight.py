@@ -1,0 +1,51 @@
+"""What settings name is loaded by `python -m shardbroker.preflight`: not in the manager, which stands in the way of no message."""
+
+import asyncio
+import json
+import sys
+
+import cbor2
+
+from shardbroker.config import Loaded, Settings
+from shardbroker.config.live import dump
+from shardbroker.control import ControlError
+
+__all__ = ["check"]
+
+LONGEST_S = 20.0
+"""How long a check may take: less than `ctl` waits for an answer."""
+LOADED_BY = ("process", "listeners", "api", "prometheus", "auth", "acl", "plugins", "exhook")
+"""Sections that name something; changes of others are not waited for."""
+
+
+async def check(loaded: Loaded, before: Settings | None) -> None:
+    """Raises ControlError for what cannot work. `before`: what was wrong with these settings too does not count, so that something
+    else can be changed; None: all are read again, and only what would keep the broker from starting counts."""
+    after = loaded.settings
+    if before is not None and all(getattr(before, name) == getattr(after, name) for name in LOADED_BY):
+        return
+    known, found = (await _findings([before, after])) if before is not None else ([], *await _findings([after]))
+    lines = [
+        f"{text} ({loaded.source(key)})"
+        for key, text, fatal in found
+        if (key, text, fatal) not in known and (fatal or before is not None)
+    ]
+    if lines:
+        raise ControlError("BAD_REQUEST", "\n".join(lines))
+
+
+async def _findings(settings: list[Settings]) -> list[list[tuple[str, str, bool]]]:
+    """Of each. Raises ControlError."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "shardbroker.preflight", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            out, _ = await program.communicate(cbor2.dumps([dump(one) for one in settings]))
+    except TimeoutError:
+        program.kill()
+        await program.wait()
+        raise ControlError("NOT_AVAILABLE", f"the settings could not be checked in {LONGEST_S:g} s; nothing has changed") from None
+    if program.returncode:
+        raise ControlError("NOT_AVAILABLE", f"the settings could not be checked: code {program.returncode}; nothing has changed")
+    return [[(key, text, fatal) for key, text, fatal in one] for one in json.loads(out)]

@@ -1,0 +1,237 @@
+"""What is wrong with settings whose values fit the schema."""
+
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from acceptor.tls import TlsError, build_context
+from shardbroker.access.contract import BackendError, SettingError
+from shardbroker.access.files import FileError, read_rules
+from shardbroker.access.gate import INHERIT
+from shardbroker.config import Settings
+from shardbroker.config.keys import allowed_at
+from shardbroker.config.listeners import Listener, parse_address, unix_path
+from shardbroker.hooks.plugins import PluginError, installed
+from shardbroker.integrations.building import build_authenticators, build_sources
+from shardbroker.supervisor.layout import StartError, chosen_cores, chosen_weights, usable_cores
+from shardbroker.supervisor.tree import missing_of_api
+
+__all__ = ["Finding", "look"]
+
+KEPT_HERE = ("builtin", "scram")
+"""Members of chains that are in the broker's own store: they need no library and no setting."""
+LOCALHOST = "127.0.0.1"
+
+
+class Finding(NamedTuple):
+    """Something that will not work. `fatal`: the broker does not start with it."""
+
+    key: str
+    text: str
+    fatal: bool = True
+
+    def line(self, source: str) -> str:
+        return f"{self.text} ({source})"
+
+
+def look(settings: Settings) -> list[Finding]:
+    """Everything that is wrong, none of it twice."""
+    found = [one for check in _CHECKS for one in check(settings)]
+    return list(dict.fromkeys(found))
+
+
+# --- who is asked ---------------------------------------------------------------------------------------------------------------
+
+
+def _authenticators(settings: Settings) -> Iterator[Finding]:
+    chains = {"auth.chain": settings.auth.chain}
+    chains |= {f"listeners.{name}.auth_chain": one.auth_chain for name, one in settings.listeners.items()}
+    threads = ThreadPoolExecutor(1)  # it starts none before there is something to hash
+    for key, chain in chains.items():
+        for name in chain:
+            if name != INHERIT and name not in KEPT_HERE:
+                yield from _made(key, name, lambda name=name: build_authenticators(settings, [name], None, threads))  # type: ignore[misc]
+
+
+def _sources(settings: Settings) -> Iterator[Finding]:
+    for name in settings.acl.sources:
+        if name == "file":
+            yield from _rules(settings)
+        elif name not in KEPT_HERE:
+            yield from _made("acl.sources", name, lambda name=name: build_sources(settings, [name], _no_store))  # type: ignore[misc]
+
+
+def _made(key: str, name: str, make: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        make()
+    except SettingError as error:
+        yield Finding(error.key, str(error))
+    except BackendError as error:
+        yield Finding(key, f"{key}: must be {allowed_at(tuple(key.split('.')))}, got {name!r}: {error}")
+
+
+def _no_store() -> Any:
+    raise AssertionError("builtin is not made here")
+
+
+def _rules(settings: Settings) -> Iterator[Finding]:
+    key, path = "acl.file.path", settings.acl.file.path
+    try:
+        if path:
+            read_rules(Path(path))
+        else:
+            yield Finding(key, f"{key}: must be a file of rules, since acl.sources names file, got ''")
+    except FileError as error:
+        yield Finding(key, f"{key}: must be a file of rules, got {path!r}: {error}")
+
+
+def _plugins(settings: Settings) -> Iterator[Finding]:
+    try:
+        installed(settings.plugins.dir)
+    except PluginError as error:
+        yield Finding("plugins.dir", f"plugins.dir: must be a directory that can be read, got {settings.plugins.dir!r}: {error}")
+
+
+def _exhook(settings: Settings) -> Iterator[Finding]:
+    if settings.exhook.missing is not None:
+        yield Finding("exhook.servers", f"exhook.servers: must have its libraries, got {settings.exhook.missing}")
+    for server in settings.exhook.enabled:
+        if server.ssl.enable:
+            context = ssl.create_default_context()
+            for name, load in (
+                ("cacertfile", lambda: context.load_verify_locations(server.ssl.cacertfile)),  # noqa: B023 - called at once
+                ("certfile", lambda: context.load_cert_chain(server.ssl.certfile, server.ssl.keyfile)),  # noqa: B023
+            ):
+                path = getattr(server.ssl, name)
+                problem = _problem(load) if path else ""
+                if problem:
+                    key = "exhook.servers"
+                    yield Finding(key, f"{key}: must have a ssl.{name} that can be read, got {path!r} of {server.name}: {problem}")
+
+
+# --- addresses and certificates -------------------------------------------------------------------------------------------------
+
+
+def _certificates(settings: Settings) -> Iterator[Finding]:
+    for name, one in settings.listeners.items():
+        if one.secure:
+            try:
+                build_context(one.tls, one.over_websocket)
+            except TlsError as error:
+                key = f"listeners.{name}.tls.{error.key}"
+                yield Finding(key, f"{key}: must be {error.what}, got {getattr(one.tls, error.key)!r}: {error}")
+
+
+def _api(settings: Settings) -> Iterator[Finding]:
+    api = settings.api
+    if api.bind == "disabled":
+        return
+    missing = missing_of_api()
+    if missing:
+        yield Finding("api.bind", f"api.bind: must be disabled or have its libraries, got {api.bind!r}: {missing}")
+    if api.certfile:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        problem = _problem(lambda: context.load_cert_chain(api.certfile, api.keyfile or None, ""))
+        if problem:
+            text = f"api.certfile: must be a certificate with its key, got {api.certfile!r}: {problem}"
+            yield Finding("api.certfile", text, fatal=False)  # clients of MQTT do not wait for the dashboard
+
+
+def _addresses(settings: Settings) -> Iterator[Finding]:
+    if "LISTEN_FDS" in os.environ:
+        return  # sockets of the service manager listen already, wherever that is
+    bound = {f"listeners.{name}.bind": one.bind for name, one in settings.listeners.items()}
+    for key, bind in (("api.bind", settings.api.bind), ("prometheus.bind", settings.prometheus.bind)):
+        if bind != "disabled":
+            bound[key] = bind
+    earlier: list[tuple[str, str]] = []
+    for key, bind in bound.items():
+        other = next((one for one, address in earlier if _meet(address, bind)), None)
+        if other is not None:
+            yield Finding(key, f"{key}: must be an address of its own, got {bind!r}, which {other} = {bound[other]!r} has")
+        earlier.append((key, bind))
+    for name, listener in settings.listeners.items():
+        problem = _cannot_bind(listener)
+        if problem:
+            key = f"listeners.{name}.bind"
+            yield Finding(key, f"{key}: must be an address of this machine, got {listener.bind!r}: {problem}")
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether the kernel has both addresses listen: a wildcard takes the port of every address."""
+    if unix_path(one) is not None or unix_path(other) is not None:
+        return one == other
+    (host, port), (other_host, other_port) = parse_address(one), parse_address(other)
+    if not port or port != other_port:
+        return False
+    ours, theirs = _host(host), _host(other_host)
+    return ours == theirs or _everywhere(ours, theirs) or _everywhere(theirs, ours)
+
+
+def _host(host: str) -> str:
+    host = LOCALHOST if host == "localhost" else host
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return host.lower()
+
+
+def _everywhere(wildcard: str, host: str) -> bool:
+    return wildcard == "::" or (wildcard == "0.0.0.0" and ":" not in host)
+
+
+def _cannot_bind(listener: Listener) -> str:
+    """What is in the way of the address but for others that listen there; empty: nothing."""
+    path = unix_path(listener.bind)
+    if path is not None:
+        return "" if os.path.isdir(os.path.dirname(path)) else "no such directory"
+    host, _ = parse_address(listener.bind)
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return ""  # a name, which a server would have to be asked about
+    with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:
+        return _problem(lambda: probe.bind((host, 0)))
+
+
+# --- processes --------------------------------------------------------------------------------------------------------------------
+
+
+def _process(settings: Settings) -> Iterator[Finding]:
+    process, usable = settings.process, usable_cores()
+    chosen = usable
+    for name in ("worker_cores", "acceptor_cores"):
+        try:
+            cores = chosen_cores(f"process.{name}", getattr(process, name), usable)
+            chosen = cores or chosen if name == "worker_cores" else chosen
+        except StartError as error:
+            yield Finding(f"process.{name}", str(error))
+    try:
+        chosen_weights(process.worker_weights, len(chosen) if process.workers == "auto" else process.workers)
+    except StartError as error:
+        yield Finding("process.worker_weights", str(error))
+    key, path = "process.data_dir", process.data_dir.absolute()
+    there = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield Finding(key, f"{key}: must be a directory that can be written to, got {str(process.data_dir)!r}: {there} cannot")
+
+
+def _problem(load: Callable[[], object]) -> str:
+    """What a call that reads files or binds says; empty: nothing."""
+    try:
+        load()
+    except ssl.SSLError as error:
+        return str(error.reason or error).replace("_", " ").lower()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+_CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
+    _authenticators, _sources, _plugins, _exhook, _certificates, _api, _addresses, _process,
+)  # fmt: skip
