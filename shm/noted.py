@@ -1,10 +1,9 @@
 """A number in a file of its own, with a CRC-32 of its digits: `<digits> <8 hex digits>`."""
 
-import os
 from pathlib import Path
 from zlib import crc32
 
-from shm.files import sync_path
+from shm.files import replace_file
 
 __all__ = ["read_number", "write_number"]
 
@@ -23,11 +22,5 @@ def read_number(path: Path) -> int | None:
 
 def write_number(path: Path, number: int, *, sync: bool = False) -> None:
     """At any moment there is the old number or the new one, with `sync` even if the power goes. Raises OSError."""
-    new = path.with_name(f"{path.name}.new")
     digits = b"%d" % number
-    new.write_bytes(b"%b %08x\n" % (digits, crc32(digits)))
-    if sync:
-        sync_path(new)
-    os.replace(new, path)
-    if sync:
-        sync_path(path.parent)
+    replace_file(path, b"%b %08x\n" % (digits, crc32(digits)), sync=sync)

@@ -3,11 +3,12 @@
 The manager writes it. There is none in a broker that has had no trace yet: the runtime directory is a new one at each start.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import cbor2
+
+from shm.files import replace_file
 
 __all__ = ["read_traced", "write_traced"]
 
@@ -20,10 +21,7 @@ Traced = dict[str, Any]
 
 def write_traced(runtime_dir: Path, traces: list[Traced]) -> None:
     """Raises OSError."""
-    new = runtime_dir / f"{TRACED}.new"
-    new.touch(mode=0o600)
-    new.write_bytes(cbor2.dumps(traces))
-    os.replace(new, runtime_dir / TRACED)
+    replace_file(runtime_dir / TRACED, cbor2.dumps(traces), sync=False)
 
 
 def read_traced(runtime_dir: Path) -> list[Traced] | None:

@@ -15,7 +15,7 @@ MAY_USE = {
     "shm": (),
     "shardbroker.mqtt": ("shm",),
     "shardbroker.pubsub": ("shardbroker.mqtt", "shm"),
-    "shardbroker.hooks": ("shardbroker.mqtt",),
+    "shardbroker.hooks": ("shardbroker.mqtt", "shm"),
     "shardbroker.session": ("shardbroker.hooks", "shardbroker.journal", "shardbroker.pubsub", "shardbroker.mqtt", "shm"),
     "shardbroker.journal": ("shm",),
     "acceptor": ("shardbroker.mqtt", "shm"),
@@ -75,7 +75,7 @@ MAY_USE = {
         "acceptor",
     ),
     # What lands on a machine, and who puts it there.
-    "shardbroker.deploy": ("shardbroker.config", "shardbroker.journal"),
+    "shardbroker.deploy": ("shardbroker.config", "shardbroker.journal", "shm"),
     "perf": ("shardbroker.mqtt", "shm"),
     "shardbroker.cli": (
         "shardbroker.config",

@@ -18,6 +18,7 @@ from shardbroker.access.files import FileError, read_rules
 from shardbroker.access.rules import ClientRules, RuleError, RuleSet
 from shardbroker.access.stores import Ban, RuleStore, StoreError
 from shardbroker.access.wire import EVERYBODY, MESSAGE_MAX, Kind, Status, Verdict, WireError, decode_verdict, encode_question
+from shm.files import replace_file
 
 __all__ = [
     "LOCAL_SOURCES", "Gate", "file_rules", "needs_integrations", "publish_rules", "published_rules", "rules_dir", "users_dir",
@@ -60,10 +61,7 @@ def publish_rules(settings: Any, runtime_dir: Path) -> None:
     read_rules(path)
     target = published_rules(runtime_dir).with_suffix(path.suffix if path.suffix == ".toml" else ".conf")
     other = target.with_suffix(".conf" if path.suffix == ".toml" else ".toml")
-    new = target.with_name(target.name + ".new")
-    new.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    new.chmod(0o600)
-    new.replace(target)
+    replace_file(target, path.read_bytes(), sync=False)
     other.unlink(missing_ok=True)
 
 

@@ -4,7 +4,6 @@ Every process starts with the settings that were in force when the broker starte
 runtime directory, so that a process that is started again has it too. Keys that need a restart never get there.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import cbor2
 from pydantic import BaseModel, SecretStr
 
 from shardbroker.config.settings import Settings
+from shm.files import replace_file
 
 __all__ = ["InForce", "dump", "in_force", "is_live", "keep_in_force", "parse", "replaced"]
 
@@ -81,10 +81,7 @@ def parse(data: bytes) -> Settings:
 
 def keep_in_force(runtime_dir: Path, settings: Settings) -> None:
     """Processes that are started from now on begin with these. Raises OSError."""
-    new = runtime_dir / f"{IN_FORCE}.new"
-    new.touch(mode=0o600)
-    new.write_bytes(dump(settings))
-    os.replace(new, runtime_dir / IN_FORCE)
+    replace_file(runtime_dir / IN_FORCE, dump(settings), sync=False)
 
 
 def in_force(runtime_dir: Path, at_start: Settings) -> Settings:

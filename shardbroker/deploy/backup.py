@@ -17,7 +17,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,7 @@ import lmdb
 from shardbroker import __version__
 from shardbroker.journal import recovery_start
 from shardbroker.journal.layout import segment_paths, segment_start
+from shm.files import replacing, sync_path
 
 __all__ = ["MANIFEST", "BackupError", "backup", "restore"]
 
@@ -56,22 +57,14 @@ def backup(data_dir: Path, file: Path) -> int:
         raise BackupError(
             f"{data_dir}: no journals of a broker; allowed is the data directory of one with durability.level process or machine"
         )
-    new = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as raw:
-            with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                sums = {name: checksum for name, checksum in _add_all(tar, data_dir)}
-                about = {"format": FORMAT, "version": __version__, "taken": int(time.time()), "crc32": sums}
-                _add(tar, MANIFEST, io.BytesIO(data := json.dumps(about, indent=1).encode()), len(data))
-            raw.flush()
-            os.fsync(raw.fileno())
-        new.replace(file)
+        with replacing(file) as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            sums = {name: checksum for name, checksum in _add_all(tar, data_dir)}
+            about = {"format": FORMAT, "version": __version__, "taken": int(time.time()), "crc32": sums}
+            _add(tar, MANIFEST, io.BytesIO(data := json.dumps(about, indent=1).encode()), len(data))
         return file.stat().st_size
     except (OSError, lmdb.Error, sqlite3.Error) as error:
         raise BackupError(f"backup of {data_dir} to {file}: {error}") from None
-    finally:
-        with suppress(OSError):
-            new.unlink()
 
 
 def restore(file: Path, data_dir: Path) -> int:
@@ -90,6 +83,7 @@ def restore(file: Path, data_dir: Path) -> int:
             if data_dir.exists():
                 data_dir.rmdir()
             target.rename(data_dir)
+            sync_path(data_dir.parent)
         return taken
     except (OSError, tarfile.TarError) as error:
         raise BackupError(f"{file} to {data_dir}: {error}") from None

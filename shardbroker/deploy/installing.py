@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shardbroker.deploy.environment import CopyError, Plan, build, choose_python, manifest, manifest_of, plan
 from shardbroker.deploy.placing import CONFIGURATION, DEFAULT_PREFIX, DIRECTORIES, LINK, SYSCTL, SYSUSERS, UNITS, USER, placed_files
+from shm.files import replace_file
 
 __all__ = ["InstallError", "Target", "install", "uninstall"]
 
@@ -207,11 +208,7 @@ def _file_step(target: Target, shown: str, content: bytes, mode: int, keep: bool
 
     def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_bytes(content)
-        new.chmod(mode)
-        os.chown(new, *owner())
-        new.rename(path)
+        replace_file(path, content, mode=mode, owner=owner())
 
     return text, write
 

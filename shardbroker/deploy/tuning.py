@@ -3,15 +3,18 @@
 It reckons with the costs of costs.py, which were measured elsewhere: a load test on the machine itself says more.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardbroker.config.settings import PROCESSES_MAX
 from shardbroker.deploy.costs import BUSY_MESSAGE_US, CONNECT_US, CONNECTION_BYTES, SOCKET_BYTES, SPARSE_MESSAGE_US, TLS_BYTES
 from shardbroker.deploy.machine import Cpu, Machine
+from shm.files import replace_file
 
 __all__ = ["Finding", "Proposal", "Wanted", "apply", "apply_to", "check", "propose"]
+
+NEW_MODE = 0o644
+"""Of a file that there was not yet, as an editor makes it: secrets belong into files of their own."""
 
 WORKER_SHARE = 0.7
 """Of a core that a worker should use at most: what is beyond it waits longer and longer."""
@@ -166,13 +169,12 @@ def apply(text: str, proposals: list[Proposal]) -> str:
 
 def apply_to(path: Path, proposals: list[Proposal]) -> None:
     """Replaces the file as a whole. Raises OSError."""
-    status = path.stat() if path.exists() else None
-    new = path.with_name(path.name + ".new")
-    new.write_text(apply(path.read_text() if status else "", proposals))
-    if status:
-        new.chmod(status.st_mode & 0o7777)
-        os.chown(new, status.st_uid, status.st_gid)
-    new.rename(path)
+    if path.exists():
+        status = path.stat()
+        old, mode, owner = path.read_text(), status.st_mode & 0o7777, (status.st_uid, status.st_gid)
+    else:
+        old, mode, owner = "", NEW_MODE, None
+    replace_file(path, apply(old, proposals).encode(), mode=mode, owner=owner)
 
 
 def _check_connections(machine: Machine, wanted: Wanted, workers: int) -> list[Finding]:

@@ -4,11 +4,11 @@
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from shardbroker.hooks.plugins import NAME, PluginError
+from shm.files import replace_file
 
 __all__ = ["PLUGINS_FILE", "Wanted", "read_wanted", "write_wanted"]
 
@@ -38,12 +38,7 @@ def _texts(settings: object) -> bool:
 def write_wanted(data_dir: Path, wanted: Mapping[str, Mapping[str, str]]) -> None:
     """Mode 0600: settings may hold secrets. Raises PluginError; the file is as it was then."""
     path = data_dir / PLUGINS_FILE
-    new = path.with_name(path.name + ".new")
     try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(wanted, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        replace_file(path, json.dumps(wanted, indent=1).encode())
     except OSError as error:
         raise PluginError(f"{path}: {error.strerror}") from None

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from shm.files import replace_file
+
 __all__ = ["EXPORTS_DIR", "exported_to", "exports", "note_export"]
 
 EXPORTS_DIR = "exports"
@@ -26,9 +28,7 @@ def note_export(data_dir: Path, to: str, kind: str, ended_ms: int, code: int) ->
     directory = data_dir / EXPORTS_DIR
     directory.mkdir(mode=0o700, exist_ok=True)
     target = directory / f"{crc32(to.encode()):08x}.json"
-    new = target.with_suffix(".new")
-    new.write_text(json.dumps({"to": to, "format": kind, "ended_ms": ended_ms, "code": code}))
-    os.replace(new, target)
+    replace_file(target, json.dumps({"to": to, "format": kind, "ended_ms": ended_ms, "code": code}).encode())
 
 
 def exports(data_dir: Path) -> list[dict[str, Any]]:

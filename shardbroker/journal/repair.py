@@ -24,6 +24,7 @@ from shardbroker.journal.opening import lock
 from shardbroker.journal.reader import Block, Damage, read, read_segment
 from shardbroker.journal.schema import SchemaError
 from shardbroker.journal.trust import trusted
+from shm.files import replacing
 
 __all__ = ["Report", "repair", "verify"]
 
@@ -117,21 +118,15 @@ def _owner(damage: Damage, paths: list[Path]) -> Path:
 
 def _replace(path: Path, damages: list[Damage], paths: list[Path]) -> Iterator[str]:
     aside = _free_name(path)
-    clean = path.with_name(f"{path.name}.repair")
     lost = 0
-    with open(clean, "wb", opener=_private) as file:
+    with replacing(path) as file:
         for part, count in _clean_parts(path, damages, paths):
             file.write(part)
             lost += count
-        file.flush()
-        os.fsync(file.fileno())
-    empty = clean.stat().st_size == 0
-    os.link(path, aside)
+        empty = file.tell() == 0
+        os.link(path, aside)
     if empty:
-        clean.unlink()
         path.unlink()
-    else:
-        os.replace(clean, path)
     for damage in damages:
         yield str(damage)
     yield f"{path}: set aside as {aside.name}" + ("" if empty else f"; in its place is what is valid, and {lost} records are lost")
@@ -200,7 +195,3 @@ def _free_name(path: Path) -> Path:
         if not name.exists():
             return name
     raise FileExistsError(f"{path}.damaged: a thousand of them are there")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -24,6 +24,7 @@ from shardbroker.control import ControlError
 from shardbroker.management.log import Log
 from shardbroker.management.trace_lines import FORMATTERS
 from shardbroker.management.workers import Workers
+from shm.files import replace_file
 from shm.topology import Topology
 from shm.traced import read_traced, write_traced
 
@@ -326,10 +327,7 @@ class Traces:
 
     def _keep(self, trace: Trace) -> None:
         """Raises OSError."""
-        new = trace.path.with_suffix(".new")
-        new.touch(mode=0o600)
-        new.write_text(json.dumps(trace.kept()))
-        os.replace(new, trace.path)
+        replace_file(trace.path, json.dumps(trace.kept()).encode())
 
     def _keep_quietly(self, trace: Trace) -> None:
         with suppress(OSError):  # the disk is full: then how it ended is not known after a restart

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardbroker.access.contract import BackendError
@@ -15,6 +14,7 @@ from shardbroker.config import Settings
 from shardbroker.config.exhook import STATE_FILE
 from shardbroker.hooks.exhook import EVENT_MAX, Wanted, decode_event
 from shardbroker.integrations.chain import Report
+from shm.files import replace_file
 from shm.topology import Topology
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class HookService:
         while True:
             text = json.dumps([] if self._programs is None else self._programs.state())
             if text != written:
-                _replace(self._state_file, text)
+                replace_file(self._state_file, text.encode(), sync=False)
                 written = text
             await asyncio.sleep(WRITE_STATE_S)
 
@@ -141,9 +141,3 @@ class HookService:
 
 def _wanted_verdict(wanted: list[Wanted]) -> bytes:
     return encode_verdict(EVERYBODY, Status.WANTED, *([one.points, one.refuses, one.timeout_s] for one in wanted))
-
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
