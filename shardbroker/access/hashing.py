@@ -18,6 +18,8 @@ __all__ = ["Scheme", "hash_password", "verify", "verify_nobody"]
 ARGON2_MEMORY_KIB, ARGON2_PASSES, ARGON2_LANES = 19_456, 2, 1
 """What a new password costs: OWASP's least for argon2id. A login takes about 20 ms of one core and 19 MB for as long."""
 PLAIN_DIGESTS = {"md5": "md5", "sha": "sha1", "sha256": "sha256", "sha512": "sha512"}
+MOSQUITTO_ITERATIONS_MAX = 10_000_000
+"""Of a `$7$` hash, as auth.*.pbkdf2_iterations."""
 LDAP_DIGESTS = {
     "{SSHA}": "sha1", "{SHA}": "sha1", "{SSHA256}": "sha256", "{SHA256}": "sha256", "{SSHA384}": "sha384", "{SHA384}": "sha384",
     "{SSHA512}": "sha512", "{SHA512}": "sha512", "{MD5}": "md5", "{SMD5}": "md5",
@@ -141,10 +143,24 @@ def _ldap(stored: str, password: bytes) -> bool:
     return hmac.compare_digest(hashlib.new(digest, password + raw[size:], usedforsecurity=False).digest(), raw[:size])
 
 
+def _check_mosquitto(stored: str, password: bytes) -> bool:
+    """`$7$iterations$salt$hash` is PBKDF2 with SHA-512, `$6$salt$hash` the SHA-512 of password and salt; both parts are base64."""
+    _, kind, *fields = stored.split("$")
+    iterations = int(fields.pop(0)) if kind == "7" else 0
+    salt, wanted = (base64.b64decode(part, validate=True) for part in fields)
+    if not iterations <= MOSQUITTO_ITERATIONS_MAX or len(wanted) != hashlib.sha512().digest_size:
+        raise BackendError(f"stored password hash is no ${kind}$ of mosquitto_passwd")
+    if kind == "7":
+        return hmac.compare_digest(hashlib.pbkdf2_hmac("sha512", password, salt, iterations), wanted)
+    return hmac.compare_digest(hashlib.sha512(password + salt).digest(), wanted)
+
+
 _TELLING: tuple[tuple[str, Callable[[str, bytes], bool]], ...] = (
     ("$argon2", _check_argon2),
     ("$2a$", _check_bcrypt),
     ("$2b$", _check_bcrypt),
     ("$2y$", _check_bcrypt),
+    ("$6$", _check_mosquitto),
+    ("$7$", _check_mosquitto),
 )
 """Beginnings of hashes that say themselves what they are."""

@@ -31,6 +31,8 @@ have theirs.
 - `config set` keeps the value in `runtime.toml` in the data directory, over the configuration file and below environment and
   options. The answer comes when every worker has the value; it says what was `applied`, what `needs_restart`, by what a value is
   `shadowed_by`, and which `workers_behind` have not come to it within 5 s. `config reload` and SIGHUP read everything again.
+- What cannot work is refused, with everything that is wrong, and nothing has changed then: libraries, files, certificates and
+  addresses that the new value names are tried. `config reset` works without a broker, too, on `runtime.toml`.
 - `journal seal` ends the segment of each worker's journal, so that everything up to `durable` can be read from closed segments.
 - `snapshot` writes a directory below `snapshots` in the data directory; `snapshot.interval` does so by itself (docs/spark.md).
 - `backup FILE` writes the broker's state to one file, see operation-backup.md; it wants no running broker.

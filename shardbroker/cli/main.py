@@ -4,6 +4,7 @@ Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
 
 import argparse
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     verb = verbs.add_parser("import", help="a mosquitto.conf or emqx.conf as far as it means the same, as TOML")
     verb.add_argument("file", type=Path, metavar="FILE")
     verb.add_argument("--format", choices=("mosquitto", "emqx"), help="else from the name of the file")
+    verb.add_argument("--rules", type=Path, metavar="NEW", help="file of rules (.toml) to write mosquitto's acl_file to")
     verb.set_defaults(run=_import)
     add_journal(commands, _add_sources)
     add_install(commands)
@@ -169,7 +171,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    from shardbroker.config.foreign import to_toml
+    from shardbroker.config.foreign import rules_toml, to_toml
     from shardbroker.config.foreign_emqx import read_emqx
     from shardbroker.config.foreign_mosquitto import read_mosquitto
 
@@ -180,9 +182,41 @@ def _import(arguments: argparse.Namespace) -> int:
         text = arguments.file.read_text(errors="replace")
     except OSError as error:
         raise ConfigError(f"{arguments.file}: {error.strerror}") from None
-    imported = {"mosquitto": read_mosquitto, "emqx": read_emqx}[kind](text)
+    if kind == "mosquitto":
+        text = re.sub(r"^include_dir[ ]+(.+)$", _included, text, flags=re.MULTILINE)
+        imported = read_mosquitto(text, _readable if arguments.rules is not None else lambda path: None)
+    else:
+        imported = read_emqx(text)
+    if imported.rules is not None:
+        from shm.files import replace_file
+
+        if arguments.rules.suffix != ".toml":
+            raise ConfigError(f"--rules: must be a file whose name ends with .toml, got {arguments.rules}")
+        imported.settings["acl", "file", "path"] = str(arguments.rules.absolute())
+        try:
+            replace_file(arguments.rules, rules_toml(imported.rules, str(arguments.file)).encode())
+        except OSError as error:
+            raise ConfigError(f"--rules {arguments.rules}: {error.strerror}") from None
     print(to_toml(imported, str(arguments.file)), end="")
-    return 0
+    for remark in imported.remarks:
+        print(f"not taken over: {remark}", file=sys.stderr)
+    return 1 if imported.remarks else 0
+
+
+def _included(line: re.Match[str]) -> str:
+    """The files of mosquitto's include_dir, in its order; the line itself, which closes what is imported, if one cannot be read."""
+    directory = Path(line[1].strip())
+    try:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(directory.iterdir()) if path.suffix == ".conf")
+    except OSError:
+        return line[0]
+
+
+def _readable(path: str) -> str | None:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return None
 
 
 def _reference(_arguments: argparse.Namespace) -> int:

@@ -1,9 +1,10 @@
 """emqx.conf: HOCON as EMQX's users write it: tables in braces, `key = value`, dotted keys, comments, arrays, text with or without
-quotes."""
+quotes; and the files of EMQX 4, lines of dotted keys, as far as they say where to listen and who is let in."""
 
 import re
 from typing import Any
 
+from shardbroker.config.errors import ConfigError
 from shardbroker.config.foreign import Imported
 
 __all__ = ["SAME", "read_emqx"]
@@ -14,7 +15,16 @@ SAME = ("mqtt", "retainer", "delayed", "flapping_detect")
 """Sections whose keys have the same names and meanings here."""
 TLS = ("certfile", "keyfile", "cacertfile", "verify", "fail_if_no_peer_cert", "ciphers", "versions", "handshake_timeout")
 """Of `ssl_options`; not the password, which is for no file that others read."""
-LISTENER = ("max_connections", "max_conn_rate", "messages_rate", "bytes_rate", "access_rules", "proxy_protocol", "enable_authn")
+LISTENER = (
+    "max_connections", "max_conn_rate", "messages_rate", "bytes_rate", "access_rules", "proxy_protocol", "proxy_protocol_timeout",
+    "enable_authn", "mountpoint",
+)  # fmt: skip
+LISTENER_HARMLESS = re.compile(
+    r"acceptors|zone|tcp_options\..*|tcp_backend|max_connections_.*|websocket\..*|parse_unit|nodelay"
+    r"|ssl_options\.(depth|secure_renegotiate|honor_cipher_order|reuse_sessions|hibernate_after|gc_after_handshake|log_level"
+    r"|client_renegotiation|dhfile|password|sni|keep_secrets|cacerts|managed_certs)"
+)
+"""What a listener may be taken over without; the key's password has to be set then, or the broker does not start."""
 OTHER = {
     ("node", "name"): ("node", "name"),
     ("log", "console", "level"): ("log", "level"),
@@ -24,9 +34,16 @@ OTHER = {
     ("retainer", "max_retained_messages"): ("retainer", "max_messages"),
     ("retainer", "backend", "max_retained_messages"): ("retainer", "max_messages"),
 }
+SECRET = re.compile("password|secret|cookie")
+"""In names of keys whose values are not repeated."""
+AUTHORIZATION = {("no_match",): "no_match", ("deny_action",): "deny_action", ("cache", "enable"): "cache.enable",
+                 ("cache", "max_size"): "cache.max_size", ("cache", "ttl"): "cache.ttl"}  # fmt: skip
+LOGIN = re.compile(
+    r"include|psk_authentication\.enable = True|mqtt\.(peer_cert_as_\w+|use_username_as_clientid) = (?!disabled|False)"
+    r"|exhook\.servers = (?!\[\])|zones\..*|mqtt\.(client_attrs_init|clientid_override) = (?!\[\]|disabled|$)"
+)
+"""Lines that say who may connect, or as whom."""
 REMARKS = {
-    "authentication": "see auth in docs/access.md: the same kinds of back ends, written otherwise",
-    "authorization": "see acl in docs/access.md; acl.conf itself is read as it is: acl.file.path",
     "cluster": "there is one node",
     "dashboard": "see docs/configuration.md",
     "rule_engine": "rules are not built yet",
@@ -37,28 +54,140 @@ REMARKS = {
 
 
 def read_emqx(text: str) -> Imported:
-    """What is not understood becomes a remark."""
+    """What is not understood becomes a remark. Raises ConfigError for what is no such file."""
     found = Imported()
+    if _EMQX_4.search(text):
+        text = _from_4(text)
+    tree = _parse(text)
+    login, rules, dashboard = (tree.pop(name, None) for name in ("authentication", "authorization", "dashboard"))
     listeners: dict[tuple[str, str], dict[tuple[str, ...], Any]] = {}
-    for path, value in _flatten(_parse(text)):
-        said = f"{'.'.join(path)} = {value}"
-        if path in OTHER:
+    left_out: dict[tuple[str, str], str] = {}
+    closed: list[str] = []
+    if "rewrite" in tree:
+        _take_list(found, "rewrite", "rules", tree.pop("rewrite"))
+    if isinstance(tree.get("auto_subscribe"), dict) and "topics" in tree["auto_subscribe"]:
+        _take_list(found, "auto_subscribe", "topics", tree["auto_subscribe"].pop("topics"))
+    for path, value in _flatten(tree):
+        said = f"{'.'.join(path)} = {'******' if SECRET.search(path[-1]) else value}"
+        if LOGIN.match(said):
+            closed.append(f"{said}: there is nothing like it here")
+        elif path in OTHER:
             value = {"warning": "warning", "notice": "info", "critical": "error"}.get(value, value) if path[0] == "log" else value
             found.take(OTHER[path], value, said)
         elif path[0] in SAME:
             found.take(path, value, said)
         elif path[0] == "listeners" and len(path) >= 4:
-            _note_listener(found, listeners, path, value, said)
+            _note_listener(found, listeners, left_out, path, value, said)
         else:
             found.remark(f"{said}: {REMARKS.get(path[0], 'there is nothing like it here')}")
+    taken = []
     for (kind, name), own in listeners.items():
-        found.take_together(own, f"listeners.{kind}.{name}")
+        why = left_out.get((kind, name))
+        if why:
+            found.remark(f"listeners.{kind}.{name}: left out: {why}")
+        taken.append(not why and found.take_together(own, f"listeners.{kind}.{name}"))
+    if taken and not any(taken):
+        closed.append("no listener could be taken over")
+    _take_dashboard(found, dashboard if isinstance(dashboard, dict) else {})
+    _take_authentication(found, login, closed)
+    if rules:
+        _take_authorization(found, rules if isinstance(rules, dict) else {"sources": [rules]})
     return found
+
+
+def _take_list(found: Imported, section: str, key: str, value: Any) -> None:
+    """A list of tables, whose keys are the same here."""
+    tables = list(value.values()) if isinstance(value, dict) else value
+    if tables:
+        found.take((section, key), tables, section)
+
+
+def _take_authentication(found: Imported, login: Any, closed: list[str]) -> None:
+    """An empty chain lets every client in, there and here."""
+    members = [login] if isinstance(login, dict) else login or []
+    chain = [one for one in members if not isinstance(one, dict) or one.get("enable", True) is not False]
+    for one in chain:
+        if isinstance(one, dict) and (one.get("mechanism"), one.get("backend")) == ("password_based", "built_in_database"):
+            closed.append("authentication, built_in_database: its users are not taken over")
+            if one.get("user_id_type") in ("username", "clientid"):
+                found.settings["auth", "builtin", "user_id_type"] = one["user_id_type"]
+        else:
+            closed.append(f"authentication, {_backend(one)}: written otherwise here, see auth in docs/access.md")
+    for text in closed[:-1]:
+        found.remark(text)
+    if closed:
+        found.close_login(closed[-1])
+
+
+def _take_authorization(found: Imported, rules: dict[str, Any]) -> None:
+    """Up to the first source that is not here: one behind it might allow what that one denies."""
+    sources = rules.pop("sources", [])
+    listed = [one for one in (sources if isinstance(sources, list) else [sources]) if not _off(one)]
+    for path, value in _flatten(rules):
+        said = f"authorization.{'.'.join(path)} = {value}"
+        if path in AUTHORIZATION:
+            if not found.take(("acl", *AUTHORIZATION[path].split(".")), value, said):
+                found.close_rules(said)
+                return
+        else:
+            found.remark(f"{said}: there is nothing like it here")
+    found.settings.setdefault(("acl", "no_match"), "allow")
+    taken = []
+    for one in listed:
+        kind = one.get("type") if isinstance(one, dict) else None
+        if kind == "file" and isinstance(one.get("path"), str) and "$" not in one["path"]:
+            taken.append("file")
+            found.settings["acl", "file", "path"] = one["path"]
+        else:
+            found.close_rules(f"authorization, source {kind or one}: its rules are not taken over, see acl in docs/access.md")
+            return
+    if taken:
+        found.settings["acl", "sources"] = taken
+    elif found.settings["acl", "no_match"] == "deny":
+        found.close_rules("authorization.no_match = deny, and no source")
+
+
+def _off(one: Any) -> bool:
+    return isinstance(one, dict) and one.get("enable", True) is False
+
+
+def _backend(one: Any) -> str:
+    return str(one.get("backend") or one.get("mechanism")) if isinstance(one, dict) else str(one)
+
+
+def _take_dashboard(found: Imported, dashboard: dict[str, Any]) -> None:
+    """One address: that of HTTPS, if there is one."""
+    listeners = dashboard.pop("listeners", {})
+    listeners = listeners if isinstance(listeners, dict) else {}
+    there = {name: one for name, one in listeners.items() if isinstance(one, dict) and one.get("bind") not in (0, "0", None)}
+    there = {name: one for name, one in there.items() if not _off(one)}
+    if "https" in there:
+        secure = there["https"]
+        files = secure.get("ssl_options", secure)
+        own: dict[tuple[str, ...], Any] = {("api", "bind"): _bind(secure["bind"])}
+        own |= {("api", key): files[key] for key in ("certfile", "keyfile") if isinstance(files, dict) and key in files}
+        if ("api", "certfile") in own:
+            found.take_together(own, "dashboard.listeners.https")
+        else:
+            found.remark("dashboard.listeners.https: left out: no certfile, which would be plain HTTP")
+        if "http" in there:
+            found.remark("dashboard.listeners.http: the dashboard has one address, that of https")
+    elif "http" in there:
+        found.take(("api", "bind"), _bind(there["http"]["bind"]), "dashboard.listeners.http")
+    for path, value in _flatten(dashboard):
+        shown = "******" if SECRET.search(path[-1]) else value
+        found.remark(f"dashboard.{'.'.join(path)} = {shown}: there is nothing like it here")
+
+
+def _bind(value: Any) -> str:
+    text = str(value)
+    return text if ":" in text else f"0.0.0.0:{text}"
 
 
 def _note_listener(
     found: Imported,
     listeners: dict[tuple[str, str], dict[tuple[str, ...], Any]],
+    left_out: dict[tuple[str, str], str],
     path: tuple[str, ...],
     value: Any,
     said: str,
@@ -70,22 +199,94 @@ def _note_listener(
         return
     own = listeners.setdefault((kind, path[2]), {(*here, "type"): kind})
     if rest == ("bind",):
-        text = str(value)
-        own[*here, "bind"] = text if ":" in text else f"0.0.0.0:{text}"
+        own[*here, "bind"] = _bind(value)
+    elif rest in (("enable",), ("enabled",)):
+        if value is not True:
+            left_out[kind, path[2]] = "not enabled"
+    elif rest == ("authentication",) and value == []:
+        pass
     elif rest[0] in LISTENER and len(rest) == 1:
         own[*here, rest[0]] = value
     elif rest[0] == "ssl_options" and len(rest) == 2 and rest[1] in TLS:
         own[*here, "tls", rest[1]] = value
     elif rest == ("websocket", "mqtt_path"):
         own[*here, "websocket", "path"] = value
-    else:
+    elif LISTENER_HARMLESS.fullmatch(".".join(rest)):
         found.remark(f"{said}: there is nothing like it here")
+    else:
+        left_out[kind, path[2]] = f"{said}: there is nothing like it here"
+
+
+_EMQX_4 = re.compile(r"^[ \t]*(listener\.(tcp|ssl|ws|wss)\.|allow_anonymous\b|acl_nomatch\b|acl_file\b|zone\.\w+\.)", re.MULTILINE)
+_LISTENER_4 = re.compile(r"listener\.(tcp|ssl|ws|wss)\.(\w+)(?:\.(.+))?")
+
+
+def _from_4(text: str) -> str:
+    """The lines of a file of EMQX 4 as EMQX 5 has them. What has another meaning keeps its name, and becomes a remark."""
+    lines, sources, rules, anonymous = [], "", [], "false"
+    for line in text.splitlines():
+        key, _, value = (part.strip() for part in line.partition("="))
+        if not key or key.startswith("#"):
+            continue
+        listener = _LISTENER_4.fullmatch(key)
+        quoted = '"' + value.strip('"').replace("\\", "\\\\").replace('"', '\\"') + '"'
+        if listener is not None:
+            kind, name, rest = listener.groups()
+            rest = "bind" if rest is None else f"ssl_options.{rest}" if rest in TLS else rest
+            rest = {"ssl_options.handshake_timeout": "tcp_options.handshake_timeout"}.get(rest, rest)
+            if rest.split(".")[0] in ("access", "peer_cert_as_username", "mountpoint", "proxy_protocol", "bind", "ssl_options",
+                                      "max_connections"):  # fmt: skip
+                lines.append(f"listeners.{kind}.{name}.{rest} = {value if value in ('true', 'false') else quoted}")
+            else:
+                lines.append(f"listeners.{kind}.{name}.tcp_options.{rest} = {quoted}")
+        elif key == "allow_anonymous":
+            anonymous = value
+        elif key == "acl_nomatch":
+            rules.append(f"authorization.no_match = {quoted}")
+        elif key == "acl_deny_action":
+            rules.append(f"authorization.deny_action = {quoted}")
+        elif key == "acl_file":
+            sources = f"authorization.sources = [{{ type = file, path = {quoted} }}]"
+        elif key == "node.name":
+            lines.append(f"node.name = {quoted}")
+        elif key == "mqtt.max_packet_size":
+            lines.append(f"mqtt.max_packet_size = {quoted}")
+        elif re.fullmatch(r"[\w.-]+", key):
+            lines.append(f'"{key}" = {quoted}')
+        else:
+            raise ConfigError(f"EMQX 4's file: must be lines of key = value, got {line.strip()!r}")
+    if anonymous != "true":
+        lines.append('authentication = [{ mechanism = "allow_anonymous", backend = "allow_anonymous = false" }]')
+    return "\n".join([*lines, *rules, sources])
 
 
 def _parse(text: str) -> dict[str, Any]:
-    tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup]
-    table, _ = _table(tokens, 0)
+    """Raises ConfigError for what this reader would misunderstand."""
+    tokens: list[re.Match[str]] = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            if not text[at:].strip():
+                break
+            raise _misread(text, at + len(text[at:]) - len(text[at:].lstrip()))
+        if text[match.start() : match.end()].strip().endswith('""') and text[match.end() : match.end() + 1] == '"':
+            raise _misread(text, match.start())  # three quotes
+        if (match["word"] or "").endswith("$") and text[match.end() : match.end() + 1] == "{":
+            raise _misread(text, match.start())  # a reference to another key
+        if match.lastgroup:
+            tokens.append(match)
+        at = match.end()
+    table, end = _table(tokens, 0)
+    if end <= len(tokens) and any(one["mark"] == "}" for one in tokens[end - 1 : end]):
+        raise _misread(text, tokens[end - 1].start())
     return table
+
+
+def _misread(text: str, at: int) -> ConfigError:
+    line = text.count("\n", 0, at) + 1
+    rest = text[at:].partition("\n")[0][:80]
+    return ConfigError(f"line {line}: must be tables, key = value and lists, as docs/coming-from.md says, got {rest!r}")
 
 
 def _table(tokens: list[re.Match[str]], at: int) -> tuple[dict[str, Any], int]:
@@ -96,6 +297,8 @@ def _table(tokens: list[re.Match[str]], at: int) -> tuple[dict[str, Any], int]:
             at += 1  # commas between members
             continue
         path = [tokens[at]["word"] or tokens[at]["quoted"][1:-1]]
+        if path == ["include"]:
+            raise ConfigError("include: must be read with the file that has it, got a file of its own; put both into one")
         path = path if tokens[at]["quoted"] else path[0].split(".")
         at += 1
         if at < len(tokens) and tokens[at]["mark"] in ("=", ":"):
@@ -103,7 +306,10 @@ def _table(tokens: list[re.Match[str]], at: int) -> tuple[dict[str, Any], int]:
         value, at = _value(tokens, at)
         here = table
         for part in path[:-1]:
-            here = here.setdefault(part, {})
+            inner = here.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{'.'.join(path)}: must be below a table, got {part} = {inner}")
+            here = inner
         old = here.get(path[-1])
         here[path[-1]] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     return table, at + 1

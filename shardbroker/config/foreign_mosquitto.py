@@ -1,8 +1,11 @@
 """mosquitto.conf: `key value` lines; those behind a `listener` line are that listener's."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 from shardbroker.config.foreign import Imported
+from shardbroker.config.foreign_mosquitto_acl import convert_acl
 
 __all__ = ["GLOBAL", "PER_LISTENER", "read_mosquitto"]
 
@@ -37,45 +40,104 @@ PER_LISTENER = {
     "port": "bind",
 }
 REMARKS = {
-    "allow_anonymous": "who connects is said by auth.chain, which is empty: everybody may; see docs/access.md",
-    "password_file": "mosquitto's hashes ($6$, $7$) are not read; make the users anew: shardbroker ctl users add",
-    "acl_file": "rules have another form; see acl.file in docs/access.md",
-    "persistence_location": "process.data_dir is chosen with the service; mosquitto.db is not read, so sessions begin anew",
-    "include_dir": "import the files one by one",
+    "persistence_location": "process.data_dir is chosen with the service; mosquitto.db is not read: no session is there yet",
     "connection": "bridges are not built yet",
 }
+HARMLESS = re.compile(
+    r"allow_duplicate_messages|allow_zero_length_clientid|check_retain_source|max_inflight_bytes|max_keepalive|max_queued_bytes|max_qos|max_topic_alias|memory_limit|set_tcp_nodelay|websockets_(?:log_level|headers_size)"
+    r"|connection|address|addresses|bridge_.*|cleansession|idle_timeout|keepalive_interval|local_.*|notification.*|remote_.*"
+    r"|restart_timeout|round_robin|start_type|threshold|topic|try_private|http_dir|socket_domain|max_topic_alias.*|global_max_.*"
+)
+"""Neither who may connect nor what clients may do changes with these; the second line and the third are of bridges."""
+PLACES = re.compile(r"pid_file|user|log_.*|connection_messages|persistence_.*|autosave_.*")
+"""How the program runs."""
+LOGIN = ("allow_anonymous", "password_file", "acl_file")
+"""Taken together, at the end."""
+BOOLEANS = (
+    "allow_anonymous", "per_listener_settings", "require_certificate", "use_identity_as_username", "use_subject_as_username",
+)  # fmt: skip
+"""mosquitto takes 1 and 0 too."""
+NO_LISTENER = ("psk_hint", "bind_interface", "capath", "tls_keyform", "tls_engine", "tls_engine_kpass_sha1")
+"""A listener with one of these would be another one here: it is left out."""
 DURATIONS = {"h": "h", "d": "d", "w": "d", "m": "d", "y": "d"}
 DAYS = {"d": 1, "w": 7, "m": 30, "y": 365}
 """mosquitto's m is a month."""
 
 
-def read_mosquitto(text: str) -> Imported:
-    """Never fails: what is not understood becomes a remark."""
+def read_mosquitto(text: str, acl: Callable[[str], str | None] = lambda path: None) -> Imported:
+    """Never fails: what is not understood becomes a remark, and closes the configuration unless it is known to be harmless. `acl`
+    reads the file of acl_file; None if there is no place for its rules, or no such file."""
     found = Imported()
     listeners: list[dict[str, Any]] = []
     current: dict[str, Any] = {}
+    login: dict[str, str] = {}
+    closed: list[str] = []
     for line in text.splitlines():
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         key, _, value = line.partition(" ")
         value = value.strip()
+        if key in BOOLEANS:
+            value = {"1": "true", "0": "false"}.get(value, value)
         if key == "listener":
             port, _, host = value.partition(" ")
             current = {"bind": f"unix:{host.strip()}" if port == "0" else f"{_host(host.strip())}:{port}", "said": {}}
             listeners.append(current)
-        elif key in PER_LISTENER:
+        elif key in LOGIN:
+            login[key] = value
+        elif key in PER_LISTENER or key == "mount_point" or key in NO_LISTENER:
             if not listeners and not current:
                 current = {"bind": "127.0.0.1:1883", "said": {}}
                 listeners.append(current)
             _note(current, key, value, line)
         elif key in GLOBAL:
             found.take(tuple(GLOBAL[key].split(".")), _converted(key, value), line)
-        else:
+        elif key == "per_listener_settings" and value == "false":
+            pass
+        elif PLACES.fullmatch(key):
+            found.notes.append(f"{line}: {REMARKS.get(key, 'that is for the service here')}")
+        elif HARMLESS.fullmatch(key):
             found.remark(f"{line}: {REMARKS.get(key, 'there is nothing like it here')}")
-    for number, listener in enumerate(listeners):
+        else:
+            closed.append(f"{line}: there is nothing like it here, and it may be about who connects")
+    taken = [
         _take_listener(found, "default" if number == 0 else f"listener-{number + 1}", listener)
+        for number, listener in enumerate(listeners)
+    ]
+    if listeners and not any(taken):
+        closed.append("no listener could be taken over")
+    _take_login(found, login, closed, bool(listeners))
+    _take_rules(found, login, acl)
     return found
+
+
+def _take_login(found: Imported, login: dict[str, str], closed: list[str], listening: bool) -> None:
+    """Who may connect. Without a listener mosquitto is for this machine alone, and then, as before 2.0, for anybody on it."""
+    anonymous = login.get("allow_anonymous", "false" if listening else "true") == "true"
+    path = login.get("password_file")
+    if path is not None:
+        found.settings["auth", "chain"] = ["file"]
+        found.settings["auth", "file", "path"] = path
+        if anonymous:
+            found.remark("allow_anonymous true: with a password_file clients without a name are refused here")
+    elif not anonymous:
+        found.close_login("" if closed else "allow_anonymous is false and there is no password_file")
+    if closed:
+        for text in closed[:-1]:
+            found.remark(text)
+        found.close_login(closed[-1])
+
+
+def _take_rules(found: Imported, login: dict[str, str], acl: Callable[[str], str | None]) -> None:
+    path = login.get("acl_file")
+    if path is None:
+        return
+    text = acl(path)
+    if text is None:
+        found.close_rules(f"acl_file {path}: not converted: allowed is a file that can be read, and --rules FILE for its rules")
+    else:
+        convert_acl(found, text, anonymous=not found.settings.get(("auth", "chain")))
 
 
 def _note(listener: dict[str, Any], key: str, value: str, line: str) -> None:
@@ -87,8 +149,19 @@ def _note(listener: dict[str, Any], key: str, value: str, line: str) -> None:
         listener["said"][key] = (value, line)
 
 
-def _take_listener(found: Imported, name: str, listener: dict[str, Any]) -> None:
+def _take_listener(found: Imported, name: str, listener: dict[str, Any]) -> bool:
+    """Whether it could be taken over."""
     said = listener["said"]
+    for key in NO_LISTENER:
+        if key in said:
+            found.remark(f"listener {listener['bind']}: left out: {said[key][1]}: there is nothing like it here")
+            return False
+    if said.get("protocol", ("mqtt",))[0] not in ("mqtt", "websockets"):
+        found.remark(f"listener {listener['bind']}: left out: {said['protocol'][1]}: allowed are mqtt and websockets")
+        return False
+    if "cafile" in said and "certfile" not in said:
+        found.remark(f"listener {listener['bind']}: left out: cafile without certfile, which would be a listener without TLS")
+        return False
     secure, web = "certfile" in said, said.get("protocol", ("",))[0] == "websockets"
     own: dict[tuple[str, ...], Any] = {("listeners", name, "bind"): listener["bind"]}
     kind = {(False, False): "tcp", (True, False): "ssl", (False, True): "ws", (True, True): "wss"}[secure, web]
@@ -107,9 +180,16 @@ def _take_listener(found: Imported, name: str, listener: dict[str, Any]) -> None
         elif key in ("use_identity_as_username", "use_subject_as_username"):
             if value == "true":
                 own[path] = "cn" if "identity" in key else "dn"
+                own["listeners", name, "auth_chain"] = ["certificate"]
+                own["auth", "certificate", "identity"] = "any"
+        elif key == "mount_point":
+            own["listeners", name, "mountpoint"] = value
         else:
             own[path] = value
-    found.take_together(own, f"listener {listener['bind']}")
+    if "auth_chain" in {path[-1] for path in own} and said.get("require_certificate", ("",))[0] != "true":
+        found.remark(f"listener {listener['bind']}: left out: use_identity_as_username without require_certificate")
+        return False
+    return found.take_together(own, f"listener {listener['bind']}")
 
 
 def _host(text: str) -> str:

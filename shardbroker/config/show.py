@@ -22,8 +22,9 @@ Values come from, later ones over earlier: the default, the TOML file (`--config
 (`runtime.toml` in the data directory, written by `shardbroker ctl config set`), the environment (`SHARDBROKER__SECTION__KEY`),
 `--set section.key=value`, and the options of `serve`. An unknown key or a bad value is refused at start with exit code 2 and a
 line that names the key, the value, where it came from and what is allowed.
-`shardbroker config check` only checks; `shardbroker config show` prints what is in force and where each value came from, as TOML
-that can be used as a file.
+`shardbroker config check` only checks, like a start, and without asking any server: back ends with their libraries, certificates,
+files of rules and passwords, and addresses are tried, too, and all that is wrong is listed at once; `shardbroker config show`
+prints what is in force and where each value came from, as TOML that can be used as a file.
 
 - Durations are written `500ms`, `15s`, `2h`, `1d`, `infinity`; a bare number is seconds. Sizes are written `65536`, `256KB`, `1MB`
   (1 KB is 1024 bytes).

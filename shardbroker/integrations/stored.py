@@ -75,10 +75,14 @@ class Judge:
         self._scheme = scheme
         self._threads = threads
 
-    async def judge(self, client: Client, record: Record | None) -> Answer:
+    async def judge(self, client: Client, record: Record | None, another: Record | None = None) -> Answer:
+        """`another`: one whose hash costs what that of this user would, if there is no such user."""
         password = client.password or b""
         if record is None:
-            await self._run(lambda: verify_nobody(self._scheme, password))
+            if another is None:
+                await self._run(lambda: verify_nobody(self._scheme, password))
+            else:
+                await self._run(lambda: verify(self._scheme, another.password_hash, another.salt, password))
             return IGNORE
         known = await self._run(lambda: verify(self._scheme, record.password_hash, record.salt, password))
         return allow(is_superuser=record.is_superuser) if known and client.password is not None else deny()
@@ -127,7 +131,10 @@ class PasswordFile:
         if client.username is None:
             return IGNORE
         user = self._users.get(client.username)
-        return await self._judge.judge(client, None if user is None else Record(user.hash, user.salt, user.is_superuser))
+        if user is None:
+            another = next(iter(self._users.values()), None)
+            return await self._judge.judge(client, None, None if another is None else Record(another.hash, another.salt))
+        return await self._judge.judge(client, Record(user.hash, user.salt, user.is_superuser))
 
     async def close(self) -> None:
         pass
