@@ -83,7 +83,7 @@ POINTS: dict[str, Point] = _numbered(
         "message.publish",
         (),
         "A message is about to be routed: a PUBLISH that access control has let pass, with its topic rewritten; a will; one of "
-        "`ctl publish`. Not those below $SYS/.",
+        "`ctl publish`. Not those below $SYS/ and $event/.",
         "message: Message",
     ),
     Point("message.delivered", ("client", "message"), "A PUBLISH was written to a client, for the first time."),

@@ -197,7 +197,7 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.RELEASED: (("session", _UINT), ("packet_id", _UINT), ("reason", _UINT)),
     Kind.WILL_SET: (
         ("session", _UINT), ("topic", _BYTES), ("payload", _BYTES), ("flags", _UINT), ("properties", _BYTES), ("delay_s", _UINT),
-        ("expiry_s", _MAYBE),
+        ("expiry_s", _MAYBE), ("origin", _BYTES),
     ),
     Kind.WILL_CLEARED: (("session", _UINT), ("reason", _UINT)),
     Kind.WILL_DELAYED: (("session", _UINT), ("at_ms", _UINT)),

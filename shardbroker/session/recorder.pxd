@@ -57,7 +57,7 @@ cdef class Recorder:
     cdef int dropped(self, Subscriber session, Delivery* slot, int cause) except -1
     cdef int received(self, Subscriber session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1
     cdef int released(self, Subscriber session, uint16_t packet_id, int cause) except -1
-    cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s) except -1
+    cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s, dict origin) except -1
     cdef int will_cleared(self, Subscriber session, int cause) except -1
     cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1
     # Records of a ring up to this position were dealt with.

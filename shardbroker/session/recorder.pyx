@@ -9,6 +9,8 @@ from shardbroker.journal.encode cimport (
 from shardbroker.session.delivery cimport AWAITING_PUBCOMP, DeliveryRing
 from shardbroker.session.session cimport Session
 
+from json import dumps
+
 from shardbroker.journal.schema import EndReason, Kind, encode
 
 __all__ = ["Recorder"]
@@ -122,7 +124,9 @@ cdef class Recorder:
             return 0
         self.open(Kind.SESSION_SAVED, session, 0 if session.link is None else session.link.version, session.expiry_ms, None)
         if session.will is not None:
-            self.will_set(session, session.will.message, session.will.delay_s, session.will.expiry_s if session.will.has_expiry else None)
+            self.will_set(
+                session, session.will.message, session.will.delay_s, session.will.expiry_s if session.will.has_expiry else None,
+                session.will.origin)
         if session.logged:
             for subscription in session.all_subscriptions():
                 self.subscribed(session, subscription)
@@ -204,12 +208,12 @@ cdef class Recorder:
 
     # --- wills ----------------------------------------------------------------------------------------------------------
 
-    cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s) except -1:
+    cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s, dict origin) except -1:
         self.name(session)
         return self.add(Kind.WILL_SET, {
             "session": session.key, "topic": message.topic, "payload": message.payload,
             "flags": message.qos | (FLAG_RETAIN if message.retain else 0) | (FLAG_UTF8 if message.payload_format else 0),
-            "properties": message.properties, "delay_s": delay_s, "expiry_s": expiry_s,
+            "properties": message.properties, "delay_s": delay_s, "expiry_s": expiry_s, "origin": None if origin is None else dumps(origin).encode(),
         })
 
     cdef int will_cleared(self, Subscriber session, int cause) except -1:

@@ -34,6 +34,7 @@ cdef class Will:
     cdef uint32_t delay_s
     cdef uint32_t expiry_s                 # Message Expiry Interval of the will
     cdef bint has_expiry
+    cdef dict origin                       # who sent it, see Access.of_will(); None: a journal of an older version has it
 
 
 cdef class Session(Subscriber):

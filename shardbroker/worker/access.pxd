@@ -21,6 +21,7 @@ cdef class Access:
     cdef readonly object client            # shardbroker.access.contract.Client, without the password once that was sent
     cdef object packet                     # CONNECT, until it is accepted or refused
     cdef bytes client_id
+    cdef bytes prefix                      # mount point, of the topic of a will whose client is gone
     cdef object authn                      # what its listener asks of clients, if it has come since the start; None else
     cdef bytes method                      # Authentication Method, None without
     cdef bytes data                        # Authentication Data for CONNACK
@@ -38,6 +39,7 @@ cdef class Access:
     cdef dict hooked                       # Question -> what callbacks of client.authorize have said, for the packet in hand; None mostly
     cdef dict decided                      # Question -> bool: what the packet in hand, or the login, has asked for
     cdef set inquiries                     # under way
+    cdef bint granted                      # it asks again what was allowed once: it stays so while no back end says anything else
 
     cdef bint banned(self) except -1
     cdef bint take_name(self, bytes username) except -1
@@ -58,6 +60,8 @@ cdef class Access:
     cdef list unknown_of(self, list questions)
     cdef object decide(self, object question)
     cdef int drop_denied(self, Session session) except -1
+    cdef object will_question(self, bytes topic, int qos, bint retain)
+    cdef int note_will(self) except -1
     cdef int tell_denied(self, str action, bytes topic) except -1
 
 

@@ -7,7 +7,9 @@ from shardbroker.hooks.masks cimport HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHO
 from shardbroker.mqtt.packets cimport Connect
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.worker.channel cimport AUTHENTICATING, CLOSING, CONNECTED, SIDE_SERVER, Channel
-from shm.address cimport address_text
+from shardbroker.session.session cimport Will
+from shardbroker.worker.shard cimport Shard
+from shm.address cimport address_text, parse_address
 from shm.counters cimport (
     AUTHENTICATION_FAILURE, AUTHENTICATION_SUCCESS, AUTHENTICATION_SUCCESS_ANONYMOUS, AUTHENTICATION_UNAVAILABLE, AUTHORIZATION_ALLOW,
     AUTHORIZATION_DENY, AUTHORIZATION_NOMATCH, AUTHORIZATION_SUPERUSER, CLIENT_BANNED, CLIENT_FLAPPING, PACKETS_AUTH_SENT,
@@ -106,7 +108,8 @@ cdef class Inquiry:
         cdef Access access = self.access
         if decisions is None or len(decisions) != len(self.asked):
             unsure = True
-            decisions = [False if access.channel.core.hooked.exhook.refuses(AUTHORIZE) else None] * len(self.asked)
+            refused = access.channel.core.hooked.exhook.refuses(AUTHORIZE) and not access.granted
+            decisions = [False if refused else None] * len(self.asked)
         if access.hooked is None:
             access.hooked = {}
         access.unsure = access.unsure or unsure
@@ -128,7 +131,7 @@ cdef class Inquiry:
             failed = True
         for place, question in enumerate(self.asked):
             if failed:
-                allowed = acl.on_timeout == "allow"
+                allowed = access.granted or acl.on_timeout == "allow"
             elif decisions[place] is None:
                 channel.core.count(AUTHORIZATION_NOMATCH)
                 allowed = acl.no_match == "allow"
@@ -187,6 +190,7 @@ cdef class Access:
         if packet is not None:
             self.method = (packet.properties or {}).get(PropertyId.AUTHENTICATION_METHOD)
             password = packet.password
+        self.prefix = b""
         self.decided = {}
         self.inquiries = set()
         self.authn = (channel.known_before() or {}).get("authn")
@@ -405,9 +409,21 @@ cdef class Access:
         channel.reply(PACKETS_AUTH_SENT, Auth(
             0, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: self.data or b""}).encode(5))
         channel.arm_deadline()
+        self.note_will()
         channel.verdicts = None if self.unchecked() else Verdicts(channel.shard.acl.cache.max_size)
         channel.resume()
         self.recheck()
+        return 0
+
+    cdef int note_will(self) except -1:
+        """Its will is to be judged by what it may do now."""
+        cdef Session session = self.channel.session
+        cdef Will will = session.will
+        if will is not None:
+            will.origin = will.origin | self.rights()
+            if session.known:
+                self.channel.core.recorder.will_set(
+                    session, will.message, will.delay_s, will.expiry_s if will.has_expiry else None, will.origin)
         return 0
 
     def connack_properties(self) -> dict:
@@ -438,7 +454,7 @@ cdef class Access:
         self.channel.verdicts = Verdicts(self.channel.shard.acl.cache.max_size)
         will = self.packet.will
         if will is not None:
-            questions.append(Question("publish", will.topic.decode(), will.qos, bool(will.retain)))
+            questions.append(self.will_question(will.topic, will.qos, will.retain))
         if session is not None and not self.packet.clean_start:
             questions += self.topics_of(session)
         if self.inquire(questions, self.check_and_accept):
@@ -449,7 +465,7 @@ cdef class Access:
         cdef Session session
         packet, will = self.packet, self.packet.will
         if will is not None and not self.unchecked():
-            if not self.decide(Question("publish", will.topic.decode(), will.qos, bool(will.retain))):
+            if not self.decide(self.will_question(will.topic, will.qos, will.retain)):
                 self.tell_denied("will", will.topic)
                 return self.denied(NOT_AUTHORIZED, "not allowed to publish its will")
         session = channel.shard.sessions.get(self.client_id)
@@ -461,6 +477,54 @@ cdef class Access:
             self.client = replace(self.client, password=None)
         channel.accept(packet, self.client_id)
         return channel.resume()
+
+    # --- wills, once the client is gone ------------------------------------------------------------------------------------------------
+
+    def rights(self) -> dict[str, object]:
+        """What the login has said, for Channel.origin_of_will()."""
+        return {"user": self.client.username, "superuser": bool(self.superuser), "acl": self.own_acl}
+
+    @staticmethod
+    def of_will(Shard shard not None, bytes client_id not None, dict origin not None) -> Access:
+        """What the sender of a will may do, from what Channel.origin_of_will() has kept: its connection is gone, maybe since a restart."""
+        cdef Channel channel = shard.absent_channel()
+        cdef Access access
+        username = origin.get("username")
+        channel.wanted_id = client_id
+        channel.username = None if username is None else username.encode()
+        channel.version = origin.get("version", 0)
+        channel.peer = parse_address(origin["peer"])
+        access = Access(channel, None, client_id)
+        access.client = replace(
+            access.client, username=origin.get("user", username), listener=origin.get("listener", ""), cert_common_name=origin.get("cn"),
+            cert_subject=origin.get("dn"))
+        access.superuser, access.own_acl = origin.get("superuser", False), origin.get("acl")
+        access.prefix = origin.get("prefix", "").encode()
+        access.granted = True
+        return access
+
+    def ask_about_will(self, Will will not None) -> None:
+        """Publishes the will, if that is allowed still; perhaps later, when back ends have told."""
+        cdef Shard shard = self.channel.shard
+        cdef bint denied = False
+        try:
+            question = self.will_question(will.message.topic, will.message.qos, will.message.retain)
+        except MqttError:
+            question = None                # it is refused for what is wrong with it
+        if question is not None and not self.unchecked():
+            if not self.inquire([question], lambda: self.ask_about_will(will), False):
+                return
+            denied = not self.decide(question)
+            if denied:
+                shard.count(AUTHORIZATION_DENY)
+                self.tell_denied("will", question.topic.encode())
+        shard.release_will(will, shard.sessions.get(self.client_id), denied)
+
+    cdef object will_question(self, bytes topic, int qos, bint retain):
+        """About the topic behind `$delayed/<seconds>/`, as the client names it."""
+        cdef uint64_t at_ms
+        topic = self.channel.shard.take_delay(topic, &at_ms)
+        return Question("publish", topic.removeprefix(self.prefix).decode(), qos, bool(retain))
 
     cdef list topics_of(self, Session session):
         cdef Subscription subscription

@@ -94,6 +94,7 @@ cdef class Channel(Link):
     cdef bint mount(self, object username) except -1
     cdef bint over_quota(self, PublishView* view) except -1    # whether this PUBLISH is refused; else it is counted
     cdef bytes unmounted(self, bytes topic)    # a topic or filter as the client names it
+    cdef bytes topic_prefix(self)              # the mount point, empty without one
     cdef bytes below(self, bytes wire_filter)  # a filter of the client as the broker has it; MqttError for what is none
     # Nothing is read until resume(): a verdict is waited for. The loop overrides both.
     cdef int hold(self) except -1

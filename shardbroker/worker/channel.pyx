@@ -1,7 +1,6 @@
 """The protocol state machine of one connection; see channel.pxd."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.unicode cimport PyUnicode_DecodeUTF8
 
 from shardbroker.access.verdicts cimport DENIED, UNKNOWN
 from shardbroker.hooks.masks cimport (
@@ -32,6 +31,7 @@ from shm.counters cimport (
 )
 from shm.address cimport address_text
 from shardbroker.worker.memory cimport REFUSE
+from shardbroker.worker.shard cimport is_own, is_text
 from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
@@ -39,7 +39,8 @@ from shardbroker.mqtt.packets import Connack, Puback, Pubcomp, Pubrec, Pubrel, S
 from shardbroker.mqtt.spec import REASON_CODES, PropertyId, ReasonCode, connack_return_code
 from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
 from shardbroker.worker import event_messages
-from shardbroker.worker.delayed import DELAYED, parse_delayed
+from shardbroker.worker.delayed import DELAYED
+from shardbroker.worker.shard import OWN_TOPICS
 
 __all__ = ["Channel"]
 
@@ -104,7 +105,6 @@ cdef enum:                                 # what Hooked.ask_publish() returns
 
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint32_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
-cdef bytes SYS = b"$SYS/"
 
 
 cdef class Channel(Link):
@@ -205,6 +205,7 @@ cdef class Channel(Link):
         cdef dict properties = packet.properties or {}
         cdef dict known = self.known_before()
         cdef bint named = bool(packet.username)
+        cdef uint64_t at_ms
         if known is not None:
             client_id = known.get("client_id", client_id)
             packet.username = known.get("username", packet.username)
@@ -244,8 +245,7 @@ cdef class Channel(Link):
             if will.retain and not self.core.retain_available:
                 return self.refuse(self.version, RETAIN_NOT_SUPPORTED, "retain not supported")    # [MQTT-3.2.2-13]
             check_topic_name(will.topic, self.core.max_topic_levels)
-            if will.topic.startswith(DELAYED):
-                check_topic_name(parse_delayed(will.topic, self.core.now_ms)[1], self.core.max_topic_levels)
+            self.shard.take_delay(will.topic, &at_ms)
         if self.shard.access_gate is None or (
                 self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties
                 and not self.core.hooks & (HOOK_CLIENT_AUTHENTICATE | HOOK_CLIENT_AUTHORIZE)
@@ -265,6 +265,9 @@ cdef class Channel(Link):
 
     cdef bytes unmounted(self, bytes topic):
         return topic
+
+    cdef bytes topic_prefix(self):
+        return b""
 
     cdef bytes below(self, bytes wire_filter):
         return wire_filter
@@ -297,6 +300,8 @@ cdef class Channel(Link):
         cdef bint present = False
         cdef uint64_t expiry_ms
         cdef uint32_t keepalive_s = packet.keepalive_s
+        cdef Will will = None
+        cdef uint64_t at_ms
         if self.version == 5:
             seconds = properties.get(PropertyId.SESSION_EXPIRY_INTERVAL, 0)
             expiry_ms = NEVER if seconds == EXPIRY_NEVER else <uint64_t>seconds * 1000
@@ -306,6 +311,12 @@ cdef class Channel(Link):
             expiry_ms = core.max_session_expiry_ms
         if core.server_keepalive_s:
             keepalive_s = core.server_keepalive_s
+        if packet.will is not None:
+            will = will_of(packet.will, client_id)
+            try:
+                self.shard.admit(will.message, self.username, &at_ms)
+            except MqttError as error:
+                return self.refuse(self.version, error.reason_code, f"its will: {error}")
         if core.memory_level >= REFUSE and client_id not in self.shard.sessions:
             # Who has a session is let in: it comes to empty its queue.
             core.count(CLIENT_CLOSED_OVERLOAD)
@@ -320,10 +331,9 @@ cdef class Channel(Link):
         self.session = self.shard.open_session(self, client_id, packet.clean_start, expiry_ms, &present)
         self.state = CONNECTED
         self.connected_ms = core.now_ms
-        if packet.will is not None:
-            if self.shard.rewriting is not None:
-                packet.will.topic = self.shard.rewriting.topic(packet.will.topic, client_id, self.username)
-            self.session.will = will_of(packet.will, client_id)
+        if will is not None:
+            will.origin = self.origin_of_will()
+            self.session.will = will
         if core.recorder is not None:
             self.record_opened(present, expiry_ms)
         if self.version == 5:
@@ -373,6 +383,18 @@ cdef class Channel(Link):
         self.subscribing = (0, 0, iter(topics), bytearray(), [], [], self.shard.full_tables)
         return self.go_on_subscribing()
 
+    def origin_of_will(self) -> dict[str, object]:
+        """Who sends the will of this connection, for the journal, and for the rules once the connection is gone (Access.of_will)."""
+        cdef dict known = self.known_before() or {}
+        origin = {
+            "username": None if self.username is None else self.username.decode(), "peer": address_text(&self.peer),
+            "listener": self.listener_name(), "version": self.version, "cn": known.get("cn"), "dn": known.get("dn"),
+            "prefix": self.topic_prefix().decode(),
+        }
+        if self.access is not None:
+            origin |= self.access.rights()
+        return {key: value for key, value in origin.items() if value}
+
     cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1:
         """A session that may outlive this process goes into the journal; one that ends with its connection only for its will."""
         cdef Session session = self.session
@@ -387,7 +409,8 @@ cdef class Channel(Link):
         self.core.recorder.opened(session, present and session.known, self.version, expiry_ms, details)
         session.known = True
         if will is not None:
-            self.core.recorder.will_set(session, will.message, will.delay_s, will.expiry_s if will.has_expiry else None)
+            self.core.recorder.will_set(
+                session, will.message, will.delay_s, will.expiry_s if will.has_expiry else None, will.origin)
         return 0
 
     def connack_properties(self, packet, dict properties, bytes client_id, uint64_t expiry_ms) -> dict:
@@ -430,7 +453,7 @@ cdef class Channel(Link):
         cdef bytes topic = None
         cdef bint heard
         cdef int arrival, permission
-        cdef uint64_t expiry_ms, at_ms = 0
+        cdef uint64_t at_ms = 0
         parse_publish(first, body, size, self.version, &view)
         if view.qos > core.max_qos:
             raise MqttError(QOS_NOT_SUPPORTED, f"QoS {view.qos}, allowed is up to {core.max_qos}", "MQTT-3.2.2-11")
@@ -465,8 +488,8 @@ cdef class Channel(Link):
         if view.payload_format and not is_text(view.payload, view.payload_size):
             return self.reject_publish(
                 &view, PAYLOAD_FORMAT_INVALID, "the payload is not UTF-8, as its Payload Format Indicator says")
-        if view.topic[0] == c"$" and entry.topic.startswith(SYS):
-            return self.reject_publish(&view, NOT_AUTHORIZED, "topics below $SYS/ are the broker's own")
+        if view.topic[0] == c"$" and is_own(view.topic, view.topic_size):
+            return self.reject_publish(&view, NOT_AUTHORIZED, OWN_TOPICS)
         if at_ms and not self.may_delay(&view):
             return True
         if view.qos == 2:
@@ -499,12 +522,7 @@ cdef class Channel(Link):
         publication.payload_format = view.payload_format
         publication.client_id = self.session.client_id
         publication.message = None
-        publication.expires_ms = 0
-        if view.has_expiry or core.message_expiry_ms:
-            expiry_ms = <uint64_t>view.expiry_s * 1000 if view.has_expiry else core.message_expiry_ms
-            if core.message_expiry_ms and expiry_ms > core.message_expiry_ms:
-                expiry_ms = core.message_expiry_ms
-            publication.expires_ms = core.now_ms + expiry_ms
+        publication.expires_ms = self.shard.expires_ms(view.has_expiry, view.expiry_s) if view.has_expiry or core.message_expiry_ms else 0
         self.shard.stamp(publication)
         publication.logged = 0
         if core.hooks & HOOK_MESSAGE_PUBLISH:
@@ -533,10 +551,7 @@ cdef class Channel(Link):
         if not topic.startswith(DELAYED):
             return True
         try:
-            if not self.shard.delays.settings.enable:
-                raise MqttError(TOPIC_NAME_INVALID, "delayed messages are switched off here")
-            at_ms[0], real = parse_delayed(topic, self.core.now_ms)
-            check_topic_name(real, self.core.max_topic_levels)
+            real = self.shard.take_delay(topic, at_ms)
         except MqttError as error:
             self.core.count(PACKETS_PUBLISH_RECEIVED)
             self.reject_publish(view, error.reason_code, str(error))
@@ -618,14 +633,11 @@ cdef class Channel(Link):
 
     cdef TopicEntry rewritten(self, TopicEntry entry, PublishView* view):
         """Where a PUBLISH goes by its topic's rule; where it was going, if that makes no topic name."""
-        cdef bytes topic = entry.rewrite.apply(entry.topic, self.session.client_id, self.username)
+        cdef bytes topic = self.shard.rewritten(entry.rewrite, entry.topic, self.session.client_id, self.username)
         cdef TopicEntry target
         if topic is None:
             return entry
-        try:
-            target = self.shard.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
-        except MqttError:
-            return entry
+        target = self.shard.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
         view.topic = <const uint8_t*>PyBytes_AS_STRING(target.topic)
         view.topic_size = <uint32_t>PyBytes_GET_SIZE(target.topic)
         return target
@@ -1081,15 +1093,6 @@ cdef str failed_filters(codes):
         f"filter {number}: {REASON_CODES[code][0].replace('_', ' ')}"
         for number, code in enumerate(codes, 1) if code >= UNSPECIFIED_ERROR
     ])
-
-
-cdef bint is_text(const uint8_t* payload, uint32_t size):
-    """Whether a payload that says so is UTF-8 (MQTT 5.0 §3.3.2.3.2)."""
-    try:
-        PyUnicode_DecodeUTF8(<const char*>payload, size, "strict")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 cdef Will will_of(packet_will, bytes client_id):

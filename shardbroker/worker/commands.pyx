@@ -9,14 +9,15 @@ through a file of the spill directory, as messages do.
 
 import os
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from cpython.bytes cimport PyBytes_GET_SIZE
+from libc.stdint cimport uint32_t, uint64_t
 
 from shardbroker.journal.writer cimport Writer
-from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CONNECTED, Channel
+from shardbroker.worker.delayed cimport id_of
 from shardbroker.worker.held cimport Held
 from shardbroker.worker.loop cimport Connection, Loop
 from shm.address cimport address_text
@@ -33,8 +34,7 @@ from shardbroker.hooks.plugins import PluginError
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import encode_properties
 from shardbroker.mqtt.spec import PropertyId
-from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_name
-from shardbroker.worker.delayed import DELAYED, parse_delayed
+from shardbroker.mqtt.topics import EXCLUSIVE
 from shm.records import ANSWER, encode_record, encode_spilled, open_record
 
 __all__ = ["CommandError", "Commands", "command"]
@@ -267,60 +267,36 @@ def unsubscribe(Loop loop, dict args) -> list[bool]:
 @command("publish")
 def publish(Loop loop, dict args) -> dict[str, Any]:
     """Publishes a message as if a client had: its id, and whether anybody subscribes."""
-    cdef Publication publication = Publication.__new__(Publication)
+    cdef Publication stamped = Publication.__new__(Publication)
     cdef Message message
-    cdef bytes topic = args["topic"], payload = args["payload"]
-    cdef uint64_t at_ms = 0
-    if topic.startswith(DELAYED):
-        at_ms, topic = delayed_topic(loop, topic)
-    if loop.rewriting is not None:
-        topic = loop.rewriting.topic(topic, args["client_id"] or b"", None)
+    cdef bytes topic, client_id = args["client_id"]
+    cdef uint64_t at_ms, expires_ms
+    cdef bint heard = True
     given = {PropertyId(number): value for number, value in args["properties"].items()}
     for pair in args["user_properties"]:
         given.setdefault(PropertyId.USER_PROPERTY, []).append(tuple(pair))
-    cdef bytes properties = encode_properties(given)
-    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
-    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
-    publication.properties = <const uint8_t*>PyBytes_AS_STRING(properties)
-    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
-    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
-    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
-    publication.qos = args["qos"]
-    publication.retain = args["retain"]
-    publication.payload_format = given.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0)
-    publication.client_id = args["client_id"]
-    if args["expiry_s"] is not None:
-        publication.expires_ms = loop.now_ms + <uint64_t>args["expiry_s"] * 1000
-    loop.stamp(publication)
-    message = publication.keep()
-    if at_ms:
-        loop.delay(publication, at_ms)
-        return {"id": id_of(message), "heard": True}
+    properties = encode_properties(given)
+    payload_format = given.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0)
+    expires_ms = 0 if args["expiry_s"] is None else loop.now_ms + <uint64_t>args["expiry_s"] * 1000
+    loop.stamp(stamped)
+    id = stamped.id_high.to_bytes(8, "big") + stamped.id_low.to_bytes(8, "big")
+    message = make_message(
+        args["topic"], args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
     try:
-        heard = not loop.resolve(message.block, message.topic_size).nobody()
-        loop.publish_message(message, None)
-    except MqttError as error:
-        raise CommandError("BAD_REQUEST", str(error)) from None
-    return {"id": id_of(message), "heard": heard}
-
-
-cdef bytes id_of(Message message):
-    return message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big")
-
-
-def delayed_topic(Loop loop, bytes topic) -> tuple[int, bytes]:
-    """Unix ms and topic of a `$delayed/` topic that may be published to now."""
-    try:
-        if not loop.delays.settings.enable:
-            raise CommandError("BAD_REQUEST", "topic: delayed messages are switched off (delayed.enable)")
-        at_ms, real = parse_delayed(topic, loop.now_ms)
-        check_topic_name(real, loop.max_topic_levels)
+        topic = loop.admit(message, None, &at_ms)
     except MqttError as error:
         raise CommandError("BAD_REQUEST", f"topic: {error}") from None
-    reason = loop.no_delay()
-    if reason is not None:
-        raise CommandError("NOT_AVAILABLE", reason)
-    return at_ms, real
+    if at_ms:
+        reason = loop.no_delay()
+        if reason is not None:
+            raise CommandError("NOT_AVAILABLE", reason)
+    if topic != message.topic:
+        message = make_message(
+            topic, args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
+    if not at_ms:
+        heard = not loop.resolve(message.block, message.topic_size).nobody()
+    loop.publish_message(message, None, at_ms)
+    return {"id": id, "heard": heard}
 
 
 # --- messages that wait for their time ----------------------------------------------------------------------------------------

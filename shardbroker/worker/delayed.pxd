@@ -8,6 +8,7 @@ They wait in the worker that took them, which is the one of their publisher's cl
 """
 from libc.stdint cimport uint64_t
 
+from shardbroker.pubsub.message cimport Message
 from shardbroker.session.core cimport Core
 from shardbroker.session.timers cimport Timed
 from shardbroker.worker.held cimport Held
@@ -29,3 +30,6 @@ cdef class Delays(Timed):
     cdef int compact(self) except -1
     # Appends what is due to `retry`, as long as that is shorter than a batch.
     cdef int take_due(self, list retry) except -1
+
+
+cdef bytes id_of(Message message)          # 16 bytes

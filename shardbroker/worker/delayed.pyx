@@ -4,7 +4,6 @@ from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
-from shardbroker.pubsub.message cimport Message
 from shm.counters cimport DELAYED_COUNT
 
 from shardbroker.mqtt.errors import MqttError

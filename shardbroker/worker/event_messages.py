@@ -15,16 +15,13 @@ from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import closing_word
 from shardbroker.mqtt.topics import check_topic_name
 
-__all__ = ["EVENTS", "OWN", "EventMessages"]
+__all__ = ["EVENTS", "EventMessages"]
 
 EVENTS = (
     "client_connected", "client_disconnected", "client_subscribed", "client_unsubscribed", "message_delivered", "message_acked",
     "message_dropped",
 )  # fmt: skip
 """Names of keys and topics, in the order of session.core.EventFlag."""
-
-OWN = (b"$event/", b"$SYS/")
-"""Topics whose messages are no events."""
 
 NOTED_MAX = 10_000
 """Events of one pass; further ones are counted and dropped."""

@@ -17,7 +17,7 @@ from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_QOS, OPTIO
 from shardbroker.session.session cimport Session
 from shardbroker.worker.access cimport client_of
 from shardbroker.worker.channel cimport Channel
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.shard cimport Shard, is_own
 from shm.counters cimport MESSAGES_DROPPED, MESSAGES_DROPPED_HOOK
 
 from shardbroker.access.contract import Answer, Client, IGNORE, Outcome, deny
@@ -43,7 +43,6 @@ cdef enum:
 
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint64_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
-cdef str SYS = "$SYS/"
 cdef int PUBLISH_FIRST = 0x30
 
 FAILURE = 0x80
@@ -166,7 +165,7 @@ cdef class Hooked:
         if self.exhook is not None:
             self.exhook.reached = False
         before = self.shown(publication)
-        if before.topic.startswith(SYS):
+        if is_own(publication.topic, publication.topic_size):
             return publication.keep()
         said = self.registry.fold("message.publish", before, self.message_checked)
         if said.dropped:
@@ -203,10 +202,10 @@ cdef class Hooked:
             topic, payload, encoded, publication.client_id, identifier, expires_ms, said.qos, said.retain,
             known.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0), 0)
 
-    def publish_message(self, Message message) -> Message:
+    def publish_message(self, Message message, uint64_t at_ms) -> Message:
         """The same for a message that the broker itself holds. None too if it is published later, when somebody has been asked."""
         message = self.publish(borrowed(message))
-        return None if message is None or self.ask_publish(None, message, message.qos, 0, 0) != GO_ON else message
+        return None if message is None or self.ask_publish(None, message, message.qos, 0, at_ms) != GO_ON else message
 
     def ask_publish(self, Channel channel, Message message, int qos, int packet_id, uint64_t at_ms) -> int:
         """ASKED: programs outside are asked what is to become of a message, and then it goes on by itself. REFUSED: they cannot be,
@@ -263,8 +262,10 @@ cdef class Hooked:
         self.drop(publication)
         return True, None
 
-    cdef int publish_later(self, Message message) except -1:
-        """It is held while a ring is full."""
+    cdef int publish_later(self, Message message, uint64_t at_ms) except -1:
+        """It is held while a ring is full, or until its time has come."""
+        if at_ms:
+            return self.shard.delay(borrowed(message), at_ms)
         self.shard.publish_in_order(message, self.shard.sessions.get(message.client_id))
         return 0
 
@@ -284,9 +285,9 @@ cdef class Hooked:
         """A Message that may be published. Raises what says why it may not."""
         if not isinstance(said, contract.Message):
             raise TypeError(f"it returned {type(said).__name__} in place of a Message")
-        topic = said.topic.encode()
-        if said.topic.startswith(SYS):
-            raise ValueError(f"topic {said.topic!r}: those below $SYS/ are the broker's own")
+        cdef bytes topic = said.topic.encode()
+        if is_own(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic)):
+            raise ValueError(f"topic {said.topic!r}: those below $SYS/ and $event/ are the broker's own")
         if len(topic) > TEXT_MAX:
             raise ValueError(f"the topic has {len(topic)} bytes, allowed are {TEXT_MAX}")
         check_topic_name(topic, self.shard.max_topic_levels)
@@ -340,7 +341,7 @@ cdef class Question:
             refused, message = hooked.told(self.message, verdict)
             if channel is None:
                 if message is not None:
-                    hooked.publish_later(message)
+                    hooked.publish_later(message, self.at_ms)
                 return
             if refused:
                 channel.publish_refused(self.session, self.qos, self.packet_id)

@@ -980,6 +980,16 @@ cdef class Loop(Shard):
             self.by_fd.append(None)
         self.listen_to(self.access_fd, EPOLLIN)
 
+    cdef object absent_channel(self):
+        cdef Connection connection = Connection.__new__(Connection)
+        connection.core = self
+        connection.shard = self
+        connection.loop = self
+        connection.state = CLOSING
+        connection.closed = True
+        connection.listener = ""
+        return connection
+
     cdef int take_verdicts(self) except -1:
         """As many as STEP_US allows: a login that ends takes as long as hundreds of messages."""
         self.step_start_us = self.read_clock()
@@ -1602,7 +1612,7 @@ cdef class Loop(Shard):
             if not self.serving:
                 return 0                   # of a manager that is gone
             self.stamp(publication)
-            return self.publish_message(publication.keep(), None)
+            return self.publish_message(publication.keep(), None, 0)
         entry = self.resolve(publication.topic, publication.topic_size)
         return self.deliver_locally(entry, publication, None)
 

@@ -97,6 +97,9 @@ cdef class MountedConnection(Connection):
             return error.reason_code
         return Connection.subscribe_one(self, mounted, options, identifier, subscribed, replays)
 
+    cdef bytes topic_prefix(self):
+        return self.prefix
+
     # --- what goes out --------------------------------------------------------------------------------------------------------------
 
     cdef bytes unmounted(self, bytes topic):

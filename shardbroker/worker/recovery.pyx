@@ -28,6 +28,7 @@ from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
 from shm.ring cimport Inbox, Ring
 
 import time
+from json import loads
 
 from shardbroker.journal import Block, read, recovery_start, trusted
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
@@ -373,6 +374,8 @@ cdef class Recovery:
         expiry = item[7] if len(item) > 7 else None
         will.has_expiry = expiry is not None
         will.expiry_s = expiry or 0
+        origin = field_or_none(item, 8)
+        will.origin = None if origin is None else loads(origin)
         session.will = will
 
     def on_will_cleared(self, list item) -> None:

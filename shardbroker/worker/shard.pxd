@@ -5,6 +5,7 @@
     Shard.commit() at the end of a pass: routes, epochs, retained messages, and only then the SUBACKs
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp
 
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.shared_groups cimport GroupPicker
@@ -65,7 +66,16 @@ cdef class Shard(Core):
     # Everything a publish leads to. True if anybody subscribes. The caller has checked room_for().
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
-    cdef int publish_message(self, Message message, Session publisher) except -1
+    # What the broker itself holds: a will, a message of ctl or REST. at_ms: it waits until then; 0: it does not.
+    cdef int publish_message(self, Message message, Session publisher, uint64_t at_ms) except -1
+    # What a PUBLISH, a will and a message of ctl or REST have in common. They raise MqttError for what may not be published.
+    # The topic behind `$delayed/<seconds>/`, and its time; another topic is as it was, and the time 0.
+    cdef bytes take_delay(self, bytes topic, uint64_t* at_ms)
+    # Where a message goes by the rule of its topic; None: where it was going.
+    cdef bytes rewritten(self, object rule, bytes topic, bytes client_id, bytes username)
+    cdef uint64_t expires_ms(self, bint has_expiry, uint32_t expiry_s) noexcept
+    # All of them, but access rules and no_delay(), for what is no PUBLISH of a connection: the topic that it is published to.
+    cdef bytes admit(self, Message message, bytes username, uint64_t* at_ms)
     cdef bint try_publish(self, Message message, Session publisher) except -1
     # As publish_message, behind those that wait for room. False: it waits itself.
     cdef bint publish_in_order(self, Message message, Session publisher) except -1
@@ -80,10 +90,9 @@ cdef class Shard(Core):
     cdef bint put_held(self, Held held) except -1
     # It is published at this time, whatever happens to its publisher. The caller has asked no_delay().
     cdef int delay(self, Publication publication, uint64_t at_ms) except -1
-    # Why no further message may wait; None if it may.
-    cdef int delay_will(self, Message message) except -1
-    # A message that settings or limits do not allow any more: nothing of it is published.
+    # A message that rules, settings or limits do not allow any more: nothing of it is published.
     cdef int count_outdated(self) except -1
+    # Why no further message may wait; None if it may.
     cdef str no_delay(self)
     cdef int64_t delayed_count(self) except? -1
     cdef bint publish_delayed(self, Held held) except -1
@@ -96,10 +105,14 @@ cdef class Shard(Core):
     cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1
     cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1
 
+    # A connection that is closed, for what is done in the name of a client that is gone; only a loop has one.
+    cdef object absent_channel(self)
     cdef Session open_session(self, object channel, bytes client_id, bint clean_start, uint64_t expiry_ms, bint* present)
     cdef int end_session(self, Session session, bint redispatch) except -1
     cdef int client_gone(self, Session session, int reason_code, bint keep_will) except -1
     cdef int publish_will(self, Session session) except -1
+    # Its rules have been asked again. `denied`: they do not let it be published any more.
+    cdef int release_will(self, Will will, Session session, bint denied) except -1
     # Whether this exclusive subscription is the session's now.
     cdef bint claim(self, Session session, bytes filter) except -1
     cdef int release(self, uint64_t session, bytes filter) except -1
@@ -123,3 +136,14 @@ cdef class Shard(Core):
     # Whether this step of the pass has lasted long enough; the loop has a clock for it.
     cdef bint step_is_over(self) noexcept
     cdef bint replay_session(self, Session session) except -1
+
+
+# $SYS/... and $event/..., and the topics that their `#` matches too: the broker alone publishes to them.
+cdef inline bint is_own(const uint8_t* topic, uint32_t size) noexcept:
+    return size > 3 and topic[0] == c"$" and (
+        (memcmp(topic, b"$SYS", 4) == 0 and (size == 4 or topic[4] == c"/"))
+        or (size > 5 and memcmp(topic, b"$event", 6) == 0 and (size == 6 or topic[6] == c"/")))
+
+
+# Whether a payload that says so is UTF-8 (MQTT 5.0 §3.3.2.3.2).
+cdef bint is_text(const uint8_t* payload, uint32_t size)

@@ -4,7 +4,7 @@ import os
 import random
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.string cimport memcmp
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 
 from shardbroker.hooks.masks cimport (
     HOOK_MESSAGE_DROPPED, HOOK_MESSAGE_PUBLISH, HOOK_SESSION_CREATED, HOOK_SESSION_DISCARDED,
@@ -14,7 +14,7 @@ from shardbroker.mqtt.topics cimport is_topic_name
 from shardbroker.pubsub.message cimport make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, OPTION_RETAIN_AS_PUBLISHED, Subscriber
 from shardbroker.session.link cimport Link
-from shardbroker.worker.delayed cimport Delays
+from shardbroker.worker.delayed cimport Delays, id_of
 from shardbroker.worker.held cimport HELD_FOR_ALL, HELD_FOR_GROUP, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_time
 from shardbroker.worker.memory cimport REFUSE
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
@@ -31,13 +31,14 @@ from shm.counters cimport (
 from shm.epochs cimport WILDCARD_BUCKET, Buckets, bucket_of, buckets_of, sum_of
 
 from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import check_topic_name
 from shardbroker.worker import event_messages
 from shardbroker.worker.delayed import DELAYED, parse_delayed
 from shm.exclusive import Claim, ExclusiveTableFull
 from shm.retained import RetainedMessage, RetainedStoreFull, RetainedStoreRefused
 from shm.routes import RouteTableFull, matches
 
-__all__ = ["Shard"]
+__all__ = ["OWN_TOPICS", "Shard"]
 
 TOPIC_CACHE_ENTRIES = 1 << 16
 """Topics a worker remembers, of now and once more as many of before: about 40 MB with short topics."""
@@ -70,7 +71,16 @@ REMOVALS_A_PASS = 512
 """Routes that one pass takes out of the table: about 2 ms, when thousands of clients go at once."""
 
 NEVER = 0xFFFFFFFFFFFFFFFF
-QUOTA_EXCEEDED = 0x97
+
+cdef enum:                                 # reason codes, MQTT 5.0 §2.4
+    NOT_AUTHORIZED = 0x87
+    TOPIC_NAME_INVALID = 0x90
+    QUOTA_EXCEEDED = 0x97
+    PAYLOAD_FORMAT_INVALID = 0x99
+    RETAIN_NOT_SUPPORTED = 0x9A
+    QOS_NOT_SUPPORTED = 0x9B
+
+OWN_TOPICS = "topics below $SYS/ and $event/ are the broker's own"
 
 
 cdef class Shard(Core):
@@ -196,13 +206,67 @@ cdef class Shard(Core):
             )
         return 0
 
-    cdef int publish_message(self, Message message, Session publisher) except -1:
+    cdef int publish_message(self, Message message, Session publisher, uint64_t at_ms) except -1:
         """Publishes what the broker itself holds: a will. It is held while a ring is full."""
+        cdef Publication publication
         if self.hooks & HOOK_MESSAGE_PUBLISH:
-            message = self.hooked.publish_message(message)
-        if message is not None and not self.try_publish(message, publisher):
+            message = self.hooked.publish_message(message, at_ms)
+        if message is None:
+            return 0
+        if at_ms:
+            publication = Publication.__new__(Publication)
+            publication.borrow(message)
+            return self.delay(publication, at_ms)
+        if not self.try_publish(message, publisher):
             self.hold(hold_for_all(message))
         return 0
+
+    # --- what may be published ----------------------------------------------------------------------------------------------
+
+    cdef bytes take_delay(self, bytes topic, uint64_t* at_ms):
+        at_ms[0] = 0
+        if not topic.startswith(DELAYED):
+            return topic
+        if not self.delays.settings.enable:
+            raise MqttError(TOPIC_NAME_INVALID, "delayed messages are switched off (delayed.enable)")
+        at_ms[0], topic = parse_delayed(topic, self.now_ms)
+        check_topic_name(topic, self.max_topic_levels)
+        return topic
+
+    cdef bytes rewritten(self, object rule, bytes topic, bytes client_id, bytes username):
+        cdef bytes changed = rule.apply(topic, client_id, username)
+        if changed is None or not is_topic_name(
+                <const uint8_t*>PyBytes_AS_STRING(changed), <uint32_t>PyBytes_GET_SIZE(changed), self.max_topic_levels):
+            return None
+        return changed
+
+    cdef uint64_t expires_ms(self, bint has_expiry, uint32_t expiry_s) noexcept:
+        cdef uint64_t left_ms = <uint64_t>expiry_s * 1000
+        if not has_expiry:
+            left_ms = self.message_expiry_ms
+            return self.now_ms + left_ms if left_ms else 0
+        if self.message_expiry_ms and left_ms > self.message_expiry_ms:
+            left_ms = self.message_expiry_ms
+        return self.now_ms + left_ms
+
+    cdef bytes admit(self, Message message, bytes username, uint64_t* at_ms):
+        cdef bytes topic, changed
+        if message.qos > self.max_qos:
+            raise MqttError(QOS_NOT_SUPPORTED, f"QoS {message.qos}, allowed is up to {self.max_qos}")
+        if message.retain and not self.retain_available:
+            raise MqttError(RETAIN_NOT_SUPPORTED, "RETAIN is not supported here")
+        topic = self.take_delay(message.topic, at_ms)
+        check_topic_name(topic, self.max_topic_levels)
+        rule = None if self.rewriting is None else self.rewriting.of_topic(topic)
+        if rule is not None:
+            changed = self.rewritten(rule, topic, message.client_id or b"", username)
+            topic = topic if changed is None else changed
+        if message.payload_format and not is_text(
+                message.block + message.topic_size + message.properties_size, message.payload_size):
+            raise MqttError(PAYLOAD_FORMAT_INVALID, "the payload is not UTF-8, as its Payload Format Indicator says")
+        if is_own(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic)):
+            raise MqttError(NOT_AUTHORIZED, OWN_TOPICS)
+        return topic
 
     cdef bint publish_in_order(self, Message message, Session publisher) except -1:
         if not self.retry and self.try_publish(message, publisher):
@@ -312,8 +376,7 @@ cdef class Shard(Core):
     cdef int announce(self, int event, object subscriber, Publication publication) except -1:
         cdef Message message
         cdef bytes client_id = b"" if subscriber is None else (<Session>subscriber).client_id
-        if publication.topic[0] == c"$" and \
-                PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size).startswith(event_messages.OWN):
+        if is_own(publication.topic, publication.topic_size):
             return 0
         topics = self.announcer.listeners(event, client_id)
         if topics:
@@ -340,24 +403,6 @@ cdef class Shard(Core):
                 publication.client_id, <uint64_t>publication.topic_size + publication.properties_size + publication.payload_size)
         return 0
 
-    cdef int delay_will(self, Message message) except -1:
-        """Its topic was checked when it came. What does not hold any more drops it."""
-        cdef Publication publication = Publication.__new__(Publication)
-        cdef uint32_t size
-        try:
-            at_ms, topic = parse_delayed(message.topic, self.now_ms)
-        except MqttError:
-            topic = None
-        if topic is None or not self.delays.settings.enable or self.no_delay() is not None:
-            self.count_outdated()
-            return 0
-        publication.borrow(message)
-        size = <uint32_t>len(topic)
-        publication.topic += message.topic_size - size
-        publication.topic_size = size
-        publication.message = None
-        return self.delay(publication, at_ms)
-
     cdef int count_outdated(self) except -1:
         self.count(MESSAGES_DROPPED)
         self.count(MESSAGES_DROPPED_OUTDATED)
@@ -378,7 +423,9 @@ cdef class Shard(Core):
     cdef bint publish_delayed(self, Held held) except -1:
         if not self.delays.has(held):
             return True                    # deleted since it was due
-        if held.message.expires_ms and held.message.expires_ms <= self.now_ms:
+        if is_own(held.message.block, held.message.topic_size):
+            self.count_outdated()          # a journal of an older version may hold a client's
+        elif held.message.expires_ms and held.message.expires_ms <= self.now_ms:
             self.count(DELIVERY_DROPPED)
             self.count(DELIVERY_DROPPED_EXPIRED)
         elif not self.try_publish(held.message, self.sessions.get(held.message.client_id)):
@@ -454,6 +501,9 @@ cdef class Shard(Core):
 
     cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1:
         return 0
+
+    cdef object absent_channel(self):
+        raise NotImplementedError("Shard.absent_channel")
 
     def tell(self, str level, str text) -> None:
         """A line for the log."""
@@ -550,11 +600,34 @@ cdef class Shard(Core):
         self.stamp(stamped)
         will.message.id_high = stamped.id_high
         will.message.id_low = stamped.id_low
-        if will.has_expiry:
-            will.message.expires_ms = self.now_ms + <uint64_t>will.expiry_s * 1000
-        if will.message.block[0] == c"$" and will.message.topic.startswith(DELAYED):
-            return self.delay_will(will.message)
-        return self.publish_message(will.message, session)
+        if self.access_gate is not None and will.origin is not None:
+            self.access_type.of_will(self, session.client_id, will.origin).ask_about_will(will)
+            return 0
+        return self.release_will(will, session, False)
+
+    cdef int release_will(self, Will will, Session session, bint denied) except -1:
+        cdef Message message = will.message
+        cdef bytes topic
+        cdef uint64_t at_ms
+        cdef str reason = None
+        username = None if will.origin is None else will.origin.get("username")
+        try:
+            topic = self.admit(message, None if username is None else username.encode(), &at_ms)
+            reason = self.no_delay() if at_ms else None
+        except MqttError as error:
+            reason = str(error)
+        if denied or reason is not None:
+            # What was right at CONNECT is not any more: a rule, a setting, or as many delayed messages wait as may.
+            self.count_outdated()
+            if reason is not None:
+                self.tell("warning", f"will dropped client_id={(message.client_id or b'').decode(errors='replace')} reason={reason!r}")
+            return 0
+        message.expires_ms = self.expires_ms(will.has_expiry, will.expiry_s)
+        if topic != message.topic:
+            message = make_message(
+                topic, message.payload, message.properties, message.client_id, id_of(message), message.expires_ms, message.qos,
+                message.retain, message.payload_format, 0)
+        return self.publish_message(message, session, at_ms)
 
     cdef int end_session(self, Session session, bint redispatch) except -1:
         """Takes the session out of everything. `redispatch`: its part of shared groups goes to other members."""
@@ -902,3 +975,11 @@ cdef class Shard(Core):
             session.replays = []
             self.replaying.append(session)
         session.replays.extend([(subscription, None) for subscription in replays])
+
+
+cdef bint is_text(const uint8_t* payload, uint32_t size):
+    try:
+        PyUnicode_DecodeUTF8(<const char*>payload, size, "strict")
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -9,9 +9,8 @@ from typing import Any
 
 from shardbroker.access.placeholders import Template, UnfitValueError, check_level
 from shardbroker.config.features import AUTO_NAMES
-from shardbroker.config.section import LEVELS_MAX
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.topics import check_topic_name, matches, parse_subscription
+from shardbroker.mqtt.topics import matches, parse_subscription
 
 __all__ = ["AutoTopics", "Rewriting", "Rule"]
 
@@ -62,16 +61,6 @@ class Rewriting:
     def of_topic(self, topic: bytes) -> Rule | None:
         """The rule that a PUBLISH to this topic goes by."""
         return _first(self._publish, topic)
-
-    def topic(self, topic: bytes, client_id: bytes, username: bytes | None) -> bytes:
-        """Where a message goes that is no PUBLISH of a connection: a will, one of `ctl publish`."""
-        rule = self.of_topic(topic)
-        changed = None if rule is None else rule.apply(topic, client_id, username)
-        try:
-            check_topic_name(changed or b"", LEVELS_MAX)
-        except MqttError:
-            return topic
-        return changed or topic
 
     def filter(self, wire_filter: bytes, client_id: bytes, username: bytes | None) -> bytes:
         """A filter of SUBSCRIBE or UNSUBSCRIBE as it is used; a shared one keeps its group."""

@@ -729,7 +729,30 @@ def _(place: Place, version: int) -> str:
         return seen
 
 
-@refusal("PUBLISH below `$SYS/`", "packets", "PUBACK 0x87", "PUBACK", "packets.publish.error")
+@refusal("a will below `$SYS/` or `$event/`", "CONNECT", "CONNACK 0x87", "CONNACK 5", "client.closed.refused",
+         "client gone", "reason=0x87", "are the broker's own")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    return place.login(version, "default", will=wire.Will("$delayed/0/$SYS/x", b"", 1, True))
+
+
+@refusal("a will to a time or a topic of `$delayed/` that is none", "CONNECT", "CONNACK 0x90", "close", "packets.connect.received",
+         "client gone", "reason=0x90")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    return place.login(version, "default", will=wire.Will("$delayed/soon/t", b""))
+
+
+@refusal("a will whose payload is not the UTF-8 that it is said to be", "CONNECT", "CONNACK 0x99", "", "client.closed.refused",
+         "client gone", "reason=0x99")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    return place.login(version, "default", will=wire.Will("t", b"\xff", properties={"payload_format_indicator": 1}))
+
+
+refusal("a will that may not be published any more, when it is due", "rules", "nothing", "nothing",
+        "authorization.deny messages.dropped", "client may not do this", "will ",
+        tested_by="tests/access/test_wills.py::test_a_will_that_is_not_allowed_any_more_is_dropped")  # fmt: skip
+
+
+@refusal("PUBLISH below `$SYS/` or `$event/`", "packets", "PUBACK 0x87", "PUBACK", "packets.publish.error")
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.publish("$SYS/x", b"", version=version, qos=1, packet_id=1))
 
