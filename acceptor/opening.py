@@ -139,6 +139,7 @@ class Opening:
         self.incoming.write(data)
         try:
             if self.layer == TLS:
+                self._secrets.note_input(data)
                 self._shake_hands()
                 if self.records is not None:
                     self._through_records(self.incoming.read())

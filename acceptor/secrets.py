@@ -55,6 +55,32 @@ class KeyLog:
         self._reader = self._writer = -1
 
 
+FRAGMENT_LENGTH = 1
+"""Extension max_fragment_length, RFC 6066 §4: its one byte is 1 to 4 for 512 to 4096 bytes. Small clients have no room for more."""
+HELLO_MAX = 1 << 16
+"""Bytes of a ClientHello that are kept to look for it; longer ones are none that OpenSSL takes, either."""
+
+
+def fragment_length(sent: bytes) -> int:
+    """What the ClientHello at the start of these records asks for, bytes; 0: it does not, or is not whole."""
+    hello, at = b"", 0
+    while len(sent) >= at + RECORD_HEADER and sent[at] == RECORD_HANDSHAKE:
+        end = at + RECORD_HEADER + int.from_bytes(sent[at + 3 : at + 5])
+        hello += sent[at + RECORD_HEADER : end]
+        at = end
+    body = hello[4 : 4 + int.from_bytes(hello[1:4])]
+    place = 2 + 32  # version, random
+    for width in (1, 2, 1):  # session id, cipher suites, compression methods
+        place += width + int.from_bytes(body[place : place + width])
+    place += 2
+    while place + 4 <= len(body):
+        kind, size = int.from_bytes(body[place : place + 2]), int.from_bytes(body[place + 2 : place + 4])
+        if kind == FRAGMENT_LENGTH and size == 1 and 1 <= body[place + 4] <= 4:
+            return 256 << body[place + 4]
+        place += 4 + size
+    return 0
+
+
 class Secrets:
     """What one handshake has told so far."""
 
@@ -62,6 +88,12 @@ class Secrets:
         self._keylog = keylog
         self._lines: list[bytes] = []
         self._server_random = b""
+        self._hello = bytearray()
+
+    def note_input(self, data: bytes) -> None:
+        """What the client sends in the handshake. The first of it has its extensions, which OpenSSL does not tell."""
+        if len(self._hello) < HELLO_MAX:
+            self._hello += data
 
     def step(self, tls: ssl.SSLObject) -> None:
         """One step of the handshake. Raises what SSLObject.do_handshake does."""
@@ -85,6 +117,13 @@ class Secrets:
 
         None if only OpenSSL can go on with it, since the cipher is none of those that are spoken here.
         """
+        made = self._records(tls, last_output)
+        length = fragment_length(bytes(self._hello)) if made is not None else 0
+        if made is not None and length:
+            made.send_at_most(length)
+        return made
+
+    def _records(self, tls: ssl.SSLObject, last_output: bytes) -> Records | None:
         suite = tls.cipher()
         version = tls.version()
         if suite is None:

@@ -13,7 +13,7 @@ Invariants: each counter counts the records made with its key, so no nonce is us
 not take; nothing is sealed for the socket while there are any, but an alert. `partial` has the start of one record that is cut short.
 """
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.mqtt.crypto cimport CHACHA20_POLY1305, Aead
@@ -25,7 +25,7 @@ cdef extern from "<sys/uio.h>" nogil:
 
 cdef enum:
     HEADER_SIZE = 5
-    PLAIN_MAX = 16384                      # RFC 8446 §5.1, bytes
+    PLAIN_MAX = 16384                      # RFC 8446 §5.1, bytes; what is sealed in one record may be less, see `longest`
     SEALED_MAX = 16640                     # RFC 8446 §5.2: 256 bytes more
     RECORD_MAX = 16645                     # with the header
     EXPLICIT_SIZE = 8                      # nonce that travels along: TLS 1.2 with AES, bytes
@@ -55,6 +55,7 @@ cdef class Records:
     cdef bint must_update                  # KeyUpdate is the next that we send
     cdef uint32_t updates                  # of the peer's keys
     cdef uint64_t received                 # records of the peer
+    cdef readonly uint32_t longest         # plaintext in a record that we send, bytes: max_fragment_length of RFC 6066, else PLAIN_MAX
 
     # Turns records into plaintext where they stand; returns how much there is, at `data`, which begins with what `partial` has. What is
     # cut short is kept there. Raises TlsRecordError; the alert for it waits to be sent then.

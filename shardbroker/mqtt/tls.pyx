@@ -51,6 +51,7 @@ cdef packed struct Packed:
     uint8_t older
     Keys incoming
     Keys outgoing
+    uint16_t longest
 
 SUITES = {
     "TLS_AES_128_GCM_SHA256": (AES_128_GCM, SHA256),
@@ -87,6 +88,7 @@ cdef class Records:
 
     def __cinit__(self):
         self.kept = Buffer.__new__(Buffer)
+        self.longest = PLAIN_MAX
 
     def __dealloc__(self):
         free(self.partial)
@@ -231,7 +233,7 @@ cdef class Records:
                     return -1
                 filled = <size_t>sealed
             for i in range(SCRATCH_RECORDS):
-                size = min(total - done, <size_t>PLAIN_MAX)
+                size = min(total - done, <size_t>self.longest)
                 if not size:
                     break
                 sealed = self.seal_record(scratch + filled, DATA, parts, done, size)
@@ -423,6 +425,12 @@ cdef class Records:
         records.incoming.sequence = records.outgoing.sequence = 1
         return records
 
+    def send_at_most(self, uint32_t longest) -> None:
+        """Plaintext of each record that is sent, bytes: 512, 1024, 2048 or 4096, as the handshake has agreed (RFC 6066 §4)."""
+        if not 0 < longest <= PLAIN_MAX:
+            raise ValueError(f"longest: must be 1 to {PLAIN_MAX} bytes, got {longest}")
+        self.longest = longest
+
     def pack(self) -> bytes:
         """For `unpack` in another process. Nothing may be kept to be sent, and this end is used no more."""
         cdef Packed packed
@@ -431,6 +439,7 @@ cdef class Records:
         packed.older = self.older
         packed.incoming = self.incoming
         packed.outgoing = self.outgoing
+        packed.longest = <uint16_t>self.longest
         return PyBytes_FromStringAndSize(<char*>&packed, sizeof(packed)) + self.cut_short()
 
     @staticmethod
@@ -439,13 +448,14 @@ cdef class Records:
         cdef const Packed* packed = <const Packed*>PyBytes_AS_STRING(state)
         cdef size_t size = PyBytes_GET_SIZE(state)
         if (size < sizeof(Packed) or size > sizeof(Packed) + RECORD_MAX or packed.cipher >= CIPHERS or packed.digest >= DIGESTS
-                or not available()):
+                or not 0 < packed.longest <= PLAIN_MAX or not available()):
             raise ValueError("not the state of a TLS connection")
         records.cipher = packed.cipher
         records.digest = packed.digest
         records.older = packed.older
         records.incoming = packed.incoming
         records.outgoing = packed.outgoing
+        records.longest = packed.longest
         records.keep_partial(<const uint8_t*>packed + sizeof(Packed), size - sizeof(Packed))
         return records
 
@@ -471,8 +481,8 @@ cdef class Records:
         part.iov_len = PyBytes_GET_SIZE(data)
         if self.must_update:
             self.put_scratch(self.seal_update(scratch))
-        for at in range(0, part.iov_len, PLAIN_MAX):
-            self.put_scratch(self.seal_record(scratch, DATA, &part, at, min(part.iov_len - at, <size_t>PLAIN_MAX)))
+        for at in range(0, part.iov_len, self.longest):
+            self.put_scratch(self.seal_record(scratch, DATA, &part, at, min(part.iov_len - at, <size_t>self.longest)))
 
     cdef int put_scratch(self, ssize_t size) except -1:
         if size < 0:

@@ -56,6 +56,30 @@ def test_versions_of_tls(edge: Edge, authority: Authority, version: str, spoken:
     assert (f"Protocol version: {spoken}" in told) if spoken else ("CONNECTION ESTABLISHED" not in told)
 
 
+@pytest.mark.parametrize("version", ["-tls1_2", "-tls1_3"])
+@pytest.mark.parametrize("length", [512, 4096])
+def test_records_are_no_longer_than_a_small_client_has_room_for(edge: Edge, version: str, length: int) -> None:
+    """max_fragment_length of RFC 6066, as mbedTLS and wolfSSL use it: s_client ends the connection at a longer record."""
+    host, port = edge.at("ssl")
+    topic, payload = f"fragments{version}{length}", b"f" * 20_000
+    with Client(edge.address, 4) as publisher:
+        publisher.publish(topic, payload, 1, retain=True)
+        command = ["openssl", "s_client", "-quiet", "-connect", f"{host}:{port}", version, "-maxfraglen", str(length)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as client:
+            assert client.stdin is not None and client.stdout is not None and client.stderr is not None
+            try:
+                client.stdin.write(wire.connect(topic, 4) + wire.subscribe(1, [(topic, 0)], version=4))
+                client.stdin.flush()
+                expected = wire.publish(topic, payload, version=4, retain=True)
+                got = client.stdout.read(4 + 5 + len(expected))  # CONNACK, SUBACK; ends early if s_client does
+                told = client.stderr.read().decode(errors="replace") if len(got) < len(expected) else ""
+                assert got[9:] == expected, (len(got), told)
+            finally:
+                client.kill()
+                publisher.publish(topic, b"", 1, retain=True)
+
+
 def test_alpn_names(edge: Edge, authority: Authority) -> None:
     context = authority.client()
     context.set_alpn_protocols(["mqtt", "http/1.1"])

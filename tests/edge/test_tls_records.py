@@ -89,8 +89,9 @@ class Ends:
 def pair(authority: Authority) -> tuple[Records, Records]:
     """Both ends of ours, of one connection of TLS 1.3."""
     own = Ends(authority).records.pack()
-    head, incoming, outgoing = own[:3], own[3 : SEQUENCE_AT[1]], own[SEQUENCE_AT[1] :]
-    return Records.unpack(own), Records.unpack(head + outgoing + incoming)
+    first, second = SEQUENCE_AT
+    end = 2 * second - first
+    return Records.unpack(own), Records.unpack(own[:first] + own[second:end] + own[first:second] + own[end:])
 
 
 def speaking(version: ssl.TLSVersion, ciphers: str = "") -> Callable[[ssl.SSLContext], None]:
