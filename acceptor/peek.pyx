@@ -12,7 +12,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 __all__ = ["peek_client_id"]
 
 cdef enum:
-    CONNECT_FIRST = 0x10
+    CONNECT = 1                            # packet type
     VERSION_5 = 5
     BRIDGE = 0x80                          # in the level: the client is a bridge, as mosquitto's are
     NAME_31 = 6                            # size of "MQIsdp"
@@ -45,7 +45,7 @@ cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8
     cdef int used
     if size == 0:
         return NEED_MORE
-    if data[0] != CONNECT_FIRST:
+    if data[0] >> 4 != CONNECT:
         return NOT_CONNECT
     used = varint(data + 1, size - 1, &remaining)
     if used <= 0:
@@ -58,6 +58,8 @@ cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8
     if at + 2 > here:
         return beyond(at + 2, end)
     name = (<uint32_t>data[at] << 8) | data[at + 1]
+    if data[0] & 15 and name != NAME_31:
+        return NOT_CONNECT                 # flags mean nothing in MQTT 3.1 only; a TLS record looks like this, for one
     if name != NAME_31 and name != NAME_311:
         return UNCLEAR
     at += 2 + name + AFTER_NAME

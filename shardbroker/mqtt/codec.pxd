@@ -38,6 +38,8 @@ cdef int read_fixed_header(const uint8_t* data, size_t size, FixedHeader* header
 # `body` is what follows the fixed header, `size` = its announced length, `version` is 3, 4 or 5.
 cdef int parse_publish(uint8_t first, const uint8_t* body, uint32_t size, uint8_t version, PublishView* view) except -1
 # PUBACK, PUBREC, PUBREL, PUBCOMP; checks flags, reason codes and properties.
+# Flags of a packet that is no PUBLISH, as MQTT 3.1 §2.1 has them: QoS 1 where a packet has one, DUP as the client likes, the others unused.
+cdef bint are_flags_of_31(uint8_t first) noexcept
 cdef int parse_ack(uint8_t first, const uint8_t* body, uint32_t size, uint8_t version, AckView* view) except -1
 
 # Size in bytes of a variable byte integer of this value, 1..4; and its encoder, which returns the byte after it.

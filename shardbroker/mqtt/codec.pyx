@@ -12,6 +12,8 @@ from shardbroker.mqtt.spec import PROPERTIES, REASON_CODES, PacketType, Wire
 cdef enum:
     PUBLISH = 3
     PUBREL = 6
+    SUBSCRIBE = 8
+    UNSUBSCRIBE = 10
     PAYLOAD_FORMAT = 0x01
     MESSAGE_EXPIRY = 0x02
     RESPONSE_TOPIC = 0x08
@@ -236,6 +238,11 @@ cdef int check_response_topic(const uint8_t* topic, uint32_t size) except -1:
     return 0
 
 
+cdef bint are_flags_of_31(uint8_t first) noexcept:
+    cdef uint8_t kind = first >> 4
+    return first & 6 == 2 if kind == PUBREL or kind == SUBSCRIBE or kind == UNSUBSCRIBE else True
+
+
 cdef int parse_ack(uint8_t first, const uint8_t* body, uint32_t size, uint8_t version, AckView* view) except -1:
     cdef uint8_t kind = first >> 4, identifier
     cdef uint32_t at, length
@@ -244,7 +251,7 @@ cdef int parse_ack(uint8_t first, const uint8_t* body, uint32_t size, uint8_t ve
         view.packet_id = (<uint16_t>body[0] << 8) | body[1]
         view.reason_code = 0
         return 0
-    if first & 0x0F != (2 if kind == PUBREL else 0):
+    if first & 0x0F != (2 if kind == PUBREL else 0) and not (version == 3 and are_flags_of_31(first)):
         raise MalformedPacket(f"flags 0x{first & 15:x} in {PacketType(kind).name}", "MQTT-3.6.1-1" if kind == PUBREL else "MQTT-2.1.3-1")
     if size < 2 or (version < 5 and size != 2):
         raise MalformedPacket(f"{PacketType(kind).name} of {size} bytes")

@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint16_t, uint64_t
 
 from shardbroker.mqtt.codec cimport (
-    AckView, FixedHeader, PublishView, check_response_topic, next_property, parse_ack, read_fixed_header, read_varint,
+    AckView, FixedHeader, PublishView, are_flags_of_31, check_response_topic, next_property, parse_ack, read_fixed_header, read_varint,
     text_end, varint_size, write_varint,
 )
 from shardbroker.mqtt.topics cimport is_utf8
@@ -485,10 +485,10 @@ cdef object decode_body(uint8_t first, const uint8_t* body, uint32_t size, uint8
         return ACKNOWLEDGEMENTS[kind](ack.packet_id, ack.reason_code, properties)
     if kind == 0 or (kind == AUTH and version < 5):
         raise MalformedPacket(f"packet type {kind}", "MQTT-4.13.1-1" if version == 5 else "MQTT-4.8.0-1")
-    if first & 15 != (2 if kind == SUBSCRIBE or kind == UNSUBSCRIBE else 0):
-        raise MalformedPacket(f"flags 0x{first & 15:x} in {PacketType(kind).name}", "MQTT-2.1.3-1" if version == 5 else "MQTT-2.2.2-2")
     if kind == CONNECT:
-        return decode_connect(reader)
+        return decode_connect(reader, first)
+    if first & 15 != (2 if kind == SUBSCRIBE or kind == UNSUBSCRIBE else 0) and not (version == 3 and are_flags_of_31(first)):
+        raise MalformedPacket(f"flags 0x{first & 15:x} in {PacketType(kind).name}", "MQTT-2.1.3-1" if version == 5 else "MQTT-2.2.2-2")
     if kind == CONNACK:
         return decode_connack(reader, version)
     if kind == SUBSCRIBE:
@@ -575,6 +575,8 @@ cdef object decode_subscribe(Reader reader, uint8_t version):
     while reader.at < reader.size:
         filter = reader.text(True)         # [MQTT-3.8.3-1]
         options = reader.byte()
+        if version == 3:
+            options &= 3                   # the others are unused in MQTT 3.1 §3.8
         if options & 3 == 3 or (options & 0xC0 if version == 5 else options & 0xFC):
             # [MQTT-3.8.3-5], 3.1.1: [MQTT-3.8.3-4]
             raise MalformedPacket(f"subscription options 0x{options:02x}", "MQTT-3.8.3-5" if version == 5 else "MQTT-3.8.3-4")
@@ -607,7 +609,7 @@ cdef object decode_unsubscribe(Reader reader, uint8_t version):
     return Unsubscribe(packet_id, filters, properties)
 
 
-cdef object decode_connect(Reader reader):
+cdef object decode_connect(Reader reader, uint8_t first):
     """Name and level first: nothing behind them means anything for another protocol (MQTT 5.0 §3.1.2.1)."""
     cdef bytes name = reader.text(False)
     cdef int level = reader.byte(), version = level & 0x7F
@@ -625,6 +627,8 @@ cdef object decode_connect(Reader reader):
         raise MqttError(UNSUPPORTED_VERSION, f"protocol name {name[:20]!r}", "MQTT-3.1.2-1")
     if not supported or (level & BRIDGE_BIT and version == 5):
         raise MqttError(UNSUPPORTED_VERSION, f"protocol level {level}, allowed are 3 (MQIsdp), 4 and 5", "MQTT-3.1.2-2")
+    if first & 15 and version != 3:
+        raise MalformedPacket(f"flags 0x{first & 15:x} in CONNECT", "MQTT-2.1.3-1" if version == 5 else "MQTT-2.2.2-2")
     flags = reader.byte()
     check_connect_flags(flags, version)
     keepalive_s = reader.uint16()
@@ -659,7 +663,7 @@ cdef object decode_connect(Reader reader):
 
 
 cdef int check_connect_flags(int flags, int version) except -1:
-    if flags & 1:
+    if flags & 1 and version != 3:         # unused in MQTT 3.1 §3.1
         raise MalformedPacket("reserved bit in the CONNECT flags", "MQTT-3.1.2-3")
     if flags & 4:
         if flags & 0x18 == 0x18:

@@ -7,6 +7,9 @@ from shardbroker.mqtt.errors import MqttError
 
 __all__ = ["EXCLUSIVE", "check_topic_filter", "check_topic_name", "filter_has_wildcard", "matches", "parse_subscription"]
 
+cdef enum:
+    TOPIC_MAX = 65535                      # bytes: its length has two in a packet (MQTT 5.0 §1.5.4)
+
 TOPIC_NAME_INVALID = 0x90
 TOPIC_FILTER_INVALID = 0x8F
 SHARE = b"$share/"
@@ -61,7 +64,7 @@ cdef uint32_t level_count(const uint8_t* topic, uint32_t size) noexcept:
 
 cdef bint is_topic_name(const uint8_t* topic, uint32_t size, uint32_t max_levels) noexcept:
     return (
-        size > 0 and memchr(topic, c"+", size) == NULL and memchr(topic, c"#", size) == NULL
+        0 < size <= <uint32_t>TOPIC_MAX and memchr(topic, c"+", size) == NULL and memchr(topic, c"#", size) == NULL
         and is_utf8(topic, size) and (not max_levels or level_count(topic, size) <= max_levels)
     )
 
@@ -69,14 +72,15 @@ cdef bint is_topic_name(const uint8_t* topic, uint32_t size, uint32_t max_levels
 def check_topic_name(bytes topic not None, uint32_t max_levels=128) -> None:
     """Raises MqttError 0x90 for what may not be published to. max_levels 0: no limit."""
     if not is_topic_name(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic), max_levels):
-        raise MqttError(TOPIC_NAME_INVALID, f"not a topic name of up to {max_levels} levels: {topic[:100]!r}", "MQTT-4.7.1-1")
+        raise MqttError(
+            TOPIC_NAME_INVALID, f"not a topic name of up to {max_levels} levels and {TOPIC_MAX} bytes: {topic[:100]!r}", "MQTT-4.7.1-1")
 
 
 def check_topic_filter(bytes filter not None, uint32_t max_levels=128) -> None:
     """Raises MqttError 0x8F for what may not be subscribed to. max_levels 0: no limit."""
     cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(filter)
     cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(filter), i
-    cdef bint good = size > 0 and is_utf8(text, size)      # [MQTT-4.7.3-1]
+    cdef bint good = 0 < size <= <uint32_t>TOPIC_MAX and is_utf8(text, size)       # [MQTT-4.7.3-1] [MQTT-4.7.3-3]
     if good and max_levels and level_count(text, size) > max_levels:
         raise MqttError(TOPIC_FILTER_INVALID, f"a filter of more than {max_levels} levels")
     for i in range(size if good else 0):

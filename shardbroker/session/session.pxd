@@ -76,6 +76,7 @@ cdef class Session(Subscriber):
     cdef bint puback(self, uint16_t packet_id) except -1
     cdef bint pubrec(self, uint16_t packet_id, uint8_t reason_code) except -1
     cdef bint pubcomp(self, uint16_t packet_id) except -1
+    cdef int awaited(self, uint16_t packet_id) noexcept    # packet type that its message waits for; 0: there is none
     cdef int announce_acked(self, Delivery* slot) except -1
     # QoS 2 from the client.
     cdef int receive_qos2(self, uint16_t packet_id, bint dup) except -1       # the caller records what is new

@@ -346,6 +346,13 @@ cdef class Session(Subscriber):
         self.pump()
         return True
 
+    cdef int awaited(self, uint16_t packet_id) noexcept:
+        cdef Delivery* slot = self.in_window(packet_id)
+        if slot == NULL:
+            return 0
+        return PUBACK if slot.state == AWAITING_PUBACK else PUBREC if slot.state == AWAITING_PUBREC \
+            else PUBCOMP if slot.state == AWAITING_PUBCOMP else 0
+
     cdef int send_pubrel(self, uint16_t packet_id) except -1:
         write_ack(self.link.out, PUBREL_FIRST, packet_id, 0, self.link.version)
         self.core.count(PACKETS_SENT)

@@ -406,8 +406,11 @@ cdef class Access:
     cdef int reauthenticated(self) except -1:
         """It is who it was, or somebody else by now: what it may do is looked at again."""
         cdef Channel channel = self.channel
-        channel.reply(PACKETS_AUTH_SENT, Auth(
-            0, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: self.data or b""}).encode(5))
+        cdef bytes packet = Auth(
+            0, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: self.data or b""}).encode(5)
+        if <uint32_t>PyBytes_GET_SIZE(packet) > channel.max_packet:
+            return self.denied(NOT_AUTHORIZED, "the client takes no packet that is large enough for the answer")    # [MQTT-3.1.2-24]
+        channel.reply(PACKETS_AUTH_SENT, packet)
         channel.arm_deadline()
         self.note_will()
         channel.verdicts = None if self.unchecked() else Verdicts(channel.shard.acl.cache.max_size)

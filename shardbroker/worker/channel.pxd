@@ -71,6 +71,9 @@ cdef class Channel(Link):
     cdef int refuse(self, int version, int reason_code, str reason, str detail=*) except -1    # detail: for the log, if it says more
     cdef int accept(self, Connect packet, bytes client_id) except -1
     cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1
+    cdef int missed(self, int kind, uint16_t packet_id, int counter) except -1
+    cdef int check_room(self, size_t codes) except -1
+    cdef uint64_t granted_expiry(self, uint32_t seconds) noexcept
     cdef int on_ack(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef int subscribe_by_itself(self) except -1
     cdef bint take_delay(self, PublishView* view, uint64_t* at_ms) except -1

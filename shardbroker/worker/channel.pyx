@@ -7,7 +7,7 @@ from shardbroker.hooks.masks cimport (
     HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHORIZE, HOOK_CLIENT_CONNACK, HOOK_CLIENT_CONNECT, HOOK_CLIENT_CONNECTED,
     HOOK_CLIENT_DISCONNECTED, HOOK_CLIENT_SUBSCRIBE, HOOK_CLIENT_UNSUBSCRIBE, HOOK_MESSAGE_PUBLISH, HOOK_SESSION_SUBSCRIBED,
 )
-from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, write_ack, write_codes
+from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, varint_size, write_ack, write_codes
 from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe, decode_body
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport (
@@ -36,7 +36,7 @@ from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Connack, Puback, Pubcomp, Pubrec, Pubrel, Suback, Unsuback, encode_properties
-from shardbroker.mqtt.spec import REASON_CODES, PropertyId, ReasonCode, connack_return_code
+from shardbroker.mqtt.spec import REASON_CODES, PacketType, PropertyId, ReasonCode, connack_return_code
 from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
 from shardbroker.worker import event_messages
 from shardbroker.worker.delayed import DELAYED
@@ -45,7 +45,7 @@ from shardbroker.worker.shard import OWN_TOPICS
 __all__ = ["Channel"]
 
 cdef enum:
-    CONNECT_FIRST = 0x10
+    CONNECT = 1
     PUBLISH = 3
     PUBACK_FIRST = 0x40
     PUBREC_FIRST = 0x50
@@ -59,6 +59,7 @@ cdef enum:
     PUBCOMP = 7
     SUBSCRIBE = 8
     UNSUBSCRIBE = 10
+    PINGREQ = 12
     PINGREQ_FIRST = 0xC0
     DISCONNECT = 14
     AUTH = 15
@@ -122,7 +123,7 @@ cdef class Channel(Link):
             while used < size and self.state != CLOSING and self.core.budget > 0:
                 if not read_fixed_header(data + used, size - used, &header):
                     break
-                if self.state == WAIT_CONNECT and header.first != CONNECT_FIRST:
+                if self.state == WAIT_CONNECT and header.first >> 4 != CONNECT:
                     # [MQTT-3.1.0-1]: no reply, since nothing says that this is MQTT.
                     self.core.count(CLIENT_CLOSED_NOT_CONNECT)
                     self.close(PROTOCOL_ERROR, SIDE_SERVER, "first packet is not CONNECT", True)
@@ -172,16 +173,16 @@ cdef class Channel(Link):
             raise ProtocolError("only AUTH and DISCONNECT are allowed before CONNACK", "MQTT-3.1.2-30")
         if self.core.watch:
             self.core.watcher.heard(self, first, body, size)
-        if first == PINGREQ_FIRST and size == 0:
+        if size == 0 and (first == PINGREQ_FIRST or (self.version == 3 and kind == PINGREQ)):
             self.core.count(PACKETS_PINGREQ_RECEIVED)
             self.reply(PACKETS_PINGRESP_SENT, b"\xd0\x00")
         elif PUBACK <= kind <= PUBCOMP:
             self.on_ack(first, body, size)
         else:
-            if first == CONNECT_FIRST and self.state == WAIT_CONNECT and size > LEVEL_AT and body[1] == 4:
+            if kind == CONNECT and self.state == WAIT_CONNECT and size > LEVEL_AT and body[1] == 4:
                 self.announced_version = body[LEVEL_AT]
             packet = decode_body(first, body, size, self.version)
-            if first == CONNECT_FIRST:
+            if kind == CONNECT:
                 self.on_connect(packet)
             elif kind == SUBSCRIBE:
                 self.on_subscribe(packet)
@@ -227,7 +228,7 @@ cdef class Channel(Link):
             if refusal is not None:
                 return self.refuse(self.version, refusal.reason_code, refusal.reason, "refused by a hook")
             properties = packet.properties or {}
-        self.max_packet = properties.get(PropertyId.MAXIMUM_PACKET_SIZE, 0)
+        self.max_packet = min(properties.get(PropertyId.MAXIMUM_PACKET_SIZE, PACKET_MAX), PACKET_MAX)
         if PropertyId.AUTHENTICATION_METHOD in properties and self.shard.access_gate is None:
             return self.refuse(5, BAD_AUTHENTICATION_METHOD, "no such authentication method")   # [MQTT-4.12.0-1]
         if not client_id:
@@ -285,7 +286,8 @@ cdef class Channel(Link):
             encoded = Connack(False, reason_code, properties).encode(5)
             if self.max_packet and <uint32_t>len(encoded) > self.max_packet:
                 encoded = Connack(False, reason_code, None).encode(5)      # [MQTT-3.2.2-19]
-            self.reply(PACKETS_CONNACK_SENT, encoded)
+            if not self.max_packet or <uint32_t>len(encoded) <= self.max_packet:
+                self.reply(PACKETS_CONNACK_SENT, encoded)
         else:
             return_code = connack_return_code(reason_code)
             if return_code is not None:
@@ -303,12 +305,11 @@ cdef class Channel(Link):
         cdef Will will = None
         cdef uint64_t at_ms
         if self.version == 5:
-            seconds = properties.get(PropertyId.SESSION_EXPIRY_INTERVAL, 0)
-            expiry_ms = NEVER if seconds == EXPIRY_NEVER else <uint64_t>seconds * 1000
+            expiry_ms = self.granted_expiry(properties.get(PropertyId.SESSION_EXPIRY_INTERVAL, 0))
         else:
             expiry_ms = 0 if packet.clean_start else core.session_expiry_ms
-        if core.max_session_expiry_ms and expiry_ms > core.max_session_expiry_ms:
-            expiry_ms = core.max_session_expiry_ms
+            if core.max_session_expiry_ms and expiry_ms > core.max_session_expiry_ms:
+                expiry_ms = core.max_session_expiry_ms
         if core.server_keepalive_s:
             keepalive_s = core.server_keepalive_s
         if packet.will is not None:
@@ -323,6 +324,10 @@ cdef class Channel(Link):
             return self.refuse(self.version, QUOTA_EXCEEDED, "the broker's memory is short")
         if core.disk_full and (expiry_ms or packet.will is not None or client_id in self.shard.sessions):
             return self.refuse(self.version, SERVER_UNAVAILABLE, "the disk takes no writes, and too much waits for it")
+        if self.version == 5:
+            answer = self.connack_properties(packet, properties, client_id, expiry_ms)
+            if <uint32_t>len(Connack(False, SUCCESS, answer).encode(5)) > self.max_packet:
+                return self.refuse(5, PACKET_TOO_LARGE, "the client takes no packet that is large enough for CONNACK")    # [MQTT-3.1.2-24]
         self.receive_maximum = properties.get(PropertyId.RECEIVE_MAXIMUM, 65535)
         self.alias_maximum = properties.get(PropertyId.TOPIC_ALIAS_MAXIMUM, 0)
         self.problem_information = properties.get(PropertyId.REQUEST_PROBLEM_INFORMATION, 1) != 0
@@ -337,7 +342,6 @@ cdef class Channel(Link):
         if core.recorder is not None:
             self.record_opened(present, expiry_ms)
         if self.version == 5:
-            answer = self.connack_properties(packet, properties, client_id, expiry_ms)
             if core.hooks & HOOK_CLIENT_CONNACK:
                 answer = core.hooked.connack(self, SUCCESS, answer)
             encoded = Connack(present, SUCCESS, answer).encode(5)
@@ -358,6 +362,12 @@ cdef class Channel(Link):
             core.hooked.connected(self)
         self.session.attach(self)
         return self.subscribe_by_itself() if self.shard.auto_topics is not None and self.state == CONNECTED else 0
+
+    cdef uint64_t granted_expiry(self, uint32_t seconds) noexcept:
+        """Of a Session Expiry Interval of CONNECT or DISCONNECT, ms: never more than mqtt.max_session_expiry_interval."""
+        cdef uint64_t expiry_ms = NEVER if seconds == EXPIRY_NEVER else <uint64_t>seconds * 1000
+        cdef uint64_t longest_ms = self.core.max_session_expiry_ms
+        return longest_ms if longest_ms and expiry_ms > longest_ms else expiry_ms
 
     def identity(self) -> dict[str, object]:
         """As event messages tell of a client."""
@@ -703,11 +713,11 @@ cdef class Channel(Link):
         if kind == PUBACK:
             self.core.count(PACKETS_PUBACK_RECEIVED)
             if not self.session.puback(view.packet_id):
-                self.core.count(PACKETS_PUBACK_MISSED)
+                self.missed(kind, view.packet_id, PACKETS_PUBACK_MISSED)
         elif kind == PUBREC:
             self.core.count(PACKETS_PUBREC_RECEIVED)
             if not self.session.pubrec(view.packet_id, view.reason_code):
-                self.core.count(PACKETS_PUBREC_MISSED)
+                self.missed(kind, view.packet_id, PACKETS_PUBREC_MISSED)
                 if view.reason_code < UNSPECIFIED_ERROR:
                     self.report_failure(Pubrel, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBREL_SENT,
                                         f"no message with packet id {view.packet_id} is in flight")
@@ -724,7 +734,17 @@ cdef class Channel(Link):
         else:
             self.core.count(PACKETS_PUBCOMP_RECEIVED)
             if not self.session.pubcomp(view.packet_id):
-                self.core.count(PACKETS_PUBCOMP_MISSED)
+                self.missed(kind, view.packet_id, PACKETS_PUBCOMP_MISSED)
+        return 0
+
+    cdef int missed(self, int kind, uint16_t packet_id, int counter) except -1:
+        """An acknowledgement that ends nothing. If its message waits for another one, that will never come: the connection ends, and the
+        session sends the message again when the client is back."""
+        cdef int awaited = self.session.awaited(packet_id)
+        self.core.count(counter)
+        if awaited:
+            raise ProtocolError(
+                f"{PacketType(kind).name} for packet id {packet_id}, which waits for {PacketType(awaited).name}", "MQTT-4.13.1-1")
         return 0
 
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
@@ -758,6 +778,7 @@ cdef class Channel(Link):
 
     cdef int on_subscribe(self, Subscribe packet) except -1:
         self.core.count(PACKETS_SUBSCRIBE_RECEIVED)
+        self.check_room(len(packet.topics))
         identifier = (packet.properties or {}).get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
         topics = packet.topics
         if self.core.hooks & HOOK_CLIENT_SUBSCRIBE:
@@ -865,6 +886,7 @@ cdef class Channel(Link):
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1:
         cdef bytearray codes = bytearray()
         self.core.count(PACKETS_UNSUBSCRIBE_RECEIVED)
+        self.check_room(len(packet.filters))
         self.core.budget -= SUBSCRIBE_COST * len(packet.filters)
         filters = packet.filters
         if self.core.hooks & HOOK_CLIENT_UNSUBSCRIBE:
@@ -889,6 +911,15 @@ cdef class Channel(Link):
                 UNSUBACK_FIRST, packet.packet_id, bytes(codes) if self.version == 5 else b"", PACKETS_UNSUBACK_SENT)
         return self.report_failure(Unsuback, packet.packet_id, bytes(codes), PACKETS_UNSUBACK_SENT, failed_filters(codes))
 
+    cdef int check_room(self, size_t codes) except -1:
+        """Before a SUBSCRIBE or UNSUBSCRIBE: its answer has a code for each filter, and must not be longer than the client takes."""
+        cdef uint64_t size = 2 + 1 + codes
+        size += 1 + varint_size(<uint32_t>size)
+        if self.version == 5 and size > self.max_packet:
+            raise MqttError(
+                PACKET_TOO_LARGE, f"an answer of {size} bytes, the client takes packets of up to {self.max_packet}", "MQTT-3.1.2-24")
+        return 0
+
     cdef int answer_codes(self, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1:
         write_codes(self.out, first, packet_id, codes, self.version)
         self.core.count(PACKETS_SENT)
@@ -907,7 +938,7 @@ cdef class Channel(Link):
             seconds = properties[PropertyId.SESSION_EXPIRY_INTERVAL]
             if self.session.expiry_ms == 0 and seconds:
                 raise ProtocolError("a session without expiry cannot get one in DISCONNECT", "MQTT-3.14.2-2")
-            self.session.expiry_ms = NEVER if seconds == EXPIRY_NEVER else <uint64_t>seconds * 1000
+            self.session.expiry_ms = self.granted_expiry(seconds)
         return self.close(packet.reason_code, SIDE_CLIENT, "", packet.reason_code != SUCCESS)
 
     cdef int fail(self, int reason_code, str message) except -1:
@@ -1077,6 +1108,10 @@ cdef bint publish_watched(
         watcher.acked(channel, first, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, None)
     return True
 
+
+PACKET_MAX = 5 + 0xFFFFFFF
+"""Longest packet that MQTT has room for, bytes: type, four bytes of length, and what they can say (MQTT 5.0 §1.5.5). Of a message that came
+with a topic alias, or below a mount point, the packet that goes out is longer than the one that came."""
 
 REASON_BYTES = 200
 """Longest Reason String sent, bytes."""

@@ -650,6 +650,29 @@ def _(place: Place, version: int) -> str:
     return answer(place, version, b"\x30\xff\xff\xff\x7f")
 
 
+@refusal("a CONNACK longer than the client's Maximum Packet Size", "CONNECT", "CONNACK 0x95", "", "client.closed.refused",
+         "client gone", "reason=0x95", "large enough for CONNACK")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    return place.login(version, "default", properties={"maximum_packet_size": 12})
+
+
+@refusal("SUBSCRIBE or UNSUBSCRIBE whose answer is longer than the client's Maximum Packet Size", "packets", "DISCONNECT 0x95", "",
+         "client.closed.too_large", "client gone", "reason=0x95", "the client takes packets of up to")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    packet = wire.subscribe(1, [("t", 0)] * 60, version=version)
+    return answer(place, version, packet, properties={"maximum_packet_size": 60})
+
+
+@refusal("an acknowledgement of the wrong type, such as PUBACK for QoS 2", "packets", "DISCONNECT 0x82", "close",
+         "client.closed.protocol_error packets.puback.missed", "client gone", "reason=0x82", "which waits for PUBREC")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    with place.inside(version, auto_ack=False) as client, Client(place.own.address, 5, f"{place.name}o") as other:
+        client.subscribe(place.name, 2)
+        other.publish(place.name, b"", 2)
+        client.send_raw(wire.puback(client.expect(wire.Publish).packet_id))
+        return told(client)
+
+
 @refusal("a malformed packet", "packets", "DISCONNECT 0x81", "close", "client.closed.malformed",
          "client gone", "reason=0x81")  # fmt: skip
 def _(place: Place, version: int) -> str:
