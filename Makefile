@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 # Of a run of the tests, which wait a good deal: files are shared out among them.
 PROCESSES ?= 2
+# Statements of MQTT whose tests ran, and how those ended.
+STATEMENTS := build/statements.json
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
 .PHONY: always packages packages-to-serve install tools spark serve test examples conformance lint types fuzz sim torture soak debug \
@@ -50,17 +52,21 @@ serve: install
 
 # Suites whose system packages are missing and may not be installed are left out by name; with CI set, that is an error.
 test: packages tools spark lint types
-	$(BIN)/python -m pytest -q -rsx -n $(PROCESSES) --durations 40 --ignore tests/spark
+	$(BIN)/python -m pytest -q -rsx -n $(PROCESSES) --statements $(STATEMENTS) --durations 40 --ignore tests/spark
 	$(BIN)/python -m pytest -q -rsx --durations 10 tests/spark
-	$(BIN)/python -m tests.conformance.coverage
+	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
 
 # The examples of README and docs alone, on a machine with a systemd of its own, and how long each command takes.
 examples: packages tools spark
 	$(BIN)/python -m pytest -q -rP --durations 20 tests/docs
 
 conformance: tools
-	$(BIN)/python -m pytest -q tests/conformance $(if $(BROKER),--broker $(BROKER))
-	$(BIN)/python -m tests.conformance.coverage
+ifdef BROKER
+	$(BIN)/python -m pytest -q tests/conformance --broker $(BROKER)
+else
+	$(BIN)/python -m pytest -q --statements $(STATEMENTS) tests/conformance tests/clients tests/edge/test_websocket.py
+	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
+endif
 
 fuzz: tools
 	$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)

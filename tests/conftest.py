@@ -2,21 +2,26 @@
 are unique to each test."""
 
 import itertools
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conformance.known_differences import KNOWN_DIFFERENCES
+from tests.conformance.outcomes import Outcomes, pytest_collection_modifyitems
 from tests.harness.broker import AnyBroker, Broker, ExternalBroker, client_id_on
 from tests.harness.client import Client
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+__all__ = ["pytest_collection_modifyitems", "pytest_make_collect_report", "pytest_runtest_makereport"]
 
 WORKERS = 3
+OPEN_FILES = 20_000
+"""Descriptors for thousands of clients; the usual soft limit is 1,024."""
 MAX_BROKERS = 2
 """Brokers with settings of their own that run at a time; a new one replaces the one unused for longest."""
 
@@ -27,12 +32,19 @@ _RUN = f"{time.time_ns() // 1_000_000 % 36**5:x}"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", metavar="HOST:PORT", help="test this running broker")
+    parser.addoption("--statements", metavar="FILE", help="note which statements of MQTT have tests that passed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "statement(version, *ids): statements of MQTT that the test covers")
     config.addinivalue_line("markers", "torture: minutes of killing (tests/torture)")
     config.addinivalue_line("markers", "own_broker: needs a shardbroker of its own; skipped with --broker")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
+    file = config.getoption("--statements")
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcomes(Path(file)))
 
 
 @pytest.hookimpl(optionalhook=True)

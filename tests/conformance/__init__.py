@@ -4,7 +4,8 @@ statements.csv        every normative statement of MQTT 3.1.1 and 5.0, one row e
 wire_table.py         one-connection cases as data; test_wire_table.py runs them
 test_v3_*.py          MQTT 3.1.1, and MQTT 3.1 where it says the same; test_v5_*.py: MQTT 5.0
 known_differences.py  where a named other broker is known to differ, so that the cases are checked against it
-coverage.py           which statements the tests cover; fails if one is missing
+outcomes.py           notes how the tests of each statement ended
+coverage.py           which statements are covered by tests that passed; fails if one is missing
 
 All of them run against any broker: `pytest tests/conformance --broker HOST:PORT`.
 """

@@ -1,29 +1,27 @@
-"""Which normative statements the tests cover: `python -m tests.conformance.coverage`.
+"""Which normative statements the tests cover: `python -m tests.conformance.coverage FILE`, behind `pytest --statements FILE`.
 
 A statement that binds a server (applies_to server or both) and is observable has to be named by the
-`statement` mark of a test, or stand in OUT_OF_SCOPE with the reason. Exits with 1 if one does neither, if a
-mark names a statement that does not exist, or if one is both covered and out of scope.
+`statement` mark of a test that ran and passed with all its parameters, or stand in OUT_OF_SCOPE with the reason.
+Exits with 1 if one does neither, if a test that names it failed, if a mark names a statement that does not exist, or
+if one is both covered and out of scope.
 """
 
-import contextlib
 import csv
-import io
+import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import pytest
+__all__ = ["OUT_OF_SCOPE", "Statement", "covered_by", "main", "statements"]
 
-__all__ = ["OUT_OF_SCOPE", "Statement", "main", "statements"]
-
-TESTS = Path(__file__).resolve().parent.parent
 STATEMENTS = Path(__file__).with_name("statements.csv")
-FOLDERS = ("conformance", "clients", "edge")
-"""Where marked tests are collected from."""
 
-OUT_OF_SCOPE: dict[tuple[str, str], str] = {
+Key = tuple[str, str]
+"""Version and id."""
+OUT_OF_SCOPE: dict[Key, str] = {
 }
 """Observable statements that no test covers yet: (version, id) to the reason."""
 
@@ -39,7 +37,7 @@ class Statement:
     observable: bool
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         return self.version, self.id
 
     @property
@@ -54,34 +52,18 @@ def statements() -> Iterator[Statement]:
             yield Statement(row["version"], row["id"], row["applies_to"], row["paraphrase"], row["observable"] == "yes")
 
 
-class _Collector:
-    """Pytest plugin: notes which tests name which statement."""
-
-    def __init__(self) -> None:
-        self.tests: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            for mark in item.iter_markers("statement"):
-                version, *ids = mark.args
-                for one in ids:
-                    self.tests[version, one].add(item.nodeid.partition("[")[0])
+def covered_by(outcomes: dict[str, Any]) -> tuple[dict[Key, set[str]], dict[Key, set[str]]]:
+    """Statements to the test functions that cover them, and to those that name them and do not: they failed, or none of their
+    parameters ran. `outcomes` is what tests/conformance/outcomes.py notes."""
+    covering: defaultdict[Key, set[str]] = defaultdict(set)
+    failing: defaultdict[Key, set[str]] = defaultdict(set)
+    for name, test in outcomes.items():
+        for version, one in test["statements"]:
+            (covering if test["passed"] and not test["failed"] else failing)[version, one].add(name)
+    return covering, failing
 
 
-def _collect() -> dict[tuple[str, str], set[str]]:
-    """Statements to the test functions that cover them; SystemExit if the tests cannot be collected."""
-    collector = _Collector()
-    folders = [str(TESTS / name) for name in FOLDERS]
-    arguments = ["--collect-only", "-qq", "--no-summary", "-p", "no:cacheprovider", *folders]
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        code = pytest.main(arguments, plugins=[collector])
-    if code != pytest.ExitCode.OK:
-        raise SystemExit(f"{output.getvalue()}\nthe tests cannot be collected: {code!r}")
-    return collector.tests
-
-
-def _report(version: str, rows: list[Statement], covered: dict[tuple[str, str], set[str]]) -> int:
+def _report(version: str, rows: list[Statement], covered: dict[Key, set[str]]) -> int:
     """Prints the state of one version and returns the number of statements that lack a test."""
     binding = [row for row in rows if row.binds_a_server]
     observable = [row for row in binding if row.observable]
@@ -101,23 +83,25 @@ def _report(version: str, rows: list[Statement], covered: dict[tuple[str, str], 
     return len(missing)
 
 
-def main() -> int:
+def main(file: str) -> int:
     """Prints the report; the exit code."""
     rows = list(statements())
-    covered = _collect()
+    covered, failing = covered_by(json.loads(Path(file).read_text(encoding="utf-8")))
     known = Counter(row.key for row in rows)
-    unknown = sorted({*covered, *OUT_OF_SCOPE} - set(known))
+    unknown = sorted({*covered, *failing, *OUT_OF_SCOPE} - set(known))
     both = sorted(key for key in OUT_OF_SCOPE if covered.get(key))
     missing = 0
     for version in dict.fromkeys(row.version for row in rows):
         missing += _report(version, [row for row in rows if row.version == version], covered)
     for key in unknown:
-        where = ", ".join(sorted(covered.get(key, {"OUT_OF_SCOPE"})))
+        where = ", ".join(sorted(covered.get(key, set()) | failing.get(key, set()))) or "OUT_OF_SCOPE"
         print(f"unknown statement {' '.join(key)}: {where}")
+    for key in sorted(failing):
+        print(f"named by a test that did not pass: {' '.join(key)}: {', '.join(sorted(failing[key]))}")
     for key in both:
         print(f"covered, but listed as out of scope: {' '.join(key)}")
-    return 1 if missing or unknown or both else 0
+    return 1 if missing or unknown or failing or both else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
