@@ -239,22 +239,22 @@ def test_secrets_are_shown_nowhere() -> None:
 
 
 def test_lines_name_the_user_and_tell_who_connects_at_a_level_that_is_set() -> None:
-    with Guarded({"auth.chain": ["builtin"], "mqtt.max_clientid_len": 30}, users={"ada": "secret"}) as broker:
-        with Control(broker.data_dir) as control:
-            broker.refused("wrong", 0x86, username="ada", password="wrong")
-            assert "username=ada" in broker.logged("client gone", "client_id=wrong", "reason=0x86")
-            broker.refused("x" * 31, 0x85, username="ada", password="secret")
-            assert "username=ada" in broker.logged("client gone", "reason=0x85")
-            broker.client("silent", username="ada", password="secret").close()
-            broker.logged("client gone", "client_id=silent")
-            assert not [line for line in broker.output if "client connected" in line]
-            for key, value, level in (("log.client_connected", '"info"', " INFO "), ("log.level", '"debug"', " DEBUG ")):
-                control.ask("config set", key=key, value=value)
-                name = level.strip().lower()
-                until(lambda name=name: tell_apart(broker, name))  # type: ignore[misc]
-                assert level in broker.logged("client connected", f"client_id={name}", "username=ada")
-                control.ask("config reset", key=key)
-            assert "secret" not in "".join(broker.output)
+    guarded = Guarded({"auth.chain": ["builtin"], "mqtt.max_clientid_len": 30}, users={"ada": "secret"})
+    with guarded as broker, Control(broker.data_dir) as control:
+        broker.refused("wrong", 0x86, username="ada", password="wrong")
+        assert "username=ada" in broker.logged("client gone", "client_id=wrong", "reason=0x86")
+        broker.refused("x" * 31, 0x85, username="ada", password="secret")
+        assert "username=ada" in broker.logged("client gone", "reason=0x85")
+        broker.client("silent", username="ada", password="secret").close()
+        broker.logged("client gone", "client_id=silent")
+        assert not [line for line in broker.output if "client connected" in line]
+        for key, value, level in (("log.client_connected", '"info"', " INFO "), ("log.level", '"debug"', " DEBUG ")):
+            control.ask("config set", key=key, value=value)
+            name = level.strip().lower()
+            until(lambda name=name: tell_apart(broker, name))  # type: ignore[misc]
+            assert level in broker.logged("client connected", f"client_id={name}", "username=ada")
+            control.ask("config reset", key=key)
+        assert "secret" not in "".join(broker.output)
 
 
 def tell_apart(broker: Guarded, name: str) -> bool:
