@@ -55,6 +55,7 @@ cpdef enum Counter:
     MESSAGES_DROPPED_OUTDATED              # a delayed message or a will that is not allowed any more when it is due
     MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT  # QoS 2 whose PUBREL did not come in time: the packet id is free again
     MESSAGES_DROPPED_RECEIVE_MAXIMUM       # above mqtt.max_awaiting_rel
+    MESSAGES_DROPPED_FAILED                # processing failed; the log line `message dropped` has the reason
     DELIVERY_DROPPED                       # to one client; the reasons follow
     DELIVERY_DROPPED_NO_LOCAL              # its own message, with No Local or mqtt.ignore_loop_deliver
     DELIVERY_DROPPED_TOO_LARGE             # for its Maximum Packet Size

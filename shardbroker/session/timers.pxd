@@ -25,9 +25,11 @@ cdef class TimerWheel:
     cdef list slots
     cdef uint64_t tick                     # last slot number handled
     cdef size_t armed
+    cdef Timed expiring                    # whose expire() was called last
 
     cdef void arm(self, Timed timed, uint64_t due_ms) noexcept
     cdef void disarm(self, Timed timed) noexcept
-    cdef int advance(self, uint64_t now_ms) except -1     # calls expire() of what is due
+    # Calls expire() of what is due. Called again after an exception of one of them, it goes on with the others.
+    cdef int advance(self, uint64_t now_ms) except -1
     cdef void insert(self, Timed timed) noexcept
     cdef void unlink(self, Timed timed) noexcept

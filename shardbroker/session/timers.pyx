@@ -50,7 +50,9 @@ cdef class TimerWheel:
                 if timed.due_ms > now_ms:
                     self.insert(timed)
                 elif timed.due_ms:
+                    self.expiring = timed
                     timed.expire(now_ms)
+        self.expiring = None
         if target > self.tick:
             self.tick = target
         return 0

@@ -41,7 +41,6 @@ cdef enum:
     ADMINISTRATIVE_ACTION = 0x98
     CONTINUE_AUTHENTICATION = 0x18
     REAUTHENTICATE = 0x19
-    INTERNAL = 0x83
 
 cdef uint64_t NEVER = <uint64_t>-1
 
@@ -160,7 +159,7 @@ cdef class Inquiry:
         except MqttError as error:
             channel.fail(error.reason_code, str(error))
         except Exception as error:
-            channel.fail(INTERNAL, f"internal error: {error!r}")
+            channel.broken(error)
 
     def cancel(self) -> None:
         if self.id:
@@ -333,7 +332,7 @@ cdef class Access:
         except MqttError as error:
             channel.fail(error.reason_code, str(error))
         except Exception as error:
-            channel.fail(INTERNAL, f"internal error: {error!r}")
+            channel.broken(error)
 
     cdef int login_failed(self, str text) except -1:
         """Nobody could say who this is; the configuration says what follows."""

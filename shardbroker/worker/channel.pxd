@@ -67,6 +67,7 @@ cdef class Channel(Link):
     cdef int reply(self, int counter, bytes packet) except -1
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
     cdef int fail(self, int reason_code, str message) except -1
+    cdef int broken(self, object error) except -1      # an error of ours costs this connection, not the worker [MQTT-4.8.0-2]
     cdef int on_connect(self, Connect packet) except -1
     cdef int refuse(self, int version, int reason_code, str reason, str detail=*) except -1    # detail: for the log, if it says more
     cdef int accept(self, Connect packet, bytes client_id) except -1

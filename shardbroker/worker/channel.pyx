@@ -145,11 +145,13 @@ cdef class Channel(Link):
         except MqttError as error:
             self.fail(error.reason_code, str(error))
         except Exception as error:
-            # An error of ours costs this connection, not the worker [MQTT-4.8.0-2]; the log line of its end carries it.
-            if self.closed:
-                self.shard.tell("error", f"internal error while a connection was closing: {error!r}")
-            self.fail(IMPLEMENTATION_SPECIFIC_ERROR, f"internal error: {error!r}")
+            self.broken(error)
         return used
+
+    cdef int broken(self, object error) except -1:
+        if self.closed:
+            self.shard.log_failure("internal error while a connection was closing", error)
+        return self.fail(IMPLEMENTATION_SPECIFIC_ERROR, f"internal error: {error!r}")      # the log line of its end carries it
 
     cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
         """One whole packet. False: it must wait for room in a ring or for a verdict, and was not touched."""

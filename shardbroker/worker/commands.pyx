@@ -101,7 +101,10 @@ class Commands:
         except Exception as error:
             # An error of ours costs this command, not the worker.
             answer = {"id": number, "error": ["INTERNAL_ERROR", f"{type(error).__name__}: {error}"]}
-        return self._fitting(encode_record(ANSWER, cbor2.dumps(answer)))
+        try:
+            return self._fitting(encode_record(ANSWER, cbor2.dumps(answer)))
+        except Exception as error:         # shared memory has no room for a long one
+            return encode_record(ANSWER, cbor2.dumps({"id": number, "error": ["INTERNAL_ERROR", f"{type(error).__name__}: {error}"]}))
 
     def _fitting(self, bytes record) -> bytes:
         if len(record) <= INLINE_BYTES:

@@ -38,7 +38,6 @@ cdef enum:                                 # what ask_publish() returns
     REFUSED = 2
 
 cdef enum:
-    INTERNAL = 0x83                        # implementation specific error, MQTT 5.0 §2.4
     SERVER_UNAVAILABLE = 0x88              # nobody can say whether a client may come in
 
 cdef uint64_t NEVER = <uint64_t>-1
@@ -354,7 +353,7 @@ cdef class Question:
             if channel is None or channel.closed:
                 hooked.exhook.complain(f"message.publish: internal error: {error!r}")
             else:
-                channel.fail(INTERNAL, f"internal error: {error!r}")
+                channel.broken(error)
 
 
 # --- what callbacks get -------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from shardbroker.worker.rates cimport Quotas, Rates, SharedRates
 from shardbroker.worker.shard cimport Shard
 from shm.counters cimport Counters, Histogram, ListenerSockets
 from shm.epochs cimport Buckets
+from shm.posix cimport epoll_event
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
@@ -163,13 +164,21 @@ cdef class Loop(Shard):
     cdef uint64_t read_clock(self) noexcept
     cdef int listen_to(self, int fd, uint32_t events) except -1
     cdef bint lanes_waiting(self) except -1
+    cdef int send_away(self, Connection connection, bytes reference) except -1
     cdef int take_the_rest(self, uint64_t deadline_ms) except -1
     cdef list rings_at_rest(self, list inboxes)
     cdef int one_pass(self, int timeout_ms) except -1
+    cdef int serve_events(self, epoll_event* events, int count) except -1
+    cdef int run_timers(self) except -1
+    cdef int look_around(self) except -1
+    cdef int flush_all(self, list dirty) except -1
     cdef int accept_some(self, int channel) except -1
     cdef int drain_lanes(self) except -1
     cdef int drain_manager(self) except -1
     cdef int drain_lane(self, int producer, Ring ring) except -1
+    cdef int take_records(self, Ring ring, int* taken) except -1
+    cdef int record_failed(self, object error) except -1
+    cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header)
     cdef int settle(self) except -1
     cdef int release_lanes(self) except -1
     cdef int take_snapshots(self) except -1
@@ -198,6 +207,7 @@ cdef class Loop(Shard):
     cdef int look_at_memory(self) except -1
     cdef int look_at_access(self) except -1
     cdef int take_verdicts(self) except -1
+    cdef int give_verdict(self, waiter, verdict) except -1
     cdef int pause_client(self, bytes client_id) except -1
     cdef int send_pause(self, long destination, bytes client_id) except -1
     cdef int share_out(self, int ready) except -1

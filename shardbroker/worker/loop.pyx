@@ -48,7 +48,6 @@ from shm.records cimport (
 )
 
 from shardbroker.journal import apply_retention, set_recovery_start
-from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.tls import TlsRecordError
 from shardbroker.mqtt.websocket import WebSocketError
 from shardbroker.worker.access import Access
@@ -78,6 +77,7 @@ cdef enum:
     RECORDS = 4096                         # ring records taken from one lane a pass
     CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
     FLUSH_ROUNDS = 4                       # times a socket is written to in a pass, while its session has more for it
+    TIMER_FAILURES = 1000                  # after which timers that are left wait for the next pass
     KIND_SHIFT = 24                        # destinations carry their kind in the top byte; 0 is a worker
 
 TICK_MS = 64
@@ -508,6 +508,15 @@ cdef class Connection(Channel):
         self.release()
         return 0
 
+    cdef int broken(self, object error) except -1:
+        cdef bint was_closed = self.closed
+        try:
+            Channel.broken(self, error)
+        except Exception as again:
+            self.loop.log_failure(f"connection closed peer={address_text(&self.peer)!r}", again)
+            was_closed = True
+        return self.finish() if was_closed else 0      # there is no other way to end it
+
     cdef void release(self) noexcept:
         free(self.rest)
         self.rest = NULL
@@ -659,8 +668,7 @@ cdef class Loop(Shard):
             if self.now_ms < began + spread_ms:
                 due = min(due, <Py_ssize_t>(<uint64_t>len(leaving) * (self.now_ms - began) // spread_ms) + 1)
             for connection in leaving[told:due]:
-                if connection.fd >= 0:
-                    connection.shut_down(reference)
+                self.send_away(connection, reference)
             told = due
             self.one_pass(DRAIN_STEP_MS)
         self.one_pass(0)                   # takes what acceptors have handed over last
@@ -668,7 +676,7 @@ cdef class Loop(Shard):
         while self.now_ms < deadline and any(one is not None for one in self.by_fd):
             for one in self.by_fd:
                 if one is not None:
-                    (<Connection>one).shut_down(reference)
+                    self.send_away(<Connection>one, reference)
             self.one_pass(DRAIN_STEP_MS)
         self.take_the_rest(began + spread_ms + <uint64_t>(process.drain_timeout * 1000 * REST_SHARE))
         while self.registry_changes:
@@ -680,6 +688,14 @@ cdef class Loop(Shard):
                 self.gate.retained.close()
         if self.recorder is not None:
             self.recorder.writer.close(LINGER_MS / 1000)
+
+    cdef int send_away(self, Connection connection, bytes reference) except -1:
+        try:
+            if connection.fd >= 0:
+                connection.shut_down(reference)
+        except Exception as error:
+            connection.broken(error)
+        return 0
 
     cdef int take_the_rest(self, uint64_t deadline_ms) except -1:
         """What was acknowledged by workers that still have clients is for sessions here, too: it is in the journal before this one ends.
@@ -720,9 +736,7 @@ cdef class Loop(Shard):
 
     cdef int one_pass(self, int timeout_ms) except -1:
         cdef epoll_event events[EVENTS]
-        cdef int count, i, fd
-        cdef uint64_t rung
-        cdef Connection connection
+        cdef int count
         if timeout_ms and self.inbox is not None and not self.holding:
             self.inbox.sleep()
             if self.lanes_waiting():
@@ -753,39 +767,28 @@ cdef class Loop(Shard):
             self.resume_busy()
         if self.limited:
             self.resume_limited()
-        for i in range(count):
-            fd = events[i].data.fd
-            connection = <Connection>self.by_fd[fd] if fd < len(self.by_fd) else None
-            if connection is None:
-                if fd == self.doorbells[self.number]:
-                    read(fd, &rung, sizeof(rung))
-                elif fd == self.access_fd:
-                    self.take_verdicts()
-                elif fd in self.handovers:
-                    self.accept_some(fd)
-                continue
-            if events[i].events & <uint32_t>(EPOLLIN | EPOLLERR | EPOLLHUP):
-                if connection.stops:
-                    if events[i].events & <uint32_t>(EPOLLERR | EPOLLHUP):
-                        connection.hang()
-                elif connection.interest & <uint32_t>EPOLLIN or events[i].events & <uint32_t>(EPOLLERR | EPOLLHUP):
-                    self.budget = self.turn_budget
-                    connection.on_readable()
-            if events[i].events & <uint32_t>EPOLLOUT:
-                connection.touch()
+        self.serve_events(events, count)
         self.drain_lanes()
-        self.timers.advance(self.now_ms)
+        self.run_timers()
         if self.retry and self.serving:
             self.run_retries()
         if self.leaving:
-            self.leave_some()
+            try:
+                self.leave_some()
+            except Exception as error:
+                self.log_failure("subscription not removed", error)
         self.commit(False)
         self.replays_moved = False
         if self.replaying and (self.gate is None or not self.gate.is_retaining()):
             self.step_start_us = self.read_clock()
             self.replay_some()
         if self.cycle_left is not None:
-            self.take_snapshots()
+            try:
+                self.take_snapshots()
+            except Exception as error:     # nothing of the journal may be forgotten: the next cycle tries again
+                self.cycle_left = None
+                self.cycle_due_bytes = self.recorder.writer.bytes_written + self.cycle_bytes
+                self.log_failure("journal cycle given up", error)
         self.settle()
         self.flush_rings()
         self.release_lanes()
@@ -796,13 +799,68 @@ cdef class Loop(Shard):
             self.commit(False)             # what a lost connection left behind while flushing
             self.settle()
             self.flush_rings()
+        try:
+            self.look_around()
+        except Exception as error:
+            self.log_failure("registry, memory or access not looked at", error)
+        self.pass_times.record(self.read_clock() - self.pass_start_us)
+        return 0
+
+    cdef int serve_events(self, epoll_event* events, int count) except -1:
+        """Deals with what epoll has reported, each by itself."""
+        cdef int i = 0, fd
+        cdef uint64_t rung
+        cdef Connection connection = None
+        while i < count:
+            try:                           # around the loop: it costs nothing where all goes well
+                while i < count:
+                    fd = events[i].data.fd
+                    i += 1
+                    connection = <Connection>self.by_fd[fd] if fd < len(self.by_fd) else None
+                    if connection is None:
+                        if fd == self.doorbells[self.number]:
+                            read(fd, &rung, sizeof(rung))
+                        elif fd == self.access_fd:
+                            self.take_verdicts()
+                        elif fd in self.handovers:
+                            self.accept_some(fd)
+                        continue
+                    if events[i - 1].events & <uint32_t>(EPOLLIN | EPOLLERR | EPOLLHUP):
+                        if connection.stops:
+                            if events[i - 1].events & <uint32_t>(EPOLLERR | EPOLLHUP):
+                                connection.hang()
+                        elif connection.interest & <uint32_t>EPOLLIN or events[i - 1].events & <uint32_t>(EPOLLERR | EPOLLHUP):
+                            self.budget = self.turn_budget
+                            connection.on_readable()
+                    if events[i - 1].events & <uint32_t>EPOLLOUT:
+                        connection.touch()
+            except Exception as error:
+                if connection is not None:
+                    connection.broken(error)
+                else:
+                    self.log_failure("verdict or connection from an acceptor lost", error)
+        return 0
+
+    cdef int run_timers(self) except -1:
+        cdef int failures
+        for failures in range(TIMER_FAILURES):
+            try:
+                return self.timers.advance(self.now_ms)
+            except Exception as error:
+                if isinstance(self.timers.expiring, Connection):
+                    (<Connection>self.timers.expiring).broken(error)
+                else:
+                    self.log_failure("timer failed", error)
+        return 0
+
+    cdef int look_around(self) except -1:
+        """What is done now and then."""
         if self.now_ms >= self.registry_due_ms:
             self.flush_registry()
         if self.now_ms >= self.look_at_ms:
             self.look_at_memory()
             if self.access_fd >= 0:
                 self.look_at_access()
-        self.pass_times.record(self.read_clock() - self.pass_start_us)
         return 0
 
     cdef int resume_parked(self) except -1:
@@ -817,7 +875,10 @@ cdef class Loop(Shard):
             connection.stops &= ~<uint8_t>STOP_RING
             if connection.stops:
                 continue                   # another reason is left; it goes on when that is gone
-            connection.go_on()
+            try:
+                connection.go_on()
+            except Exception as error:
+                connection.broken(error)
             if not connection.stops and connection.fd >= 0:
                 connection.want(connection.interest | EPOLLIN)
         return 0
@@ -828,7 +889,10 @@ cdef class Loop(Shard):
         self.busy = []
         for connection in busy:
             connection.busy = False
-            connection.go_on()
+            try:
+                connection.go_on()
+            except Exception as error:
+                connection.broken(error)
         return 0
 
     cdef int resume_limited(self) except -1:
@@ -842,6 +906,9 @@ cdef class Loop(Shard):
                 connection.paused = (connection.stops & STOP_MEMORY) != 0
                 connection.read_again(STOP_RATE)
         return 0
+
+    cdef int connection_failed(self, object channel, object error) except -1:
+        return (<Connection>channel).broken(error)
 
     cdef int share_out(self, int ready) except -1:
         """What each connection may do in this pass: the more of them are ready, the less, so that a round stays short for those
@@ -858,7 +925,10 @@ cdef class Loop(Shard):
         cdef bint any = bool(self.commands)
         self.step_start_us = self.read_clock()
         while self.commands:
-            self.answers.append(self.on_command(self.commands.pop(0)))
+            try:
+                self.answers.append(self.on_command(self.commands.pop(0)))
+            except Exception as error:     # whoever asked waits until its time is up
+                self.log_failure("command not answered", error)
             if self.step_is_over():
                 break
         if any:
@@ -994,10 +1064,17 @@ cdef class Loop(Shard):
         """As many as STEP_US allows: a login that ends takes as long as hundreds of messages."""
         self.step_start_us = self.read_clock()
         for waiter, verdict in self.access_gate.take_verdicts():
-            self.budget = self.turn_budget
-            waiter.on_verdict(verdict)
+            self.give_verdict(waiter, verdict)
             if self.step_is_over():
                 break
+        return 0
+
+    cdef int give_verdict(self, waiter, verdict) except -1:
+        self.budget = self.turn_budget
+        try:
+            waiter.on_verdict(verdict)
+        except Exception as error:
+            self.log_failure("verdict lost", error)
         return 0
 
     cdef int look_at_access(self) except -1:
@@ -1006,8 +1083,7 @@ cdef class Loop(Shard):
         self.late = False
         self.step_start_us = self.read_clock()
         for waiter, verdict in self.access_gate.overdue():
-            self.budget = self.turn_budget
-            waiter.on_verdict(verdict)
+            self.give_verdict(waiter, verdict)
             if self.step_is_over():
                 self.late = True           # a dead back end makes many late at once
                 break
@@ -1023,7 +1099,10 @@ cdef class Loop(Shard):
             while self.rechecking and not self.step_is_over():
                 connection = <Connection>self.rechecking.pop()
                 if connection.fd >= 0 and connection.state == CONNECTED:
-                    connection.recheck(self.rules_moved)
+                    try:
+                        connection.recheck(self.rules_moved)
+                    except Exception as error:     # it must not go on with rights that it may not have any more
+                        connection.broken(error)
         return 0
 
     cdef bint step_is_over(self) noexcept:
@@ -1031,7 +1110,6 @@ cdef class Loop(Shard):
 
     cdef int flush_sockets(self) except -1:
         cdef list dirty
-        cdef Connection connection
         cdef int rounds
         for rounds in range(FLUSH_ROUNDS):
             if not self.dirty:
@@ -1040,9 +1118,21 @@ cdef class Loop(Shard):
                 self.settle()              # what was taken from queues since
             dirty = self.dirty
             self.dirty = []
-            for connection in dirty:
-                connection.dirty = False
-                connection.flush()
+            self.flush_all(dirty)
+        return 0
+
+    cdef int flush_all(self, list dirty) except -1:
+        cdef Py_ssize_t i = 0
+        cdef Connection connection = None
+        while i < len(dirty):
+            try:
+                while i < len(dirty):
+                    connection = <Connection>dirty[i]
+                    i += 1
+                    connection.dirty = False
+                    connection.flush()
+            except Exception as error:
+                connection.broken(error)
         return 0
 
     # --- the journal -------------------------------------------------------------------------------------------------------------
@@ -1241,7 +1331,8 @@ cdef class Loop(Shard):
                     self.gate.taken(<int>producer, ring)
         if self.spent:
             for path in self.spent:
-                path.unlink()
+                with suppress(OSError):
+                    path.unlink()
             self.spent = []
         return 0
 
@@ -1419,8 +1510,12 @@ cdef class Loop(Shard):
         self.spill_number += 1
         name = f"{self.number}-{destination}-{os.getpid()}-{self.spill_number}".encode()
         path = self.topology.spill_dir / name.decode()
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.write_bytes(contents)
+        try:
+            path.write_bytes(contents)
+        except OSError as error:           # no room in shared memory is no room in the ring
+            path.unlink(missing_ok=True)
+            self.log_failure(f"message waits: not spilled bytes={len(contents)}", error)
+            return False
         memset(&note, 0, sizeof(note))
         note.kind = header.kind
         note.flags = FLAG_SPILLED | (header.flags & FLAG_NOTED)
@@ -1523,31 +1618,48 @@ cdef class Loop(Shard):
         return 0
 
     cdef int drain_lane(self, int producer, Ring ring) except -1:
-        cdef const uint8_t* record = NULL
-        cdef uint32_t size
         cdef int taken = 0
         self.budget = PASS_BUDGET // len(self.inbox.lanes)
         self.draining_lane = producer
-        for taken in range(RECORDS):
-            if self.budget <= 0:
+        while True:
+            try:
+                self.take_records(ring, &taken)
                 break
-            self.budget -= 1
-            record = ring.next(&size)
-            if record == NULL:
-                break
-            if taken == 0:                     # the oldest of the batch
-                self.hop_times.record(<uint32_t>(<uint32_t>self.read_clock() - (<const RecordHeader*>record).sent_us))
-            self.on_record(record, size)
+            except Exception as error:
+                self.record_failed(error)
         self.incoming.release()            # what it borrowed is about to be given back
-        if taken or record != NULL:
+        if taken:
             self.drained.append((producer, ring, self.inbox))
         elif ring.release():
             self.ring(producer)            # it waits for room that a predecessor gave back
         return 0
 
+    cdef int take_records(self, Ring ring, int* taken) except -1:
+        """Goes on behind `taken` records of this pass: one that raised is counted among them."""
+        cdef const uint8_t* record
+        cdef uint32_t size
+        while taken[0] < RECORDS and self.budget > 0:
+            self.budget -= 1
+            record = ring.next(&size)
+            if record == NULL:
+                return 0
+            taken[0] += 1
+            if taken[0] == 1:              # the oldest of the batch
+                self.hop_times.record(<uint32_t>(<uint32_t>self.read_clock() - (<const RecordHeader*>record).sent_us))
+            self.on_record(record, size)
+        return 0
+
+    cdef int record_failed(self, object error) except -1:
+        """A record cannot be dealt with: its position in the ring is behind it."""
+        cdef bytes topic = b""
+        if self.incoming.topic != NULL:
+            topic = PyBytes_FromStringAndSize(<const char*>self.incoming.topic, self.incoming.topic_size)
+        return self.drop_failed("ring", topic, error)
+
     cdef int on_record(self, const uint8_t* record, uint32_t size) except -1:
         cdef RecordHeader header
         cdef bytes contents
+        self.incoming.topic = NULL
         memcpy(&header, record, sizeof(header))
         if header.flags & FLAG_NOTED:
             self.note_consumed = True
@@ -1558,20 +1670,27 @@ cdef class Loop(Shard):
                 self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
             return 0
         if header.flags & FLAG_SPILLED:
-            name = PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.topic_size).decode()
-            path = self.spill_source / name
-            try:
-                contents = path.read_bytes()
-            except FileNotFoundError:
+            contents = self.read_spilled(record, &header)
+            if contents is None:
                 return 0                   # read before this worker was killed and started again
-            self.spent.append(path)
-            memcpy(&header, PyBytes_AS_STRING(contents), sizeof(header))
             return self.on_publish_record(&header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header))
+        return self.on_publish_record(&header, record + sizeof(header))
+
+    cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header):
+        """The whole record, which becomes `header` too; None if its file is gone. Raises OSError, ValueError."""
+        cdef bytes contents
+        path = self.spill_source / PyBytes_FromStringAndSize(<const char*>record + sizeof(header[0]), header.topic_size).decode()
         try:
-            return self.on_publish_record(&header, record + sizeof(header))
-        except MqttError:
-            self.count_outdated()          # no topic: a mistake of the process that wrote it must not end this one
-            return 0
+            contents = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        self.spent.append(path)
+        if PyBytes_GET_SIZE(contents) < <Py_ssize_t>sizeof(header[0]):
+            raise ValueError(f"spilled record {path.name}: {len(contents)} bytes, a record has {sizeof(header[0])} or more")
+        memcpy(header, PyBytes_AS_STRING(contents), sizeof(header[0]))
+        if record_size(header) != <uint64_t>PyBytes_GET_SIZE(contents):
+            raise ValueError(f"spilled record {path.name}: {len(contents)} bytes, its header says {record_size(header)}")
+        return contents
 
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1:
         cdef Publication publication = self.incoming

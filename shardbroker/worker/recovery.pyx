@@ -30,7 +30,7 @@ from shm.ring cimport Inbox, Ring
 import time
 from json import loads
 
-from shardbroker.journal import Block, read, recovery_start, trusted
+from shardbroker.journal import Block, Damage, read, recovery_start, trusted
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
 from shardbroker.mqtt.topics import parse_subscription
 from shm.partitions import Division
@@ -130,11 +130,21 @@ cdef class Recovery:
             self.time_ms = part.header.time_us // 1000
             self.bytes += part.header.length
             self.block = part.header.first_sequence
-            for item in part.items():
-                self.records += 1
-                handler = handlers.get(item[0])
-                if handler is not None:
-                    handler(item)
+            self.take_items(part, handlers)
+
+    cdef int take_items(self, object block, dict handlers) except -1:
+        """The records of a block. One that this version cannot make sense of is damage, as bytes without a valid checksum are."""
+        cdef object items = iter(block.items())
+        while True:
+            try:
+                for item in items:
+                    self.records += 1
+                    handler = handlers.get(item[0])
+                    if handler is not None:
+                        handler(item)
+                return 0
+            except Exception as error:
+                self.damage.append(Damage(block.path, block.offset, block.end, f"a record of kind {item[0]} cannot be used: {error!r}"))
 
     cdef int beat(self) except -1:
         """The supervisor sees that there is progress."""
@@ -467,8 +477,11 @@ cdef class Recovery:
                 record = ring.next(&size)
                 if record == NULL:
                     break
-                self.loop.on_record(record, size)
                 taken += 1
+                try:
+                    self.loop.on_record(record, size)
+                except Exception as error:
+                    self.loop.record_failed(error)
             if taken > before:
                 self.note_taken(inbox.identity, producer, ring.taken())
         self.take_all(others)
@@ -548,11 +561,14 @@ cdef class Recovery:
             return 0
         publication = Publication.__new__(Publication)
         publication.borrow(message)
-        if item[5] == RECORD_PUBLISH:
-            return self.loop.deliver_locally(self.loop.resolve(message.block, message.topic_size), publication, None)
-        group, filter = field(item, 8), field(item, 9)
-        if not self.loop.deliver_to_member(group, filter, item[6], publication):
-            self.loop.next_member(group, filter, item[6], message, item[7] + 1)
+        try:
+            if item[5] == RECORD_PUBLISH:
+                return self.loop.deliver_locally(self.loop.resolve(message.block, message.topic_size), publication, None)
+            group, filter = field(item, 8), field(item, 9)
+            if not self.loop.deliver_to_member(group, filter, item[6], publication):
+                self.loop.next_member(group, filter, item[6], message, item[7] + 1)
+        except Exception as error:
+            self.loop.drop_failed("recovery", message.topic, error)
         return 0
 
     cdef int retain_again(self, rings, list items) except -1:
@@ -645,17 +661,23 @@ cdef class Recovery:
         self.loop.unrepeatable = True
         for _, items in self.forwarded.get(self.loop.number, {}).values():
             for item in items:
-                self.forward_again(item, inboxes)
+                try:
+                    self.forward_again(item, inboxes)
+                except Exception as error:
+                    self.loop.drop_failed("recovery", topic_of(self.message(item[4])), error)
         self.loop.unrepeatable = False
         for number, client_id in self.foreign:
             self.loop.recorder.moved(number, client_id)
         for session in list(self.by_key.values()):
             if session.ended or session.link is not None or self.loop.sessions.get(session.client_id) is not session:
                 continue
-            if session in self.connected:
-                self.loop.client_gone(session, CONNECTION_BROKE, True)
-            else:
-                session.set_deadline()
+            try:
+                if session in self.connected:
+                    self.loop.client_gone(session, CONNECTION_BROKE, True)
+                else:
+                    session.set_deadline()
+            except Exception as error:
+                self.loop.log_failure(f"session not resumed client_id={session.client_id.decode(errors='replace')!r}", error)
         self.forwarded = {}
         self.foreign = []
         self.messages = {}
@@ -693,6 +715,10 @@ cdef class Recovery:
         if not self.loop.put_held(held):
             self.loop.hold(held)
         return 0
+
+
+cdef bytes topic_of(Message message):
+    return b"" if message is None else message.topic
 
 
 cdef inline bytes field(list item, Py_ssize_t at):

@@ -59,10 +59,19 @@ cdef class Shard(Core):
     cdef object auto_topics                # worker.topics.AutoTopics; None without topics
     cdef object announcer                  # worker.event_messages.EventMessages
     cdef readonly object owners            # shm.exclusive.ExclusiveTable or its like; None until sessions are there again
+    cdef uint64_t failures_s               # second of the newest log line about a failure, and how many there were in it
+    cdef uint32_t failures_told
     cdef bint unrepeatable                 # what is published now comes from nobody who would send it again: a lost record is lost
 
     # The entry of a topic, built anew if the epochs moved. Raises MqttError 0x90 for what is no topic name.
     cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size)
+    # Where work for a single message, session or connection is done outside of Channel.feed(), an exception must not end the worker: it
+    # comes here, and the work behind it goes on. A message that is lost with it is counted.
+    cdef int drop_failed(self, str work, bytes topic, object error) except -1
+    # Likewise, and no message is lost; `what` is a list of key=value.
+    cdef int log_failure(self, str what, object error) except -1
+    # Likewise, and it costs this connection.
+    cdef int connection_failed(self, object channel, object error) except -1
     # Everything a publish leads to. True if anybody subscribes. The caller has checked room_for().
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
@@ -81,6 +90,8 @@ cdef class Shard(Core):
     cdef bint publish_in_order(self, Message message, Session publisher) except -1
     # To a member of the group, other than `failed`. False if a ring is full.
     cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1
+    cdef bint pass_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1
+    cdef bint publish_held(self, Message message, Session publisher) except -1
     # It waits for room, and stands in the journal until it has found some.
     cdef int hold(self, Held held) except -1
     cdef int number_held(self, Held held) except -1
@@ -129,6 +140,7 @@ cdef class Shard(Core):
     cdef int commit(self, bint now) except -1
     cdef bint commit_routes(self) except -1
     cdef int commit_retained(self) except -1
+    cdef int answer_subscribe(self, tuple suback, bint full) except -1
     # The disk takes no retained messages (False: it does again). Whether they are kept until it does; else they are dropped.
     cdef bint hold_retained(self, bint refused, int error) except -1
     cdef int replay_some(self) except -1

@@ -24,7 +24,7 @@ from shardbroker.session.recorder cimport (
 )
 from shm.counters cimport (
     DELAYED_COUNT, DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_NO_LOCAL, EVENTS_DROPPED, MESSAGES_DELAYED,
-    MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, MESSAGES_DROPPED_OUTDATED, RETAINED_DROPPED,
+    MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, MESSAGES_DROPPED_NO_SUBSCRIBERS, MESSAGES_DROPPED_OUTDATED, RETAINED_DROPPED,
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
@@ -69,6 +69,12 @@ LEAVE_BATCH = 128
 
 REMOVALS_A_PASS = 512
 """Routes that one pass takes out of the table: about 2 ms, when thousands of clients go at once."""
+
+FAILURES_A_SECOND = 10
+"""Log lines about failures that a worker writes in a second; the counters have all of them."""
+
+TOPIC_SHOWN = 200
+"""Characters of a topic in such a line."""
 
 NEVER = 0xFFFFFFFFFFFFFFFF
 
@@ -117,6 +123,25 @@ cdef class Shard(Core):
     def turn(self, hash) -> int:
         """Next number of a node-wide round robin counter."""
         return self.epochs.next_turn(hash) if self.epochs is not None else random.getrandbits(32)
+
+    # --- failures of a single message, session or connection ------------------------------------------------------------
+
+    cdef int drop_failed(self, str work, bytes topic, object error) except -1:
+        self.count(MESSAGES_DROPPED)
+        self.count(MESSAGES_DROPPED_FAILED)
+        return self.log_failure(f"message dropped work={work!r} topic={topic.decode(errors='replace')[:TOPIC_SHOWN]!r}", error)
+
+    cdef int log_failure(self, str what, object error) except -1:
+        if self.now_ms // 1000 != self.failures_s:
+            self.failures_s = self.now_ms // 1000
+            self.failures_told = 0
+        self.failures_told += 1
+        if self.failures_told <= <uint32_t>FAILURES_A_SECOND:
+            self.tell("error", f"{what} reason={f'{type(error).__name__}: {error}'!r}")
+        return 0
+
+    cdef int connection_failed(self, object channel, object error) except -1:
+        raise error                        # there is no socket here
 
     # --- publishing -----------------------------------------------------------------------------------------------------
 
@@ -275,13 +300,17 @@ cdef class Shard(Core):
         return False
 
     cdef bint try_publish(self, Message message, Session publisher) except -1:
-        cdef TopicEntry entry
-        cdef Publication publication
         try:
-            entry = self.resolve(message.block, message.topic_size)
+            return self.publish_held(message, publisher)
         except MqttError:
             self.count_outdated()          # fewer levels are allowed than when it came
-            return True
+        except Exception as error:
+            self.drop_failed("publish", message.topic, error)
+        return True
+
+    cdef bint publish_held(self, Message message, Session publisher) except -1:
+        cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
+        cdef Publication publication
         if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
             return False
         publication = Publication.__new__(Publication)
@@ -322,9 +351,16 @@ cdef class Shard(Core):
         """Each tries again, in order."""
         cdef list waiting = self.retry
         cdef Held held
+        cdef bint done
         self.retry = []
         for held in waiting:
-            if not self.try_again(held):
+            try:
+                done = self.try_again(held)
+            except Exception as error:
+                self.drop_failed("retry", held.message.topic, error)
+                self.delays.remove(held)
+                done = True
+            if not done:
                 self.retry.append(held)
             elif held.number:
                 self.recorder.let_go(held.number)
@@ -665,6 +701,13 @@ cdef class Shard(Core):
         return 0
 
     cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1:
+        try:
+            return self.pass_on(group_name, filter, message, attempts, failed)
+        except Exception as error:
+            self.drop_failed("shared group", message.topic, error)
+            return True
+
+    cdef bint pass_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1:
         cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
         cdef Publication publication
         if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
@@ -833,7 +876,14 @@ cdef class Shard(Core):
         self.replays_moved = False
         for turn in range(len(sessions)):
             session = sessions.pop(0)
-            if self.replay_session(<Session>session):
+            try:
+                more = self.replay_session(<Session>session)
+            except Exception as error:     # the client subscribes again, or nothing would tell it what it has missed
+                more = False
+                (<Session>session).replays = None
+                if (<Session>session).link is not None:
+                    self.connection_failed((<Session>session).link, error)
+            if more:
                 sessions.append(session)
             if self.step_is_over():
                 break                      # whose turn it would be is the first of the next pass
@@ -864,8 +914,11 @@ cdef class Shard(Core):
                 stored.topic, stored.payload, stored.properties, stored.client_id, stored.message_id, stored.expires_ms, stored.qos,
                 True, 0, 0)
             publication.borrow(message)
-            # Kept RETAIN: it is sent because of a new subscription [MQTT-3.3.1-8].
-            session.deliver(publication, subscription.qos, True, encode_identifier(subscription.identifier) or None, None)
+            try:
+                # Kept RETAIN: it is sent because of a new subscription [MQTT-3.3.1-8].
+                session.deliver(publication, subscription.qos, True, encode_identifier(subscription.identifier) or None, None)
+            except Exception as error:
+                self.drop_failed("retained", stored.topic, error)
         if cursor is None:
             session.replays.pop(0)
         else:
@@ -886,16 +939,24 @@ cdef class Shard(Core):
         if self.subacks:
             subacks = self.subacks
             self.subacks = []
-            for channel, packet_id, codes, subscribed, replays in subacks:
-                if full:
-                    codes = self.undo_subscribe(channel, codes, subscribed)
-                    replays = []
-                channel.subscribed(packet_id, codes, replays)
-                if self.telling & TELL_SUBSCRIBED and not full:
-                    for _, subscription in subscribed:
-                        channel.announce(TELL_SUBSCRIBED, event_messages.subscribed(subscription.filter, subscription.options()))
+            for suback in subacks:
+                try:
+                    self.answer_subscribe(<tuple>suback, full)
+                except Exception as error:
+                    self.connection_failed((<tuple>suback)[0], error)
         if self.telling and self.announcer.any_noted:
             self.announcer.publish()
+        return 0
+
+    cdef int answer_subscribe(self, tuple suback, bint full) except -1:
+        channel, packet_id, codes, subscribed, replays = suback
+        if full:
+            codes = self.undo_subscribe(channel, codes, subscribed)
+            replays = []
+        channel.subscribed(packet_id, codes, replays)
+        if self.telling & TELL_SUBSCRIBED and not full:
+            for _, subscription in subscribed:
+                channel.announce(TELL_SUBSCRIBED, event_messages.subscribed(subscription.filter, subscription.options()))
         return 0
 
     cdef int commit_retained(self) except -1:
