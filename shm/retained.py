@@ -79,7 +79,7 @@ Mark = tuple[int, int]
 
 
 class RetainedStoreFull(Exception):
-    """The map has no room; nothing of the batch was stored."""
+    """The map has no room; nothing of the transaction was stored."""
 
 
 class RetainedStoreRefused(Exception):
@@ -202,10 +202,38 @@ class RetainedStore:
         self._env.close()
 
     def update(self, operations: "Sequence[RetainedMessage | bytes]", worker: int = 0, mark: Mark = (0, 0)) -> int:
-        """In order and in one transaction: a message replaces its topic's, a bare topic deletes it. With a mark of this worker.
+        """In order, and in one transaction if there is room: a message replaces its topic's, a bare topic deletes it. With a mark
+        of this worker.
 
-        Returns how many messages were refused because of max_messages or max_bytes. Raises RetainedStoreFull, RetainedStoreRefused.
+        Returns how many messages were refused because of max_messages or max_bytes, or because the map has no room for them: what
+        the map has room for, deletions above all, is done. Raises RetainedStoreRefused.
         """
+        try:
+            return self._update(operations, worker, mark)
+        except RetainedStoreFull:
+            refused = self._update_in_parts(operations)
+        try:
+            self._update((), worker, mark)
+        except RetainedStoreFull as error:
+            raise RetainedStoreRefused(str(error), errno.ENOSPC) from None
+        return refused
+
+    def _update_in_parts(self, operations: "Sequence[RetainedMessage | bytes]") -> int:
+        """What one transaction has no room for, by halves: in the end it is known which of them are too much."""
+        if len(operations) == 1:
+            if isinstance(operations[0], bytes):  # tried again: whoever was told that it is deleted must not find it later
+                raise RetainedStoreRefused(f"retained store {self._path} has no room in its map to delete in", errno.ENOSPC)
+            return 1
+        refused, half = 0, len(operations) // 2
+        for part in (operations[:half], operations[half:]):
+            try:
+                refused += self._update(part)
+            except RetainedStoreFull:
+                refused += self._update_in_parts(part)
+        return refused
+
+    def _update(self, operations: "Sequence[RetainedMessage | bytes]", worker: int = 0, mark: Mark = (0, 0)) -> int:
+        """All of them or nothing. Raises RetainedStoreFull, RetainedStoreRefused."""
         refused = 0
         with self._writing() as txn:
             for operation in operations:

@@ -12,7 +12,7 @@ import sys
 from queue import SimpleQueue
 from threading import Event, Thread
 
-from shm.retained import Cursor, Mark, RetainedMessage, RetainedStore, RetainedStoreFull
+from shm.retained import Cursor, Mark, RetainedMessage, RetainedStore
 
 __all__ = ["SyncedRetained"]
 
@@ -114,9 +114,6 @@ class SyncedRetained:
         while not self._closing.is_set():
             try:
                 self._refused += self._store.update(changes, self._worker, mark)
-                return True
-            except RetainedStoreFull:
-                self._refused += len(changes)
                 return True
             except Exception as error:
                 print(f"worker-{self._worker}: retained messages: {error!r}; tried again", file=sys.stderr, flush=True)

@@ -35,7 +35,7 @@ from shardbroker.mqtt.topics import check_topic_name
 from shardbroker.worker import event_messages
 from shardbroker.worker.delayed import DELAYED, parse_delayed
 from shm.exclusive import Claim, ExclusiveTableFull
-from shm.retained import RetainedMessage, RetainedStoreFull, RetainedStoreRefused
+from shm.retained import RetainedMessage, RetainedStoreRefused
 from shm.routes import RouteTableFull, matches
 
 __all__ = ["OWN_TOPICS", "Shard"]
@@ -964,8 +964,6 @@ cdef class Shard(Core):
         self.retained_changes = []
         try:
             self.gauge(RETAINED_DROPPED, self.retained.update(operations))
-        except RetainedStoreFull:
-            self.gauge(RETAINED_DROPPED, len(operations))
         except RetainedStoreRefused as error:
             self.retained_retry_ms = self.now_ms + RETAINED_RETRY_MS
             if self.hold_retained(True, error.number):

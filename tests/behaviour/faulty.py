@@ -1,4 +1,4 @@
-"""The broker with a fault inside: events of a message whose payload begins with FAULT, or of a subscription to such a filter, raise.
+"""The broker with a fault inside: events of a message whose payload begins with FAULT, or of a subscription to such, raise.
 
 `python -m tests.behaviour.faulty serve ...`. While there are subscribers to `$event/#`, the fault is met wherever such a message is
 delivered or dropped, by whatever road it has come.
