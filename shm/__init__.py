@@ -2,8 +2,8 @@
 
     supervisor   creates all segments and the runtime directory before the first fork, removes them at the end (cleanup)
 
-                 /dev/shm/shardbroker-<instance>-...                    written by              read by
-                 inbox-<p>   ring     lane q: records q -> p            q: head, p: consumed    p, q
+                 /dev/shm/shardbroker-<instance>/, see `runtime`        written by              read by
+                 rings/inbox-<p>          lane q: records q -> p            q: head, p: consumed    p, q
                  counters    counters a slot per process                its process             manager, $SYS, acceptors
                  epochs      epochs   1024 buckets, wildcards, rotors   who changes a route     every worker
 
@@ -32,11 +32,12 @@ publishes after the SUBACK finds the epoch raised, asks the table and finds the 
 A child that dies loses nothing that it had committed. Its successor attaches to the same inbox and finds what it had not
 released; its routes, which led to sessions that are gone, are purged and all caches voided; its gauges start at 0.
 
-Nothing here is carried across a fork but segment mappings. Everything is mode 0600, directories 0700. The order of locks,
-transactions and cursors is in docs/ordering.md.
+Nothing here is carried across a fork but segment mappings. Everything is mode 0600, directories 0700; owner, mode and sizes of
+what is attached are checked first (`runtime`, `segment`, `Inbox.attach`). The order of locks, transactions and cursors is in
+docs/ordering.md.
 """
 
 __all__ = [
-    "cleanup", "counters", "epochs", "events", "partitions", "records", "registry", "retained", "ring", "routes", "segment",
-    "topology",
+    "cleanup", "counters", "epochs", "events", "partitions", "records", "registry", "retained", "ring", "routes", "runtime",
+    "segment", "spill", "topology",
 ]  # fmt: skip

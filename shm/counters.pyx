@@ -153,7 +153,7 @@ cdef class Counters:
 
     @staticmethod
     def create(str name not None, int slots, int listeners=1) -> Counters:
-        """A new segment with `slots` zeroed slots. Raises posix_ipc.ExistentialError if the name is taken."""
+        """A new segment with `slots` zeroed slots. Raises FileExistsError if the name is taken, OSError."""
         cdef Counters counters = Counters.__new__(Counters)
         counters.map(name, segment.create(name, PAGE + slots * slot_size(listeners)))
         cdef uint64_t* header = <uint64_t*>counters.base
@@ -165,9 +165,9 @@ cdef class Counters:
 
     @staticmethod
     def attach(str name not None) -> Counters:
-        """The segment that the supervisor created. Raises posix_ipc.ExistentialError, or ValueError if it is something else."""
+        """The segment that the supervisor created. Raises FileNotFoundError, PermissionError, ValueError."""
         cdef Counters counters = Counters.__new__(Counters)
-        counters.map(name, segment.attach(name))
+        counters.map(name, segment.attach(name, PAGE))
         cdef uint64_t* header = <uint64_t*>counters.base
         if sb_load(header) != MAGIC or <uint64_t>len(counters.mapping) != PAGE + header[1] * slot_size(<int>header[2]):
             raise ValueError(f"segment {name} holds no counters of this version")

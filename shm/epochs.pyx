@@ -67,8 +67,8 @@ cdef class Epochs:
 
     @staticmethod
     def attach(str name not None) -> Epochs:
-        """The segment that the supervisor created. Raises posix_ipc.ExistentialError, or ValueError if it is something else."""
-        mapping = segment.attach(name)
+        """The segment that the supervisor created. Raises FileNotFoundError, PermissionError, ValueError."""
+        mapping = segment.attach(name, (WORDS + ROTORS) * 8)
         if len(mapping) != (WORDS + ROTORS) * 8:
             raise ValueError(f"segment {name} holds no epochs of this version")
         return Epochs.open(name, mapping)

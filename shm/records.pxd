@@ -42,3 +42,5 @@ cdef packed struct RecordHeader:
     uint64_t member                    # session key of the member chosen
 
 cdef uint64_t record_size(const RecordHeader* header) noexcept
+# That the sizes in its header are those of the record: raises ValueError.
+cdef int check_record(const uint8_t* record, uint64_t size) except -1

@@ -1,7 +1,7 @@
 """Ring records; see records.pxd for the layout."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 import time
@@ -27,6 +27,12 @@ cdef uint64_t record_size(const RecordHeader* header) noexcept:
         sizeof(RecordHeader) + <uint64_t>header.topic_size + header.properties_size + header.client_size
         + header.group_size + header.filter_size + header.payload_size
     )
+
+
+cdef int check_record(const uint8_t* record, uint64_t size) except -1:
+    if size < sizeof(RecordHeader) or record_size(<const RecordHeader*>record) != size:
+        raise ValueError(f"record of {size} bytes: its header must say so")
+    return 0
 
 
 def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, bint retain=False, bytes properties=b"",

@@ -34,6 +34,9 @@ cdef enum:
     FILLER = 0xFFFFFFFF                    # size of a record that only fills the end of the data area
     SLEEPING_AT = 2048                     # offset of the sleep flag in the header page
     MAGIC = 0x31474E4952425300             # "\0SBRING1"
+    LANES_MAX = 65536                      # far more than there are processes
+
+cdef uint64_t LANE_LEAST = 65536, LANE_MOST = 1 << 32      # bytes
 
 cdef enum LaneField:
     HEAD = 0
@@ -157,6 +160,24 @@ cdef class Ring:
         cdef uint64_t behind = sb_load(word(self.base, DURABLE if synced else CONSUMED))
         return behind if sb_load(word(self.base, HEAD)) == behind else -1
 
+    def damage(self) -> str:
+        """What is wrong with the cursors or the sizes of the records that were not taken; "" if nothing is.
+
+        For rings that nobody writes to any more: those of a running broker are written by its own processes.
+        """
+        cdef uint64_t head = self.committed(), tail = self.local_tail, offset, span
+        cdef uint32_t found
+        if head < tail or head - tail > self.capacity or head % 8 or tail % 8:
+            return f"head must be up to {self.capacity} bytes from what was taken, got {head} and {tail}"
+        while tail != head:
+            offset = tail & (self.capacity - 1)
+            found = (<uint32_t*>(self.base + PAGE + offset))[0]
+            span = self.capacity - offset if found == FILLER else padded(found)
+            if offset + span > self.capacity or span > head - tail:
+                return f"record at {tail} must end by {head}, got {found} bytes"
+            tail += span
+        return ""
+
     def put(self, bytes payload not None, *, bint commit=True) -> bool:
         """Slow-path producer: one record. False if there is no room; ValueError for one that never fits.
 
@@ -203,10 +224,10 @@ cdef class Inbox:
     def create(str name not None, int producers, uint64_t lane_bytes) -> Inbox:
         """A new inbox with a lane of `lane_bytes` (a power of two, 64 KiB at least) for each of `producers` processes.
 
-        Raises posix_ipc.ExistentialError if the name is taken.
+        Raises FileExistsError if the name is taken, OSError.
         """
-        if lane_bytes < 65536 or lane_bytes & (lane_bytes - 1):
-            raise ValueError(f"lane of {lane_bytes} bytes: allowed is a power of two from 65536 on")
+        if not LANE_LEAST <= lane_bytes <= LANE_MOST or lane_bytes & (lane_bytes - 1):
+            raise ValueError(f"lane of {lane_bytes} bytes: allowed is a power of two from {LANE_LEAST} to {LANE_MOST}")
         cdef Inbox inbox = Inbox.__new__(Inbox)
         inbox.map(name, segment.create(name, PAGE + producers * (PAGE + lane_bytes)))
         cdef uint64_t* header = <uint64_t*>inbox.base
@@ -221,12 +242,14 @@ cdef class Inbox:
     def attach(str name not None) -> Inbox:
         """An inbox that was created before. Cursors continue where this process's predecessor left them.
 
-        Raises posix_ipc.ExistentialError if there is none, ValueError if it is something else.
+        Raises FileNotFoundError if there is none, PermissionError if it is not this user's alone, ValueError if it is something else.
         """
         cdef Inbox inbox = Inbox.__new__(Inbox)
-        inbox.map(name, segment.attach(name))
+        inbox.map(name, segment.attach(name, PAGE))
         cdef uint64_t* header = <uint64_t*>inbox.base
-        if sb_load(header) != MAGIC or <uint64_t>len(inbox.mapping) != PAGE + header[1] * (PAGE + header[2]):
+        # Each bounded by itself, so that the product is exact.
+        if (sb_load(header) != MAGIC or not 0 < header[1] <= <uint64_t>LANES_MAX or not LANE_LEAST <= header[2] <= LANE_MOST
+                or header[2] & (header[2] - 1) or <uint64_t>len(inbox.mapping) != PAGE + header[1] * (PAGE + header[2])):
             raise ValueError(f"segment {name} is no inbox of this version")
         inbox.open_lanes()
         return inbox

@@ -1,36 +1,46 @@
-"""POSIX shared memory segments, mode 0600 (posix_ipc)."""
+"""Shared memory segments: files of mode 0600 on tmpfs, in a directory of the broker's own (shm/runtime.py)."""
 
 import mmap
 import os
+import stat
+from pathlib import Path
 
-import posix_ipc
+from shm.runtime import distrust
 
 __all__ = ["attach", "create", "unlink"]
 
 MODE = 0o600
+FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def create(name: str, size: int) -> mmap.mmap:
-    """A new, zeroed segment of `size` bytes; pages take memory when they are first touched. Raises ExistentialError."""
-    segment = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=MODE, size=size)
-    return _map(segment)
-
-
-def attach(name: str) -> mmap.mmap:
-    """A segment that another process created. Raises ExistentialError if there is none."""
-    return _map(posix_ipc.SharedMemory(name))
-
-
-def unlink(name: str) -> None:
-    """Removes the name; the memory goes when the last mapping does. No error if it is gone already."""
+def create(path: str, size: int) -> mmap.mmap:
+    """A new, zeroed segment of `size` bytes; pages take memory when they are first touched. Raises FileExistsError, OSError."""
+    descriptor = os.open(path, FLAGS | os.O_CREAT | os.O_EXCL, MODE)
     try:
-        posix_ipc.unlink_shared_memory(name)
-    except posix_ipc.ExistentialError:
-        pass
-
-
-def _map(segment: posix_ipc.SharedMemory) -> mmap.mmap:
-    try:
-        return mmap.mmap(segment.fd, os.fstat(segment.fd).st_size)
+        os.ftruncate(descriptor, size)
+        return mmap.mmap(descriptor, size)
     finally:
-        segment.close_fd()
+        os.close(descriptor)
+
+
+def attach(path: str, least: int) -> mmap.mmap:
+    """A segment that another process created, of at least `least` bytes.
+
+    Raises FileNotFoundError, PermissionError if it is not this user's alone, ValueError if it is something else.
+    """
+    descriptor = os.open(path, FLAGS)
+    try:
+        found = os.fstat(descriptor)
+        problem = distrust(found)
+        if problem is not None:
+            raise PermissionError(f"segment {path}: {problem}")
+        if not stat.S_ISREG(found.st_mode) or found.st_size < least:
+            raise ValueError(f"segment {path}: must be a file of at least {least} bytes, got {found.st_size}")
+        return mmap.mmap(descriptor, found.st_size)
+    finally:
+        os.close(descriptor)
+
+
+def unlink(path: str) -> None:
+    """Removes the name; the memory goes when the last mapping does. No error if it is gone already."""
+    Path(path).unlink(missing_ok=True)

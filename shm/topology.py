@@ -12,10 +12,14 @@ from typing import Any
 
 from shm.partitions import Division
 
-__all__ = ["RETAINED_DIR", "LeftOver", "ListenerSockets", "Topology"]
+__all__ = ["COUNTERS", "INBOX", "RETAINED_DIR", "RINGS_DIR", "SPILL_DIR", "LeftOver", "ListenerSockets", "Topology"]
 
 RETAINED_DIR = "retained"
 """Of the retained messages, in the data directory."""
+COUNTERS = "counters"
+"""Segment in the runtime directory."""
+RINGS_DIR, INBOX, SPILL_DIR = "rings", "inbox-", "spill"
+"""In the runtime directory, and in that of the rings: what outlives a broker that was killed, by one rename."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,9 @@ class ListenerSockets:
 class LeftOver:
     """Rings in shared memory that nobody writes to any more, and the messages that were too large for them."""
 
+    directory: Path
     inboxes: tuple[str, ...]
-    """Name of each process's inbox."""
+    """Path of each process's inbox, which may be gone already."""
     spill_dir: Path
 
 
@@ -54,9 +59,9 @@ class Topology:
     """
 
     instance: str
-    """Hex digest of the data directory's path: prefix of segments and of the runtime directory."""
+    """Hex digest of the data directory's path, in the name of the runtime directory."""
     runtime_dir: Path
-    """On tmpfs, mode 0700: LMDB environments and spilled messages."""
+    """On tmpfs, mode 0700, this user's own (shm/runtime.py): segments, LMDB environments, spilled messages."""
     data_dir: Path
     workers: int
     acceptors: int
@@ -130,16 +135,20 @@ class Topology:
         return self.integrations + 1
 
     def inbox_name(self, process: int) -> str:
-        """POSIX shared memory name of a process's inbox."""
-        return f"/shardbroker-{self.instance}-inbox-{process}"
+        """Path of a process's inbox."""
+        return str(self.rings_dir / f"{INBOX}{process}")
+
+    @property
+    def rings_dir(self) -> Path:
+        return self.runtime_dir / RINGS_DIR
 
     @property
     def counters_name(self) -> str:
-        return f"/shardbroker-{self.instance}-counters"
+        return str(self.runtime_dir / COUNTERS)
 
     @property
     def epochs_name(self) -> str:
-        return f"/shardbroker-{self.instance}-epochs"
+        return str(self.runtime_dir / "epochs")
 
     @property
     def routes_dir(self) -> Path:
@@ -152,7 +161,7 @@ class Topology:
     @property
     def spill_dir(self) -> Path:
         """Messages too large for a ring: one file per message and destination, unlinked by the reader."""
-        return self.runtime_dir / "spill"
+        return self.rings_dir / SPILL_DIR
 
     def registry_dir(self, worker: int) -> Path:
         return self.runtime_dir / f"registry-{worker}"

@@ -11,7 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import posix_ipc
 from shm.counters import Counters
 
 from shardbroker.access.contract import Client, Question
@@ -21,10 +20,11 @@ from shardbroker.access.hashing import hash_password
 from shardbroker.access.rules import RuleError, RuleSet
 from shardbroker.access.scram import scram_user
 from shardbroker.access.stores import BAN_KINDS, Ban, RuleStore, StoreError, User, UserStore
+from shm.runtime import find_runtime_dir
+from shm.topology import COUNTERS
 
 __all__ = ["AccessAdmin", "AccessError"]
 
-RUNTIME_ROOT = Path("/dev/shm")
 USER_KINDS = ("username", "clientid")
 RULE_KINDS = ("username", "clientid", "all")
 NAME_MAX = 65535
@@ -133,7 +133,8 @@ class AccessAdmin:
         for name in self._settings.acl.sources:
             try:
                 if name == "file":
-                    rules = file_rules(RUNTIME_ROOT / f"shardbroker-{self._instance}") or RuleSet()
+                    runtime_dir = find_runtime_dir(self._instance)
+                    rules = (file_rules(runtime_dir) if runtime_dir is not None else None) or RuleSet()
                 elif name == "builtin":
                     rules = RuleSet(self._rule_store.rules(client.client_id, client.username))
                 else:
@@ -180,8 +181,8 @@ class AccessAdmin:
 
     def reload(self) -> bool:
         """Reads the files of rules and passwords again; whether a broker runs that was told. Raises AccessError for a bad file."""
-        runtime_dir = RUNTIME_ROOT / f"shardbroker-{self._instance}"
-        if runtime_dir.is_dir():
+        runtime_dir = find_runtime_dir(self._instance)
+        if runtime_dir is not None:
             try:
                 publish_rules(self._settings, runtime_dir)
             except FileError as error:
@@ -191,10 +192,13 @@ class AccessAdmin:
     def _changed(self, rules: bool = False) -> bool:
         counters = self._counters
         if counters is None:
-            try:
-                counters = Counters.attach(f"/shardbroker-{self._instance}-counters")
-            except (posix_ipc.Error, OSError, ValueError):
+            runtime_dir = find_runtime_dir(self._instance)
+            if runtime_dir is None:
                 return False  # nobody runs there
+            try:
+                counters = Counters.attach(str(runtime_dir / COUNTERS))
+            except (OSError, ValueError):
+                return False
         counters.access_changed(rules)
         return True
 

@@ -16,6 +16,7 @@ from shm.records import COMMAND, encode_record, encode_spilled, open_record
 from shm.ring import Inbox
 
 from shardbroker.control import ControlError
+from shm.spill import read_spilled
 from shm.topology import Topology
 
 __all__ = ["Workers"]
@@ -130,9 +131,9 @@ class Workers:
     def on_answer(self, spilled: bytes, payload: bytes) -> None:
         """An answer from the inbox: its payload, or the name of the file that holds the record."""
         if spilled:
-            path = self._topology.spill_dir / spilled.decode()
             try:
-                _, _, payload = open_record(path.read_bytes())
+                path, record = read_spilled(self._topology.spill_dir, spilled)
+                _, _, payload = open_record(record)
             except FileNotFoundError:
                 return  # read by a manager before this one
             path.unlink(missing_ok=True)

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
-import posix_ipc
 import psutil
 from shm.counters import Counters
 from shm.epochs import Epochs
@@ -30,6 +29,7 @@ from shm.files import sync_path
 from shm.noted import read_number, write_number
 from shm.partitions import Division
 from shm.retained_check import check_retained
+from shm.runtime import find_runtime_dir, make_runtime_dir
 from shm.topology import RETAINED_DIR, Topology
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "usable_cores",
 ]
 
-RUNTIME_ROOT = Path("/dev/shm")
 WORKERS_FILE = "workers"
 """In the directory of the journals: the number of the division (shm/partitions.py) that they were written by."""
 UNKNOWN_WORKERS = PROCESSES_MAX + 1
@@ -87,18 +86,23 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
     process = settings.process
     data_dir = process.data_dir.resolve()
     instance = sha256(str(data_dir).encode()).hexdigest()[:12]
-    runtime_dir = RUNTIME_ROOT / f"shardbroker-{instance}"
+    killed = find_runtime_dir(instance)
     cores = chosen_cores("process.worker_cores", process.worker_cores, usable_cores) or usable_cores
     acceptor_cores = chosen_cores("process.acceptor_cores", process.acceptor_cores, usable_cores)
     workers = len(cores) if process.workers == "auto" else process.workers
     acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else process.acceptors
     keeps = settings.durability.level != "none"
-    left_over = set_aside(instance, runtime_dir) if keeps else ()
+    left_over = set_aside(killed) if keeps and killed is not None else ()
     written_by = journals_written_by(data_dir) if keeps else 0
     weights = chosen_weights(process.worker_weights, workers)
-    cleanup(instance, runtime_dir)
+    if killed is not None:
+        cleanup(killed)
+    try:
+        runtime_dir = find_runtime_dir(instance) or make_runtime_dir(instance)
+    except OSError as error:
+        raise StartError(f"no directory in shared memory: {error}") from None
     with ExitStack() as undo:
-        undo.callback(cleanup, instance, runtime_dir)
+        undo.callback(cleanup, runtime_dir)
         listeners = []
         for number, (name, listener) in enumerate(settings.listeners.items()):
             own = held.take(name, listener.bind) if held is not None else Held()
@@ -107,7 +111,6 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
         if held is not None:
             held.finish(settings.listeners)
         try:
-            runtime_dir.mkdir(mode=0o700)
             topology = Topology(
                 instance=instance,
                 runtime_dir=runtime_dir,
@@ -156,6 +159,7 @@ def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
 
 
 def _create_shared(topology: Topology) -> None:
+    topology.rings_dir.mkdir(mode=0o700)
     topology.spill_dir.mkdir(mode=0o700)
     Counters.create(topology.counters_name, topology.api + 1, LISTENERS_MAX)
     Epochs.create(topology.epochs_name)
@@ -193,8 +197,8 @@ def tear_down(topology: Topology, keep_paths: bool = False) -> None:
     """Removes what lay_out made in shared memory and closes its descriptors; paths of unix sockets only if nobody else keeps them
     open. What a worker has sent to another that had ended already stays for the next start."""
     if topology.settings.durability.level != "none" and _unread(topology):
-        set_aside(topology.instance, topology.runtime_dir)
-    cleanup(topology.instance, topology.runtime_dir)
+        set_aside(topology.runtime_dir)
+    cleanup(topology.runtime_dir)
     for listener in topology.listeners:
         unlisten(listener, keep_paths)
     for descriptor in topology.doorbells:
@@ -257,7 +261,7 @@ def _unread(topology: Topology) -> bool:
     for worker in range(topology.workers):
         try:
             inbox = Inbox.attach(topology.inbox_name(worker))
-        except posix_ipc.ExistentialError:
+        except FileNotFoundError:
             continue
         try:
             if any(lane.fill() for lane in inbox.lanes[: topology.workers]):

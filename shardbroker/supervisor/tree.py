@@ -26,6 +26,7 @@ from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, 
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
 from shm.requests import answer, take_request
+from shm.runtime import distrusted
 from shm.topology import LeftOver, Topology
 
 __all__ = ["Entries", "Supervisor", "missing_of_api"]
@@ -45,6 +46,8 @@ RELOAD_S = 30.0
 """How long the manager may take to read the configuration again, before the service manager is told that it is done with."""
 API_PACKAGES = ("argon2", "fastapi", "httptools", "uvicorn")
 """What the extra `api` brings; looked for before anything is started."""
+DISTRUSTED_LINES = 10
+"""Names in shared memory that belong to other users and are logged, at most."""
 READY_POLL_S = 0.02
 """Processes say that they are ready in shared memory, which cannot be waited on."""
 
@@ -96,6 +99,9 @@ class Supervisor:
             try:
                 _raise_descriptor_limit()
                 topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over())
+                for path, problem in distrusted(topology.instance)[:DISTRUSTED_LINES]:
+                    used = topology.runtime_dir
+                    _say(f"shared memory name not trusted path='{path}' reason={problem!r} used='{used}'", "WARNING")
                 self._counters = Counters.attach(topology.counters_name)
                 self._listeners = Listeners(topology, self._counters, self._running_acceptors)
                 try:

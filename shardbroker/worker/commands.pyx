@@ -36,6 +36,7 @@ from shardbroker.mqtt.packets import encode_properties
 from shardbroker.mqtt.spec import PropertyId
 from shardbroker.mqtt.topics import EXCLUSIVE
 from shm.records import ANSWER, encode_record, encode_spilled, open_record
+from shm.spill import read_spilled
 
 __all__ = ["CommandError", "Commands", "command"]
 
@@ -87,8 +88,8 @@ class Commands:
         try:
             _, name, payload = open_record(record)
             if name:
-                path = self._spill_dir / name.decode()
-                _, _, payload = open_record(path.read_bytes())
+                path, contents = read_spilled(self._spill_dir, name)
+                _, _, payload = open_record(contents)
                 path.unlink()
             asked = cbor2.loads(payload)
             number = asked["id"]

@@ -4,6 +4,7 @@ A pass: wait -> read sockets, hand-overs and rings -> timers -> commit (routes, 
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from acceptor.handover cimport Handover
 from shardbroker.journal.writer cimport Writer
 from shardbroker.mqtt.layers cimport Layers
 from shardbroker.pubsub.message cimport Message, Publication
@@ -173,6 +174,7 @@ cdef class Loop(Shard):
     cdef int look_around(self) except -1
     cdef int flush_all(self, list dirty) except -1
     cdef int accept_some(self, int channel) except -1
+    cdef int take_over(self, Handover handover) except -1
     cdef int drain_lanes(self) except -1
     cdef int drain_manager(self) except -1
     cdef int drain_lane(self, int producer, Ring ring) except -1

@@ -44,7 +44,7 @@ from shm.posix cimport (
 )
 from shm.records cimport (
     FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_EVENT, RECORD_PAUSE, RECORD_PUBLISH,
-    RECORD_SHARED, record_size,
+    RECORD_SHARED, check_record, record_size,
 )
 
 from shardbroker.journal import apply_retention, set_recovery_start
@@ -56,6 +56,7 @@ from shm.counters import ProcessState
 from shm.events import clients_prefix
 from shm.records import encode_note
 from shm.routes import worker_destination
+from shm.spill import read_spilled, spill_path
 
 __all__ = ["Connection", "Loop"]
 
@@ -1340,8 +1341,6 @@ cdef class Loop(Shard):
 
     cdef int accept_some(self, int channel) except -1:
         cdef Handover handover
-        cdef Connection connection
-        cdef SharedRates shared
         cdef int taken
         self.step_start_us = self.read_clock()
         for taken in range(ACCEPTS):
@@ -1353,47 +1352,62 @@ cdef class Loop(Shard):
             if handover.fd < 0:
                 self.sockets[handover.header.listener].balance -= 1
                 continue
-            if handover.extra is None or "mountpoint" not in handover.extra:
-                connection = Connection.__new__(Connection)
-            else:
-                connection = self.mounted_connection(handover.extra["mountpoint"])
-            connection.core = self
-            connection.shard = self
-            connection.loop = self
-            connection.out = Buffer.__new__(Buffer)
-            connection.fd = handover.fd
-            connection.peer = handover.header.peer
-            connection.listener = handover.listener
-            connection.listener_number = handover.header.listener
-            self.sockets[connection.listener_number].here += 1
-            if self.gate is not None:
-                connection.guard = Guard.__new__(Guard)
-                connection.guard.link = connection
-            connection.wanted_id = handover.assigned_id
-            connection.extra = handover.extra
-            connection.interest = EPOLLIN
             while len(self.by_fd) <= handover.fd:
                 self.by_fd.append(None)
-            self.by_fd[handover.fd] = connection
-            self.listen_to(handover.fd, EPOLLIN)
-            # [mqtt.idle_timeout] runs from accept, whatever trickles in between.
-            self.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.clock_offset_ms + self.idle_timeout_ms)
-            self.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
-            if handover.extra is not None:
-                connection.note_extra(handover.extra)
-            shared = self.quotas.of(connection.listener_number, None if handover.extra is None else handover.extra.get("limiter"))
-            if shared is not None:
-                if connection.rates is None:
-                    connection.rates = Rates(0.0, 0.0)
-                connection.rates.shared = shared
-                connection.limited = True
-            if handover.data:
-                self.budget = self.turn_budget
-                # Nobody else has seen these bytes: they can be changed where they are, as a WebSocket's must.
-                if connection.layers is None:
-                    connection.take_received(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
-                else:
-                    connection.take_layered(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data), True)
+            try:
+                self.take_over(handover)
+            except Exception as error:
+                if self.by_fd[handover.fd] is not None:
+                    (<Connection>self.by_fd[handover.fd]).broken(error)
+                    continue
+                close(handover.fd)
+                self.sockets[handover.header.listener].balance -= 1
+                self.log_failure(f"connection closed peer={handover.peer!r}", error)
+        return 0
+
+    cdef int take_over(self, Handover handover) except -1:
+        """A connection comes into being, and what was read of it is dealt with."""
+        cdef Connection connection
+        cdef SharedRates shared
+        if handover.extra is None or "mountpoint" not in handover.extra:
+            connection = Connection.__new__(Connection)
+        else:
+            connection = self.mounted_connection(handover.extra["mountpoint"])
+        connection.core = self
+        connection.shard = self
+        connection.loop = self
+        connection.out = Buffer.__new__(Buffer)
+        connection.peer = handover.header.peer
+        connection.listener = handover.listener
+        connection.listener_number = handover.header.listener
+        if self.gate is not None:
+            connection.guard = Guard.__new__(Guard)
+            connection.guard.link = connection
+        connection.wanted_id = handover.assigned_id
+        connection.extra = handover.extra
+        connection.interest = EPOLLIN
+        self.listen_to(handover.fd, EPOLLIN)
+        connection.fd = handover.fd        # from here on the connection closes it
+        self.by_fd[handover.fd] = connection
+        self.sockets[connection.listener_number].here += 1
+        # [mqtt.idle_timeout] runs from accept, whatever trickles in between.
+        self.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.clock_offset_ms + self.idle_timeout_ms)
+        self.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
+        if handover.extra is not None:
+            connection.note_extra(handover.extra)
+        shared = self.quotas.of(connection.listener_number, None if handover.extra is None else handover.extra.get("limiter"))
+        if shared is not None:
+            if connection.rates is None:
+                connection.rates = Rates(0.0, 0.0)
+            connection.rates.shared = shared
+            connection.limited = True
+        if handover.data:
+            self.budget = self.turn_budget
+            # Nobody else has seen these bytes: they can be changed where they are, as a WebSocket's must.
+            if connection.layers is None:
+                connection.take_received(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
+            else:
+                connection.take_layered(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data), True)
         return 0
 
     # --- rings: out ---------------------------------------------------------------------------------------------------------------
@@ -1509,7 +1523,7 @@ cdef class Loop(Shard):
         fill_record(<uint8_t*>PyBytes_AS_STRING(contents), header, publication, group, filter)
         self.spill_number += 1
         name = f"{self.number}-{destination}-{os.getpid()}-{self.spill_number}".encode()
-        path = self.topology.spill_dir / name.decode()
+        path = spill_path(self.topology.spill_dir, name)
         try:
             path.write_bytes(contents)
         except OSError as error:           # no room in shared memory is no room in the ring
@@ -1679,17 +1693,14 @@ cdef class Loop(Shard):
     cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header):
         """The whole record, which becomes `header` too; None if its file is gone. Raises OSError, ValueError."""
         cdef bytes contents
-        path = self.spill_source / PyBytes_FromStringAndSize(<const char*>record + sizeof(header[0]), header.topic_size).decode()
         try:
-            contents = path.read_bytes()
+            path, contents = read_spilled(
+                self.spill_source, PyBytes_FromStringAndSize(<const char*>record + sizeof(header[0]), header.topic_size))
         except FileNotFoundError:
             return None
         self.spent.append(path)
-        if PyBytes_GET_SIZE(contents) < <Py_ssize_t>sizeof(header[0]):
-            raise ValueError(f"spilled record {path.name}: {len(contents)} bytes, a record has {sizeof(header[0])} or more")
+        check_record(<const uint8_t*>PyBytes_AS_STRING(contents), PyBytes_GET_SIZE(contents))
         memcpy(header, PyBytes_AS_STRING(contents), sizeof(header[0]))
-        if record_size(header) != <uint64_t>PyBytes_GET_SIZE(contents):
-            raise ValueError(f"spilled record {path.name}: {len(contents)} bytes, its header says {record_size(header)}")
         return contents
 
     cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1:

@@ -3,7 +3,6 @@
 import time
 from contextlib import suppress
 
-import posix_ipc
 from shm.counters import Counters
 from shm.records import DAMAGE
 from shm.ring import Inbox
@@ -65,12 +64,16 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
     recovery.finish(recorder)
     old_rings = {}
     for left_over in topology.left_over:
-        workers = len(left_over.inboxes) - 1  # the last one is the manager's
-        for process, name in enumerate(left_over.inboxes[:workers]):
+        for process, name in enumerate(left_over.inboxes[:-1]):  # the last one is the manager's
             try:
                 old = Inbox.attach(name)
-            except posix_ipc.ExistentialError:
+            except FileNotFoundError:
                 continue  # everybody has served for a while: what was in it is in the journals
+            except (OSError, ValueError) as error:
+                loop.tell(DAMAGE, f"ring of a broker that was killed: {error}; messages in it are lost")
+                continue
+            if len(old.lanes) != len(left_over.inboxes):
+                continue  # that broker was killed while it made or removed them
             old_rings[old.identity, process] = old
             if process == number or moving:
                 recovery.take_old_rings(old, process, left_over.spill_dir)

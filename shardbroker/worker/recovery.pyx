@@ -24,7 +24,7 @@ from shardbroker.worker.held cimport (
 )
 from shardbroker.worker.loop cimport RETAINED, Loop
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
-from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
+from shm.records cimport RECORD_PUBLISH, RECORD_SHARED, check_record
 from shm.ring cimport Inbox, Ring
 
 import time
@@ -34,6 +34,7 @@ from shardbroker.journal import Block, Damage, read, recovery_start, trusted
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
 from shardbroker.mqtt.topics import parse_subscription
 from shm.partitions import Division
+from shm.records import DAMAGE
 
 __all__ = ["Recovery"]
 
@@ -473,12 +474,17 @@ cdef class Recovery:
         others = self.take_part(inbox.identity, worker)
         for producer, ring in enumerate(inbox.lanes):
             before = taken
+            damage = (<Ring>ring).damage()
+            if damage:
+                self.loop.tell(DAMAGE, f"{inbox.name}: lane {producer}: {damage}; messages in it are lost")
+                continue
             while True:
                 record = ring.next(&size)
                 if record == NULL:
                     break
                 taken += 1
                 try:
+                    check_record(record, size)
                     self.loop.on_record(record, size)
                 except Exception as error:
                     self.loop.record_failed(error)

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -49,7 +50,7 @@ class FakeBroker:
                     end.setblocking(False)
             self.topology = Topology(
                 instance=f"test{uuid4().hex[:8]}",
-                runtime_dir=Path("/nonexistent"),
+                runtime_dir=Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="shardbroker-test-"))),
                 data_dir=Path("/nonexistent"),
                 workers=workers,
                 acceptors=1,

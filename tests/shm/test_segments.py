@@ -17,8 +17,7 @@ from shm.epochs import Epochs
 from shm.events import ClientEvent, pack_event, unpack_event
 from shm.ring import Inbox
 
-from shm import segment
-from shm.cleanup import cleanup
+from shm.cleanup import cleanup, forget_left_over, set_aside
 from shm.routes import matches
 from tests.shm.processes import running
 
@@ -29,7 +28,8 @@ LANE = 1 << 16
 def instance() -> Iterator[str]:
     name = f"test{os.getpid()}"
     yield name
-    cleanup(name, Path("/dev/shm") / f"shardbroker-{name}")
+    for path in Path("/dev/shm").glob(f"shardbroker-{name}*"):
+        path.unlink()
     assert not list(Path("/dev/shm").glob(f"shardbroker-{name}*"))
 
 
@@ -48,7 +48,7 @@ def produce(name: str, seed: int, count: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_ring_keeps_every_record_in_order(instance: str, seed: int) -> None:
-    name = f"/shardbroker-{instance}-inbox-0"
+    name = f"/dev/shm/shardbroker-{instance}-inbox-0"
     inbox = Inbox.create(name, 2, LANE)
     expected = records(seed)
     taken = 0
@@ -65,7 +65,7 @@ def test_ring_keeps_every_record_in_order(instance: str, seed: int) -> None:
 
 
 def test_full_ring_pushes_back_and_rings_back(instance: str) -> None:
-    name = f"/shardbroker-{instance}-inbox-0"
+    name = f"/dev/shm/shardbroker-{instance}-inbox-0"
     consumer, producer = Inbox.create(name, 1, LANE), Inbox.attach(name)
     count = 0
     while producer.lanes[0].put(b"x" * 1000):
@@ -81,7 +81,7 @@ def test_full_ring_pushes_back_and_rings_back(instance: str) -> None:
 
 
 def test_sleep_flag_is_taken_once(instance: str) -> None:
-    name = f"/shardbroker-{instance}-inbox-0"
+    name = f"/dev/shm/shardbroker-{instance}-inbox-0"
     consumer, producer = Inbox.create(name, 1, LANE), Inbox.attach(name)
     assert not producer.take_bell()
     assert consumer.go_to_sleep()
@@ -92,7 +92,7 @@ def test_sleep_flag_is_taken_once(instance: str) -> None:
 
 
 def test_restart_of_either_side(instance: str) -> None:
-    name = f"/shardbroker-{instance}-inbox-0"
+    name = f"/dev/shm/shardbroker-{instance}-inbox-0"
     Inbox.create(name, 1, LANE)
     producer = Inbox.attach(name)
     for record in (b"1", b"2", b"3"):
@@ -107,7 +107,7 @@ def test_restart_of_either_side(instance: str) -> None:
 
 
 def test_killed_producer_leaves_whole_records(instance: str) -> None:
-    name = f"/shardbroker-{instance}-inbox-0"
+    name = f"/dev/shm/shardbroker-{instance}-inbox-0"
     inbox = Inbox.create(name, 2, LANE)
     for _ in range(5):
         expected = records(1)
@@ -132,7 +132,7 @@ def reserve_and_die(name: str) -> None:
 
 
 def test_producer_killed_between_reserve_and_commit(instance: str) -> None:
-    name = f"/shardbroker-{instance}-inbox-0"
+    name = f"/dev/shm/shardbroker-{instance}-inbox-0"
     lane = Inbox.create(name, 1, LANE).lanes[0]
     taken = []
     for number in range(20):  # several times round the lane
@@ -154,7 +154,7 @@ def take_and_die(name: str) -> None:
 
 
 def test_consumer_killed_before_release(instance: str) -> None:
-    name = f"/shardbroker-{instance}-inbox-0"
+    name = f"/dev/shm/shardbroker-{instance}-inbox-0"
     lane = Inbox.create(name, 1, LANE).lanes[0]
     for number in range(10):
         assert lane.put(b"%d" % number)
@@ -182,7 +182,7 @@ def produce_and_ring(name: str, bell: int, seed: int, count: int) -> None:
 
 
 def test_no_wake_up_is_lost(instance: str) -> None:
-    name = f"/shardbroker-{instance}-inbox-0"
+    name = f"/dev/shm/shardbroker-{instance}-inbox-0"
     inbox, count, taken = Inbox.create(name, 1, LANE), 3000, 0
     bell = os.eventfd(0, os.EFD_NONBLOCK)
     try:
@@ -200,20 +200,20 @@ def test_no_wake_up_is_lost(instance: str) -> None:
 
 
 def test_lanes_between_56_processes_take_memory_only_when_used(instance: str) -> None:
-    names = [f"/shardbroker-{instance}-inbox-{number}" for number in range(56)]
+    names = [f"/dev/shm/shardbroker-{instance}-inbox-{number}" for number in range(56)]
     inboxes = [Inbox.create(name, 56, 1 << 20) for name in names]
-    used = sum(Path("/dev/shm", name[1:]).stat().st_blocks * 512 for name in names)
+    used = sum(Path(name).stat().st_blocks * 512 for name in names)
     assert used < 56 * 57 * 4096 * 2  # the header page and the first page of each lane, and as much again to spare
     assert inboxes[55].lanes[55].put(b"x" * 1000)
     assert Inbox.attach(names[55]).lanes[55].take() == b"x" * 1000
 
 
 def test_segments_are_private_and_of_their_kind(instance: str) -> None:
-    names = {kind: f"/shardbroker-{instance}-{kind}" for kind in ("inbox-0", "counters", "epochs")}
+    names = {kind: f"/dev/shm/shardbroker-{instance}-{kind}" for kind in ("inbox-0", "counters", "epochs")}
     makers = {"inbox-0": Inbox, "counters": Counters, "epochs": Epochs}
     made = [Inbox.create(names["inbox-0"], 1, LANE), Counters.create(names["counters"], 1), Epochs.create(names["epochs"])]
     for kind, name in names.items():
-        assert stat.S_IMODE(Path("/dev/shm", name[1:]).stat().st_mode) == 0o600
+        assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
         for other, maker in makers.items():
             if other != kind:
                 with pytest.raises(ValueError, match="segment"):
@@ -226,7 +226,7 @@ def test_segments_are_private_and_of_their_kind(instance: str) -> None:
 
 
 def test_closed_inbox_leaves_its_rings_usable(instance: str) -> None:
-    inbox = Inbox.create(f"/shardbroker-{instance}-inbox-0", 1, LANE)
+    inbox = Inbox.create(f"/dev/shm/shardbroker-{instance}-inbox-0", 1, LANE)
     lane = inbox.lanes[0]
     inbox.close()
     assert inbox.lanes == []
@@ -237,7 +237,7 @@ def test_closed_inbox_leaves_its_rings_usable(instance: str) -> None:
 
 
 def test_histograms(instance: str) -> None:
-    counters = Counters.create(f"/shardbroker-{instance}-counters", 2)
+    counters = Counters.create(f"/dev/shm/shardbroker-{instance}-counters", 2)
     other = Counters.attach(counters.name)
     assert other.percentiles("pass_us") == {} and other.mean("pass_us") == 0.0
     rng = random.Random(1)
@@ -272,7 +272,7 @@ def test_buckets_follow_each_other() -> None:
 
 
 def test_states_and_heartbeats(instance: str) -> None:
-    counters = Counters.create(f"/shardbroker-{instance}-counters", 3)
+    counters = Counters.create(f"/dev/shm/shardbroker-{instance}-counters", 3)
     assert [counters.state(number) for number in range(3)] == [ProcessState.DOWN] * 3
     for number, state in enumerate((ProcessState.STARTING, ProcessState.READY, ProcessState.DRAINING)):
         counters.set_state(number, state)
@@ -308,7 +308,7 @@ def test_states_and_heartbeats(instance: str) -> None:
 def test_a_change_concerns_every_topic_that_the_filter_matches_and_few_others(
     instance: str, filter: str, concerned: list[str], others: list[str]
 ) -> None:
-    epochs = Epochs.create(f"/shardbroker-{instance}-epochs")
+    epochs = Epochs.create(f"/dev/shm/shardbroker-{instance}-epochs")
     before = {topic: epochs.of(topic.encode()) for topic in concerned + others}
     epochs.bump_of(filter.encode())
     assert [topic for topic in concerned if epochs.of(topic.encode()) == before[topic]] == []
@@ -330,12 +330,12 @@ def test_no_topic_misses_a_change_of_a_filter_that_matches_it(epochs: Epochs, to
 
 @pytest.fixture
 def epochs(instance: str) -> Epochs:
-    return Epochs.create(f"/shardbroker-{instance}-epochs")
+    return Epochs.create(f"/dev/shm/shardbroker-{instance}-epochs")
 
 
 def test_epochs(instance: str) -> None:
-    epochs = Epochs.create(f"/shardbroker-{instance}-epochs")
-    other = Epochs.attach(f"/shardbroker-{instance}-epochs")
+    epochs = Epochs.create(f"/dev/shm/shardbroker-{instance}-epochs")
+    other = Epochs.attach(f"/dev/shm/shardbroker-{instance}-epochs")
     before = {topic: epochs.of(topic) for topic in (b"a", b"a/b", b"c/b", b"", b"$x/y")}
     other.bump_of(b"a/+/c")
     assert epochs.of(b"a") > before[b"a"] and epochs.of(b"a/b") == before[b"a/b"] + 1
@@ -349,29 +349,29 @@ def test_epochs(instance: str) -> None:
     assert all(epochs.of(topic) > value for topic, value in before.items())
 
 
-def test_cleanup_takes_what_is_of_the_instance(instance: str, tmp_path: Path) -> None:
+def test_cleanup_takes_all_but_what_was_set_aside(tmp_path: Path) -> None:
     runtime = tmp_path / "runtime"
     (runtime / "routes").mkdir(parents=True)
     (runtime / "routes" / "data.mdb").write_bytes(b"x")
-    neighbour = f"/shardbroker-{instance}x-counters"
-    Counters.create(neighbour, 1)
-    Inbox.create(f"/shardbroker-{instance}-inbox-0", 1, LANE)
-    Counters.create(f"/shardbroker-{instance}-counters", 1)
-    try:
-        cleanup(instance, runtime)
-        left = [path.name for path in Path("/dev/shm").glob(f"shardbroker-{instance}*")]
-        assert left == [neighbour[1:]]
-        assert not runtime.exists()
-        cleanup(instance, runtime)  # nothing there: no error
-    finally:
-        segment.unlink(neighbour)
+    (runtime / "rings").mkdir(mode=0o700)
+    Inbox.create(str(runtime / "rings" / "inbox-0"), 1, LANE)
+    Counters.create(str(runtime / "counters"), 1)
+    (left,) = set_aside(runtime)
+    assert [Path(name).name for name in left.inboxes] == ["inbox-0"] and Path(left.inboxes[0]).exists()
+    cleanup(runtime)
+    assert [*runtime.iterdir()] == [left.directory]
+    assert set_aside(runtime) == (left,)
+    forget_left_over((left,))
+    cleanup(runtime)
+    assert not runtime.exists()
+    cleanup(runtime)  # nothing there: no error
 
 
 def test_counters(instance: str) -> None:
     assert len(NAMES) == int(Counter.COUNTER_MAX)
     for number, name in enumerate(NAMES):
         assert Counter(number).name == name.replace(".", "_").upper()
-    counters = Counters.create(f"/shardbroker-{instance}-counters", 2)
+    counters = Counters.create(f"/dev/shm/shardbroker-{instance}-counters", 2)
     for slot in range(2):
         counters.slot(slot).add(int(Counter.BYTES_SENT), 5)
         counters.slot(slot).add(int(Counter.CONNECTIONS_COUNT), 1)

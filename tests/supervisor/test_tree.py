@@ -252,11 +252,13 @@ def test_layout_cleans_up_after_a_broker_that_was_killed_but_keeps_its_rings(tmp
     finally:
         tear_down(second)
         tear_down(first)
-    assert {f"/{path.name}" for path in leftovers(tmp_path)} == {*old.inboxes, f"/{old.spill_dir.name}"}
+    assert leftovers(tmp_path) == [second.runtime_dir] and [*second.runtime_dir.iterdir()] == [old.directory]
+    assert {str(path) for path in old.directory.iterdir()} == {*old.inboxes, str(old.spill_dir)}
     third = lay_out(settings, [0])
     tear_down(third)
     assert third.left_over == (old,)
     forget_left_over(third.left_over)
+    tear_down(lay_out(settings, [0]))
     assert not leftovers(tmp_path)
     assert descriptors() == before
 
