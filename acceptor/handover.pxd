@@ -1,7 +1,7 @@
 """The hand-over of a socket from an acceptor to a worker: one SOCK_SEQPACKET message with SCM_RIGHTS.
 
     message   = HandoverHeader | listener | assigned id | extra, CBOR | the bytes already read from the socket
-    ancillary = the client's socket, and a memfd with the bytes if they are more than INLINE_MAX
+    ancillary = the client's socket, and a memfd with the bytes if they are more than INLINE_MAX, or there is too much before them
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -18,7 +18,7 @@ cdef packed struct HandoverHeader:
 
 cdef class Handover:
     """What a worker receives."""
-    cdef readonly int fd                   # the client's socket, non-blocking; -1: lost on the way, for want of descriptors
+    cdef readonly int fd                   # the client's socket, non-blocking; -1: lost on the way, as descriptors or memory ran out
     cdef readonly bytes data               # what was read of it so far: the start of its CONNECT
     cdef HandoverHeader header
     cdef readonly str listener

@@ -1,9 +1,12 @@
 """Passing a socket from an acceptor to a worker; see handover.pxd.
 
     | HandoverHeader | listener | assigned id | extra | bytes read, unless in the memfd |     with SCM_RIGHTS: socket [, memfd]
+
+What is too large for a message is in the memfd: the bytes read, or with a long chain of certificates all but the HandoverHeader.
 """
 
 import os
+import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport (
@@ -113,22 +116,29 @@ cdef inline bint passing(int error) noexcept:
     return error in (EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC, ETOOMANYREFS, EPIPE, ECONNRESET, ECONNREFUSED)
 
 
-cdef int in_memory(const uint8_t* data, size_t size) noexcept:
+cdef int in_memory(const uint8_t* texts, size_t texts_size, const uint8_t* data, size_t size) noexcept:
     """A memfd that holds these bytes, or a negative errno."""
     cdef int fd = memfd_create("handover", MFD_CLOEXEC)
     cdef int error
-    cdef size_t done = 0
-    cdef ssize_t written
     if fd < 0:
         return -errno
+    error = write_whole(fd, texts, texts_size) or write_whole(fd, data, size)
+    if error:
+        close(fd)
+        return -error
+    return fd
+
+
+cdef int write_whole(int fd, const uint8_t* data, size_t size) noexcept:
+    """0, or an errno."""
+    cdef size_t done = 0
+    cdef ssize_t written
     while done < size:
         written = write(fd, data + done, size - done)
         if written <= 0:
-            error = errno if written < 0 else ENOSPC
-            close(fd)
-            return -error
+            return errno if written < 0 else ENOSPC
         done += written
-    return fd
+    return 0
 
 
 cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, bytes header) except -1:
@@ -139,10 +149,14 @@ cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, byte
     cdef int fds[DESCRIPTORS]
     cdef int count = 1, error
     cdef ssize_t sent
+    cdef size_t head = PyBytes_GET_SIZE(header)
     memset(&message, 0, sizeof(message))
     fds[0] = fd
-    if size > INLINE_MAX:
-        fds[1] = in_memory(data, size)
+    if size > INLINE_MAX or head + size > MESSAGE_MAX:
+        if head > MESSAGE_MAX:
+            head = sizeof(HandoverHeader)
+        fds[1] = in_memory(
+            <const uint8_t*>PyBytes_AS_STRING(header) + head, PyBytes_GET_SIZE(header) - head, data, size)
         if fds[1] < 0:
             if passing(-fds[1]):
                 return 0
@@ -150,7 +164,7 @@ cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, byte
         count = 2
         size = 0
     parts[0].iov_base = <void*>PyBytes_AS_STRING(header)
-    parts[0].iov_len = PyBytes_GET_SIZE(header)
+    parts[0].iov_len = head
     parts[1].iov_base = <void*>data
     parts[1].iov_len = size
     message.msg_iov = parts
@@ -185,6 +199,7 @@ cdef Handover receive(int channel):
     cdef size_t count = 0, i
     cdef ssize_t got
     cdef bint whole
+    cdef size_t texts
     cdef cmsghdr* rights
     memset(&message, 0, sizeof(message))
     part.iov_base = buffer
@@ -203,26 +218,53 @@ cdef Handover receive(int channel):
         count = min((rights.cmsg_len - CMSG_LEN(0)) // sizeof(int), <size_t>DESCRIPTORS)
         memcpy(fds, CMSG_DATA(rights), count * sizeof(int))
     memset(&header, 0, sizeof(header))
-    if got >= <ssize_t>sizeof(header):
-        memcpy(&header, buffer, sizeof(header))
-    whole = not message.msg_flags & MSG_TRUNC and <size_t>got >= sizeof(header) + texts_size(&header)
-    if not whole or count == 0 or message.msg_flags & MSG_CTRUNC:
-        # Out of descriptors here, the kernel keeps part of them back: the client sees its connection close.
+    if got < <ssize_t>sizeof(header):
         for i in range(count):
             close(fds[i])
-        if not whole or not header.listener_size:
-            return None
-        fds[0] = -1
-        count = 1
-    return unpack(fds, <int>count, &header, <const char*>buffer + sizeof(header), got - sizeof(header) - texts_size(&header))
+        return None                        # not of an acceptor
+    memcpy(&header, buffer, sizeof(header))
+    # Out of descriptors here, the kernel keeps part of them back: the client sees its connection close.
+    whole = not message.msg_flags & (MSG_TRUNC | MSG_CTRUNC) and count > 0
+    texts = texts_size(&header)
+    if whole and count == 2 and <size_t>got == sizeof(header):
+        texts = 0                          # in the memfd
+    if whole and <size_t>got >= sizeof(header) + texts:
+        try:
+            return unpack(fds, <int>count, &header, <const char*>buffer + sizeof(header), texts, got - sizeof(header) - texts)
+        except Exception as error:
+            print(f"hand-over lost: {error!r}", file=sys.stderr, flush=True)
+    for i in range(count):
+        close(fds[i])
+    return lost_handover(&header, got - sizeof(header))
+
+
+cdef Handover lost_handover(const HandoverHeader* header, size_t texts):
+    """The socket is closed, and its listener's count is to know."""
+    cdef Handover handover = Handover.__new__(Handover)
+    cdef bytes name = PyBytes_FromStringAndSize(<const char*>buffer + sizeof(header[0]), min(texts, <size_t>header.listener_size))
+    handover.fd = -1
+    handover.header = header[0]
+    handover.listener = name.decode(errors="replace")
+    handover.assigned_id = handover.data = b""
+    return handover
 
 
 cdef dict listener_names = {}              # so that a name is one object, however many connections come by it
 
 
-cdef Handover unpack(const int* fds, int count, const HandoverHeader* header, const char* texts, size_t inline_size):
+cdef Handover unpack(const int* fds, int count, const HandoverHeader* header, const char* texts, size_t inline_texts, size_t inline_size):
+    """Closes the memfd, if all goes well. Raises OSError, ValueError: descriptors stay open then."""
     cdef Handover handover = Handover.__new__(Handover)
-    cdef bytes name = PyBytes_FromStringAndSize(texts, header.listener_size)
+    cdef bytes name, memory = b""
+    if count == 2:
+        with os.fdopen(fds[1], "rb", closefd=False) as file:
+            file.seek(0)                   # its position is shared with the sender's copy, which has written
+            memory = file.read()
+        if not inline_texts:
+            if <size_t>len(memory) < texts_size(header):
+                raise ValueError(f"{len(memory)} bytes, announced are {texts_size(header)}")
+            texts = PyBytes_AS_STRING(memory)
+    name = PyBytes_FromStringAndSize(texts, header.listener_size)
     handover.fd = fds[0]
     handover.header = header[0]
     handover.listener = listener_names.get(name)
@@ -237,9 +279,8 @@ cdef Handover unpack(const int* fds, int count, const HandoverHeader* header, co
     if count == 1:
         handover.data = PyBytes_FromStringAndSize(texts, inline_size)
     else:
-        with os.fdopen(fds[1], "rb") as memory:
-            memory.seek(0)                 # its position is shared with the sender's copy, which has written
-            handover.data = memory.read()
+        handover.data = memory if inline_texts else memory[texts_size(header):]
+        close(fds[1])
     return handover
 
 

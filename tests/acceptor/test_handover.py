@@ -53,6 +53,38 @@ def test_long_client_id_fits_beside_the_inline_bytes(channel: tuple[int, int]) -
     assert len(got.data) == INLINE_MAX and len(got.assigned_id) == 65535
 
 
+@pytest.mark.parametrize("data", [0, 100, INLINE_MAX, 1 << 20])
+@pytest.mark.parametrize("extra", [100_000, 131_072, 300_000])
+def test_a_header_larger_than_a_message_arrives(channel: tuple[int, int], extra: int, data: int) -> None:
+    """A long chain of certificates, for one. Before, the socket was closed and its listener counted it for ever."""
+    near, far = channel
+    before, sent = descriptors(), os.urandom(data)
+    client, ours = socket.socketpair()
+    with client, ours:
+        header = encode_header("[::1]:5", "tls", 1 << 40, b"i" * 65535, {"chain": "c" * extra})
+        assert send_one(near, ours.fileno(), sent, header)
+        got = receive_one(far)
+        with socket.socket(fileno=got.fd) as received:
+            received.send(b"hello")
+            assert client.recv(10) == b"hello"
+        assert (got.data, got.listener, got.assigned_id, got.extra) == (sent, "tls", b"i" * 65535, {"chain": "c" * extra})
+    assert descriptors() == before
+
+
+def test_a_message_that_is_cut_short_names_its_listener(channel: tuple[int, int]) -> None:
+    """So that the worker can count the socket as closed."""
+    near, far = channel
+    client, ours = socket.socketpair()
+    with client, ours:
+        header = encode_header("[::1]:5", "tls", 1, b"", {"chain": "c" * 300_000})
+        for broken in (header, header[:-1000], encode_header("", "tls", 1, b"", {"a": 1})[:-1]):
+            socket.send_fds(socket.socket(fileno=os.dup(near)), [broken], [ours.fileno()])
+            got = receive_one(far)
+            assert (got.fd, got.listener) == (-1, "tls")
+        ours.close()
+        assert client.recv(1) == b""
+
+
 @pytest.mark.parametrize("size", [10, INLINE_MAX + 1])
 def test_full_channel_says_so_and_loses_nothing(channel: tuple[int, int], size: int) -> None:
     near, far = channel
