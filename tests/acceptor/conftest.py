@@ -61,9 +61,7 @@ class FakeBroker:
                 control=((self.control[0].fileno(), self.control[1].fileno()),),
                 requests=(-1, -1),
                 notices=(self.notices[0].fileno(), self.notices[1].fileno()),
-                listeners=(
-                    ListenerSockets("default", 0, entrance, (listening.fileno(),), "", self.address[1]),
-                ),
+                listeners=(ListenerSockets("default", 0, entrance, (listening.fileno(),), "", self.address[1]),),
                 settings=settings,
                 node_id=7,
             )

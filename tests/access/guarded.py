@@ -87,7 +87,7 @@ class Guarded(Broker):
         from shm.counters import Counters
 
         (instance,) = self._instances
-        return int(Counters.attach(f"/shardbroker-{instance}-counters").totals()[name])
+        return int(Counters.attach(f"/dev/shm/shardbroker-{instance}/counters").totals()[name])
 
 
 def toml_table(text: object) -> str:

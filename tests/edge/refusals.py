@@ -55,7 +55,7 @@ class Place:
         sums: dict[str, int] = {}
         for broker in (self.own, self.strict):
             (instance,) = broker._instances
-            for name, value in Counters.attach(f"/shardbroker-{instance}-counters").totals().items():
+            for name, value in Counters.attach(f"/dev/shm/shardbroker-{instance}/counters").totals().items():
                 sums[name] = sums.get(name, 0) + value
         return sums
 

@@ -42,7 +42,7 @@ def come(broker: Edge, listener: str, version: int, client_id: str, **options: A
 
 def count(broker: Edge, name: str) -> int:
     (instance,) = broker._instances
-    return int(Counters.attach(f"/shardbroker-{instance}-counters").totals()[name])
+    return int(Counters.attach(f"/dev/shm/shardbroker-{instance}/counters").totals()[name])
 
 
 @pytest.mark.parametrize("limit", [{"limiter.messages_rate": "20/s"}, {"limiter.bytes_rate": "20KB/s"}], ids=str)

@@ -48,7 +48,7 @@ class Counted:
 
     def __init__(self, broker: Broker) -> None:
         (instance,) = broker._instances
-        self._counters = Counters.attach(f"/shardbroker-{instance}-counters")
+        self._counters = Counters.attach(f"/dev/shm/shardbroker-{instance}/counters")
 
     def now(self) -> dict[str, int]:
         return dict(self._counters.totals())
