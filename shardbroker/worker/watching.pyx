@@ -83,6 +83,7 @@ cdef class Watching(Watcher):
         self.loop = loop
         self.counted, self.loud_before = {}, None
         self.slow = None
+        self.lost = []                     # set_traces looks at it, and enumerate() of a typed list does not look for None
         self.set_traces([])
         loop.watcher = self
 
