@@ -102,6 +102,8 @@ def open_record(bytes record not None) -> tuple[int, bytes, bytes]:
     if PyBytes_GET_SIZE(record) < <Py_ssize_t>sizeof(header):
         raise ValueError(f"{len(record)} bytes, a record has {sizeof(header)} or more")
     memcpy(&header, PyBytes_AS_STRING(record), sizeof(header))
+    if record_size(&header) > <uint64_t>PyBytes_GET_SIZE(record):
+        raise ValueError(f"{len(record)} bytes, the header of this record says {record_size(&header)}")
     if header.flags & FLAG_SPILLED:
         return header.kind, record[sizeof(header):sizeof(header) + header.topic_size], b""
     return header.kind, b"", record[record_size(&header) - header.payload_size:record_size(&header)]
