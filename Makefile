@@ -8,9 +8,11 @@ unexport PYTHONDONTWRITEBYTECODE
 PROCESSES ?= 2
 # Statements of MQTT whose tests ran, and how those ended.
 STATEMENTS := build/statements.json
+CLANG ?= clang
+SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: always packages packages-to-serve install tools spark serve test examples conformance lint types fuzz sim torture soak debug \
+.PHONY: always packages packages-to-serve install tools spark serve test examples conformance lint types fuzz asan sim torture soak debug \
     docs proto wheel clean
 
 install: $(VENV)/.installed
@@ -68,9 +70,27 @@ else
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
 endif
 
-fuzz: tools
-	$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),60)
-	$(BIN)/python fuzz/fuzz_tls.py --seconds $(or $(SECONDS),60)
+# Each target of fuzz/targets for so long, two at a time, in the build of `make asan`: make fuzz SECONDS=3600 KEEP=--keep
+fuzz: build/asan/.built
+	cd build/asan && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),60) $(KEEP) $(TARGETS)
+
+# A copy in which AddressSanitizer and UndefinedBehaviorSanitizer watch every access: fuzzed, simulated, and a broker of it under the wire table.
+asan: build/asan/.built
+	cd build/asan && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),15)
+	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),10)
+	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python fuzz/fuzz_tls.py --seconds $(or $(SECONDS),10)
+	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python -m tests.sim.simulator --seed 1 --steps 5000 --seconds 10
+	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python -m pytest -q -n $(PROCESSES) tests/conformance/test_wire_table.py
+
+# The C that Cython has made of the sources for the release is compiled, not made again.
+build/asan/.built: $(SOURCES) | tools
+	rm -rf build/asan && mkdir -p build/asan
+	cp -rp setup.py pyproject.toml README.md LICENSE shardbroker acceptor shm build/asan/
+	ln -s ../../fuzz ../../tests build/asan/
+	find build/asan/ -name '*.so' -delete
+	cd build/asan && CC="$(CLANG)" LDSHARED="$(CLANG) -shared" SHARDBROKER_SANITIZE=1 \
+	    $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace >/dev/null
+	touch $@
 
 # A copy with bounds checks, None checks and assertions, fuzzed and simulated: what is wrong there is wrong in the release too.
 debug: tools

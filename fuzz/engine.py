@@ -1,0 +1,125 @@
+"""Runs one target under libFuzzer, within a process that has the sanitizers' runtime loaded (fuzz/run.py starts it).
+
+    python -m fuzz.engine TARGET [option of libFuzzer or directory with inputs ...]
+    python -m fuzz.engine TARGET --write DIRECTORY       its inputs, a file each
+    python -m fuzz.engine TARGET --keep DIRECTORY        makes fuzz/corpus from those files
+
+A target is a module of fuzz/targets: `check(data)` raises on a finding, `seeds()` gives valid inputs, `MAX_LEN` is the longest
+input in bytes. libFuzzer comes from a preloaded library and is called through ctypes; compiled modules report branches to it.
+"""
+
+import ctypes
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol, cast
+
+__all__ = ["CORPUS", "TARGETS", "Target", "exact", "inputs", "load", "pieces"]
+
+CORPUS = Path(__file__).parent / "corpus"
+TARGETS = sorted(path.stem for path in (Path(__file__).parent / "targets").glob("[!_]*.py"))
+KEPT_MAX = 60_000
+"""Bytes of a file in fuzz/corpus: it is read by people who look at a change of it."""
+_CONTENT_AT = bytes.__basicsize__ - 1
+"""Offset of the first byte within a bytes object: what follows the last one is a 0 that no C code may count on."""
+
+
+class Target(Protocol):
+    """What a module of fuzz/targets has."""
+
+    MAX_LEN: int
+
+    def seeds(self) -> Iterable[bytes]:
+        """Valid inputs, from which libFuzzer makes others."""
+        ...
+
+    def check(self, data: bytes) -> None:
+        """Raises on a finding."""
+        ...
+
+
+def load(name: str) -> Target:
+    """The target of this name."""
+    return cast("Target", importlib.import_module(f"fuzz.targets.{name}"))
+
+
+def inputs(name: str) -> list[bytes]:
+    """The seeds of a target, and what earlier runs have found to reach more: a line of hex each in fuzz/corpus."""
+    path = CORPUS / f"{name}.txt"
+    kept = path.read_text().split() if path.exists() else []
+    return [*load(name).seeds(), *(bytes.fromhex(line) for line in kept)]
+
+
+_library = ctypes.CDLL(None)
+_poison = getattr(_library, "__asan_poison_memory_region", None)
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_ssize_t]
+
+
+def exact(data: bytes) -> bytes:
+    """A copy behind whose last byte AddressSanitizer allows no read, not even of CPython's terminating 0.
+
+    Without the sanitizer it is the same object. The empty bytes object is shared by the whole process and stays as it is.
+    """
+    if _poison is None or not data:
+        return data
+    copy: bytes = _new_bytes(None, len(data))  # one of its own, even for a single byte
+    start = id(copy) + _CONTENT_AT
+    ctypes.memmove(start, data, len(data))
+    _poison(ctypes.c_void_p(start + len(data)), ctypes.c_size_t(1))
+    return copy
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    """`data` in pieces of `size` bytes, each exact()."""
+    return [exact(data[at : at + size]) for at in range(0, len(data), size)]
+
+
+def _fuzz(check: Callable[[bytes], None], arguments: list[str]) -> int:
+    def one(start: int, size: int) -> int:
+        try:
+            check(exact(ctypes.string_at(start, size)))
+        except BaseException:
+            traceback.print_exc()
+            os.abort()  # libFuzzer catches the signal and keeps the input
+        return 0
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(one)
+    words = [os.fsencode(word) for word in ("fuzz", *arguments)]
+    vector = ctypes.cast((ctypes.c_char_p * (len(words) + 1))(*words), ctypes.POINTER(ctypes.c_char_p))
+    return int(_library.LLVMFuzzerRunDriver(ctypes.byref(ctypes.c_int(len(words))), ctypes.byref(vector), callback))
+
+
+def _write(name: str, directory: Path) -> None:
+    for number, data in enumerate(inputs(name)):
+        (directory / f"{number:05d}").write_bytes(data)
+
+
+def _keep(name: str, directory: Path) -> None:
+    """The shortest inputs first, without the seeds."""
+    seeds = {data.hex() for data in load(name).seeds()}
+    lines = sorted({path.read_bytes().hex() for path in directory.iterdir()} - seeds, key=lambda line: (len(line), line))
+    kept, size = "", 0
+    for line in lines:
+        size += len(line) + 1
+        if size > KEPT_MAX:
+            break
+        kept += line + "\n"
+    CORPUS.mkdir(exist_ok=True)
+    (CORPUS / f"{name}.txt").write_text(kept)
+
+
+def main() -> None:
+    name, *arguments = sys.argv[1:]
+    target = load(name)
+    if arguments[0] in ("--write", "--keep"):
+        {"--write": _write, "--keep": _keep}[arguments[0]](name, Path(arguments[1]))
+        return
+    sys.exit(_fuzz(target.check, [f"-max_len={target.MAX_LEN}", *arguments]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Runs a command with the sanitizers' runtime loaded, in the copy that `make asan` and `make fuzz` build, and fails on any report.
+
+    cd build/asan && python -m fuzz.sanitizers COMMAND [ARGUMENT ...]
+
+Processes that the command starts are watched too: what they report goes to files, so that a worker that dies and is
+started again does not go unseen. Exit code 1 with the reports if there are any, else that of the command.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["CLANG", "environment", "library", "reports"]
+
+CLANG = os.environ.get("CC", "clang")
+ASAN_OPTIONS = {
+    "detect_leaks": 0,  # CPython keeps what it has until the process ends
+    "quarantine_size_mb": 16,  # of each process, and a broker has many; 256 is for programs that live long
+    "symbolize": 0,  # llvm-symbolizer inherits the preloaded runtime and hangs
+    "handle_abort": 1,  # a failed assertion gets its stack, too
+    "verify_asan_link_order": 0,  # libFuzzer's library goes first: its counters, and not the runtime's empty ones
+}
+
+
+def library(name: str) -> str:
+    """Path of a library of clang's own. Raises FileNotFoundError with what to install."""
+    path = Path(subprocess.run([CLANG, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip())
+    if not path.is_absolute():
+        raise FileNotFoundError(f"clang has no {name}: install libclang-rt-dev")
+    return str(path)
+
+
+def environment(build: Path, logs: Path, *preloaded: str) -> dict[str, str]:
+    """Environment of a Python whose compiled modules are those below `build`; reports go to files in `logs`."""
+    runtime = library(f"libclang_rt.asan-{platform.machine()}.so")
+    return dict(os.environ) | {
+        "ASAN_OPTIONS": ":".join(f"{key}={value}" for key, value in (ASAN_OPTIONS | {"log_path": logs / "report"}).items()),
+        "UBSAN_OPTIONS": f"print_stacktrace=1:symbolize=0:log_path={logs / 'report'}",
+        "LD_PRELOAD": " ".join([*preloaded, runtime]),
+        "PYTHONMALLOC": "malloc",  # else small objects lie side by side, without forbidden bytes between them
+        "PYTHONPATH": str(build),
+    }
+
+
+def reports(logs: Path) -> str:
+    """What sanitizers have written."""
+    return "\n".join(path.read_text(errors="replace") for path in sorted(logs.iterdir()))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="shardbroker-asan-") as name:
+        code = subprocess.run(sys.argv[1:], env=environment(Path.cwd(), Path(name))).returncode
+        found = reports(Path(name))
+    if found:
+        sys.exit(found)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

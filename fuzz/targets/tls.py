@@ -1,0 +1,117 @@
+"""mqtt/tls.pyx: records in any pieces give the same plaintext, or fail alike; a state that is none is refused.
+
+An input is a script: the cipher, then steps of a peer that seals by the standard (fuzz/fuzz_tls.py) what the input says, with bytes
+changed where it says so. Raw bytes would never get past the tag.
+"""
+
+import random
+from collections.abc import Iterable
+
+from shardbroker.mqtt.tls import Records, TlsRecordError
+
+from fuzz.engine import exact, pieces
+from fuzz.fuzz_tls import DIGESTS, SUITES, Key
+
+MAX_LEN = 400
+KEYS_SEED = 1
+DATA_STEP, CONTROL_STEP, RAW_STEP, CHANGED_STEP = range(4)
+KINDS = (20, 21, 22, 23, 24, 0)
+
+
+def seeds() -> Iterable[bytes]:
+    hello, key_update = b"\x05hello", bytes([CONTROL_STEP, 2, 5, 24, 0, 0, 1, 1])
+    for suite in range(6):
+        yield bytes([suite, DATA_STEP, 0]) + hello + key_update + bytes([DATA_STEP, 3]) + hello + bytes([CONTROL_STEP, 1, 2, 1, 0])
+        yield bytes([suite, RAW_STEP, 0]) + hello
+        yield bytes([suite, DATA_STEP, 0]) + hello + bytes([CHANGED_STEP, 7]) + hello
+    yield b"\xff" + bytes(203)
+
+
+def check(data: bytes) -> None:
+    if not data:
+        return
+    if data[0] == 0xFF:
+        _check_state(data[1:])
+        return
+    number, older = data[0] % 3, data[0] % 6 >= 3
+    suite, rng = SUITES[number], random.Random(KEYS_SEED)
+    theirs, own = Key.drawn(rng, suite, older), Key.drawn(rng, suite, older)
+    state = bytes([suite[0], DIGESTS[suite[2].name], older]) + theirs.packed() + own.packed()
+    wire, plain = _wire(theirs, data[1:])
+    ways = ([exact(wire)], pieces(wire, 1), pieces(wire, len(wire) // 2 + 1))
+    outcomes = [_outcome(Records.unpack(exact(state)), parts) for parts in ways]
+    for got, failed, ended in outcomes:
+        assert (failed, ended) == outcomes[0][1:], outcomes
+        # An error loses what the same piece has brought before it.
+        assert got == outcomes[1][0] or (failed and outcomes[1][0].startswith(got)), outcomes
+    assert plain.startswith(outcomes[1][0]), (plain, outcomes)
+    for cut in {len(wire) // 3, len(wire) // 2}:
+        _check_handed_over(state, wire, cut, outcomes[1])
+
+
+def _wire(key: Key, script: bytes) -> tuple[bytes, bytes]:
+    """What the peer sends, and all the plaintext that may come of it."""
+    wire, plain, at = b"", b"", 0
+    while at + 2 < len(script):
+        step, kind, size = script[at] % 4, script[at + 1], script[at + 2]
+        body = script[at + 3 : at + 3 + size]
+        at += 3 + size
+        if step == RAW_STEP:
+            wire += body
+            continue
+        if step == CONTROL_STEP:
+            wire += key.seal(KINDS[kind % len(KINDS)], body)
+            if KINDS[kind % len(KINDS)] == 22 and body[:4] == b"\x18\0\0\1" and len(body) == 5 and not key.older:
+                key.update()
+            elif KINDS[kind % len(KINDS)] == 23:
+                plain += body
+            continue
+        sealed = key.seal(23, body, 0 if key.older else kind % 8)
+        if step == CHANGED_STEP:
+            where = kind % len(sealed)
+            sealed = sealed[:where] + bytes([sealed[where] ^ 1]) + sealed[where + 1 :]
+            if where == 2:  # the second byte of the version: RFC 8446 §5.1 has it ignored
+                plain += body
+        else:
+            plain += body
+        wire += sealed
+    return wire, plain
+
+
+def _outcome(records: Records, parts: list[bytes]) -> tuple[bytes, bool, bool]:
+    """(plaintext, whether it failed, whether the peer has ended)."""
+    plain = b""
+    try:
+        for part in parts:
+            plain += records.decode(part)
+    except TlsRecordError:
+        return plain, True, bool(records.ended)
+    return plain, False, bool(records.ended)
+
+
+def _check_handed_over(state: bytes, wire: bytes, cut: int, wanted: tuple[bytes, bool, bool]) -> None:
+    """Another process goes on with pack() where this one stops. A KeyUpdate that is cut short is no part of the state."""
+    records = Records.unpack(state)
+    try:
+        first = records.decode(exact(wire[:cut]))
+    except TlsRecordError:
+        return
+    if records.ended or records.pack()[:3] != state[:3]:
+        return
+    packed = records.pack()
+    assert Records.unpack(exact(packed)).pack() == packed, "a state is another one after unpack()"
+    assert wanted[0].startswith(first), (first, wanted)
+
+
+def _check_state(state: bytes) -> None:
+    try:
+        records = Records.unpack(state)
+    except ValueError:
+        return
+    assert records.pack() == state or state[2] not in (0, 1), "a state is another one after unpack()"
+    try:
+        records.decode(exact(b"\x17\3\3\0\x20" + bytes(32)))
+        records.encode(b"hello")
+    except TlsRecordError:
+        pass
+    records.take_output()
