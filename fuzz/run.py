@@ -24,7 +24,7 @@ INPUT_TIMEOUT_S = 5
 START_MAX_S = 120
 """Beyond its time, for the seeds and the end."""
 MEMORY_MAX_MB = 2048
-"""A target takes 200 to 600 with all that AddressSanitizer keeps: more is a reservation of a length that an input only announces."""
+"""Targets take 200 to 600 with all that AddressSanitizer keeps: more is a reservation of a length that an input only announces."""
 PAST_THE_END = """
 import ctypes
 from fuzz.engine import exact
@@ -87,7 +87,8 @@ def fuzz(name: str, seconds: int, folder: Path, libfuzzer: str, keep: bool) -> O
         merge = [*command, "-merge=1", str(merged), str(start), str(found)]
         subprocess.run(merge, env=watched, check=True, capture_output=True)
         subprocess.run([*command, "--keep", str(merged)], env=watched, check=True)
-    numbers = [re.findall(pattern, process.stdout) for pattern in (r"units: +(\d+)", r" cov: (\d+)", r"(\d+) inline 8-bit counters")]
+    patterns = (r"units: +(\d+)", r" cov: (\d+)", r"(\d+) inline 8-bit counters")
+    numbers = [re.findall(pattern, process.stdout) for pattern in patterns]
     executions, reached, branches = (int(found[-1]) if found else 0 for found in numbers)
     return Outcome(name, executions, reached, branches, finding)
 
@@ -104,7 +105,7 @@ def main() -> None:
         watched = environment(Path.cwd(), folder / "logs")
         process = subprocess.run([sys.executable, "-c", PAST_THE_END], env=watched, capture_output=True, timeout=60)
         if process.returncode == 0 or not reports(folder / "logs"):
-            sys.exit("a byte behind a packet was read without a report: the modules here are not built for this, see fuzz/README.md")
+            sys.exit("a byte behind a packet was read without a report: modules are not built for this, see fuzz/README.md")
         libfuzzer = link_libfuzzer(folder)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             runs = [pool.submit(fuzz, target, arguments.seconds, folder, libfuzzer, arguments.keep) for target in arguments.targets]
