@@ -39,8 +39,8 @@ def test_mqtt_3_4_2_2_failures_are_told_in_words(connect: Connect, topic: str) -
     assert texts == [
         "filter 2: topic filter invalid; filter 3: topic filter invalid",
         "filter 2: topic filter invalid",
-        "topics below $SYS/ are the broker's own",
-        "topics below $SYS/ are the broker's own",
+        "topics below $SYS/ and $event/ are the broker's own",
+        "topics below $SYS/ and $event/ are the broker's own",
         "the payload is not UTF-8, as its Payload Format Indicator says",
         "packet id 30582 is in use",
         "no message with packet id 30583 is in flight",

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ QUOTA_EXCEEDED = 0x97
 SECOND_NS = 10**9
 
 
-def test_a_shared_bucket_leaks_at_the_rate_and_holds_a_second() -> None:
+def test_a_shared_bucket_leaks_at_the_rate_and_holds_a_second(tmp_path: Path) -> None:
     """Two views of the same bucket, as two processes have them."""
-    counters = Counters.create("/shardbroker-test-quota", 1, 1)
+    counters = Counters.create(str(tmp_path / "counters"), 1, 1)
     try:
         mine, theirs = counters.bucket(3, 10.0), Counters.attach(counters.name).bucket(3, 10.0)
         now = 1_000 * SECOND_NS

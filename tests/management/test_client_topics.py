@@ -20,7 +20,7 @@ class Subscriptions:
 
     def __init__(self, path: Path) -> None:
         self.routes = RouteTable(path, map_bytes=1 << 22)
-        self.epochs = Epochs.create(f"/shardbroker-test{uuid4().hex[:8]}-epochs")
+        self.epochs = Epochs.create(str(path.parent / f"epochs-{uuid4().hex[:8]}"))
         self.topics = ClientTopics("n@1", SysEvents(), 128, {0: 1883}, self.routes, self.epochs)
 
     def change(self, filter: bytes, add: bool = True, group: bytes = b"") -> None:

@@ -20,7 +20,7 @@ from tests.sim.simulator import MemoryRoutes
 TOPICS = (b"flow/a", b"flow/b")
 MAX_AWAITING_REL = 4
 RETRY_INTERVAL_MS = 5000
-NOT_FOUND, IN_USE, TOO_MANY = 0x92, 0x91, 0x93
+NOT_FOUND, IN_USE, TOO_MANY, PROTOCOL_ERROR = 0x92, 0x91, 0x93, 0x82
 IDS = st.integers(1, 6)
 VERSIONS = st.sampled_from([3, 4, 5])
 RECEIVE_MAXIMA = st.sampled_from([1, 2, 5, 65535])
@@ -214,7 +214,9 @@ class QosFlows(RuleBasedStateMachine):
     def puback(self, packet_id: int, code: int) -> None:
         found = self.inflight.get(packet_id)
         self._answer(mqtt.Puback(packet_id, code))
-        if found is not None and found[1] == 1:
+        if found is not None and found[1] == 2:
+            return self._closed_as_wrong()
+        if found is not None:
             del self.inflight[packet_id]
         self._take_new(self.subscriber.received())
 
@@ -224,8 +226,10 @@ class QosFlows(RuleBasedStateMachine):
         code = code if self.subscriber.version == 5 else 0
         found = self.inflight.get(packet_id)
         self._answer(mqtt.Pubrec(packet_id, code))
+        if found is not None and found[1] == 1:
+            return self._closed_as_wrong()
         packets = self.subscriber.received()
-        if found is None or found[1] == 1:
+        if found is None:
             if code < 0x80:
                 knows_reasons = self.subscriber.version == 5
                 assert packets.pop(0) == (unknown(mqtt.Pubrel, packet_id) if knows_reasons else mqtt.Pubrel(packet_id))
@@ -243,9 +247,18 @@ class QosFlows(RuleBasedStateMachine):
     def pubcomp(self, packet_id: int) -> None:
         found = self.inflight.get(packet_id)
         self._answer(mqtt.Pubcomp(packet_id))
-        if found is not None and found[2]:
+        if found is not None and not found[2]:
+            return self._closed_as_wrong()
+        if found is not None:
             del self.inflight[packet_id]
         self._take_new(self.subscriber.received())
+
+    def _closed_as_wrong(self) -> None:
+        """The acknowledgement that the message waits for would never come: the connection ends, the message stays in flight."""
+        answers = self.subscriber.received()
+        assert [one.reason_code for one in answers] == [PROTOCOL_ERROR] * (self.subscriber.version == 5)
+        assert self.subscriber.channel.is_closing
+        self.subscriber = None
 
     def _answer(self, packet: Any) -> None:
         if self.subscriber.version < 5:
