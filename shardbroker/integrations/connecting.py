@@ -3,7 +3,7 @@
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from shardbroker.access.contract import SettingError
+from shardbroker.access.contract import BackendError, SettingError
 
 if TYPE_CHECKING:
     import aiohttp
