@@ -39,6 +39,11 @@ KEYS = struct.Struct("=Q48s32s12s")
 """Of one direction in what pack() gives: counter, secret, key, IV."""
 
 
+LONGEST = (512, 1024, 2048, 4096, PLAIN_MAX)
+"""Plaintext of a record, bytes, that a handshake may agree on."""
+STATE_BYTES = 3 + 2 * KEYS.size + 2
+
+
 @dataclass
 class Key:
     """One direction of a connection, by the standard alone (RFC 8446 §5 and §7, RFC 5246 §6.2 with RFC 5288 and RFC 7905)."""
@@ -235,7 +240,7 @@ def receive(rng: random.Random, ours: Records, script: Script) -> None:
     assert ours.closed or not failed, "no alert"
 
 
-def send(rng: random.Random, ours: Records, key: Key) -> None:
+def send(rng: random.Random, ours: Records, key: Key, longest: int) -> None:
     """What is sealed here the standard opens, and the answer to a KeyUpdate is one."""
     wanted, got, at = b"", b"", 0
     for _ in range(0 if ours.closed else rng.randint(0, 4)):
@@ -248,6 +253,7 @@ def send(rng: random.Random, ours: Records, key: Key) -> None:
         kind, plain = key.open(sent[at : at + size])
         at += size
         if kind == DATA:
+            assert len(plain) <= longest, f"{len(plain)} bytes in a record, agreed were {longest}"
             got += plain
         elif kind == HANDSHAKE:
             assert plain == bytes([KEY_UPDATE, 0, 0, 1, 0]), plain
@@ -257,25 +263,32 @@ def send(rng: random.Random, ours: Records, key: Key) -> None:
     assert got == wanted, f"{len(got)} bytes in place of {len(wanted)}"
 
 
+def packed_state(theirs: Key, own: Key, longest: int = PLAIN_MAX) -> bytes:
+    """What Records.pack() gives of a connection with these keys, when nothing has come yet."""
+    head = bytes([theirs.cipher, DIGESTS[theirs.digest.name], theirs.older])
+    return head + theirs.packed() + own.packed() + struct.pack("=H", longest)
+
+
 def check(seed: int) -> None:
     """One connection."""
     rng = random.Random(seed)
     suite, older = rng.choice(SUITES), rng.random() < 0.4
     theirs, own = Key.drawn(rng, suite, older), Key.drawn(rng, suite, older)
-    state = bytes([suite[0], DIGESTS[suite[2].name], older]) + theirs.packed() + own.packed()
+    longest = rng.choice(LONGEST)
+    state = packed_state(theirs, own, longest)
     ours = Records.unpack(state)
     assert ours.pack() == state
     script = Script(rng, theirs)
     for _ in range(rng.randint(1, 12)):
         script.go_on()
     receive(rng, ours, script)
-    send(rng, ours, own)
+    send(rng, ours, own, longest)
 
 
 def check_states(seed: int) -> None:
     """A state that is none is refused, or is one of a connection that nobody can talk to."""
     rng = random.Random(seed)
-    state = rng.randbytes(rng.choice((0, 3, 202, 203, 204, 300, 203 + SEALED_MAX + HEADER + 1)))
+    state = rng.randbytes(rng.choice((0, 3, STATE_BYTES - 1, STATE_BYTES, STATE_BYTES + 1, 300, STATE_BYTES + SEALED_MAX + HEADER + 1)))
     if len(state) > 2 and rng.random() < 0.7:
         state = bytes([rng.randrange(4), rng.randrange(4), rng.randrange(2)]) + state[3:]
     try:

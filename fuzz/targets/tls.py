@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from shardbroker.mqtt.tls import Records, TlsRecordError
 
 from fuzz.engine import exact, pieces
-from fuzz.fuzz_tls import DIGESTS, SUITES, Key
+from fuzz.fuzz_tls import STATE_BYTES, SUITES, Key, packed_state
 
 MAX_LEN = 400
 KEYS_SEED = 1
@@ -24,7 +24,7 @@ def seeds() -> Iterable[bytes]:
         yield bytes([suite, DATA_STEP, 0]) + hello + key_update + bytes([DATA_STEP, 3]) + hello + bytes([CONTROL_STEP, 1, 2, 1, 0])
         yield bytes([suite, RAW_STEP, 0]) + hello
         yield bytes([suite, DATA_STEP, 0]) + hello + bytes([CHANGED_STEP, 7]) + hello
-    yield b"\xff" + bytes(203)
+    yield b"\xff" + bytes(STATE_BYTES)
 
 
 def check(data: bytes) -> None:
@@ -36,7 +36,7 @@ def check(data: bytes) -> None:
     number, older = data[0] % 3, data[0] % 6 >= 3
     suite, rng = SUITES[number], random.Random(KEYS_SEED)
     theirs, own = Key.drawn(rng, suite, older), Key.drawn(rng, suite, older)
-    state = bytes([suite[0], DIGESTS[suite[2].name], older]) + theirs.packed() + own.packed()
+    state = packed_state(theirs, own)
     wire, plain = _wire(theirs, data[1:])
     ways = ([exact(wire)], pieces(wire, 1), pieces(wire, len(wire) // 2 + 1))
     outcomes = [_outcome(Records.unpack(exact(state)), parts) for parts in ways]
