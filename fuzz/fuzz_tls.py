@@ -288,7 +288,8 @@ def check(seed: int) -> None:
 def check_states(seed: int) -> None:
     """A state that is none is refused, or is one of a connection that nobody can talk to."""
     rng = random.Random(seed)
-    state = rng.randbytes(rng.choice((0, 3, STATE_BYTES - 1, STATE_BYTES, STATE_BYTES + 1, 300, STATE_BYTES + SEALED_MAX + HEADER + 1)))
+    around = (STATE_BYTES - 1, STATE_BYTES, STATE_BYTES + 1, STATE_BYTES + SEALED_MAX + HEADER + 1)
+    state = rng.randbytes(rng.choice((0, 3, 300, *around)))
     if len(state) > 2 and rng.random() < 0.7:
         state = bytes([rng.randrange(4), rng.randrange(4), rng.randrange(2)]) + state[3:]
     try:
