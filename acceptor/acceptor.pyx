@@ -31,6 +31,7 @@ from acceptor.sockets cimport (
     AF_INET, AF_INET6, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, ntohs, setsockopt,
     sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
 )
+from shardbroker.mqtt.packets cimport LOGIN_PACKET_MAX
 from shm.address cimport PeerAddress, address_text, parse_address
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_ACCESS_RULES, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_MAX_CONNECTIONS, CLIENT_CLOSED_NOT_CONNECT,
@@ -75,8 +76,8 @@ cdef enum:
 PENDING_MAX = 8192
 """Sockets that one acceptor holds at a time, or half of its descriptors if those are fewer. The oldest goes first."""
 
-PENDING_BYTES_MAX = 64 << 20
-"""Buffers of all sockets that one acceptor holds, bytes: 64 of the largest packets of the default limit. Whoever needs more goes."""
+PENDING_BYTES_MAX = 32 << 20
+"""Buffers of all sockets that one acceptor holds, bytes: 64 of the largest CONNECTs. A socket that needs more is closed."""
 
 HOLD_LIMIT_S = 5
 """How long a socket waits for a worker that is down or busy: several times what a restart takes."""
@@ -201,7 +202,7 @@ cdef class Acceptor:
         self.process = topology.processes + number
         self.slot = counters.slot(self.process)
         self.idle_timeout_ms = <uint64_t>(topology.settings.mqtt.idle_timeout * 1000)
-        self.max_packet = topology.settings.mqtt.max_packet_size
+        self.max_packet = min(<uint32_t>topology.settings.mqtt.max_packet_size, <uint32_t>LOGIN_PACKET_MAX)
         everywhere = topology.settings.mqtt.limiter.max_conn_rate
         self.shared_buckets = () if everywhere == inf else (self.bucket_of(everywhere),)
         self.pending_max = min(<uint64_t>PENDING_MAX, descriptors // 2)

@@ -45,6 +45,8 @@ SYS = b"$SYS\0"
 """Start of the keys of the broker's own messages: some dozens, which no limit applies to."""
 VISITS = 1000
 """Keys looked at in one call of scan(): some 4 ms, for which a worker's loop stands still."""
+BYTES_A_VISIT = 65536
+"""Of values that are copied, as long as the visit of a key takes."""
 SWEEP_VISITS = 10_000
 """Messages looked at in one call of clear_expired(): some 10 ms of reading, without a lock."""
 READERS = 1024
@@ -349,8 +351,9 @@ class RetainedStore:
                     more = _seek_first(cursor, levels) if start is None else _seek_behind(cursor, start)
                     while more:
                         key = bytes(cursor.key())
-                        visits -= 1
                         match, target = _judge(levels, key) if number == 0 else _judge_long(levels, filter, cursor)
+                        # A value is copied when it is looked at: that of a long topic always, for its topic.
+                        visits -= 1 + (len(cursor.value()) // BYTES_A_VISIT if match or number else 0)
                         if match and not _is_expired(cursor.value(), now_ms):
                             found.append(_decode(cursor.value()))
                             limit -= 1

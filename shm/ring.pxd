@@ -42,6 +42,8 @@ cdef class Ring:
     cdef uint64_t taken(self) noexcept         # position behind what `next` returned last
     # Consumer. Goes on at a position that it has reached before it died; never back.
     cdef void skip_to(self, uint64_t position) noexcept
+    # Consumer. The record that `next` returned last, of this size, is returned by it again.
+    cdef void untake(self, uint32_t size) noexcept
     # Consumer. Gives back all that `next` returned since the last call; True if the producer waits for room and is to be rung.
     cdef bint release(self) noexcept
     cdef uint64_t span(self, uint32_t size) noexcept

@@ -134,6 +134,9 @@ cdef class Ring:
                 return self.base + PAGE + offset + RECORD_HEADER
             self.local_tail += self.capacity - offset
 
+    cdef void untake(self, uint32_t size) noexcept:
+        self.local_tail -= padded(size)
+
     cdef bint release(self) noexcept:
         if sb_load(word(self.base, CONSUMED)) != self.local_tail:
             sb_store(word(self.base, CONSUMED), self.local_tail)

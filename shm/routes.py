@@ -12,13 +12,15 @@
 
 Exact filters are one look-up. For wildcards the levels of the topic are walked as a path through the ordered keys: at each
 prefix only the continuations `+`, `#` and the topic's own level are sought, and only where a key with that prefix exists, so
-the cost follows the prefixes that match, not 2^levels. A filter longer than an LMDB key is kept under its longest prefix of
-whole levels that fits and a digest, and compared in full. NUL cannot occur in a filter [MQTT-4.7.3-2], 0xFF not in UTF-8.
+the cost follows the prefixes that match. These may be 2^levels, if there are so many filters: a Search takes them in steps.
+A filter longer than an LMDB key is kept under its longest prefix of whole levels that fits and a digest, and compared in full.
+NUL cannot occur in a filter [MQTT-4.7.3-2], 0xFF not in UTF-8.
 
 Invariants: a text in "long" has as many references as there are values whose key or group name is its digest, and goes with
 the last of them; every change is one transaction, so readers see all of it or nothing.
 """
 
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -36,6 +38,7 @@ __all__ = [
     "RouteChange",
     "RouteTable",
     "RouteTableFull",
+    "Search",
     "destination",
     "destination_kind",
     "destination_number",
@@ -61,6 +64,8 @@ READERS = 1024
 """Reader slots: one per process and thread with an open read transaction."""
 PURGE_BATCH = 2000
 """Routes looked at, and at most removed, in one transaction: other writers wait for some 10 ms at worst."""
+VALUES_A_VISIT = 8
+"""Values of a filter that take as long as a seek, about 2 µs."""
 PAGE_VISITS = 10_000
 """Routes looked at in one call of page(): some 5 ms."""
 
@@ -322,15 +327,13 @@ class RouteTable:
 
     def match(self, topic: bytes) -> Match:
         """Everything that a publish to this topic leads to, as of one snapshot. The topic is valid and has no wildcard."""
-        found = _Collector()
-        with self._env.begin() as txn:
-            self._match_exact(txn, topic, found)
-            with txn.cursor(self._wild) as cursor:
-                _Walk(cursor, topic, found).run()
-            if txn.stat(self._wild_long)["entries"]:
-                with txn.cursor(self._wild_long) as cursor:
-                    _LongWalk(cursor, topic, found, lambda digest: self._text(txn, digest)).run()
-            return found.match(lambda digest: self._text(txn, digest))
+        found = self.search(topic).step(sys.maxsize)
+        assert found is not None
+        return found
+
+    def search(self, topic: bytes) -> "Search":
+        """The same in steps of bounded size."""
+        return Search(self, topic)
 
     def _match_exact(self, txn: lmdb.Transaction, topic: bytes, found: "_Collector") -> None:
         key = topic
@@ -454,27 +457,73 @@ def _keys_from(cursor: lmdb.Cursor, start: bytes) -> Iterator[bytes]:
         more = cursor.next_nodup()
 
 
+class Search:
+    """The search for one topic, in steps, each with a read transaction of its own.
+
+    It finds what was in the table from its first step to its last; a filter that comes or goes meanwhile is found or not.
+    """
+
+    def __init__(self, table: RouteTable, topic: bytes) -> None:
+        self._table = table
+        self._topic = topic
+        self._found = _Collector()
+        self._walks = [_Walk(topic, self._found), _LongWalk(topic, self._found)]
+        self._begun = False
+        self.visits = 0
+        """Nodes that the last step has visited."""
+
+    def step(self, most: int) -> Match | None:
+        """Visits at most so many nodes more, give or take one with its values. None: there are others."""
+        table = self._table
+        left = most
+        with table._env.begin() as txn:
+
+            def text(digest: bytes) -> bytes:
+                return table._text(txn, digest)
+
+            if not self._begun:
+                self._begun = True
+                table._match_exact(txn, self._topic, self._found)
+            for walk, db in zip(self._walks, (table._wild, table._wild_long), strict=True):
+                if walk.todo and txn.stat(db)["entries"]:
+                    with txn.cursor(db) as cursor:
+                        left = walk.run(cursor, text, left)
+                    if walk.todo:
+                        self.visits = most - left
+                        return None
+            self.visits = most - left
+            return self._found.match(text)
+
+
 class _Walk:
     """The search for one topic through the ordered keys of wildcard filters."""
 
-    def __init__(self, cursor: lmdb.Cursor, topic: bytes, found: "_Collector") -> None:
-        self.cursor: Any = cursor
+    def __init__(self, topic: bytes, found: "_Collector") -> None:
         self.topic = topic
         self.words = topic.split(b"/")
         self.found = found
+        self.todo = [(b"", 0)]
+        """Prefixes, with their depth, that are still to be visited. A stack of its own: a key may have as many levels as bytes."""
 
-    def run(self) -> None:
-        """Collects what matches. A stack of its own: a key may have as many levels as bytes."""
-        todo = [(b"", 0)]
-        while todo:
-            prefix, depth = todo.pop()
-            self.visit(prefix, depth)
+    def run(self, cursor: Any, text: Callable[[bytes], bytes], left: int) -> int:
+        """Collects what matches until `left` nodes are visited; what is left of them."""
+        while self.todo and left > 0:
+            prefix, depth = self.todo[-1]
+            left = self.visit(cursor, text, prefix, depth, left - 1)
+            if left <= 0 and not self.is_through():
+                break
+            self.todo.pop()
             # `a/#` matches `a` itself, so the walk goes one level past the last word.
             if depth < len(self.words):
                 for level in self.levels(depth):
                     deeper = prefix + level + b"\0"
-                    if len(deeper) <= KEY_MAX and self.cursor.set_range(deeper) and self.cursor.key().startswith(deeper):
-                        todo.append((deeper, depth + 1))
+                    if len(deeper) <= KEY_MAX and cursor.set_range(deeper) and cursor.key().startswith(deeper):
+                        self.todo.append((deeper, depth + 1))
+        return left
+
+    def is_through(self) -> bool:
+        """Whether visit() has taken all of its prefix."""
+        return True
 
     def levels(self, depth: int) -> tuple[bytes, ...]:
         """What a matching filter may have at this level, `#` apart."""
@@ -482,34 +531,50 @@ class _Walk:
             return (self.words[0],)  # [MQTT-4.7.2-1]
         return b"+", self.words[depth]
 
-    def visit(self, prefix: bytes, depth: int) -> None:
-        """Takes the filters that end right behind `prefix` (whole levels, NUL at its end)."""
+    def visit(self, cursor: Any, text: Callable[[bytes], bytes], prefix: bytes, depth: int, left: int) -> int:
+        """Takes the filters that end right behind `prefix` (whole levels, NUL at its end); what is left of the visits."""
         if depth or not self.topic.startswith(b"$"):  # [MQTT-4.7.2-1]
-            self.take(prefix + b"#")
+            left -= self.take(cursor, prefix + b"#")
         if depth == len(self.words) - 1:
             for level in self.levels(depth):
-                self.take(prefix + level)
+                left -= self.take(cursor, prefix + level)
+        return left
 
-    def take(self, key: bytes) -> None:
-        if 0 < len(key) <= KEY_MAX and self.cursor.set_key(key):
-            self.found.add(key.replace(b"\0", b"/"), self.cursor.iternext_dup())
+    def take(self, cursor: Any, key: bytes) -> int:
+        if 0 < len(key) <= KEY_MAX and cursor.set_key(key):
+            return self.found.add(key.replace(b"\0", b"/"), cursor.iternext_dup())
+        return 0
 
 
 class _LongWalk(_Walk):
-    """The same over the prefixes of filters longer than a key; each candidate is compared in full."""
+    """The same over the prefixes of filters longer than a key; each candidate is compared in full, as one visit."""
 
-    def __init__(self, cursor: lmdb.Cursor, topic: bytes, found: "_Collector", text: Callable[[bytes], bytes]) -> None:
-        super().__init__(cursor, topic, found)
-        self.text = text
+    def __init__(self, topic: bytes, found: "_Collector") -> None:
+        super().__init__(topic, found)
+        self.behind = b""
+        """The last key that was compared below the prefix on top, if there was no time for the others."""
 
-    def visit(self, prefix: bytes, depth: int) -> None:
+    def is_through(self) -> bool:
+        return not self.behind
+
+    def visit(self, cursor: Any, text: Callable[[bytes], bytes], prefix: bytes, depth: int, left: int) -> int:
         here = prefix + LONG_MARK
-        more = self.cursor.set_range(here)
-        while more and self.cursor.key().startswith(here):
-            filter = self.text(self.cursor.key()[len(here) :])
+        more = cursor.set_range(self.behind or here)
+        if more and self.behind and cursor.key() == self.behind:
+            more = cursor.next_nodup()
+        self.behind = b""
+        while more and cursor.key().startswith(here):
+            key = bytes(cursor.key())
+            filter = text(key[len(here) :])
+            left -= 1
             if matches(filter, self.topic):
-                self.found.add(filter, self.cursor.iternext_dup())
-            more = self.cursor.next_nodup()
+                left -= self.found.add(filter, cursor.iternext_dup())
+                cursor.set_key(key)
+            if left <= 0:
+                self.behind = key
+                return left
+            more = cursor.next_nodup()
+        return left
 
 
 class _Collector:
@@ -520,9 +585,11 @@ class _Collector:
         self.destinations: set[int] = set()
         self.members: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {}
 
-    def add(self, filter: bytes, values: Iterable[Any]) -> None:
-        plain = False
+    def add(self, filter: bytes, values: Iterable[Any]) -> int:
+        """Takes a filter's values; how many visits that is worth beyond the one to the filter."""
+        plain, count = False, 0
         for value in values:
+            count += 1
             destination = int.from_bytes(value[1:5], "big")
             if value[0] == 0:
                 plain = True
@@ -532,6 +599,7 @@ class _Collector:
                 self.members.setdefault((value[13:], filter), []).append(member)
         if plain:
             self.filters.append(filter)
+        return count // VALUES_A_VISIT
 
     def match(self, text: Callable[[bytes], bytes]) -> Match:
         groups = []

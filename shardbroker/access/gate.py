@@ -121,7 +121,9 @@ class Gate:
         self._file_rules = RuleSet()
         self._take_settings()
         self._next_id = time.time_ns() // 1_000_000 << FIRST_ID_SHIFT
-        self._waiters: dict[int, tuple[float, Waiter]] = {}
+        self._waiters: dict[int, tuple[float, Waiter, int]] = {}
+        self.waiting_bytes = 0
+        """Of the questions without a verdict."""
         self._told_s = 0
         self._told = 0
         self.on_wanted: Waiter | None = None
@@ -220,12 +222,18 @@ class Gate:
                 return 0
             raise
         if kind not in (Kind.FORGET, Kind.HOOKS):
-            self._waiters[self._next_id] = deadline, waiter
+            self._waiters[self._next_id] = deadline, waiter, len(message)
+            self.waiting_bytes += len(message)
         return self._next_id
 
     def forget(self, number: int) -> None:
         """Nobody waits for this one any more."""
-        self._waiters.pop(number, None)
+        self._take(number)
+
+    def _take(self, number: int) -> Waiter | None:
+        _, waiter, size = self._waiters.pop(number, (0.0, None, 0))
+        self.waiting_bytes -= size
+        return waiter
 
     def take_verdicts(self) -> Iterator[tuple[Waiter, Verdict]]:
         """Those that have come, as far as somebody still waits for them."""
@@ -242,19 +250,19 @@ class Gate:
                 continue
             if verdict.id == EVERYBODY and self.on_wanted is not None:
                 yield self.on_wanted, verdict
-            found = self._waiters.pop(verdict.id, None)
-            if found is not None:
-                yield found[1], verdict
+            waiter = self._take(verdict.id)
+            if waiter is not None:
+                yield waiter, verdict
 
     def overdue(self) -> Iterator[tuple[Waiter, Verdict]]:
         """Those that nobody has answered in time, with a verdict that says so. Who is not taken comes again the next time."""
         if not self._waiters:
             return
         now = time.monotonic()
-        for number in [number for number, (deadline, _) in self._waiters.items() if deadline <= now]:
-            found = self._waiters.pop(number, None)
-            if found is not None:
-                yield found[1], Verdict(number, Status.FAILED, ["no verdict in time"])
+        for number in [number for number, (deadline, _, _) in self._waiters.items() if deadline <= now]:
+            waiter = self._take(number)
+            if waiter is not None:
+                yield waiter, Verdict(number, Status.FAILED, ["no verdict in time"])
 
 
 def _chain(auth: Any, enable_authn: bool | str, chain: Sequence[str]) -> list[str]:

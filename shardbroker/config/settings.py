@@ -144,7 +144,7 @@ class Mqtt(Section):
     retry_interval: Duration = Field(inf, ge=SHORTEST_S, description="3.x: unacknowledged packets are sent again after it.")
     keepalive_multiplier: Number = Field(1.5, ge=1, le=100, description="Of the keepalive, until a silent client goes.")
     server_keepalive: OptionalDuration = Field(None, ge=1, le=65535, description="Takes the place of the client's keepalive.")
-    max_subscriptions: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Subscriptions per session; 0: no limit.")
+    max_subscriptions: Limit = Field(1000, ge=0, le=LIMIT_MAX, description="Subscriptions per session; 0: no limit.")
     upgrade_qos: bool = Field(False, description="Deliver with the subscription's QoS even if published lower.")
     response_information: str = Field("", description="Given to 5.0 clients that ask for it.")
     limiter: ZoneLimiter = ZoneLimiter()

@@ -1,6 +1,10 @@
 """Packets as objects; see packets.pyx. The ones that a server receives have typed fields: a channel reads them in C."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
+cdef enum:
+    LOGIN_PACKET_MAX = 524288              # bytes of CONNECT, and of AUTH before CONNACK: seven fields of 64 KB, and then some
+    USER_PROPERTIES_MAX = 256              # in one set of properties, PUBLISH apart: each becomes three objects, an empty one takes 5 bytes on the wire
+
 
 cdef class Packet:
     pass

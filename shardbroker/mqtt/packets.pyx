@@ -40,6 +40,7 @@ cdef enum:
     UNSUPPORTED_VERSION = 0x84
     CLIENT_ID_NOT_VALID = 0x85
     TOPIC_ALIAS_INVALID = 0x94
+    QUOTA_EXCEEDED = 0x97
     BRIDGE_BIT = 0x80                      # mosquitto's bridges set it in the level byte
 
 
@@ -428,7 +429,10 @@ cdef int put_property(dict found, uint32_t packet, uint8_t identifier, const uin
     wire = spec.wire
     if wire == Wire.PAIR:
         split = ((<uint32_t>data[0] << 8) | data[1]) + 2
-        found.setdefault(identifier, []).append((
+        pairs = found.setdefault(identifier, [])
+        if len(pairs) >= USER_PROPERTIES_MAX and packet != PUBLISH:
+            raise MqttError(QUOTA_EXCEEDED, f"more than {USER_PROPERTIES_MAX} user properties")
+        pairs.append((
             PyBytes_FromStringAndSize(<const char*>data + 2, split - 2),
             PyBytes_FromStringAndSize(<const char*>data + split + 2, size - split - 2),
         ))

@@ -3,7 +3,7 @@
 An entry is valid while the epochs it was built under are: `stamp` is the sum of the shared epochs of its buckets and of this
 worker's own. Epochs only grow, so equal sums mean that none of them moved.
 """
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.subscriptions cimport Subscriber, SubscriptionTable
@@ -33,6 +33,7 @@ cdef class TopicEntry:
     cdef object rewrite                    # the rule (worker/topics.py) that what is published here goes by; None: it stays here
     cdef Target* targets
     cdef uint32_t target_count
+    cdef uint64_t weight                   # bytes that it takes, about
     cdef list keep                         # references behind the pointers in `targets`
     cdef readonly tuple destinations       # u32 destinations other than this worker
     cdef readonly tuple groups             # shared groups: (name, filter, ((destination, member), ...))
@@ -49,6 +50,7 @@ cdef struct CacheTable:                    # linear probing, at most half full
     CacheSlot* slots
     size_t mask                            # slots - 1
     size_t count
+    uint64_t weight                        # of its entries, bytes
 
 
 cdef class TopicCache:
@@ -57,18 +59,40 @@ cdef class TopicCache:
     cdef CacheTable fading                 # those of the turn before that, which go bit by bit; no slots: none
     cdef size_t faded                      # slots of it that are empty already
     cdef size_t limit                      # of topics in each of the first two
-    cdef uint64_t turn_at_ms
+    cdef uint64_t weight_limit             # likewise, bytes
+    cdef uint64_t turned_at_ms             # by the time
+    cdef bint heavy                        # the weight has led to a turn since the last one that came with time
 
     cdef TopicEntry find(self, const uint8_t* topic, uint32_t size)
     cdef TopicEntry find_before(self, uint64_t hash, const uint8_t* topic, uint32_t size)
     cdef int store(self, TopicEntry entry) except -1
     cdef int put(self, uint64_t hash, TopicEntry entry) except -1
     cdef int resize(self, size_t capacity) except -1
-    # Forgets what was not published to for two turns; called now and then.
-    cdef int grow_old(self, uint64_t now_ms) except -1
+    # Forgets what was not published to for two turns, which are short while memory is; called now and then.
+    cdef int grow_old(self, uint64_t now_ms, bint short_of_memory) except -1
     cdef int turn(self) except -1
 
-# Builds the entry of a topic from what the route table matched: `filters` are looked up in the local table.
-cdef TopicEntry build_entry(bytes topic, list filters, SubscriptionTable table, tuple destinations, tuple groups)
+
+cdef class Lookup:
+    """The way to a topic's entry: a search in the route table, then the local subscriptions of the filters that it has found. In steps,
+    as one client can make it long; for one holder, which asks again until `entry` is there."""
+    cdef bytes topic
+    cdef uint64_t stamp                    # as it was before the search began
+    cdef Buckets buckets
+    cdef object search                     # shm.routes.Search, or its like
+    cdef object match                      # shm.routes.Match, once the search has ended
+    cdef Py_ssize_t at                     # filters of it that were looked up here
+    cdef dict by_subscriber                # session key -> its subscriptions
+    cdef list matching                     # values of it that are not in the entry yet; None before all filters were looked up
+    cdef TopicEntry growing
+    cdef TopicEntry entry                  # None until it is whole
+    cdef bint abandoned                    # its holder has gone
+    cdef object error                      # the exception that ended it; None without
+
+    # Goes on for so many visits of 2 µs; how many are left, none if it has not come to the end.
+    cdef int64_t go_on(self, SubscriptionTable table, long own, int64_t visits) except? -1
+    cdef int64_t gather(self, object filter, SubscriptionTable table) except? -1
+
+cdef Lookup new_lookup(bytes topic, const Buckets* buckets, uint64_t stamp, object search)
 # A Subscription Identifier property, encoded; b"" for identifier 0.
 cdef bytes encode_identifier(uint32_t identifier)

@@ -4,6 +4,7 @@ import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp
 
@@ -45,6 +46,14 @@ cdef enum:
     FIRST_SLOTS = 1024
     FADING_SLOTS = 4096                    # emptied at a time: below 1 ms
     TURN_MS = 60000                        # a topic that is published to more rarely is looked up in the route table each time
+    HEAVY_TURN_MS = 4000                   # the same while few topics take much memory: more bytes than both of the following
+    HEAVY_BYTES = 1048576                  # all of them together
+    HEAVY_ENTRY_BYTES = 4096               # each on average
+    SHORT_TURN_MS = 1000                   # the same while memory is short
+    ENTRY_BYTES = 300                      # what an entry takes without its topic and targets, with its slot
+    TARGET_BYTES = 64                      # what a target takes, with its references
+    MEMBER_BYTES = 128                     # what a member of a shared group takes
+    SUBSCRIPTIONS_A_VISIT = 8              # local subscriptions that take as long as a seek in the route table
     SUBSCRIPTION_IDENTIFIER = 0x0B         # MQTT 5.0 §3.3.2.3.8
 
 
@@ -82,6 +91,7 @@ cdef int make_slots(CacheTable* table, size_t capacity) except -1:
     table.slots = slots
     table.mask = capacity - 1
     table.count = 0
+    table.weight = 0
     return 0
 
 
@@ -104,10 +114,11 @@ cdef size_t drop(CacheTable* table, size_t start, size_t most) noexcept:
 cdef class TopicCache:
     """Two tables: a topic is looked up in the one of now, and moves there from the one of before. Each turn the one of now becomes
     the one of before, so what nobody publishes to any more goes, with the sessions that its entries refer to. A turn comes
-    with time, and when there are `limit` topics in the one of now."""
+    with time, and when there are `limit` topics in the one of now, or they take `weight_limit` bytes."""
 
-    def __cinit__(self, size_t limit):
+    def __cinit__(self, size_t limit, uint64_t weight_limit):
         self.limit = limit
+        self.weight_limit = weight_limit
         make_slots(&self.now, FIRST_SLOTS)
 
     def __dealloc__(self):
@@ -138,6 +149,8 @@ cdef class TopicCache:
         cdef CacheSlot* slot
         if self.now.count >= self.limit:
             self.turn()
+        elif self.now.weight + entry.weight > self.weight_limit and self.now.count:
+            self.turn()
         elif 2 * self.now.count > self.now.mask:
             self.resize(2 * (self.now.mask + 1))
         slot = slot_of(&self.now, hash, <const uint8_t*>PyBytes_AS_STRING(entry.topic), PyBytes_GET_SIZE(entry.topic))
@@ -145,7 +158,9 @@ cdef class TopicCache:
         if slot.entry == NULL:
             self.now.count += 1
         else:
+            self.now.weight -= (<TopicEntry>slot.entry).weight
             Py_DECREF(<TopicEntry>slot.entry)
+        self.now.weight += entry.weight
         slot.hash = hash
         slot.entry = <void*>entry
         return 0
@@ -161,12 +176,16 @@ cdef class TopicCache:
                     at = (at + 1) & self.now.mask
                 self.now.slots[at] = old.slots[i]
         self.now.count = old.count
+        self.now.weight = old.weight
         free(old.slots)
         return 0
 
-    cdef int grow_old(self, uint64_t now_ms) except -1:
-        if now_ms >= self.turn_at_ms:
-            self.turn_at_ms = now_ms + <uint64_t>TURN_MS
+    cdef int grow_old(self, uint64_t now_ms, bint short_of_memory) except -1:
+        cdef uint64_t interval_ms, weight = self.now.weight + self.before.weight
+        self.heavy = weight > <uint64_t>HEAVY_BYTES and weight > <uint64_t>HEAVY_ENTRY_BYTES * (self.now.count + self.before.count)
+        interval_ms = SHORT_TURN_MS if short_of_memory else HEAVY_TURN_MS if self.heavy else TURN_MS
+        if now_ms >= self.turned_at_ms + interval_ms:
+            self.turned_at_ms = now_ms
             if self.now.count or self.before.slots != NULL:
                 self.turn()
         if self.fading.slots != NULL:
@@ -191,50 +210,93 @@ cdef bytes encode_identifier(uint32_t identifier):
     return PyBytes_FromStringAndSize(<char*>encoded, write_varint(encoded + 1, identifier) - encoded)
 
 
-cdef TopicEntry build_entry(bytes topic, list filters, SubscriptionTable table, tuple destinations, tuple groups):
-    cdef dict by_subscriber = {}
-    cdef Subscription subscription
-    for filter in filters:
+cdef Lookup new_lookup(bytes topic, const Buckets* buckets, uint64_t stamp, object search):
+    cdef Lookup lookup = Lookup.__new__(Lookup)
+    lookup.topic = topic
+    lookup.buckets = buckets[0]
+    lookup.stamp = stamp
+    lookup.search = search
+    lookup.by_subscriber = {}
+    return lookup
+
+
+@cython.final
+cdef class Lookup:
+    cdef int64_t go_on(self, SubscriptionTable table, long own, int64_t visits) except? -1:
+        cdef TopicEntry entry
+        cdef list matching
+        global serials
+        if self.match is None:
+            self.match = self.search.step(visits)
+            visits -= self.search.visits
+            if self.match is None:
+                return 0
+            self.search = None
+        if self.matching is None:
+            while self.at < len(self.match.filters):
+                if visits <= 0:
+                    return 0
+                visits -= self.gather(self.match.filters[self.at], table)
+                self.at += 1
+            self.matching = list(self.by_subscriber.values())[::-1]
+            self.growing = entry = TopicEntry.__new__(TopicEntry)
+            serials += 1
+            entry.serial = serials
+            entry.topic = self.topic
+            entry.stamp = self.stamp
+            entry.buckets = self.buckets
+            entry.destinations = tuple([destination for destination in self.match.destinations if destination != own])
+            entry.groups = tuple([(group.name, group.filter, group.members) for group in self.match.groups])
+            entry.weight = <uint64_t>ENTRY_BYTES + len(self.topic) + TARGET_BYTES * len(self.matching)
+            for group in self.match.groups:
+                entry.weight += <uint64_t>MEMBER_BYTES * len(group.members)
+            entry.keep = []
+            if self.matching:
+                entry.targets = <Target*>calloc(len(self.matching), sizeof(Target))
+                if entry.targets == NULL:
+                    raise MemoryError(f"no memory for {len(self.matching)} subscribers of one topic")
+        entry = self.growing
+        while self.matching:
+            if visits <= 0:
+                return 0
+            matching = self.matching.pop()
+            visits -= 1 + len(matching) // SUBSCRIPTIONS_A_VISIT
+            entry.weight += fill_target(&entry.targets[entry.target_count], entry.keep, matching)
+            entry.target_count += 1
+        self.entry = entry
+        return max(visits, <int64_t>0)
+
+    cdef int64_t gather(self, object filter, SubscriptionTable table) except? -1:
+        """The local subscriptions of a filter; how many visits that is worth."""
+        cdef Subscription subscription
         present = table.filters.get(filter)
         if present is None:
-            continue
+            return 0
         if isinstance(present, Subscription):
             present = {0: present}
         for subscription in (<dict>present).values():
-            by_subscriber.setdefault(subscription.subscriber.key, []).append(subscription)
-
-    cdef TopicEntry entry = TopicEntry.__new__(TopicEntry)
-    global serials
-    serials += 1
-    entry.serial = serials
-    entry.topic = topic
-    entry.destinations = destinations
-    entry.groups = groups
-    entry.keep = []
-    if by_subscriber:
-        entry.targets = <Target*>calloc(len(by_subscriber), sizeof(Target))
-        if entry.targets == NULL:
-            raise MemoryError(f"no memory for {len(by_subscriber)} subscribers of one topic")
-    for matching in by_subscriber.values():
-        fill_target(&entry.targets[entry.target_count], entry.keep, matching)
-        entry.target_count += 1
-    return entry
+            self.by_subscriber.setdefault(subscription.subscriber.key, []).append(subscription)
+        return 1 + len(<dict>present) // SUBSCRIPTIONS_A_VISIT
 
 
-cdef int fill_target(Target* target, list keep, list matching) except -1:
+cdef int64_t fill_target(Target* target, list keep, list matching) except -1:
     """One copy for a subscriber whatever the number of its matching filters, with the highest QoS and all identifiers
-    [MQTT-3.3.4-2] [MQTT-3.3.4-4] [MQTT-3.3.5-1]."""
+    [MQTT-3.3.4-2] [MQTT-3.3.4-4] [MQTT-3.3.5-1]. Returns the bytes of the identifiers."""
     cdef Subscription subscription
-    cdef bytes ids = b"", own_ids = b""
+    cdef bytes ids, own_ids
+    cdef list all_ids = [], all_own_ids = []
     cdef size_t own_count = 0
     for subscription in matching:
         target.qos = max(target.qos, subscription.qos)
         target.retain_as_published = target.retain_as_published or subscription.flags & OPTION_RETAIN_AS_PUBLISHED != 0
-        ids += encode_identifier(subscription.identifier)
+        if subscription.identifier:
+            all_ids.append(encode_identifier(subscription.identifier))
         if not subscription.flags & OPTION_NO_LOCAL:
             own_count += 1
             target.own_qos = max(target.own_qos, subscription.qos)
-            own_ids += encode_identifier(subscription.identifier)
+            if subscription.identifier:
+                all_own_ids.append(encode_identifier(subscription.identifier))
+    ids, own_ids = b"".join(all_ids), b"".join(all_own_ids)
     if own_count == 0:
         target.own = OWN_NONE              # [MQTT-3.8.3-3]
     elif own_count < <size_t>len(matching):
@@ -247,4 +309,4 @@ cdef int fill_target(Target* target, list keep, list matching) except -1:
     if own_ids:
         keep.append(own_ids)
         target.own_ids = <void*>own_ids
-    return 0
+    return len(ids) + len(own_ids)

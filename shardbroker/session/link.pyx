@@ -16,6 +16,7 @@ cdef enum:
     MESSAGE_EXPIRY = 0x02
     TOPIC_ALIAS = 0x23
     ALIASES_OUT = 256                      # topics a connection: bounds what a client can make us remember
+    ALIAS_TOPIC_MAX = 1024                 # bytes of a topic that gets one: likewise
 
 
 cdef class Link(Timed):
@@ -101,7 +102,10 @@ cdef class Link(Timed):
 
     cdef uint32_t outgoing_alias(self, Publication publication, bint* known) except? 0:
         """The alias of this topic for this client, or 0 once its Topic Alias Maximum is used up [MQTT-3.1.2-26]."""
-        cdef bytes topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
+        cdef bytes topic
+        if publication.topic_size > ALIAS_TOPIC_MAX:
+            return 0
+        topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
         if self.aliases_out is None:
             self.aliases_out = {}
         alias = self.aliases_out.get(topic)

@@ -56,6 +56,9 @@ AUTHENTICATE, AUTHORIZE = "client.authenticate", "client.authorize"
 QUESTIONS_A_MESSAGE = 64
 """Topics that are asked about at a time."""
 
+WAITING_BYTES_MAX = 8 << 20
+"""Bytes of questions that one worker waits for, which integrations keep: 20,000 of usual size, 20 of the largest."""
+
 QUESTION_BYTES = 65536
 """Of topics that are asked about at a time."""
 
@@ -189,6 +192,7 @@ cdef class Access:
         if packet is not None:
             self.method = (packet.properties or {}).get(PropertyId.AUTHENTICATION_METHOD)
             password = packet.password
+            packet.password = None         # `client` has it until it was sent
         self.prefix = b""
         self.decided = {}
         self.inquiries = set()
@@ -241,14 +245,14 @@ cdef class Access:
         elif self.too_many_wait():
             return 0
         else:
-            data = (self.packet.properties or {}).get(PropertyId.AUTHENTICATION_DATA)
+            data = (self.packet.properties or {}).pop(PropertyId.AUTHENTICATION_DATA, None)
             self.ask_login(Kind.LOGIN, [entrance.chain, None if self.method is None else self.method.decode(), data])
             self.client = replace(self.client, password=None)
         return 0
 
     def too_many_wait(self) -> bool:
         """Whether this login is refused, since as many wait as may."""
-        if self.gate.waiting < self.channel.shard.auth.max_waiting:
+        if self.gate.waiting < self.channel.shard.auth.max_waiting and self.gate.waiting_bytes < WAITING_BYTES_MAX:
             return False
         self.channel.core.count(AUTHENTICATION_UNAVAILABLE)
         self.denied(SERVER_BUSY, "too many logins wait for a verdict")

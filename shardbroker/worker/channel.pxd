@@ -55,12 +55,16 @@ cdef class Channel(Link):
     cdef uint64_t last_packet_ms
     cdef uint64_t connected_ms             # Unix ms of the CONNECT that was accepted
     cdef dict aliases_in                   # alias -> topic
+    cdef uint32_t aliases_bytes            # what they take
+    cdef list lookups                      # Lookup: of the topics of the PUBLISH in hand, which waits for them; None mostly
 
     # Handles whole packets; returns the bytes used. Less than `size`: the rest is incomplete, or the channel is parked or closing,
     # or core.budget is used up.
     cdef size_t feed(self, const uint8_t* data, size_t size) except? 0
     # The connection is over, for this reason code; once only. The session gets to know, and one line is logged.
     cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1
+    # Whether the next packet of a client that is not logged in yet may be taken, `here` bytes of its `whole` having arrived.
+    cdef bint may_begin(self, uint8_t first, uint64_t whole, uint64_t here) except -1
     cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef int handle_rarer(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef bint on_publish(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
@@ -69,6 +73,7 @@ cdef class Channel(Link):
     cdef int fail(self, int reason_code, str message) except -1
     cdef int broken(self, object error) except -1      # an error of ours costs this connection, not the worker [MQTT-4.8.0-2]
     cdef int on_connect(self, Connect packet) except -1
+    cdef bint is_one_too_many(self, bytes client_id) except -1
     cdef int refuse(self, int version, int reason_code, str reason, str detail=*) except -1    # detail: for the log, if it says more
     cdef int accept(self, Connect packet, bytes client_id) except -1
     cdef int record_opened(self, bint present, uint64_t expiry_ms) except -1
@@ -107,4 +112,7 @@ cdef class Channel(Link):
     # CONNECT says of client id and user name.
     cdef dict known_before(self)
     cdef str listener_name(self)
-    cdef int may_publish(self, TopicEntry entry, PublishView* view) except -2
+    cdef int may_publish(self, bytes topic, uint64_t serial, PublishView* view) except -2
+    cdef int drop_lookups(self) except -1
+    cdef int keep_alias(self, uint16_t alias, bytes topic) except -1
+    cdef bint is_unread(self) noexcept

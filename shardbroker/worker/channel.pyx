@@ -8,12 +8,12 @@ from shardbroker.hooks.masks cimport (
     HOOK_CLIENT_DISCONNECTED, HOOK_CLIENT_SUBSCRIBE, HOOK_CLIENT_UNSUBSCRIBE, HOOK_MESSAGE_PUBLISH, HOOK_SESSION_SUBSCRIBED,
 )
 from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, varint_size, write_ack, write_codes
-from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe, decode_body
+from shardbroker.mqtt.packets cimport LOGIN_PACKET_MAX, Connect, Disconnect, Subscribe, Unsubscribe, decode_body
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport (
     OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription,
 )
-from shardbroker.pubsub.topic_cache cimport TopicEntry
+from shardbroker.pubsub.topic_cache cimport Lookup, TopicEntry
 from shardbroker.session.core cimport TELL_CONNECTED, TELL_DISCONNECTED, TELL_UNSUBSCRIBED, Core
 from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, QOS2_REPEAT, Will
 from shardbroker.session.watcher cimport Watcher, unlikely
@@ -64,6 +64,10 @@ cdef enum:
     DISCONNECT = 14
     AUTH = 15
     LEVEL_AT = 6                           # of the protocol level in a CONNECT that is called "MQTT"
+    ALIAS_BYTES = 100                      # what an alias takes beside its topic
+    ALIASES_BYTES_MAX = 8388608            # of one connection: all 65,535 with topics of 28 bytes
+    ALIASES_BYTES_SHORT = 65536            # while memory is short
+    PARTIAL_MAX = 4096                     # bytes of a CONNECT whose end may still be on the way while memory is short
     SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
 
 cdef enum:                                 # reason codes that this file gives itself, MQTT 5.0 §2.4
@@ -106,6 +110,7 @@ cdef enum:                                 # what Hooked.ask_publish() returns
 
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint32_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
+cdef str SHORT_OF_MEMORY = "the broker's memory is short"
 
 
 cdef class Channel(Link):
@@ -123,19 +128,17 @@ cdef class Channel(Link):
             while used < size and self.state != CLOSING and self.core.budget > 0:
                 if not read_fixed_header(data + used, size - used, &header):
                     break
-                if self.state == WAIT_CONNECT and header.first >> 4 != CONNECT:
-                    # [MQTT-3.1.0-1]: no reply, since nothing says that this is MQTT.
-                    self.core.count(CLIENT_CLOSED_NOT_CONNECT)
-                    self.close(PROTOCOL_ERROR, SIDE_SERVER, "first packet is not CONNECT", True)
-                    break
                 whole = <uint64_t>header.size + header.remaining
+                if self.state != CONNECTED and not self.may_begin(header.first, whole, size - used):
+                    break
                 if whole > self.core.max_packet_size:
                     # Refused at the header: nothing is reserved for what was only announced. [MQTT-3.2.2-15]
                     raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes, allowed are {self.core.max_packet_size}")
                 if whole > size - used:
                     break
                 if not self.handle(header.first, data + used + header.size, header.remaining):
-                    self.parked = not self.waiting
+                    # One whose look-up goes on has used up its budget: it is busy, not parked.
+                    self.parked = not self.waiting and self.core.budget > 0
                     break
                 used += whole
                 self.core.budget -= 1
@@ -153,12 +156,26 @@ cdef class Channel(Link):
             self.shard.log_failure("internal error while a connection was closing", error)
         return self.fail(IMPLEMENTATION_SPECIFIC_ERROR, f"internal error: {error!r}")      # the log line of its end carries it
 
+    cdef bint may_begin(self, uint8_t first, uint64_t whole, uint64_t here) except -1:
+        if self.state == WAIT_CONNECT and first >> 4 != CONNECT:
+            # [MQTT-3.1.0-1]: no reply, since nothing says that this is MQTT.
+            self.core.count(CLIENT_CLOSED_NOT_CONNECT)
+            self.close(PROTOCOL_ERROR, SIDE_SERVER, "first packet is not CONNECT", True)
+        elif whole > LOGIN_PACKET_MAX:
+            raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes before the login, allowed are {LOGIN_PACKET_MAX}")
+        elif whole > here and whole > PARTIAL_MAX and self.core.memory_level >= REFUSE:
+            self.core.count(CLIENT_CLOSED_OVERLOAD)
+            self.close(QUOTA_EXCEEDED, SIDE_SERVER, SHORT_OF_MEMORY, True)
+        return self.state != CLOSING
+
     cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
         """One whole packet. False: it must wait for room in a ring or for a verdict, and was not touched."""
         cdef int kind = first >> 4
         if kind == PUBLISH and self.state == CONNECTED:
             if not self.on_publish(first, body, size):
                 return False
+            if self.lookups is not None:
+                self.lookups = None
             self.last_packet_ms = self.core.now_ms
             return True
         self.last_packet_ms = self.core.now_ms
@@ -230,6 +247,7 @@ cdef class Channel(Link):
             if refusal is not None:
                 return self.refuse(self.version, refusal.reason_code, refusal.reason, "refused by a hook")
             properties = packet.properties or {}
+        properties.pop(PropertyId.USER_PROPERTY, None)     # only hooks look at them: they need not wait for a verdict
         self.max_packet = min(properties.get(PropertyId.MAXIMUM_PACKET_SIZE, PACKET_MAX), PACKET_MAX)
         if PropertyId.AUTHENTICATION_METHOD in properties and self.shard.access_gate is None:
             return self.refuse(5, BAD_AUTHENTICATION_METHOD, "no such authentication method")   # [MQTT-4.12.0-1]
@@ -241,6 +259,8 @@ cdef class Channel(Link):
         elif <uint32_t>PyBytes_GET_SIZE(client_id) > self.core.max_client_id:
             return self.refuse(
                 self.version, CLIENT_ID_NOT_VALID, f"client id longer than {self.core.max_client_id} bytes")
+        if self.is_one_too_many(client_id):
+            return 0                       # before anything is kept for it while back ends are asked
         will = packet.will
         if will is not None:
             if will.qos > self.core.max_qos:
@@ -259,6 +279,14 @@ cdef class Channel(Link):
         self.access = self.shard.access_type(self, packet, client_id)
         self.access.start()
         return 0
+
+    cdef bint is_one_too_many(self, bytes client_id) except -1:
+        """Whether it is refused because memory is short. Who has a session is let in: it comes to empty its queue."""
+        if self.core.memory_level < REFUSE or client_id in self.shard.sessions:
+            return False
+        self.core.count(CLIENT_CLOSED_OVERLOAD)
+        self.refuse(self.version, QUOTA_EXCEEDED, SHORT_OF_MEMORY)
+        return True
 
     cdef bint mount(self, object username) except -1:
         return True
@@ -314,16 +342,14 @@ cdef class Channel(Link):
                 expiry_ms = core.max_session_expiry_ms
         if core.server_keepalive_s:
             keepalive_s = core.server_keepalive_s
+        if self.is_one_too_many(client_id):
+            return 0
         if packet.will is not None:
             will = will_of(packet.will, client_id)
             try:
                 self.shard.admit(will.message, self.username, &at_ms)
             except MqttError as error:
                 return self.refuse(self.version, error.reason_code, f"its will: {error}")
-        if core.memory_level >= REFUSE and client_id not in self.shard.sessions:
-            # Who has a session is let in: it comes to empty its queue.
-            core.count(CLIENT_CLOSED_OVERLOAD)
-            return self.refuse(self.version, QUOTA_EXCEEDED, "the broker's memory is short")
         if core.disk_full and (expiry_ms or packet.will is not None or client_id in self.shard.sessions):
             return self.refuse(self.version, SERVER_UNAVAILABLE, "the disk takes no writes, and too much waits for it")
         if self.version == 5:
@@ -462,7 +488,7 @@ cdef class Channel(Link):
         cdef Core core = self.core
         cdef Publication publication = self.shard.publication
         cdef TopicEntry entry
-        cdef bytes topic = None
+        cdef bytes topic = None, name      # `topic`: what the view points into, if that is not the packet
         cdef bint heard
         cdef int arrival, permission
         cdef uint64_t at_ms = 0
@@ -479,14 +505,29 @@ cdef class Channel(Link):
             return True
         if self.suback_waits:
             self.shard.commit(True)        # it publishes right behind its SUBSCRIBE
-        entry = self.shard.resolve(view.topic, view.topic_size)
-        if self.verdicts is not None and not self.verdicts.passes(
-                entry.serial, view.qos | view.retain << 2, core.now_ms, self.shard.access_generation):
-            permission = self.may_publish(entry, &view)
+        entry = self.shard.cached(view.topic, view.topic_size)
+        if entry is None:
+            # Rules come first: what is denied is not looked up, and leaves nothing in the cache.
+            self.shard.check_name(view.topic, view.topic_size)
+            name = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
+            if self.verdicts is not None and self.lookups is None:
+                permission = self.may_publish(name, 0, &view)
+                if permission <= DENIED:
+                    return permission == DENIED
+            if self.lookups is None:
+                self.lookups = []
+            entry = self.shard.look_up(name, self.lookups)
+            if entry is None:
+                return False
+        elif self.verdicts is not None and not self.verdicts.passes(
+                entry.serial, view.qos | view.retain << 2, core.now_ms, self.shard.access_generation) and self.lookups is None:
+            permission = self.may_publish(entry.topic, entry.serial, &view)
             if permission <= DENIED:
                 return permission == DENIED
         if entry.rewrite is not None:
             entry = self.rewritten(entry, &view)
+            if entry is None:
+                return False
         if not at_ms and not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
             return False
         if (view.retain or at_ms) and core.disk_full:
@@ -617,7 +658,7 @@ cdef class Channel(Link):
             self.shard.delay(publication, at_ms)
             heard = True
         elif message is not None:
-            heard = not self.shard.resolve(message.block, message.topic_size).nobody()
+            heard = self.shard.is_heard(message.topic)
             done = self.shard.publish_in_order(message, session)
         if qos and not self.closed:
             code = SUCCESS if heard else NO_MATCHING_SUBSCRIBERS
@@ -644,20 +685,27 @@ cdef class Channel(Link):
         return session.logged and self.shard.sessions.get(session.client_id) is session
 
     cdef TopicEntry rewritten(self, TopicEntry entry, PublishView* view):
-        """Where a PUBLISH goes by its topic's rule; where it was going, if that makes no topic name."""
+        """Where a PUBLISH goes by its topic's rule; where it was going, if that makes no topic name. None: that is still looked up."""
         cdef bytes topic = self.shard.rewritten(entry.rewrite, entry.topic, self.session.client_id, self.username)
         cdef TopicEntry target
         if topic is None:
             return entry
-        target = self.shard.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
+        target = self.shard.cached(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
+        if target is None:
+            if self.lookups is None:
+                self.lookups = []
+            target = self.shard.look_up(topic, self.lookups)
+            if target is None:
+                return None
         view.topic = <const uint8_t*>PyBytes_AS_STRING(target.topic)
         view.topic_size = <uint32_t>PyBytes_GET_SIZE(target.topic)
         return target
 
-    cdef int may_publish(self, TopicEntry entry, PublishView* view) except -2:
-        """ALLOWED; DENIED, and answered; UNKNOWN: held until a back end has told."""
-        cdef bytes topic = self.unmounted(entry.topic)
-        cdef int known = self.access.may_publish(topic, view.qos, view.retain, entry.serial)
+    cdef int may_publish(self, bytes topic, uint64_t serial, PublishView* view) except -2:
+        """ALLOWED; DENIED, and answered; UNKNOWN: held until a back end has told. `serial`: of the topic's entry, 0 without."""
+        cdef int known
+        topic = self.unmounted(topic)
+        known = self.access.may_publish(topic, view.qos, view.retain, serial)
         if known != DENIED:
             return known
         self.core.count(PACKETS_PUBLISH_RECEIVED)
@@ -701,10 +749,26 @@ cdef class Channel(Link):
             return topic
         topic = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
         check_topic_name(topic, self.core.max_topic_levels)
+        self.keep_alias(view.topic_alias, topic)
+        return topic
+
+    cdef int keep_alias(self, uint16_t alias, bytes topic) except -1:
+        """What aliases take is bounded, and less of it while memory is short: their number alone would allow 4 GB for each client."""
+        cdef bytes before
+        cdef uint32_t whole = self.aliases_bytes + <uint32_t>PyBytes_GET_SIZE(topic) + ALIAS_BYTES
+        cdef uint32_t most = ALIASES_BYTES_SHORT if self.core.memory_level >= REFUSE else ALIASES_BYTES_MAX
         if self.aliases_in is None:
             self.aliases_in = {}
-        self.aliases_in[view.topic_alias] = topic
-        return topic
+        before = self.aliases_in.get(alias)
+        if before is not None:
+            whole -= <uint32_t>PyBytes_GET_SIZE(before) + ALIAS_BYTES
+        if whole > most and whole > self.aliases_bytes:
+            raise MqttError(QUOTA_EXCEEDED, f"topic aliases of {whole} bytes, allowed are {most}")
+        if self.core.memory_level:
+            self.core.queued_by(self.session.client_id, <uint64_t>PyBytes_GET_SIZE(topic) + ALIAS_BYTES)
+        self.aliases_in[alias] = topic
+        self.aliases_bytes = whole
+        return 0
 
     # --- acknowledgements -----------------------------------------------------------------------------------------------------
 
@@ -981,6 +1045,7 @@ cdef class Channel(Link):
         if self.access is not None:
             self.access.closed(self.state == CONNECTED and reason_code != SERVER_SHUTTING_DOWN)
         self.subscribing = None
+        self.drop_lookups()
         self.core.timers.disarm(self)
         if self.state == CONNECTED:
             self.core.count(CLIENT_DISCONNECTED)
@@ -995,6 +1060,15 @@ cdef class Channel(Link):
         self.touch()
         if session is not None:
             self.shard.client_gone(session, reason_code, keep_will)
+        return 0
+
+    cdef int drop_lookups(self) except -1:
+        """Takes the look-ups under way out of the queue."""
+        cdef Lookup lookup
+        if self.lookups is not None:
+            for lookup in self.lookups:
+                lookup.abandoned = True
+            self.lookups = None
         return 0
 
     def taken_over(self) -> None:
@@ -1052,12 +1126,16 @@ cdef class Channel(Link):
     cdef uint64_t keepalive_ms(self) noexcept:
         return <uint64_t>(self.keepalive_s * 1000 * self.core.keepalive_multiplier)
 
+    cdef bint is_unread(self) noexcept:
+        """Whether what it has sent waits here."""
+        return self.parked or self.paused or self.waiting or self.lookups is not None
+
     cdef int arm_deadline(self) except -1:
         """The next of two: the client is silent for too long, or its credentials end."""
         cdef uint64_t due_ms = NEVER
         if self.keepalive_s:
             # Who is not read is not silent.
-            due_ms = self.core.now_ms if self.parked or self.paused or self.waiting else self.last_packet_ms
+            due_ms = self.core.now_ms if self.is_unread() else self.last_packet_ms
             due_ms += self.keepalive_ms()
         if self.access is not None and self.access.ends_at_ms:
             due_ms = min(due_ms, <uint64_t>self.access.ends_at_ms)
@@ -1079,7 +1157,7 @@ cdef class Channel(Link):
             if self.access is not None and self.access.ends_at_ms and self.access.ends_at_ms <= now_ms:
                 self.disconnect(MAXIMUM_CONNECT_TIME, "the credentials have expired")
                 return self.close(MAXIMUM_CONNECT_TIME, SIDE_SERVER, "the credentials have expired", True)
-            if self.parked or self.paused or self.waiting or not self.keepalive_s \
+            if self.is_unread() or not self.keepalive_s \
                     or self.last_packet_ms + self.keepalive_ms() > now_ms:
                 return self.arm_deadline()
             self.core.count(CLIENT_CLOSED_KEEPALIVE)

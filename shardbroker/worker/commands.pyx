@@ -298,7 +298,7 @@ def publish(Loop loop, dict args) -> dict[str, Any]:
         message = make_message(
             topic, args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
     if not at_ms:
-        heard = not loop.resolve(message.block, message.topic_size).nobody()
+        heard = loop.is_heard(topic)
     loop.publish_message(message, None, at_ms)
     return {"id": id, "heard": heard}
 

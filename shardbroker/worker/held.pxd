@@ -22,6 +22,7 @@ cdef class Held:
     cdef bytes group, filter               # of the shared group; empty without
     cdef uint64_t member                   # HELD_FOR_GROUP: who did not take it, 0: nobody; HELD_FOR_RING: who is to have it
     cdef int attempts                      # members that were tried
+    cdef list lookups                      # of its topic, under way; None before the first try
     cdef long destination                  # HELD_FOR_RING: whose ring
     cdef int record                        # HELD_FOR_RING: RECORD_PUBLISH, RECORD_SHARED
     cdef readonly uint64_t at_ms           # HELD_FOR_TIME: Unix ms

@@ -134,6 +134,7 @@ cdef class Loop(Shard):
     cdef uint64_t pass_start_us            # CLOCK_MONOTONIC
     cdef Histogram pass_times
     cdef Histogram hop_times
+    cdef dict lane_lookups                 # producer -> look-ups of the topic of the record that its lane waits with
     cdef list drained                      # lanes with records taken since the last release: (producer, Ring, Inbox)
     cdef list spent                        # spilled messages that were read: files to be unlinked once they are safe
     cdef bint holding                      # the journal is behind: nothing that promises something leaves
@@ -178,8 +179,8 @@ cdef class Loop(Shard):
     cdef int drain_lanes(self) except -1
     cdef int drain_manager(self) except -1
     cdef int drain_lane(self, int producer, Ring ring) except -1
-    cdef int take_records(self, Ring ring, int* taken) except -1
-    cdef int record_failed(self, object error) except -1
+    cdef int take_records(self, int producer, Ring ring, int* taken) except -1
+    cdef int record_failed(self, int producer, object error) except -1
     cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header)
     cdef int settle(self) except -1
     cdef int release_lanes(self) except -1
@@ -193,8 +194,8 @@ cdef class Loop(Shard):
     cdef int watch_disk(self) except -1
     cdef bint would_record(self, TopicEntry entry) noexcept
     cdef bint must_wait(self, Connection connection) noexcept
-    cdef int on_record(self, const uint8_t* record, uint32_t size) except -1
-    cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1
+    cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1
+    cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1
     cdef int note_forward(
         self, long destination, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
     ) except -1

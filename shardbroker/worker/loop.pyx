@@ -64,9 +64,12 @@ cdef enum:
     KEPT_BYTES = 268435456                 # free memory at the end of the heap that a busy worker keeps, bytes
     MAPPED_BYTES = 16777216                # an allocation of this size is mapped on its own, bytes
     KEPT_SHARE = 8                         # of the memory limit, if that is less
+    CACHE_SHARE = 16                       # of the memory limit, for each generation of the topic cache, if that is less
+    FIRST_VISITS = 128                     # of the route table at once: 0.3 ms. Most topics need less than twenty
     TRIM_MS = 10000                        # least time between two times that free memory is given back
     READ_BYTES = 262144                    # most that is read from one connection in a pass, bytes
     READ_LEAST = 2048                      # however many are ready
+    LOGIN_READ_BYTES = 16384               # most before CONNACK: what follows the CONNECT is kept until the verdict
     PASS_BUDGET = 8192                     # units of work shared out among those who are ready: about 2 ms
     TURN_LEAST = 32                        # units that everybody gets
     UNIT_BYTES = 64                        # bytes that are read for each unit: a small PUBLISH
@@ -161,6 +164,8 @@ cdef class Connection(Channel):
             room = min(max(self.rest_size, <size_t>REST_STEP), <size_t>READ_BYTES)
             self.grow_rest(self.rest_size + before + room)
             target = self.rest + self.rest_size
+        if self.state != CONNECTED:
+            room = min(room, <size_t>LOGIN_READ_BYTES)
         got = recv(self.fd, target + before, room, MSG_DONTWAIT)
         if got < 0:
             if errno == EAGAIN or errno == EINTR:
@@ -578,6 +583,9 @@ cdef class Loop(Shard):
         self.limited = []
         self.quotas = Quotas(counters, topology.settings.mqtt.limiter)
         self.memory = memory
+        if memory.mark:
+            self.cache.weight_limit = min(self.cache.weight_limit, memory.mark // (CACHE_SHARE * topology.workers))
+        self.lane_lookups = {}
         self.share_out(1)
         self.registry_changes = {}
         self.counters_segment = counters
@@ -630,7 +638,7 @@ cdef class Loop(Shard):
                 timeout_ms = min(timeout_ms, EVENT_DELAY_MS)
             if self.limited:
                 timeout_ms = min(timeout_ms, RATE_MS)
-            if self.dirty or self.busy or self.leaving or self.replays_moved or self.commands or self.late or (
+            if self.dirty or self.busy or self.lookups or self.leaving or self.replays_moved or self.commands or self.late or (
                     self.telling and self.announcer.any_noted):
                 timeout_ms = 0
             elif self.replaying or self.retry or self.parked or self.cycle_left or self.answers or not self.serving:
@@ -643,6 +651,7 @@ cdef class Loop(Shard):
     def serve(self) -> None:
         """Every worker knows its sessions again, so no message can miss one of them: clients may come."""
         self.serving = True
+        self.first_visits = FIRST_VISITS
         for ends in self.topology.handover:
             self.handovers[ends[self.number][1]] = True
             self.listen_to(ends[self.number][1], EPOLLIN)
@@ -762,6 +771,8 @@ cdef class Loop(Shard):
         if self.access_fd >= 0 and (self.late or self.counters_segment.access_generation_c() != self.access_seen):
             self.look_at_access()          # a ban holds for whoever comes next, however long nobody came
         # Whoever has waited longest comes first.
+        if self.lookups:
+            self.look_up_some()
         if self.parked:
             self.resume_parked()
         if self.busy:
@@ -981,10 +992,10 @@ cdef class Loop(Shard):
         cdef list paused
         cdef int worker
         self.look_at_ms = self.now_ms + LOOK_MS
-        self.cache.grow_old(self.now_ms)
         if self.watch:
             self.watcher.tick()
         self.memory_level = self.memory.look(self.now_ms)
+        self.cache.grow_old(self.now_ms, self.memory_level > 0)
         if self.memory_level:
             for client_id in self.memory.choose(self.now_ms):
                 worker = self.topology.division.worker_of(client_id)
@@ -1637,10 +1648,10 @@ cdef class Loop(Shard):
         self.draining_lane = producer
         while True:
             try:
-                self.take_records(ring, &taken)
+                self.take_records(producer, ring, &taken)
                 break
             except Exception as error:
-                self.record_failed(error)
+                self.record_failed(producer, error)
         self.incoming.release()            # what it borrowed is about to be given back
         if taken:
             self.drained.append((producer, ring, self.inbox))
@@ -1648,7 +1659,7 @@ cdef class Loop(Shard):
             self.ring(producer)            # it waits for room that a predecessor gave back
         return 0
 
-    cdef int take_records(self, Ring ring, int* taken) except -1:
+    cdef int take_records(self, int producer, Ring ring, int* taken) except -1:
         """Goes on behind `taken` records of this pass: one that raised is counted among them."""
         cdef const uint8_t* record
         cdef uint32_t size
@@ -1660,17 +1671,22 @@ cdef class Loop(Shard):
             taken[0] += 1
             if taken[0] == 1:              # the oldest of the batch
                 self.hop_times.record(<uint32_t>(<uint32_t>self.read_clock() - (<const RecordHeader*>record).sent_us))
-            self.on_record(record, size)
+            if not self.on_record(producer, record, size):
+                ring.untake(size)          # what is behind it waits, too
+                taken[0] -= 1
+                return 0
         return 0
 
-    cdef int record_failed(self, object error) except -1:
+    cdef int record_failed(self, int producer, object error) except -1:
         """A record cannot be dealt with: its position in the ring is behind it."""
         cdef bytes topic = b""
+        self.lane_lookups.pop(producer, None)
         if self.incoming.topic != NULL:
             topic = PyBytes_FromStringAndSize(<const char*>self.incoming.topic, self.incoming.topic_size)
         return self.drop_failed("ring", topic, error)
 
-    cdef int on_record(self, const uint8_t* record, uint32_t size) except -1:
+    cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1:
+        """False: its topic is still being looked up, and it has to be taken again in the next pass."""
         cdef RecordHeader header
         cdef bytes contents
         self.incoming.topic = NULL
@@ -1678,17 +1694,21 @@ cdef class Loop(Shard):
         if header.flags & FLAG_NOTED:
             self.note_consumed = True
         if header.kind == RECORD_PAUSE:
-            return self.pause_client(PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.client_size))
+            self.pause_client(PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.client_size))
+            return True
         if header.kind == RECORD_COMMAND:
             if self.serving:               # whoever asked before that is gone
                 self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
-            return 0
+            return True
         if header.flags & FLAG_SPILLED:
             contents = self.read_spilled(record, &header)
             if contents is None:
-                return 0                   # read before this worker was killed and started again
-            return self.on_publish_record(&header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header))
-        return self.on_publish_record(&header, record + sizeof(header))
+                return True                # read before this worker was killed and started again
+            if not self.on_publish_record(producer, &header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header)):
+                self.spent.pop()           # it is read again
+                return False
+            return True
+        return self.on_publish_record(producer, &header, record + sizeof(header))
 
     cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header):
         """The whole record, which becomes `header` too; None if its file is gone. Raises OSError, ValueError."""
@@ -1703,14 +1723,22 @@ cdef class Loop(Shard):
         memcpy(header, PyBytes_AS_STRING(contents), sizeof(header[0]))
         return contents
 
-    cdef int on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1:
+    cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1:
         cdef Publication publication = self.incoming
-        cdef TopicEntry entry
+        cdef TopicEntry entry = None
         cdef bytes group, filter
-        publication.message = None
-        publication.logged = 0
+        cdef bint is_plain = header.kind != RECORD_SHARED and not header.flags & FLAG_ORIGINATE
         publication.topic = body
         publication.topic_size = header.topic_size
+        if is_plain:
+            entry = self.cached(body, header.topic_size)
+            if entry is None:
+                entry = self.resolve(body, header.topic_size, self.lane_lookups.setdefault(producer, []))
+                if entry is None:
+                    return False
+                self.lane_lookups.pop(producer)
+        publication.message = None
+        publication.logged = 0
         body += header.topic_size
         publication.properties = body
         publication.properties_size = header.properties_size
@@ -1737,14 +1765,12 @@ cdef class Loop(Shard):
         if header.kind == RECORD_SHARED:
             if not self.deliver_to_member(group, filter, header.member, publication):
                 self.next_member(group, filter, header.member, publication.keep(), header.attempts + 1)
-            return 0
-        if header.flags & FLAG_ORIGINATE:
-            if not self.serving:
-                return 0                   # of a manager that is gone
+        elif is_plain:
+            self.deliver_locally(entry, publication, None)
+        elif self.serving:                 # else it is of a manager that is gone
             self.stamp(publication)
-            return self.publish_message(publication.keep(), None, 0)
-        entry = self.resolve(publication.topic, publication.topic_size)
-        return self.deliver_locally(entry, publication, None)
+            self.publish_message(publication.keep(), None, 0)
+        return True
 
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1:
         """The member that another worker chose is gone: this worker tries the others, once it knows who they are."""
@@ -1754,7 +1780,7 @@ cdef class Loop(Shard):
             member = self.by_key.get(failed)
             if failed in self.elsewhere or (not self.heir if member is None else member.ended):
                 return 0
-        if not self.serving or not self.hand_on(group, filter, message, attempts, failed):
+        if not self.serving or not self.hand_on(group, filter, message, attempts, failed, None):
             self.hold(hold_for_group(message, group, filter, failed, attempts))
         return 0
 

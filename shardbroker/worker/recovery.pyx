@@ -485,9 +485,9 @@ cdef class Recovery:
                 taken += 1
                 try:
                     check_record(record, size)
-                    self.loop.on_record(record, size)
+                    self.loop.on_record(producer, record, size)
                 except Exception as error:
-                    self.loop.record_failed(error)
+                    self.loop.record_failed(producer, error)
             if taken > before:
                 self.note_taken(inbox.identity, producer, ring.taken())
         self.take_all(others)
@@ -569,7 +569,8 @@ cdef class Recovery:
         publication.borrow(message)
         try:
             if item[5] == RECORD_PUBLISH:
-                return self.loop.deliver_locally(self.loop.resolve(message.block, message.topic_size), publication, None)
+                entry = self.loop.resolve(message.block, message.topic_size, None)
+                return self.loop.deliver_locally(entry, publication, None)
             group, filter = field(item, 8), field(item, 9)
             if not self.loop.deliver_to_member(group, filter, item[6], publication):
                 self.loop.next_member(group, filter, item[6], message, item[7] + 1)

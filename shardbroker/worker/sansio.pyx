@@ -48,7 +48,7 @@ cdef class SansIoChannel(Channel):
 
     def put_under_rules(self, bytes topic not None) -> None:
         """From now on it is looked up what it may publish, and that it may publish to this topic is known."""
-        cdef TopicEntry entry = self.shard.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic))
+        cdef TopicEntry entry = self.shard.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), None)
         cdef uint32_t generation = self.shard.access_generation
         cdef int combination
         self.verdicts = Verdicts(1)
@@ -63,7 +63,7 @@ cdef class SansIoChannel(Channel):
 
 
 cdef class SansIoShard(Shard):
-    """A worker's core. `routes` is shared by the shards of one simulation; it has match() and update()."""
+    """A worker's core. `routes` is shared by the shards of one simulation; it has search() and update()."""
     cdef public list outgoing
 
     def __init__(self, settings, routes, int number, uint64_t now_ms, retained=None, seed=None):
@@ -118,7 +118,7 @@ cdef class SansIoShard(Shard):
         cdef TopicEntry entry
         message, share, member, attempts = record
         publication.borrow(<Message>message)
-        entry = self.resolve(publication.topic, publication.topic_size)
+        entry = self.resolve(publication.topic, publication.topic_size, None)
         if share is None:
             self.deliver_locally(entry, publication, None)
         elif not self.deliver_to_member(share[0], share[1], member, publication):

@@ -10,12 +10,12 @@ from libc.string cimport memcmp
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.shared_groups cimport GroupPicker
 from shardbroker.pubsub.subscriptions cimport Subscription, SubscriptionTable
-from shardbroker.pubsub.topic_cache cimport TopicCache, TopicEntry
+from shardbroker.pubsub.topic_cache cimport Lookup, TopicCache, TopicEntry
 from shardbroker.session.core cimport Core
 from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.delayed cimport Delays
 from shardbroker.worker.held cimport Held
-from shm.epochs cimport BUCKETS, Epochs
+from shm.epochs cimport BUCKETS, Buckets, Epochs
 
 
 cdef class Shard(Core):
@@ -23,9 +23,11 @@ cdef class Shard(Core):
     cdef dict by_key                       # session key -> Session
     cdef SubscriptionTable table
     cdef TopicCache cache
+    cdef object lookups                    # deque of Lookup: those that one turn was too short for, in the order of their turns
+    cdef int64_t first_visits              # of the route table, for a topic that is not in the cache; the rest of its look-up has to queue
     cdef Epochs epochs                     # shared; None when there is one worker only, as in the simulator
     cdef uint64_t local_epochs[BUCKETS + 1]    # changes of this worker's own subscriptions that are not committed yet
-    cdef object routes                     # shm.routes.RouteTable or its like: match(), update()
+    cdef object routes                     # shm.routes.RouteTable or its like: search(), update()
     cdef object retained                   # shm.retained.RetainedStore or its like; None without
     cdef object retainer                   # settings section
     cdef long own_destination
@@ -63,8 +65,19 @@ cdef class Shard(Core):
     cdef uint32_t failures_told
     cdef bint unrepeatable                 # what is published now comes from nobody who would send it again: a lost record is lost
 
-    # The entry of a topic, built anew if the epochs moved. Raises MqttError 0x90 for what is no topic name.
-    cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size)
+    # The entry of a topic from the cache; None if it is not there, or the epochs have moved since.
+    cdef TopicEntry cached(self, const uint8_t* topic, uint32_t size)
+    # The same, looked up if need be. None: that takes longer than this turn. It goes on pass by pass, and its holder, whose list
+    # `holder` is, asks again until the entry is there, and then drops the list; for `holder` None the look-up is given up.
+    # Raises MqttError 0x90 for what is no topic name.
+    cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size, list holder)
+    # The same for a topic that is valid and not in the cache. Raises what a step of the look-up has raised.
+    cdef TopicEntry look_up(self, bytes topic, list holder)
+    cdef uint64_t stamp_of(self, const Buckets* buckets) noexcept
+    cdef int check_name(self, const uint8_t* topic, uint32_t size) except -1
+    cdef TopicEntry finish(self, Lookup lookup)
+    # A part of the look-ups that wait; called once a pass.
+    cdef int look_up_some(self) except -1
     # Where work for a single message, session or connection is done outside of Channel.feed(), an exception must not end the worker: it
     # comes here, and the work behind it goes on. A message that is lost with it is counted.
     cdef int drop_failed(self, str work, bytes topic, object error) except -1
@@ -85,13 +98,14 @@ cdef class Shard(Core):
     cdef uint64_t expires_ms(self, bint has_expiry, uint32_t expiry_s) noexcept
     # All of them, but access rules and no_delay(), for what is no PUBLISH of a connection: the topic that it is published to.
     cdef bytes admit(self, Message message, bytes username, uint64_t* at_ms)
-    cdef bint try_publish(self, Message message, Session publisher) except -1
+    # False: it waits for room, or for the look-up of its topic; `holder` as for resolve().
+    cdef bint try_publish(self, Message message, Session publisher, list holder) except -1
     # As publish_message, behind those that wait for room. False: it waits itself.
     cdef bint publish_in_order(self, Message message, Session publisher) except -1
-    # To a member of the group, other than `failed`. False if a ring is full.
-    cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1
-    cdef bint pass_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1
-    cdef bint publish_held(self, Message message, Session publisher) except -1
+    # To a member of the group, other than `failed`. False if a ring is full, or its topic not looked up yet.
+    cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed, list holder) except -1
+    cdef bint pass_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed, list holder) except -1
+    cdef bint publish_held(self, Message message, Session publisher, list holder) except -1
     # It waits for room, and stands in the journal until it has found some.
     cdef int hold(self, Held held) except -1
     cdef int number_held(self, Held held) except -1

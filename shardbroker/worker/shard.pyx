@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections import deque
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -17,7 +18,7 @@ from shardbroker.session.link cimport Link
 from shardbroker.worker.delayed cimport Delays, id_of
 from shardbroker.worker.held cimport HELD_FOR_ALL, HELD_FOR_GROUP, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_time
 from shardbroker.worker.memory cimport REFUSE
-from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Target, build_entry, encode_identifier
+from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Lookup, Target, encode_identifier, new_lookup
 from shardbroker.session.core cimport TELL_DROPPED, TELL_SUBSCRIBED
 from shardbroker.session.recorder cimport (
     ENDED_CLEAN_START, ENDED_DISCONNECTED, ENDED_EXPIRED, WILL_DISCARDED, WILL_PUBLISHED,
@@ -28,7 +29,7 @@ from shm.counters cimport (
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
-from shm.epochs cimport WILDCARD_BUCKET, Buckets, bucket_of, buckets_of, sum_of
+from shm.epochs cimport Buckets, bucket_of, buckets_of, sum_of
 
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name
@@ -43,6 +44,17 @@ __all__ = ["OWN_TOPICS", "Shard"]
 TOPIC_CACHE_ENTRIES = 1 << 16
 """Topics a worker remembers, of now and once more as many of before: about 40 MB with short topics."""
 
+TOPIC_CACHE_BYTES = 24 << 20
+"""What they may take, each of the two: so many entries with topics of 60 bytes. Long topics, and those with very many subscribers, turn
+the cache earlier."""
+
+cdef enum:
+    VISIT_COST = 8                         # of the budget, for a visit of the route table: some 2 µs
+    VISITS_A_PASS = 1024                   # for all look-ups that one turn was too short for: 2 ms
+
+UNBOUNDED_VISITS = 1 << 40
+"""First visits while there is no client that would have to wait."""
+
 SHARED_ATTEMPTS = 8
 """Members of a shared group that are tried before a message for it is given up."""
 
@@ -53,6 +65,7 @@ REPLAY_BATCH_BYTES = 1 << 18
 """Bytes of retained messages read at a time, for one session."""
 
 cdef enum:
+    GROUP_COST = 8                         # of the budget, for the choice of a shared group's member: some 2 µs
     REMOVAL_DELAY_MS = 20                  # see few_removals
     PROMPT_REMOVALS = 4
 # Routes of sessions that end are removed at once if they are few. When many end, their routes stand for REMOVAL_DELAY_MS and go in
@@ -98,7 +111,9 @@ cdef class Shard(Core):
         self.sessions = {}
         self.by_key = {}
         self.table = SubscriptionTable.__new__(SubscriptionTable)
-        self.cache = TopicCache(TOPIC_CACHE_ENTRIES)
+        self.cache = TopicCache(TOPIC_CACHE_ENTRIES, TOPIC_CACHE_BYTES)
+        self.lookups = deque()
+        self.first_visits = UNBOUNDED_VISITS
         self.epochs = epochs
         self.routes = routes
         self.retained = retained
@@ -152,38 +167,83 @@ cdef class Shard(Core):
         publication.id_low = self.id_low_base | self.id_sequence
         return 0
 
-    cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size):
-        cdef TopicEntry entry = self.cache.find(topic, size)
-        cdef uint64_t now_stamp
-        cdef Buckets fresh
-        cdef Buckets* buckets = &fresh
-        if entry is not None:
-            buckets = &entry.buckets
-        else:
-            if not is_topic_name(topic, size, self.max_topic_levels):
-                raise MqttError(0x90, "not a topic name", "MQTT-3.3.2-2")
-            buckets_of(topic, size, buckets)
-        now_stamp = sum_of(self.local_epochs, buckets)
+    cdef inline uint64_t stamp_of(self, const Buckets* buckets) noexcept:
+        cdef uint64_t stamp = sum_of(self.local_epochs, buckets)
         if self.epochs is not None:
-            now_stamp += self.epochs.current(buckets)
-        if entry is not None and entry.stamp == now_stamp:
+            stamp += self.epochs.current(buckets)
+        return stamp
+
+    cdef TopicEntry cached(self, const uint8_t* topic, uint32_t size):
+        cdef TopicEntry entry = self.cache.find(topic, size)
+        if entry is not None and entry.stamp == self.stamp_of(&entry.buckets):
             return entry
-        cdef bytes name = PyBytes_FromStringAndSize(<const char*>topic, size)
-        fresh = buckets[0]
-        match = self.routes.match(name)
-        own = self.own_destination
-        entry = build_entry(
-            name, list(match.filters), self.table,
-            tuple([destination for destination in match.destinations if destination != own]),
-            tuple([(group.name, group.filter, group.members) for group in match.groups]),
-        )
-        entry.stamp = now_stamp
-        entry.buckets = fresh
-        entry.captured = self.recorder is not None and any([matches(filter, name) for filter in self.capture])
+        return None
+
+    cdef int check_name(self, const uint8_t* topic, uint32_t size) except -1:
+        if not is_topic_name(topic, size, self.max_topic_levels):
+            raise MqttError(0x90, "not a topic name", "MQTT-3.3.2-2")
+        return 0
+
+    cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size, list holder):
+        cdef TopicEntry entry = self.cached(topic, size)
+        if entry is not None:
+            return entry
+        self.check_name(topic, size)
+        return self.look_up(PyBytes_FromStringAndSize(<const char*>topic, size), holder)
+
+    cdef TopicEntry look_up(self, bytes topic, list holder):
+        """A look-up has to queue from its second turn on: one at a time goes on, so only one grows. What it finds holds for the message
+        that it was begun for, even if the epochs have moved since: it would never end if it began again each time."""
+        cdef Lookup lookup
+        cdef Buckets buckets
+        cdef int64_t left
+        if holder is not None:
+            for lookup in holder:
+                if lookup.topic == topic:
+                    if lookup.error is not None:
+                        raise lookup.error
+                    self.budget = min(self.budget, <int64_t>0) if lookup.entry is None else self.budget
+                    return lookup.entry
+        buckets_of(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), &buckets)
+        lookup = new_lookup(topic, &buckets, self.stamp_of(&buckets), self.routes.search(topic))
+        left = lookup.go_on(self.table, self.own_destination, self.first_visits)
+        self.budget -= VISIT_COST * (self.first_visits - left)
+        if lookup.entry is not None:
+            return self.finish(lookup)
+        self.budget = min(self.budget, <int64_t>0)
+        if holder is not None:
+            holder.append(lookup)
+            self.lookups.append(lookup)
+        return None
+
+    cdef TopicEntry finish(self, Lookup lookup):
+        cdef TopicEntry entry = lookup.entry
+        cdef bytes topic = entry.topic
+        entry.captured = self.recorder is not None and any([matches(filter, topic) for filter in self.capture])
         if self.rewriting is not None:
-            entry.rewrite = self.rewriting.of_topic(name)
+            entry.rewrite = self.rewriting.of_topic(topic)
         self.cache.store(entry)
         return entry
+
+    cdef int look_up_some(self) except -1:
+        cdef Lookup lookup
+        cdef TopicEntry entry
+        cdef int64_t left = VISITS_A_PASS
+        while left > 0 and self.lookups:
+            lookup = self.lookups[0]
+            entry = self.cached(<const uint8_t*>PyBytes_AS_STRING(lookup.topic), <uint32_t>PyBytes_GET_SIZE(lookup.topic))
+            if entry is not None:
+                lookup.entry = entry       # found by another look-up of this topic
+            elif not lookup.abandoned:
+                try:
+                    left = lookup.go_on(self.table, self.own_destination, left)
+                    if lookup.entry is None:
+                        break
+                    self.finish(lookup)
+                except Exception as error:
+                    lookup.error = error   # for its holder, which gives up the message
+            self.lookups.popleft()
+        return 0
 
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1:
         if entry.captured:
@@ -201,6 +261,8 @@ cdef class Shard(Core):
         self.deliver_locally(entry, publication, publisher)
         for destination in entry.destinations:
             self.forward(destination, publication)
+        if entry.groups:
+            self.budget -= GROUP_COST * <int64_t>len(entry.groups)
         for group in entry.groups:
             self.deliver_shared(<tuple>group, publication, publisher, 0, None)
         return True
@@ -242,7 +304,7 @@ cdef class Shard(Core):
             publication = Publication.__new__(Publication)
             publication.borrow(message)
             return self.delay(publication, at_ms)
-        if not self.try_publish(message, publisher):
+        if not self.try_publish(message, publisher, None):
             self.hold(hold_for_all(message))
         return 0
 
@@ -294,24 +356,24 @@ cdef class Shard(Core):
         return topic
 
     cdef bint publish_in_order(self, Message message, Session publisher) except -1:
-        if not self.retry and self.try_publish(message, publisher):
+        if not self.retry and self.try_publish(message, publisher, None):
             return True
         self.hold(hold_for_all(message))
         return False
 
-    cdef bint try_publish(self, Message message, Session publisher) except -1:
+    cdef bint try_publish(self, Message message, Session publisher, list holder) except -1:
         try:
-            return self.publish_held(message, publisher)
+            return self.publish_held(message, publisher, holder)
         except MqttError:
             self.count_outdated()          # fewer levels are allowed than when it came
         except Exception as error:
             self.drop_failed("publish", message.topic, error)
         return True
 
-    cdef bint publish_held(self, Message message, Session publisher) except -1:
-        cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
+    cdef bint publish_held(self, Message message, Session publisher, list holder) except -1:
+        cdef TopicEntry entry = self.resolve(message.block, message.topic_size, holder)
         cdef Publication publication
-        if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
+        if entry is None or not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
             return False
         publication = Publication.__new__(Publication)
         publication.borrow(message)
@@ -370,12 +432,14 @@ cdef class Shard(Core):
 
     cdef bint try_again(self, Held held) except -1:
         cdef bint done
+        if held.lookups is None:
+            held.lookups = []
         if held.purpose == HELD_FOR_ALL:
-            return self.try_publish(held.message, self.sessions.get(held.message.client_id))
+            return self.try_publish(held.message, self.sessions.get(held.message.client_id), held.lookups)
         if held.purpose == HELD_FOR_TIME:
             return self.publish_delayed(held)
         if held.purpose == HELD_FOR_GROUP:
-            return self.hand_on(held.group, held.filter, held.message, held.attempts, held.member)
+            return self.hand_on(held.group, held.filter, held.message, held.attempts, held.member, held.lookups)
         self.unrepeatable = True
         try:
             done = self.put_held(held)
@@ -396,14 +460,15 @@ cdef class Shard(Core):
         self.telling = self.announcer.mask
 
     def is_heard(self, bytes topic not None) -> bool:
-        return not self.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic)).nobody()
+        cdef TopicEntry entry = self.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic), None)
+        return entry is None or not entry.nobody()         # None: so many filters lead near it that one turn was too short
 
     def say(self, bytes topic not None, bytes payload not None) -> None:
-        """A message of the broker's own; dropped if a ring is full."""
+        """A message of the broker's own; dropped if a ring is full, or if its topic cannot be looked up at once."""
         cdef Publication stamped = Publication.__new__(Publication)
         self.stamp(stamped)
         id = stamped.id_high.to_bytes(8, "big") + stamped.id_low.to_bytes(8, "big")
-        if not self.try_publish(make_message(topic, payload, b"", None, id, 0, 0, False, 0, 0), None):
+        if not self.try_publish(make_message(topic, payload, b"", None, id, 0, 0, False, 0, 0), None, None):
             self.drop_event()
 
     def drop_event(self) -> None:
@@ -464,7 +529,7 @@ cdef class Shard(Core):
         elif held.message.expires_ms and held.message.expires_ms <= self.now_ms:
             self.count(DELIVERY_DROPPED)
             self.count(DELIVERY_DROPPED_EXPIRED)
-        elif not self.try_publish(held.message, self.sessions.get(held.message.client_id)):
+        elif not self.try_publish(held.message, self.sessions.get(held.message.client_id), held.lookups):
             return False
         self.delays.remove(held)
         return True
@@ -696,21 +761,21 @@ cdef class Shard(Core):
         self.gauge(SESSIONS_COUNT, -1)
         for share, message, _ in leftovers:
             # What a member of a shared group did not finish goes to another one.
-            if not self.hand_on(share[0], share[1], message, 0, 0):
+            if not self.hand_on(share[0], share[1], message, 0, 0, None):
                 self.hold(hold_for_group(message, share[0], share[1], 0, 0))
         return 0
 
-    cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1:
+    cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed, list holder) except -1:
         try:
-            return self.pass_on(group_name, filter, message, attempts, failed)
+            return self.pass_on(group_name, filter, message, attempts, failed, holder)
         except Exception as error:
             self.drop_failed("shared group", message.topic, error)
             return True
 
-    cdef bint pass_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed) except -1:
-        cdef TopicEntry entry = self.resolve(message.block, message.topic_size)
+    cdef bint pass_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed, list holder) except -1:
+        cdef TopicEntry entry = self.resolve(message.block, message.topic_size, holder)
         cdef Publication publication
-        if not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
+        if entry is None or not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
             return False
         publication = Publication.__new__(Publication)
         publication.borrow(message)

@@ -56,13 +56,15 @@ def test_5000_retained_messages_to_one_subscriber(connect: Connect, topic: str, 
     assert {int(subscriber.expect(Publish, retain=True).payload) for _ in range(5000)} == set(range(5000))
 
 
-def test_many_filters_of_one_client(connect: Connect, topic: str, placement: str) -> None:
-    subscriber, publisher = connect(), connect()
+def test_many_filters(connect: Connect, topic: str, placement: str) -> None:
+    """As many as three clients may have by default."""
+    subscribers, publisher = [connect() for _ in range(3)], connect()
     for first in range(0, 3000, 100):
-        subscriber.subscribe([(f"{topic}/{i}/+" if i % 2 else f"{topic}/{i}", 0) for i in range(first, first + 100)])
+        filters = [(f"{topic}/{i}/+" if i % 2 else f"{topic}/{i}", 0) for i in range(first, first + 100)]
+        subscribers[first // 1000].subscribe(filters)
     for i in (0, 1, 1500, 2999):
         publisher.publish(f"{topic}/{i}/a" if i % 2 else f"{topic}/{i}", b"%d" % i, 1)
-        subscriber.expect(Publish, payload=b"%d" % i)
+        subscribers[i // 1000].expect(Publish, payload=b"%d" % i)
 
 
 def test_flood_across_workers_is_pushed_back_not_lost(connect: Connect, topic: str, placement: str) -> None:

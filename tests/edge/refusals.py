@@ -374,7 +374,7 @@ def _(place: Place, version: int) -> str:
     return ending(place.dial("default")(), wire.pingreq())
 
 
-@refusal("a CONNECT longer than `mqtt.max_packet_size`", "MQTT", "close", "close", "client.closed.too_large")
+@refusal("a CONNECT longer than `mqtt.max_packet_size`, or than 512 KB", "MQTT", "close", "close", "client.closed.too_large")
 def _(place: Place, version: int) -> str:
     return ending(place.dial("default")(), b"\x10\xff\xff\xff\x7f" + b"x" * 100)
 
@@ -707,6 +707,22 @@ def _(place: Place, version: int) -> str:
          "client gone", "reason=0x9a")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.publish("t", b"", version=version, retain=True), place.strict)
+
+
+@refusal("aliases whose topics take more than 8 MB", "packets", "DISCONNECT 0x97", "", "client.closed.protocol_error",
+         "client gone", "reason=0x97", "topic aliases of")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    with Client(place.strict.address, version, place.name) as client:
+        for alias in range(1, 141):
+            client.send_raw(wire.publish("x" * 60_000, b"", properties={"topic_alias": alias}))
+        return told(client)
+
+
+@refusal("more than 256 user properties, PUBLISH apart", "packets", "DISCONNECT 0x97", "", "client.closed.protocol_error",
+         "client gone", "reason=0x97", "more than 256 user properties")  # fmt: skip
+def _(place: Place, version: int) -> str:
+    properties = {"user_property": [("", "")] * 257}
+    return answer(place, version, wire.subscribe(1, [("t", 0)], version=version, properties=properties))
 
 
 @refusal("a topic alias that is not allowed", "packets", "DISCONNECT 0x94", "", "client.closed.protocol_error",

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.overload import scenarios
+from tests.overload import attacks, scenarios
 
 LARGE = {
     "retained-million": lambda: scenarios.retained_to_many(1_000_000, 1, deadline_s=120),
@@ -13,8 +13,8 @@ LARGE = {
 
 def main(names: list[str]) -> None:
     """Runs the scenarios named, or all."""
-    known = {**scenarios.ALL, **LARGE}
-    chosen = [name for name in names if name != "--large"] or [*scenarios.ALL, *(LARGE if "--large" in names else ())]
+    known = {**scenarios.ALL, **attacks.ALL, **LARGE}
+    chosen = [name for name in names if name != "--large"] or [*scenarios.ALL, *attacks.ALL, *(LARGE if "--large" in names else ())]
     for name in chosen:
         print(known[name](), flush=True)
 

@@ -69,6 +69,43 @@ def test_routes_match_as_brute_force_does(tmp_path_factory: object, stored: list
     table.close()
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(filters, unique=True, max_size=25), topics, st.integers(1, 5), st.booleans())
+def test_a_search_in_steps_finds_the_same(
+    tmp_path_factory: object, stored: list[bytes], topic: bytes, most: int, long: bool
+) -> None:
+    table = RouteTable(tmp_path_factory.mktemp("routes"), map_bytes=1 << 22)  # type: ignore[attr-defined]
+    tail = b"/" + b"x" * 600 if long else b""
+    table.update(RouteChange(True, filter + tail, i % 3) for i, filter in enumerate(stored) if not filter.endswith(b"#"))
+    table.update(RouteChange(True, filter, i % 3) for i, filter in enumerate(stored) if filter.endswith(b"#"))
+    expected, search, found = table.match(topic + tail), table.search(topic + tail), None
+    for _ in range(1000):
+        if (found := search.step(most)) is not None:
+            break
+        assert search.visits >= most
+    assert found is not None
+    assert (sorted(found.filters), found.destinations) == (sorted(expected.filters), expected.destinations)
+    table.close()
+
+
+def test_a_search_goes_on_where_filters_have_gone(tmp_path: Path) -> None:
+    """Filters longer than a key, which are compared one by one, and are removed between two steps; others stay."""
+    table = RouteTable(tmp_path / "routes", map_bytes=1 << 22)
+    tail = b"/" + b"x" * 600
+    gone = [b"+/%d" % n + tail for n in range(40)]
+    stays = [b"+/+" + tail, b"a/+" + tail, b"a/#"]
+    table.update(RouteChange(True, filter, 1) for filter in gone + stays)
+    search, found = table.search(b"a/b" + tail), None
+    for filter in gone:
+        if (found := search.step(1)) is not None:
+            break
+        table.update([RouteChange(False, filter, 1)])
+    while found is None:
+        found = search.step(1)
+    assert sorted(found.filters) == sorted(stays)
+    table.close()
+
+
 def test_shared_groups_and_removal(tmp_path: Path) -> None:
     table = RouteTable(tmp_path / "routes", map_bytes=1 << 22)
     long_group = b"g" * 600

@@ -67,6 +67,21 @@ class MemoryRoutes:
         ]
         return Match(filters, tuple(sorted(destinations)), groups)
 
+    def search(self, topic: bytes) -> "MemorySearch":
+        return MemorySearch(self, topic)
+
+
+class MemorySearch:
+    """A search of one step."""
+
+    visits = 1
+
+    def __init__(self, routes: MemoryRoutes, topic: bytes) -> None:
+        self._routes, self._topic = routes, topic
+
+    def step(self, most: int) -> Match:
+        return self._routes.match(self._topic)
+
 
 class Wire:
     """A connection: bytes on their way in both directions."""
