@@ -97,7 +97,7 @@ def test_what_lies_in_a_ring_and_became_too_deep_is_dropped(level: str, payload:
                 changing.start()
                 time.sleep(0.5)  # the setting is kept before workers are told
             finally:
-                os.kill(victim, signal.SIGKILL)
+                broker.kill_process(victim)
             changing.join()
         until(lambda: victim not in broker.child_pids("sb-worker-1") and len(broker.child_pids("sb-worker-1")) == 1)
         serves(broker)
@@ -119,6 +119,7 @@ def faulty() -> Iterator[Broker]:
     }
     broker = Broker(WORKERS, settings)
     broker.program = (sys.executable, "-m", "tests.behaviour.faulty")
+    broker.expects("a fault of the test")
     with broker:
         yield broker
 
@@ -246,7 +247,7 @@ def test_failure_of_a_will_after_a_restart(level: str, tmp_path: Path) -> None:
         with on(broker, NEAR, "breaks", clean=False, properties=SESSION, will=Will("nobody/reads", FAULT, 1)) as one:
             one.ping()
             (victim,) = broker.child_pids("sb-worker-0")
-            os.kill(victim, signal.SIGKILL)
+            broker.kill_process(victim)
             with contextlib.suppress(Closed):
                 one.recv(5)
         serves(broker)
