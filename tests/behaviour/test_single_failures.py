@@ -236,6 +236,31 @@ def test_failure_of_a_subscription(watched: Broker) -> None:
         one.ping()
 
 
+def test_failure_of_a_look_up_is_of_the_connection_that_waits_for_it(watched: Broker) -> None:
+    with on(watched, NEAR, "publisher") as publisher, on(watched, NEAR, "other") as other:
+        with pytest.raises(Closed):
+            publisher.publish("breaks/sb-worker-0/x", b"", 1)
+        other.publish("breaks/not/here", b"", 1)
+
+
+def test_failure_of_the_look_up_of_a_will(watched: Broker) -> None:
+    before = counted(watched, "messages.dropped.failed")
+    with on(watched, NEAR, "breaks", will=Will("breaks/sb-worker-0/will", b"", 1)) as one:
+        one.drop()
+    expect_failure(watched, before)
+
+
+def test_failure_of_the_look_up_of_what_came_by_a_ring(watched: Broker) -> None:
+    before = counted(watched, "messages.dropped.failed")
+    with on(watched, FAR, "reader") as reader, on(watched, NEAR, "publisher") as publisher:
+        reader.subscribe("breaks/#", 1)
+        for size in (0, 100_000):  # one in the ring, one spilled
+            publisher.publish("breaks/sb-worker-1/x", b"." * size, 1)
+        publisher.publish("breaks/fine", b"fine", 1)
+        reader.expect(Publish, payload=b"fine")
+    until(lambda: counted(watched, "messages.dropped.failed") == before + 2)
+
+
 @LEVELS
 def test_failure_of_a_will_after_a_restart(level: str, tmp_path: Path) -> None:
     """The connection went with its worker, and its will is published by the successor, which must not die of that."""
