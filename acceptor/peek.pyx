@@ -16,6 +16,7 @@ cdef enum:
     VERSION_5 = 5
     BRIDGE = 0x80                          # in the level: the client is a bridge, as mosquitto's are
     NAME_31 = 6                            # size of "MQIsdp"
+    CONNECT_31_LEAST = 14                  # bytes behind the fixed header in MQTT 3.1, with an empty client id
     NAME_311 = 4                           # size of "MQTT"
     AFTER_NAME = 4                         # level, flags, keepalive, bytes
     VARINT_MAX = 4                         # bytes
@@ -48,6 +49,8 @@ cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8
     if data[0] >> 4 != CONNECT:
         return NOT_CONNECT
     used = varint(data + 1, size - 1, &remaining)
+    if used > 0 and data[0] & 15 and remaining < CONNECT_31_LEAST:
+        return NOT_CONNECT
     if used <= 0:
         return NEED_MORE if used == 0 else UNCLEAR
     at = 1 + used

@@ -1,8 +1,6 @@
 """Settings that fit the schema and cannot work: refused wherever they come from, all at once, and undone without a broker."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -180,7 +178,8 @@ def test_a_back_end_that_cannot_start_is_an_alarm_until_it_can(tmp_path: Path) -
             return next((str(row["message"]) for row in rows if row["name"] == "backend_unusable"), "")
 
         users.unlink()
-        os.kill(broker.child_pids("integrations")[0], signal.SIGKILL)
+        broker.expects("integrations .* died of exit code 1 ")
+        broker.kill_process(broker.child_pids("integrations")[0])
         assert "users: No such file" in until(alarm)
         users.write_text("ada:$argon2id$x\n")
         until(lambda: not alarm(), timeout_s=60)
