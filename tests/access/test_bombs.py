@@ -1,14 +1,21 @@
 """Answers of a back end that would be enormous if they were believed: nobody unpacks or gathers them."""
 
+import asyncio
 import gzip
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 
+import jwt
 import psutil
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from shardbroker.access.contract import BackendError, Client
+from shardbroker.config import load
+from shardbroker.integrations.http import HttpService
+from shardbroker.integrations.tokens import Tokens
 from tests.access.guarded import Guarded
 
 pytestmark = pytest.mark.own_broker
@@ -48,6 +55,10 @@ def server() -> Iterator[tuple[socket.socket, list[bytes]]]:
         yield listening, answers
 
 
+def url_of(listening: socket.socket) -> str:
+    return f"http://127.0.0.1:{listening.getsockname()[1]}/"
+
+
 @pytest.mark.parametrize(
     "answer",
     [bomb(), HEAD + b"Content-Length: 1000000000000\r\n\r\n" + b"x" * 1_000_000, HEAD + b"X: " + b"y" * 1_000_000 + b"\r\n\r\n"],
@@ -64,3 +75,38 @@ def test_an_enormous_answer_is_a_failure(server: tuple[socket.socket, list[bytes
             broker.refused(f"b{number}", UNAVAILABLE, username="ada", password="x")
         assert psutil.Process(pid).memory_info().rss - before < GROWTH_MAX
         broker.logged("ERROR integrations http: ")
+
+
+def test_a_jwks_of_more_than_a_megabyte_is_a_failure(server: tuple[socket.socket, list[bytes]]) -> None:
+    listening, answers = server
+    section = load(None, None, ["auth.jwt.algorithm=public-key", f"auth.jwt.endpoint={url_of(listening)}"]).settings.auth.jwt
+    client = Client("c", "ada", jwt.encode({}, ec.generate_private_key(ec.SECP256R1()), "ES256", headers={"kid": "k"}).encode())
+
+    async def ask() -> None:
+        tokens = Tokens(section)
+        try:
+            await tokens.authenticate(client)
+        finally:
+            await tokens.close()
+
+    for size, failure in ((1 << 20, "BackendError"), (1000, "PyJWKSetError")):
+        body = b'{"keys": [], "x": "' + b"x" * size + b'"}'
+        answers[:] = [HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body]
+        with pytest.raises(BackendError, match=failure):
+            asyncio.run(ask())
+
+
+def test_a_redirect_is_not_followed(server: tuple[socket.socket, list[bytes]]) -> None:
+    listening, answers = server
+    location = url_of(listening).encode()
+    answers.append(b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    section = load(None, None, [f"auth.http.url={url_of(listening)}"]).settings.auth.http
+
+    async def ask() -> tuple[int, object]:
+        service = HttpService(section, "auth.http")
+        try:
+            return await service.ask({})
+        finally:
+            await service.close()
+
+    assert asyncio.run(ask()) == (302, None)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shardbroker.access import bans
 from shardbroker.access.hashing import hash_password
 from shardbroker.control import Control
 from tests.access.guarded import Guarded
@@ -158,6 +159,17 @@ def test_a_client_that_comes_and_goes_too_often_is_banned(guarded: Guarded) -> N
     until(lambda: any(ban.value == "flapper" and ban.until is not None for ban in guarded.admin.bans()))
     guarded.client("steady", username="ada", password="secret").close()
     guarded.admin.unban("clientid", "flapper")
+
+
+def test_windows_of_flapping_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bans, "FLAPPERS_MAX", 100)
+    flapping = bans.Flapping(60.0, 2, 300.0)
+    for number in range(1000):
+        assert not flapping.disconnected(f"c{number}", 0.001 * number)
+    assert len(flapping._windows) == 100 and flapping.disconnected("c99", 2.0)
+    for client_id in ("later", "latest"):
+        assert not flapping.disconnected(client_id, 100.0)
+    assert list(flapping._windows) == ["later", "latest"], "windows that are over make room"
 
 
 # --- when nobody can say --------------------------------------------------------

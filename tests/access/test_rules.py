@@ -1,11 +1,15 @@
 """Rules: which topics and filters they cover, whom they concern, how they are read."""
 
+from pathlib import Path
+
 import pytest
 
 from shardbroker.access.acl_conf import parse_acl_conf
 from shardbroker.access.contract import Client, Question
 from shardbroker.access.files import FileError, read_passwords, read_rules
+from shardbroker.access.gate import Gate
 from shardbroker.access.rules import RuleError, RuleSet, client_rules, rule_of
+from shardbroker.access.stores import RuleStore, StoreError, UserStore
 
 ADA = Client("c1", "ada", None, "10.1.2.3", 5000, "default")
 
@@ -168,3 +172,30 @@ def test_password_files(tmp_path) -> None:  # type: ignore[no-untyped-def]
     file.write_text("ada\n")
     with pytest.raises(FileError, match="line 1: allowed is name:hash"):
         read_passwords(file)
+
+
+@pytest.mark.parametrize("kind", ["clientid", "username", "all"])
+def test_the_store_takes_a_hundred_rules_of_one(tmp_path: Path, kind: str) -> None:
+    store = RuleStore(tmp_path)
+    try:
+        rule = {"permission": "allow", "action": "all", "topic": "a"}
+        store.put_rules(kind, "x", [rule] * 100)
+        with pytest.raises(StoreError, match="101 rules"):
+            store.put_rules(kind, "x", [rule] * 101)
+        assert len(store.get_rules(kind, "x")) == 100
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("store", [UserStore, RuleStore])
+def test_stores_are_of_the_owner_alone(tmp_path: Path, store: type[UserStore | RuleStore]) -> None:
+    store(tmp_path / "store").close()
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+    files = list((tmp_path / "store").iterdir())
+    assert files and {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_lines_about_denied_topics_are_bounded() -> None:
+    gate = Gate.__new__(Gate)
+    gate._told_s = gate._told = 0
+    assert [sum(gate.may_tell(second * 1000 + ms) for ms in range(0, 1000, 10)) for second in (5, 6)] == [10, 10]

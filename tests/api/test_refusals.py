@@ -163,6 +163,17 @@ def test_a_right_password_does_not_excuse_wrong_ones_for_another_account(tmp_pat
         assert stranger.refused("POST", "/login", wrong) == (429, "TOO_MANY_REQUESTS")
 
 
+@pytest.mark.parametrize("name", ["ada", "nobody"])
+def test_an_unknown_name_costs_a_hash_like_a_known_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    stored: list[str] = []
+    with Accounts(tmp_path) as accounts:
+        accounts.add("ada", hash_password(b"secret"), "administrator", "")
+        monkeypatch.setattr(guard, "verify", lambda *of: stored.append(of[1]) or verify(*of))
+        with pytest.raises(ControlError, match="wrong user name or password"):
+            asyncio.run(Logins(accounts, 60).log_in(name, "wrong", "127.0.0.1"))
+    assert len(stored) == 1 and stored[0].startswith("$argon2id$")
+
+
 def test_a_password_that_changes_while_it_is_checked_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Accounts(tmp_path) as accounts:
         accounts.add("ada", hash_password(b"old"), "administrator", "")

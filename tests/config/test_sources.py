@@ -103,6 +103,7 @@ def test_no_limit_is_written_as_infinity_or_0() -> None:
         ("mqtt.retry_interval=99999999d", "allowed is a duration such as 500ms, 15s, 2h, from 1ms on or infinity"),
         ("mqtt.retry_interval=1" + "0" * 400, "allowed is a duration such as 500ms, 15s, 2h, from 1ms on or infinity"),
         ("mqtt.server_keepalive=18h30m", "allowed is a duration such as 500ms, 15s, 2h, from 1s to 65535s or 'disabled'"),
+        ("auth.http.url=http://${clientid}.example/", "allowed is a URL whose host has no placeholder"),
         ("mqtt=5", "mqtt = 5 (--set): allowed is a section of keys"),
         ("listeners={}", "allowed is one listener or more"),
         ("listeners.Big.bind=127.0.0.1:1", "allowed is a name of a-z, 0-9, _ and -, not 'Big'"),
@@ -176,3 +177,13 @@ def test_a_file_that_says_nothing_goes_with_a_listener_on_the_command_line(tmp_p
     (tmp_path / "empty.toml").write_text("# nothing\n")
     loaded = load(tmp_path / "empty.toml", {}, (), {"listeners.default.bind": "127.0.0.1:1999", "process.data_dir": str(tmp_path)})
     assert loaded.settings.listeners["default"].bind == "127.0.0.1:1999"
+
+
+def test_secrets_are_neither_taken_from_a_command_line_nor_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('[auth.redis]\npassword = "t0psecret"\n')
+    assert main(["config", "show", "--config", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert 'password = "******"' in shown and "t0psecret" not in shown
+    text = refused("auth.redis.password=t0psecret")
+    assert "auth.redis.password" in text and "t0psecret" not in text

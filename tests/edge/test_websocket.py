@@ -58,6 +58,7 @@ def test_subprotocol(edge: Edge, offered: str, chosen: str) -> None:
         (b"GARBAGE\r\n\r\n", 400, "not an HTTP request"),
         (request(X_Long="x" * 9000), 431, "not an HTTP request"),
         (request(**{f"X_{n}": "x" * 900 for n in range(30)}), 431, "more than 16384 bytes"),
+        (request(**{f"X_{n}": "x" for n in range(129)}), 431, "no more than 128 headers"),
         (b"A" * 20000, 431, "more than 16384 bytes"),
         (b"\x10\x10\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x03abc", 0, "not an HTTP request"),
     ],

@@ -50,6 +50,15 @@ def test_pongs_and_the_close_frame() -> None:
     assert framing.decode(client_frame(b"after the end")) == b""
 
 
+def test_pongs_that_wait_are_bounded() -> None:
+    framing, ping = Framing(1 << 20), client_frame(b"p" * 125, FIN | PING)
+    for _ in range(100):
+        framing.decode(ping * 1000)
+    pong = b"\x8a\x7d" + b"p" * 125
+    waiting = framing.close_frame(1000)[:-4]
+    assert waiting == pong * (len(waiting) // len(pong)) and 512 - len(pong) < len(waiting) < 512 + len(pong)
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_changed_bytes_end_in_an_error_or_in_bytes(seed: int) -> None:
     sent, _, _ = stream(seed)

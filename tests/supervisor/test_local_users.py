@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from shm.records import encode_publish, encode_spilled
 
+from shm import runtime
 from tests.harness import Broker, Client, Publish
 
 pytestmark = pytest.mark.own_broker
@@ -182,6 +183,16 @@ def test_the_directory_is_closed_to_others(kept: Broker) -> None:
             by_stranger(lambda: print(os.listdir(found[0])))
     finally:
         kept.stop()
+
+
+def test_without_the_sticky_bit_there_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "ROOT", tmp_path)
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="sticky bit"):
+        runtime.make_runtime_dir("x")
+    assert not list(tmp_path.iterdir())
+    tmp_path.chmod(0o1777)
+    assert runtime.make_runtime_dir("x").stat().st_mode & 0o7777 == 0o700
 
 
 DAMAGED = {

@@ -277,6 +277,7 @@ def test_data_directory_is_locked_and_named(tmp_path: Path) -> None:
     try:
         with pytest.raises(StartError, match=f"in use by the broker with pid {os.getpid()}"):
             lock_data_dir(tmp_path / "new" / "dir")
+        assert [(tmp_path / "new" / name).stat().st_mode & 0o777 for name in ("dir", "dir/lock")] == [0o700, 0o600]
     finally:
         os.close(lock)
     os.close(lock_data_dir(tmp_path / "new" / "dir"))
