@@ -65,7 +65,7 @@ def kept(tmp_path: Path) -> Iterator[Broker]:
         reader.subscribe("t/#", 1)
     yield broker
     for path in SHARED_DIR.glob(f"shardbroker-{instance_of(tmp_path)}*"):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        shutil.rmtree(path) if not path.is_symlink() and path.is_dir() else path.unlink()
 
 
 def read_by_session(broker: Broker) -> list[bytes]:
