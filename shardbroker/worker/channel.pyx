@@ -129,6 +129,8 @@ cdef class Channel(Link):
                 if not read_fixed_header(data + used, size - used, &header):
                     break
                 whole = <uint64_t>header.size + header.remaining
+                if self.state == WAIT_CONNECT and size - used > header.size + LEVEL_AT and data[used + header.size + 1] == 4:
+                    self.announced_version = data[used + header.size + LEVEL_AT]
                 if self.state != CONNECTED and not self.may_begin(header.first, whole, size - used):
                     break
                 if whole > self.core.max_packet_size:
@@ -165,7 +167,11 @@ cdef class Channel(Link):
             raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes before the login, allowed are {LOGIN_PACKET_MAX}")
         elif whole > here and whole > PARTIAL_MAX and self.core.memory_level >= REFUSE:
             self.core.count(CLIENT_CLOSED_OVERLOAD)
-            self.close(QUOTA_EXCEEDED, SIDE_SERVER, SHORT_OF_MEMORY, True)
+            if self.announced_version == 5:
+                self.version = 5
+                self.refuse(5, QUOTA_EXCEEDED, SHORT_OF_MEMORY)
+            else:
+                self.close(QUOTA_EXCEEDED, SIDE_SERVER, SHORT_OF_MEMORY, True)
         return self.state != CLOSING
 
     cdef bint handle(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
@@ -198,8 +204,6 @@ cdef class Channel(Link):
         elif PUBACK <= kind <= PUBCOMP:
             self.on_ack(first, body, size)
         else:
-            if kind == CONNECT and self.state == WAIT_CONNECT and size > LEVEL_AT and body[1] == 4:
-                self.announced_version = body[LEVEL_AT]
             packet = decode_body(first, body, size, self.version)
             if kind == CONNECT:
                 self.on_connect(packet)
