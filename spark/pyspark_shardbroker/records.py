@@ -31,7 +31,7 @@ FIELDS: dict[int, tuple[str, ...]] = {
     12: ("session", "id", "flags", "reason"),
     13: ("session", "packet_id", "id"),
     14: ("session", "packet_id", "reason"),
-    15: ("session", "topic", "payload", "flags", "properties", "delay_s", "expiry_s"),
+    15: ("session", "topic", "payload", "flags", "properties", "delay_s", "expiry_s", "origin"),
     16: ("session", "reason"),
     17: ("session", "at_ms"),
     18: ("snapshot", "position", "keep_from"),
