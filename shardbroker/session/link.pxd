@@ -11,11 +11,11 @@ cdef class Link(Timed):
     cdef Core core
     cdef Buffer out
     cdef readonly uint8_t version          # 3, 4, 5; 0 before CONNECT
+    cdef uint8_t promised                  # `out` acknowledges something since it was last empty
     cdef uint32_t max_packet               # client's Maximum Packet Size, bytes; 0: none
     cdef uint16_t receive_maximum          # client's, 65535 when it said nothing
     cdef uint16_t alias_maximum            # client's Topic Alias Maximum, 0: none to be sent
     cdef dict aliases_out                  # topic -> alias sent to the client
-    cdef uint8_t promised                  # `out` acknowledges something since it was last empty
 
     cdef void touch(self) noexcept         # something was written to `out`
     cdef bint relieve(self) noexcept       # congested in the middle of a pass: sends what goes; True if there is room again

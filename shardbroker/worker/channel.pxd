@@ -30,6 +30,11 @@ cdef enum Side:                            # who ended the connection
     SIDE_NETWORK = 2
 
 
+cdef class TopicAliases:                   # those that a client has set (MQTT 5.0 §3.3.2.3.4)
+    cdef dict topics                       # alias -> topic
+    cdef uint32_t size                     # what they take, bytes
+
+
 cdef class Channel(Link):
     cdef Shard shard
     cdef readonly Session session
@@ -43,10 +48,11 @@ cdef class Channel(Link):
     cdef uint8_t problem_information       # Request Problem Information, 1 unless the client said 0
     cdef uint8_t parked                    # a PUBLISH waits for room in a ring: nothing is read meanwhile
     cdef uint8_t paused                    # memory is short, or the disk refuses: nothing is read meanwhile
+    cdef uint8_t looking                   # the PUBLISH in hand waits for look-ups of its topics: Shard.channel_lookups has them
     cdef uint8_t mounted                   # topics get a prefix, see shardbroker.worker.mounted
+    cdef uint8_t limited                   # what it publishes counts for limits that it shares with others
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef PeerAddress peer
-    cdef uint8_t limited                   # what it publishes counts for limits that it shares with others
     cdef readonly bytes username           # as the authentication, the certificate or CONNECT says, in this order; None without
     cdef readonly object access            # shardbroker.worker.access.Access; None: nobody checks anything about this client
     cdef Verdicts verdicts                 # None: it may publish and subscribe everything
@@ -54,9 +60,7 @@ cdef class Channel(Link):
     cdef tuple subscribing                 # a SUBSCRIBE too long for one turn, see go_on_subscribing(); None mostly
     cdef uint64_t last_packet_ms
     cdef uint64_t connected_ms             # Unix ms of the CONNECT that was accepted
-    cdef dict aliases_in                   # alias -> topic
-    cdef uint32_t aliases_bytes            # what they take
-    cdef list lookups                      # Lookup: of the topics of the PUBLISH in hand, which waits for them; None mostly
+    cdef TopicAliases aliases_in           # None mostly
 
     # Handles whole packets; returns the bytes used. Less than `size`: the rest is incomplete, or the channel is parked or closing,
     # or core.budget is used up.
@@ -113,6 +117,7 @@ cdef class Channel(Link):
     cdef dict known_before(self)
     cdef str listener_name(self)
     cdef int may_publish(self, bytes topic, uint64_t serial, PublishView* view) except -2
-    cdef int drop_lookups(self) except -1
+    cdef list own_lookups(self)
+    cdef int end_lookups(self) except -1
     cdef int keep_alias(self, uint16_t alias, bytes topic) except -1
     cdef bint is_unread(self) noexcept

@@ -180,8 +180,8 @@ cdef class Channel(Link):
         if kind == PUBLISH and self.state == CONNECTED:
             if not self.on_publish(first, body, size):
                 return False
-            if self.lookups is not None:
-                self.lookups = None
+            if self.looking:
+                self.end_lookups()
             self.last_packet_ms = self.core.now_ms
             return True
         self.last_packet_ms = self.core.now_ms
@@ -514,17 +514,15 @@ cdef class Channel(Link):
             # Rules come first: what is denied is not looked up, and leaves nothing in the cache.
             self.shard.check_name(view.topic, view.topic_size)
             name = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
-            if self.verdicts is not None and self.lookups is None:
+            if self.verdicts is not None and not self.looking:
                 permission = self.may_publish(name, 0, &view)
                 if permission <= DENIED:
                     return permission == DENIED
-            if self.lookups is None:
-                self.lookups = []
-            entry = self.shard.look_up(name, self.lookups)
+            entry = self.shard.look_up(name, self.own_lookups())
             if entry is None:
                 return False
         elif self.verdicts is not None and not self.verdicts.passes(
-                entry.serial, view.qos | view.retain << 2, core.now_ms, self.shard.access_generation) and self.lookups is None:
+                entry.serial, view.qos | view.retain << 2, core.now_ms, self.shard.access_generation) and not self.looking:
             permission = self.may_publish(entry.topic, entry.serial, &view)
             if permission <= DENIED:
                 return permission == DENIED
@@ -696,9 +694,7 @@ cdef class Channel(Link):
             return entry
         target = self.shard.cached(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
         if target is None:
-            if self.lookups is None:
-                self.lookups = []
-            target = self.shard.look_up(topic, self.lookups)
+            target = self.shard.look_up(topic, self.own_lookups())
             if target is None:
                 return None
         view.topic = <const uint8_t*>PyBytes_AS_STRING(target.topic)
@@ -745,7 +741,7 @@ cdef class Channel(Link):
             raise MqttError(TOPIC_ALIAS_INVALID, f"topic alias {view.topic_alias}, allowed is up to "
                             f"{self.core.max_topic_alias}", "MQTT-3.3.2-9")
         if view.topic_size == 0:
-            topic = None if self.aliases_in is None or not view.topic_alias else self.aliases_in.get(view.topic_alias)
+            topic = None if self.aliases_in is None or not view.topic_alias else self.aliases_in.topics.get(view.topic_alias)
             if topic is None:
                 if view.topic_alias:
                     raise ProtocolError(f"topic alias {view.topic_alias} was not set on this connection", "MQTT-3.3.2-7")
@@ -758,20 +754,23 @@ cdef class Channel(Link):
 
     cdef int keep_alias(self, uint16_t alias, bytes topic) except -1:
         """What aliases take is bounded, and less of it while memory is short: their number alone would allow 4 GB for each client."""
+        cdef TopicAliases aliases = self.aliases_in
         cdef bytes before
-        cdef uint32_t whole = self.aliases_bytes + <uint32_t>PyBytes_GET_SIZE(topic) + ALIAS_BYTES
+        cdef uint32_t whole
         cdef uint32_t most = ALIASES_BYTES_SHORT if self.core.memory_level >= REFUSE else ALIASES_BYTES_MAX
-        if self.aliases_in is None:
-            self.aliases_in = {}
-        before = self.aliases_in.get(alias)
+        if aliases is None:
+            aliases = self.aliases_in = TopicAliases.__new__(TopicAliases)
+            aliases.topics = {}
+        whole = aliases.size + <uint32_t>PyBytes_GET_SIZE(topic) + ALIAS_BYTES
+        before = aliases.topics.get(alias)
         if before is not None:
             whole -= <uint32_t>PyBytes_GET_SIZE(before) + ALIAS_BYTES
-        if whole > most and whole > self.aliases_bytes:
+        if whole > most and whole > aliases.size:
             raise MqttError(QUOTA_EXCEEDED, f"topic aliases of {whole} bytes, allowed are {most}")
         if self.core.memory_level:
             self.core.queued_by(self.session.client_id, <uint64_t>PyBytes_GET_SIZE(topic) + ALIAS_BYTES)
-        self.aliases_in[alias] = topic
-        self.aliases_bytes = whole
+        aliases.topics[alias] = topic
+        aliases.size = whole
         return 0
 
     # --- acknowledgements -----------------------------------------------------------------------------------------------------
@@ -1049,7 +1048,8 @@ cdef class Channel(Link):
         if self.access is not None:
             self.access.closed(self.state == CONNECTED and reason_code != SERVER_SHUTTING_DOWN)
         self.subscribing = None
-        self.drop_lookups()
+        if self.looking:
+            self.end_lookups()
         self.core.timers.disarm(self)
         if self.state == CONNECTED:
             self.core.count(CLIENT_DISCONNECTED)
@@ -1066,13 +1066,17 @@ cdef class Channel(Link):
             self.shard.client_gone(session, reason_code, keep_will)
         return 0
 
-    cdef int drop_lookups(self) except -1:
-        """Takes the look-ups under way out of the queue."""
+    cdef list own_lookups(self):
+        """Those of the PUBLISH in hand, for Shard.look_up()."""
+        self.looking = True
+        return self.shard.channel_lookups.setdefault(self, [])
+
+    cdef int end_lookups(self) except -1:
+        """The PUBLISH in hand is dealt with, or given up: what is still under way leaves the queue."""
         cdef Lookup lookup
-        if self.lookups is not None:
-            for lookup in self.lookups:
-                lookup.abandoned = True
-            self.lookups = None
+        self.looking = False
+        for lookup in self.shard.channel_lookups.pop(self, ()):
+            lookup.abandoned = True
         return 0
 
     def taken_over(self) -> None:
@@ -1132,7 +1136,7 @@ cdef class Channel(Link):
 
     cdef bint is_unread(self) noexcept:
         """Whether what it has sent waits here."""
-        return self.parked or self.paused or self.waiting or self.lookups is not None
+        return self.parked or self.paused or self.waiting or self.looking
 
     cdef int arm_deadline(self) except -1:
         """The next of two: the client is silent for too long, or its credentials end."""

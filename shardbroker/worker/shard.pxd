@@ -24,6 +24,7 @@ cdef class Shard(Core):
     cdef SubscriptionTable table
     cdef TopicCache cache
     cdef object lookups                    # deque of Lookup: those that one turn was too short for, in the order of their turns
+    cdef dict channel_lookups              # Channel -> list of those that its PUBLISH waits for
     cdef int64_t first_visits              # of the route table, for a topic that is not in the cache; the rest of its look-up has to queue
     cdef Epochs epochs                     # shared; None when there is one worker only, as in the simulator
     cdef uint64_t local_epochs[BUCKETS + 1]    # changes of this worker's own subscriptions that are not committed yet

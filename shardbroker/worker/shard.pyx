@@ -113,6 +113,7 @@ cdef class Shard(Core):
         self.table = SubscriptionTable.__new__(SubscriptionTable)
         self.cache = TopicCache(TOPIC_CACHE_ENTRIES, TOPIC_CACHE_BYTES)
         self.lookups = deque()
+        self.channel_lookups = {}
         self.first_visits = UNBOUNDED_VISITS
         self.epochs = epochs
         self.routes = routes

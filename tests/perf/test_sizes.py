@@ -5,7 +5,7 @@ from shardbroker.pubsub.subscriptions import Subscription
 from shardbroker.session.session import Session
 from shardbroker.worker.loop import Connection
 
-BYTES = {Connection: 344, Session: 176, Subscription: 56}
+BYTES = {Connection: 328, Session: 176, Subscription: 56}
 """Size of an object as it is now. What only some clients need belongs into an object that only they have."""
 
 
