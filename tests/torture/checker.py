@@ -12,22 +12,51 @@ Of a shared group one member has to get it, whichever. So each group needs one t
 what they share is up to the broker.
 
 A will is a message that is sent with CONNECT and acknowledged with CONNACK. It must arrive unless it may have been taken back.
+
+How often a message may arrive. The publisher wrote its PUBLISH once on each of some connections (`History.attempted`). Each of
+them makes one publication at most if the QoS is 1; of QoS 2 and 0 all of them together make one. A publication arrives
+
+    QoS 2, QoS 0    once at most
+    QoS 1           once at most on each connection of the subscriber, and on none after one on which the broker has read the
+                    PUBACK (`History.settled`: it has answered what the subscriber sent behind the PUBACK)
+
+so that at any moment  arrivals on this connection + PUBACKs read on earlier ones <= publications.  Kills need no term of their
+own: one that makes the broker send again also ends a connection, of the publisher or of the subscriber. The bound holds without
+a retry interval (`mqtt.retry_interval`), which is the default.
+
+Order. Messages of one publisher and topic arrive in the order in which they were first sent, whatever their QoS, with the
+exceptions that docs/ordering.md has: QoS 0 does not wait for room in a subscriber's window, so it may overtake QoS 1 and 2; and
+QoS 1 that a killed worker had is sent again by its publisher, maybe behind QoS 2 that stands in the worker's journal.
+
+QoS 0 is acknowledged when something is that its publisher sent behind it on the same connection. From then on no kill stops it.
+A subscriber that was connected when it was sent must get it, unless that connection ended before. It did not if a later
+message of the same kind arrived on it, or if it never ended.
+
+An exclusive subscription has one holder at a time: none is granted to a client between `granted_s` and `leaving_s` of another.
+
+A delayed message must not arrive before its time, which begins when it is first sent.
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice, pairwise
 
 INFINITE = float("inf")
+EARLY_S = 0.1
+"""A worker reads its clock once a pass, and counts a delay from there: the pass may have begun before the message was sent."""
 IN_FLIGHT_S = 1.0
 """An UNSUBSCRIBE may overtake a message acknowledged just before on its way to the subscriber's worker: no standard forbids it."""
 SHOWN = 12
 """Message numbers, and faults of a kind, that a report shows."""
 KILLS_AROUND = 3
 SHARE = "$share/"
+EXCLUSIVE = "$exclusive/"
+BYSTANDERS = ("acceptor", "manager")
+"""Processes that have no messages: killing them excuses nothing."""
 
 
 class Kind(StrEnum):
@@ -35,7 +64,11 @@ class Kind(StrEnum):
     SUBSCRIPTION = "subscription lost"
     LOST = "message lost"
     DUPLICATE = "QoS 2 message more than once"
+    REPEATED = "message more often than it was sent"
     ORDER = "out of order"
+    ORDER_OF_LEVELS = "out of order between QoS levels"
+    EARLY = "delayed message before its time"
+    HOLDERS = "exclusive subscription with two holders"
     UNWANTED = "message nobody asked for"
     RETAINED = "retained message lost or too old"
     PROTOCOL = "protocol"
@@ -67,15 +100,18 @@ class Interval:
     granted_s: float = INFINITE
     leaving_s: float = INFINITE
     left_s: float = INFINITE
+    discarded: bool = False
+    """Its client ended the session: what waited for it is gone."""
 
 
 @dataclass
 class Arrivals:
-    """What one client got, in order: message number, QoS, when."""
+    """What one client got, in order: message number, QoS, when, on which of its connections."""
 
     numbers: array = field(default_factory=lambda: array("L"))
     qos: array = field(default_factory=lambda: array("B"))
     at_s: array = field(default_factory=lambda: array("d"))
+    connection: array = field(default_factory=lambda: array("L"))
 
 
 def matches(topic_filter: str, topic: str) -> bool:
@@ -100,7 +136,13 @@ class History:
         self._topic_numbers: dict[str, int] = {}
         self.publisher, self.topic, self.qos = array("H"), array("H"), array("B")
         self.sent_s, self.acked_s = array("d"), array("d")
+        self.attempts: dict[int, list[float]] = defaultdict(list)
+        """When a message was sent again."""
+        self.due_s: dict[int, float] = {}
+        """Delayed messages, and when they may arrive."""
         self.arrivals: dict[str, Arrivals] = defaultdict(Arrivals)
+        self.settlements: dict[tuple[str, int], list[int]] = defaultdict(list)
+        """Client and message: on which connections the broker has read a PUBACK for it."""
         self.intervals: dict[tuple[str, str], list[Interval]] = {}
         self.taken_back: set[int] = set()
         """Wills that may arrive or not."""
@@ -112,22 +154,33 @@ class History:
         self.kills: list[tuple[float, str]] = []
         self.faults: list[Fault] = []
         self.connects: Counter[str] = Counter()
+        self.connections: dict[str, list[list[float]]] = defaultdict(list)
+        """When each began, CONNACK seen, and ended."""
+        self.refused: Counter[str] = Counter()
+        """Exclusive subscriptions that another client had."""
         self.trap: Callable[[], None] | None = None
         """To be called when a client sees the broker's next promise: an acknowledgement, a SUBACK, a CONNACK."""
 
     # --- publishers -----------------------------------------------------------------------------------------------------
 
-    def sent(self, client: str, topic: str, qos: int) -> int:
+    def sent(self, client: str, topic: str, qos: int, delay_s: float = 0.0) -> int:
         """A message is about to be sent for the first time; its number."""
         self.publisher.append(_number(self.names, self._name_numbers, client))
         self.topic.append(_number(self.topics, self._topic_numbers, topic))
         self.qos.append(qos)
         self.sent_s.append(self.clock())
         self.acked_s.append(INFINITE)
-        return len(self.qos) - 1
+        number = len(self.qos) - 1
+        if delay_s:
+            self.due_s[number] = self.sent_s[number] + delay_s
+        return number
+
+    def attempted(self, number: int) -> None:
+        """PUBLISH is about to be sent once more, on another connection."""
+        self.attempts[number].append(self.clock())
 
     def acknowledged(self, number: int, retain: bool = False) -> None:
-        """PUBACK or PUBCOMP seen."""
+        """PUBACK or PUBCOMP seen; of QoS 0 what was sent behind it is acknowledged."""
         self._spring()
         self.acked_s[number] = self.clock()
         if retain:
@@ -142,6 +195,11 @@ class History:
         arrivals.numbers.append(number)
         arrivals.qos.append(qos)
         arrivals.at_s.append(self.clock())
+        arrivals.connection.append(self.connects[client])
+
+    def settled(self, client: str, number: int) -> None:
+        """The broker has read a PUBACK of this client's connection of now."""
+        self.settlements[client, number].append(self.connects[client])
 
     def asked(self, client: str, topic_filter: str, qos: int) -> None:
         self.intervals.setdefault((client, topic_filter), []).append(Interval(qos, self.clock()))
@@ -153,8 +211,15 @@ class History:
             interval.granted_s, self.clock()
         )  # granted again after its session was lost: the promise is the first
 
-    def leaving(self, client: str, topic_filter: str) -> None:
-        self.intervals[client, topic_filter][-1].leaving_s = self.clock()
+    def declined(self, client: str, topic_filter: str) -> None:
+        """Another client has the exclusive subscription: what was asked for has never been."""
+        self.intervals[client, topic_filter].pop()
+        self.refused[topic_filter] += 1
+
+    def leaving(self, client: str, topic_filter: str, discarded: bool = False) -> None:
+        interval = self.intervals[client, topic_filter][-1]
+        interval.leaving_s = min(interval.leaving_s, self.clock())
+        interval.discarded = discarded
 
     def left(self, client: str, topic_filter: str) -> None:
         self._spring()
@@ -171,6 +236,11 @@ class History:
         """CONNACK seen."""
         self._spring()
         self.connects[client] += 1
+        self.connections[client].append([self.clock(), INFINITE])
+
+    def disconnected(self, client: str) -> None:
+        """From now on nothing of its connection is read."""
+        self.connections[client][-1][1] = self.clock()
 
     # --- both -----------------------------------------------------------------------------------------------------------
 
@@ -195,6 +265,11 @@ class History:
         answer = f"acknowledged at {acked:.3f}" if acked < INFINITE else "not acknowledged"
         publisher, topic = self.names[self.publisher[number]], self.topics[self.topic[number]]
         return f"message {number} ({publisher} to {topic}, QoS {self.qos[number]}, sent at {self.sent_s[number]:.3f}, {answer})"
+
+    def killed_between(self, since_s: float, until_s: float) -> bool:
+        """Whether a worker was killed between the two."""
+        start = bisect_left(self.kills, since_s, key=lambda kill: kill[0])
+        return any(when <= until_s and not victim.startswith(BYSTANDERS) for when, victim in islice(self.kills, start, None))
 
     def kills_around(self, at_s: float) -> str:
         """The kills before and after that moment."""
@@ -222,6 +297,7 @@ def check(history: History) -> list[Fault]:
         found += _check_arrivals(history, client, count)
     found += _check_losses(history, counts)
     found += _check_groups(history, counts)
+    found += _check_exclusive(history)
     return sorted(found, key=lambda fault: fault.at_s)
 
 
@@ -242,10 +318,11 @@ def _unacknowledged(history: History) -> Iterator[Fault]:
 
 
 def _check_arrivals(history: History, client: str, count: bytearray) -> Iterator[Fault]:
-    """Order and duplicates, and whether it was subscribed at all."""
+    """Order and repetition, whether it was time, and whether it was subscribed at all."""
     arrivals = history.arrivals[client]
-    newest: dict[tuple[int, int, int], int] = {}
+    newest: dict[tuple[int, int], dict[tuple[int, bool], int]] = defaultdict(dict)
     seen = bytearray(len(count))
+    on_connection: dict[int, tuple[int, int]] = {}
     intervals = {number: _intervals(history, client, topic) for number, topic in enumerate(history.topics)}
     shared = {number for number, topic in enumerate(history.topics) if _is_shared(history, client, topic)}
     lost = history.lost_sessions
@@ -254,24 +331,55 @@ def _check_arrivals(history: History, client: str, count: bytearray) -> Iterator
         publisher = history.names[history.publisher[number]]
         return Fault(kind, client, f"{history.describe(number)} {text}", at_s, client in lost or publisher in lost)
 
-    for number, qos, at_s in zip(arrivals.numbers, arrivals.qos, arrivals.at_s, strict=True):
+    for number, qos, at_s, connection in zip(arrivals.numbers, arrivals.qos, arrivals.at_s, arrivals.connection, strict=True):
         topic, sent_s = history.topic[number], history.sent_s[number]
         possible = list(_open_between(intervals[topic], at_s, sent_s))
         if not possible:
             yield fault(Kind.UNWANTED, number, at_s, "arrived without a subscription")
         elif not any(qos == min(one.qos, history.qos[number]) for one in possible):
             yield fault(Kind.PROTOCOL, number, at_s, f"arrived with QoS {qos}")
+        if at_s < history.due_s.get(number, 0.0) - EARLY_S:
+            yield fault(Kind.EARLY, number, at_s, f"arrived at {at_s:.3f}, due at {history.due_s[number]:.3f}")
+        last, here = on_connection.get(number, (connection, 0))
+        here = here + 1 if last == connection or qos != 1 else 1
+        on_connection[number] = connection, here
         if seen[number]:
             if qos == 2 and seen[number] == 1:
                 yield fault(Kind.DUPLICATE, number, at_s, f"arrived {count[number]} times, again at {at_s:.3f}")
+            elif qos != 2 and here + _settled_before(history, client, number, connection) > _publications(history, number, at_s):
+                yield fault(Kind.REPEATED, number, at_s, f"arrived {count[number]} times, again with QoS {qos} at {at_s:.3f}")
             seen[number] = 2
             continue
         seen[number] = 1
-        stream = history.publisher[number], topic, history.qos[number]
-        before = newest.get(stream, -1)
-        if before > number and topic not in shared and (qos == 2 or _spanned(possible, sent_s, at_s)):
-            yield fault(Kind.ORDER, number, at_s, f"arrived behind message {before}, at {at_s:.3f}")
-        newest[stream] = max(before, number)
+        stream = newest[history.publisher[number], topic]
+        if topic not in shared:
+            spanned = _spanned(possible, sent_s, at_s)
+            for (level, at_once), before in stream.items():
+                if before < number or (at_once and qos):
+                    continue
+                if level == history.qos[number]:
+                    if qos == 2 or spanned:
+                        yield fault(Kind.ORDER, number, at_s, f"arrived behind message {before}, at {at_s:.3f}")
+                elif spanned and not _sent_again_after_a_kill(history, number, at_s):
+                    yield fault(Kind.ORDER_OF_LEVELS, number, at_s, f"arrived behind message {before} (QoS {level}), at {at_s:.3f}")
+        place = history.qos[number], qos == 0
+        stream[place] = max(number, stream.get(place, -1))
+
+
+def _publications(history: History, number: int, at_s: float) -> int:
+    """How many the broker may have made of the message by then."""
+    return 1 + bisect_right(history.attempts.get(number, ()), at_s) if history.qos[number] == 1 else 1
+
+
+def _settled_before(history: History, client: str, number: int, connection: int) -> int:
+    """PUBACKs for the message that the broker has read on earlier connections of the client."""
+    return sum(one < connection for one in history.settlements.get((client, number), ()))
+
+
+def _sent_again_after_a_kill(history: History, number: int, at_s: float) -> bool:
+    """Whether it may have been lost with a worker that had newer messages of QoS 2 in its journal."""
+    sent_s = history.sent_s[number]
+    return history.qos[number] == 1 and _publications(history, number, at_s) > 1 and history.killed_between(sent_s, at_s)
 
 
 def _intervals(history: History, client: str, topic: str) -> list[list[Interval]]:
@@ -286,7 +394,7 @@ def _intervals(history: History, client: str, topic: str) -> list[list[Interval]
 def _group_and_filter(topic_filter: str) -> tuple[str, str]:
     """Name of the shared group, "" if there is none, and the filter proper."""
     if not topic_filter.startswith(SHARE):
-        return "", topic_filter
+        return "", topic_filter.removeprefix(EXCLUSIVE)
     group, _, proper = topic_filter.removeprefix(SHARE).partition("/")
     return group, proper
 
@@ -318,14 +426,22 @@ def _check_losses(history: History, counts: dict[str, bytearray]) -> Iterator[Fa
     by_topic = [array("L") for _ in history.topics]
     for number, topic in enumerate(history.topic):
         by_topic[topic].append(number)
+    last = {client: _last_on_connections(history, client) for client in counts}
     for (client, topic_filter), intervals in history.intervals.items():
         if topic_filter.startswith(SHARE):
             continue  # another member may have it
-        topics = [number for number, topic in enumerate(history.topics) if matches(topic_filter, topic)]
+        proper = _group_and_filter(topic_filter)[1]
+        topics = [number for number, topic in enumerate(history.topics) if matches(proper, topic)]
         for interval in intervals:
+            if interval.discarded:
+                continue
             due: list[int] = []
             for topic in topics:
-                due += _due(history, by_topic[topic], interval)
+                due += (
+                    number
+                    for number in _due(history, by_topic[topic], interval)
+                    if min(interval.qos, history.qos[number]) or _connection_lasted(history, client, number, last[client])
+                )
             due.sort()
             missing = [number for number in due if not counts[client][number]]
             if missing:
@@ -342,6 +458,47 @@ def _due(history: History, numbers: array, interval: Interval) -> Iterator[int]:
             continue
         if history.acked_s[number] < INFINITE and history.acked_s[number] + IN_FLIGHT_S <= interval.leaving_s:
             yield number
+
+
+def _last_on_connections(history: History, client: str) -> dict[tuple[int, int, int, int], int]:
+    """The newest message on each connection of each publisher, topic and QoS."""
+    newest: dict[tuple[int, int, int, int], int] = {}
+    arrivals = history.arrivals[client]
+    for number, connection in zip(arrivals.numbers, arrivals.connection, strict=True):
+        key = (connection, *_kind_of(history, number))
+        newest[key] = max(number, newest.get(key, -1))
+    return newest
+
+
+def _kind_of(history: History, number: int) -> tuple[int, int, int]:
+    return history.publisher[number], history.topic[number], history.qos[number]
+
+
+def _connection_lasted(history: History, client: str, number: int, newest: dict[tuple[int, int, int, int], int]) -> bool:
+    """Whether the connection that the client had when the message was sent lasted until it must have come by it, if with QoS 0."""
+    connections = history.connections.get(client)
+    if connections is None:
+        return True  # never away
+    place = bisect_right(connections, history.sent_s[number], key=lambda one: one[0])
+    if not place or connections[place - 1][1] < history.sent_s[number]:
+        return False
+    return connections[place - 1][1] == INFINITE or newest.get((place, *_kind_of(history, number)), -1) >= number
+
+
+def _check_exclusive(history: History) -> Iterator[Fault]:
+    held: dict[str, list[tuple[float, str, Interval]]] = defaultdict(list)
+    for (client, topic_filter), intervals in history.intervals.items():
+        if topic_filter.startswith(EXCLUSIVE):
+            held[topic_filter] += ((one.granted_s, client, one) for one in intervals if one.granted_s < INFINITE)
+    for topic_filter, holders in held.items():
+        holders.sort(key=lambda holder: holder[0])
+        _, owner, longest = holders[0]
+        for granted_s, client, interval in holders[1:]:
+            if granted_s < longest.leaving_s and client != owner:
+                text = f"{topic_filter}: granted at {granted_s:.3f}, {owner} has had it since {longest.granted_s:.3f}"
+                yield Fault(Kind.HOLDERS, client, text, granted_s, owner in history.lost_sessions)
+            if interval.leaving_s >= longest.leaving_s:
+                owner, longest = client, interval
 
 
 def _check_groups(history: History, counts: dict[str, bytearray]) -> Iterator[Fault]:
@@ -380,6 +537,63 @@ def _loss(history: History, client: str, topic_filter: str, due: list[int], miss
     return Fault(kind, client, text, history.sent_s[missing[0]], consequence)
 
 
+class Seen(StrEnum):
+    """What a run must have had for its checks to mean anything."""
+
+    SENT_AGAIN = "QoS 1 sent again"
+    ARRIVED_AGAIN = "QoS 1 arrived again"
+    SETTLED = "PUBACKs known to be read"
+    MIXED = "arrived next to another QoS of the same publisher and topic"
+    QOS0 = "QoS 0 arrived"
+    QOS0_DUE = "QoS 0 had to arrive"
+    DELAYED = "delayed messages arrived"
+    DELAYED_OVER_A_KILL = "delayed messages waited over the death of a worker"
+    HELD = "exclusive subscriptions granted"
+    HELD_OVER_A_KILL = "exclusive subscriptions held over the death of a worker"
+    REFUSED = "exclusive subscriptions refused"
+    PASSED_ON = "exclusive subscriptions passed on to another client"
+
+
+def seen(history: History) -> Counter[Seen]:
+    """How often each happened."""
+    count = Counter(dict.fromkeys(Seen, 0))
+    count[Seen.SENT_AGAIN] = sum(len(times) for number, times in history.attempts.items() if history.qos[number] == 1)
+    count[Seen.SETTLED] = sum(map(len, history.settlements.values()))
+    count[Seen.REFUSED] = history.refused.total()
+    delayed_over_a_kill = set()
+    for client, arrivals in history.arrivals.items():
+        last: dict[tuple[int, int], int] = {}
+        known: set[int] = set()
+        for number, qos in zip(arrivals.numbers, arrivals.qos, strict=True):
+            count[Seen.ARRIVED_AGAIN] += qos == 1 and number in known
+            known.add(number)
+            stream = history.publisher[number], history.topic[number]
+            count[Seen.MIXED] += last.get(stream, history.qos[number]) != history.qos[number]
+            last[stream] = history.qos[number]
+            count[Seen.QOS0] += qos == 0
+            if number in history.due_s:
+                count[Seen.DELAYED] += 1
+                if history.killed_between(history.acked_s[number], history.due_s[number]):
+                    delayed_over_a_kill.add(number)
+        newest = _last_on_connections(history, client)
+        count[Seen.QOS0_DUE] += sum(
+            not history.qos[number] and number not in history.taken_back and _connection_lasted(history, client, number, newest)
+            for number in known
+        )
+    count[Seen.DELAYED_OVER_A_KILL] = len(delayed_over_a_kill)
+    holders: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for (client, topic_filter), intervals in history.intervals.items():
+        for one in intervals:
+            if topic_filter.startswith(EXCLUSIVE) and one.granted_s < INFINITE:
+                holders[topic_filter].append((one.granted_s, client))
+                count[Seen.HELD_OVER_A_KILL] += history.killed_between(one.granted_s, one.leaving_s)
+    for of_filter in holders.values():
+        of_filter.sort()
+        count[Seen.HELD] += len(of_filter)
+        count[Seen.PASSED_ON] += sum(before[1] != after[1] for before, after in pairwise(of_filter))
+    return count
+
+
 def report(history: History, faults: list[Fault]) -> str:
     """For people: how many of which kind, and the first of each with the kills around it."""
     arrived = sum(len(arrivals.numbers) for arrivals in history.arrivals.values())
@@ -388,6 +602,7 @@ def report(history: History, faults: list[Fault]) -> str:
         f"{len(history.qos)} messages sent, {arrived} arrived; {sum(history.connects.values())} connections; "
         f"{len(history.kills)} kills: {', '.join(f'{name} {count}' for name, count in sorted(victims.items()))}"
     ]
+    lines.append("; ".join(f"{what}: {number}" for what, number in seen(history).items()))
     for kind in Kind:
         of_kind = [fault for fault in faults if fault.kind == kind]
         if not of_kind:

@@ -11,13 +11,14 @@ import random
 import selectors
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tests.harness import wire
 from tests.harness.client import Address
-from tests.torture.checker import INFINITE, History, Kind
+from tests.torture.checker import EXCLUSIVE, INFINITE, History, Kind
 
 CONNACK_TIMEOUT_S = 20.0
 """A worker that dies young again and again comes back after 5 s; before that nobody answers."""
@@ -35,6 +36,10 @@ WILL_TIMEOUT_S = 30.0
 UNAVAILABLE = (3, 0x88, 0x89)
 """CONNACK: server unavailable, server busy."""
 ID_NOT_FOUND, NO_SUBSCRIPTION = 0x92, 0x11
+HELD_BY_ANOTHER = {4: 0x80, 5: 0x97}
+"""Answer to an exclusive subscription, by version."""
+RENOUNCE = 0.1
+"""Share of the changes of an exclusive subscription's client that end its session."""
 
 
 def payload_of(number: int) -> bytes:
@@ -79,6 +84,8 @@ class Client:
         self.connected = False
         self.had_session = False
         self.restless = False
+        self.fresh = False
+        """The next connection is to end the session that there is, and to begin another that stays."""
         self.out = bytearray()
         self._socket: socket.socket | None = None
         self._old: socket.socket | None = None  # of the connection that is being taken over
@@ -121,7 +128,7 @@ class Client:
         self._deadline = self.network.now() + CONNACK_TIMEOUT_S
         properties = {} if self.clean else {"session_expiry_interval": EXPIRY_S, "receive_maximum": self.rng.choice((5, 30))}
         self.out += wire.connect(
-            self.name, self.version, clean=self.clean, keepalive=0, properties=properties, will=self.next_will()
+            self.name, self.version, clean=self.clean or self.fresh, keepalive=0, properties=properties, will=self.next_will()
         )
 
     def _receive(self) -> None:
@@ -174,6 +181,8 @@ class Client:
                     self.network.selector.unregister(one)
                 one.close()
         self._socket = self._old = None
+        if self.connected:
+            self.history.disconnected(self.name)
         self.connected = False
         self._connect_at = self.network.now() + away_s
 
@@ -219,8 +228,10 @@ class Client:
         self.connected = True
         self.history.connected(self.name)
         self._trick_at = self.network.now() + self.rng.expovariate(1 / self.trick_interval_s)
+        if self.fresh and packet.session_present:
+            self.fault(Kind.PROTOCOL, f"a session after a clean start: {packet}")
         lost = self.had_session and not packet.session_present
-        if lost and not self.clean:
+        if lost and not self.clean and not self.fresh:
             self.history.session_lost(self.name)
         self.had_session = True
         self.on_connected(lost)
@@ -273,30 +284,44 @@ class Outgoing:
     retain: bool
     released: bool = False
     """PUBREC seen: from now on PUBREL is sent, not PUBLISH."""
+    place: int = 0
+    """Of its PUBLISH among those of the connection."""
 
 
 class Publisher(Client):
-    """Keeps each message until PUBACK or PUBCOMP, and sends it again on each connection until then."""
+    """Keeps each message until PUBACK or PUBCOMP, and sends it again on each connection until then. QoS 0 is sent once; the broker
+    has it when something sent behind it is acknowledged."""
 
     def __init__(self, network: Network, name: str, version: int, seed: int) -> None:
         super().__init__(network, name, version, seed)
         self.outbox: dict[int, Outgoing] = {}
+        self._published = 0
+        """On this connection."""
+        self._unconfirmed: deque[tuple[int, int]] = deque()
+        """QoS 0 of this connection: place and message number."""
         self._handlers |= {wire.Puback: self._on_puback, wire.Pubrec: self._on_pubrec, wire.Pubcomp: self._on_pubcomp}
 
-    def publish(self, topic: str, qos: int, retain: bool = False) -> bool:
-        """False if it cannot send now."""
-        if not self.connected or len(self.outbox) >= WINDOW:
+    def publish(self, topic: str, qos: int, retain: bool = False, delay_s: int = 0) -> bool:
+        """False if it cannot send now. topic: the real one, also of a delayed message."""
+        if not self.connected or len(self.outbox) >= WINDOW or len(self._unconfirmed) >= WINDOW:
             return False
-        packet_id = self.next_id(self.outbox)
-        message = Outgoing(self.history.sent(self.name, topic, qos), topic, qos, retain)
-        self.outbox[packet_id] = message
+        message = Outgoing(self.history.sent(self.name, topic, qos, delay_s), topic, qos, retain)
+        if delay_s:
+            message.topic = f"$delayed/{delay_s}/{topic}"
+        packet_id = self.next_id(self.outbox) if qos else None
+        if packet_id is not None:
+            self.outbox[packet_id] = message
         self._send(packet_id, message, False)
+        if packet_id is None:
+            self._unconfirmed.append((message.place, message.number))
         return True
 
-    def _send(self, packet_id: int, message: Outgoing, dup: bool) -> None:
-        if message.released:
+    def _send(self, packet_id: int | None, message: Outgoing, dup: bool) -> None:
+        if message.released and packet_id is not None:
             self.out += wire.pubrel(packet_id)
             return
+        self._published += 1
+        message.place = self._published
         self.out += wire.publish(
             message.topic,
             payload_of(message.number),
@@ -307,9 +332,22 @@ class Publisher(Client):
             packet_id=packet_id,
         )
 
+    def _hang_up(self, away_s: float) -> None:
+        super()._hang_up(away_s)
+        self.history.taken_back.update(number for _, number in self._unconfirmed)
+        self._unconfirmed.clear()
+        self._published = 0
+
+    def _confirm(self, message: Outgoing) -> None:
+        """The broker has read this message's PUBLISH, and what was sent before it on this connection."""
+        while self._unconfirmed and self._unconfirmed[0][0] < message.place:
+            self.history.acknowledged(self._unconfirmed.popleft()[1])
+
     def on_connected(self, lost: bool) -> None:
         for packet_id, message in self.outbox.items():  # in the order in which they were first sent [MQTT-4.6.0-1]
             message.released = message.released and not lost
+            if not message.released:
+                self.history.attempted(message.number)
             self._send(packet_id, message, not lost)
 
     def idle(self) -> bool:
@@ -328,10 +366,12 @@ class Publisher(Client):
     def _on_puback(self, packet: wire.Puback) -> None:
         if message := self._message(packet, 1):
             del self.outbox[packet.packet_id]
+            self._confirm(message)
             self.history.acknowledged(message.number, message.retain)
 
     def _on_pubrec(self, packet: wire.Pubrec) -> None:
         if message := self._message(packet, 2):
+            self._confirm(message)
             message.released = True
             self.out += wire.pubrel(packet.packet_id)
 
@@ -369,6 +409,10 @@ class Subscriber(Client):
         """QoS 2: packet id to message number, from PUBLISH to PUBREL."""
         self.lazy = self.rng.random() < 0.3
         """Answers only now and then while it is restless, so that the broker always has something in flight."""
+        self._pubacked: list[int] = []
+        """Messages, on this connection and not known to be read."""
+        self._behind: dict[int, int] = {}
+        """Packet ids of PUBRECs, and how many of those PUBACKs were sent before."""
         self._asking: dict[int, str] = {}
         self._handlers |= {
             wire.Publish: self._on_publish,
@@ -414,6 +458,8 @@ class Subscriber(Client):
 
     def on_connected(self, lost: bool) -> None:
         self._asking.clear()
+        self._pubacked.clear()
+        self._behind.clear()
         if lost:
             self.received.clear()
         for topic_filter, subscription in list(self.subscriptions.items()):
@@ -453,10 +499,13 @@ class Subscriber(Client):
         number = self.number_of(packet)
         if number is None:
             return
-        if packet.packet_id is None or packet.retain:
-            self.fault(Kind.PROTOCOL, f"neither QoS 0 nor retained messages were asked for: {packet}")
+        if packet.retain:
+            self.fault(Kind.PROTOCOL, f"no retained messages were asked for: {packet}")
+        elif packet.packet_id is None:
+            self.history.arrived(self.name, number, 0)
         elif packet.qos == 1:
             self.history.arrived(self.name, number, 1)
+            self._pubacked.append(number)
             self.out += wire.puback(packet.packet_id)
         else:
             self._take_qos2(packet.packet_id, number)
@@ -469,11 +518,66 @@ class Subscriber(Client):
             self.history.arrived(self.name, number, 2)
         elif before != number:
             self.fault(Kind.PROTOCOL, f"packet id {packet_id} of message {before} used for {number} before PUBREL")
+        self._behind[packet_id] = len(self._pubacked)
         self.out += wire.pubrec(packet_id)
 
     def _on_pubrel(self, packet: wire.Pubrel) -> None:
+        self._settle(self._behind.pop(packet.packet_id, 0))
         self.received.pop(packet.packet_id, None)
         self.out += wire.pubcomp(packet.packet_id)
+
+    def _settle(self, count: int) -> None:
+        """The broker has answered what was sent behind so many PUBACKs."""
+        for number in self._pubacked[:count]:
+            self.history.settled(self.name, number)
+        del self._pubacked[:count]
+        self._behind = {packet_id: max(0, before - count) for packet_id, before in self._behind.items()}
+
+
+class Contender(Subscriber):
+    """Wants exclusive subscriptions that others want too, and gives them up after a while: by UNSUBSCRIBE, or with its session."""
+
+    change_interval_s = 0.3
+
+    def __init__(self, network: Network, name: str, version: int, seed: int, filters: tuple[str, ...]) -> None:
+        super().__init__(network, name, version, seed)
+        self._filters = tuple(EXCLUSIVE + one for one in filters)
+        self._change_at = 0.0
+
+    def has(self, topic_filter: str) -> bool:
+        subscription = self.subscriptions.get(EXCLUSIVE + topic_filter)
+        return subscription is not None and subscription.granted and subscription.wanted
+
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        if self.restless and self.connected and now > self._change_at:
+            self._change_at = now + self.rng.expovariate(1 / self.change_interval_s)
+            if self.version == 5 and self.rng.random() < RENOUNCE:
+                self._renounce()
+            else:
+                self.change(self.rng.choice(self._filters), self.rng.choice((1, 2)))
+
+    def _renounce(self) -> None:
+        """From now on its session may end at any moment; it has ended when the next connection is made."""
+        for topic_filter in self.subscriptions:
+            self.history.leaving(self.name, topic_filter, discarded=True)
+        self.fresh = True
+        self.cut()
+
+    def on_connected(self, lost: bool) -> None:
+        if self.fresh:
+            self.fresh = False
+            for topic_filter in list(self.subscriptions):
+                self._end(topic_filter)
+        super().on_connected(lost)
+
+    def _on_suback(self, packet: wire.Suback) -> None:
+        topic_filter = self._asking.get(packet.packet_id, "")
+        if packet.codes == (HELD_BY_ANOTHER[self.version],) and topic_filter in self.subscriptions:
+            del self._asking[packet.packet_id], self.subscriptions[topic_filter]
+            self.history.declined(self.name, topic_filter)
+        else:
+            super()._on_suback(packet)
 
 
 class Reader(Client):

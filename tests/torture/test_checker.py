@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.torture.checker import IN_FLIGHT_S, Fault, History, Kind, check, matches, report
+from tests.harness import wire
+from tests.torture.checker import IN_FLIGHT_S, Fault, History, Kind, Seen, check, matches, report, seen
+from tests.torture.client import Network, Subscriber, payload_of
 
 
 class Story:
@@ -27,6 +29,17 @@ class Story:
         for number in numbers:
             self.history.arrived("s", number, qos)
 
+    def send_again(self, *numbers: int) -> None:
+        """By the publisher, on another connection."""
+        for number in numbers:
+            self.history.attempted(number)
+
+    def come_back(self) -> None:
+        """The subscriber's next connection."""
+        if self.history.connects["s"]:
+            self.history.disconnected("s")
+        self.history.connected("s")
+
     def subscribe(self, qos: int) -> None:
         self.history.asked("s", "t/+", qos)
         self.history.granted("s", "t/+")
@@ -49,7 +62,8 @@ def test_all_is_well() -> None:
     story = Story()
     story.arrive(*[story.publish() for _ in range(10)])
     first, second = story.publish(1), story.publish(1)
-    story.arrive(first, second, first, second, qos=1)  # sent again: at least once
+    story.send_again(first, second)
+    story.arrive(first, second, first, second, qos=1)  # at least once
     other = [story.publish(topic=topic, publisher=publisher) for topic, publisher in (("t/b", "p"), ("t/a", "q"))]
     story.arrive(*reversed(other))  # of another topic, or from another publisher: in any order
     story.leave()
@@ -88,6 +102,7 @@ def test_a_message_twice() -> None:
     story = Story()
     number, again = story.publish(), story.publish(1)
     story.arrive(number, number)
+    story.send_again(again)
     story.arrive(again, again, qos=1)
     (fault,) = story.faults()
     assert fault.kind == Kind.DUPLICATE and f"message {number} " in fault.text
@@ -176,6 +191,246 @@ def test_retained_messages() -> None:
         before = len(story.history.faults)
         story.history.retained("reader", dict(story.history.retained_floor), found)
         assert [fault.kind for fault in story.history.faults[before:]] == [Kind.RETAINED] * expected
+
+
+# --- repetition ------------------------------------------------------------------------------------------------------------
+
+
+def test_qos_1_arrives_once_for_each_time_that_it_was_sent_on_each_connection() -> None:
+    story = Story()
+    number = story.publish(1)
+    story.send_again(number)
+    for _ in range(3):
+        story.come_back()
+        story.arrive(number, number, qos=1)
+    assert story.kinds() == []
+    story.arrive(number, qos=1)
+    (fault,) = story.faults()
+    assert fault.kind == Kind.REPEATED and "arrived 7 times" in fault.text
+
+
+def test_qos_1_again_after_its_acknowledgement_was_read() -> None:
+    story = Story()
+    story.come_back()
+    number, other = story.publish(1), story.publish(1)
+    story.arrive(number, other, qos=1)
+    story.history.settled("s", number)
+    story.come_back()
+    story.arrive(number, other, qos=1)
+    (fault,) = story.faults()
+    assert fault.kind == Kind.REPEATED and f"message {number} " in fault.text
+
+
+def test_qos_1_again_before_its_publisher_sent_it_again() -> None:
+    story = Story()
+    number = story.publish(1)
+    story.arrive(number, number, qos=1)
+    story.send_again(number)
+    assert story.kinds() == [Kind.REPEATED]
+
+
+def test_what_was_published_with_qos_2_is_one_message_however_often_it_was_sent() -> None:
+    story = Story(qos=1)
+    number = story.publish(2)
+    story.send_again(number)
+    story.come_back()
+    story.arrive(number, qos=1)
+    story.come_back()
+    story.arrive(number, qos=1)
+    assert story.kinds() == []
+    story.arrive(number, qos=1)
+    assert story.kinds() == [Kind.REPEATED]
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_qos_0_twice(connections: int) -> None:
+    story = Story()
+    number = story.publish(0)
+    for turn in range(2):
+        if turn < connections:
+            story.come_back()
+        story.arrive(number, qos=0)
+    assert story.kinds() == [Kind.REPEATED]
+
+
+# --- QoS levels beside each other ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (0, 1), (0, 2)])
+def test_out_of_order_between_levels(first: int, second: int) -> None:
+    story = Story()
+    early, late = story.publish(first), story.publish(second)
+    story.arrive(late, qos=second)
+    story.arrive(early, qos=first)
+    (fault,) = story.faults()
+    assert fault.kind == Kind.ORDER_OF_LEVELS and f"behind message {late} (QoS {second})" in fault.text
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_qos_0_overtakes_what_waits(level: int) -> None:
+    story = Story()
+    early, late = story.publish(level), story.publish(0)
+    story.arrive(late, qos=0)
+    story.arrive(early, qos=level)
+    assert story.kinds() == []
+
+
+@pytest.mark.parametrize(
+    ("victim", "again", "kinds"),
+    [("worker-0", True, []), ("worker-0", False, [Kind.ORDER_OF_LEVELS]), ("manager", True, [Kind.ORDER_OF_LEVELS])],
+)
+def test_qos_1_behind_qos_2_only_where_a_worker_died_with_it(victim: str, again: bool, kinds: list[Kind]) -> None:
+    story = Story()
+    early, late = story.publish(1), story.publish(2)
+    story.history.killed(victim)
+    if again:
+        story.send_again(early)
+    story.arrive(late)
+    story.arrive(early, qos=1)
+    assert story.kinds() == kinds
+
+
+# --- QoS 0 -----------------------------------------------------------------------------------------------------------------
+
+
+def test_qos_0_out_of_order() -> None:
+    story = Story()
+    early, late = story.publish(0), story.publish(0)
+    story.arrive(late, early, qos=0)
+    assert story.kinds() == [Kind.ORDER]
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_qos_0_lost_on_a_connection(lasts: bool) -> None:
+    """A later one has come by it, or it never ended."""
+    story = Story()
+    story.come_back()
+    number, later = story.publish(0), story.publish(0)
+    story.history.killed("worker-0")
+    story.arrive(later, qos=0)
+    if not lasts:
+        story.come_back()
+    (fault,) = story.faults()
+    assert fault.kind == Kind.LOST and f"1 of 2 missing: {number};" in fault.text
+
+
+def test_qos_0_may_be_lost_with_a_connection_while_there_is_none_or_with_its_publisher() -> None:
+    story = Story()
+    story.come_back()
+    story.publish(0)
+    story.history.disconnected("s")
+    story.publish(0)
+    story.history.connected("s")
+    story.history.taken_back.add(story.publish(0, acknowledge=False))
+    story.arrive(story.publish(0), qos=0)
+    assert story.kinds() == []
+
+
+def test_a_subscription_with_qos_0_may_lose_qos_2_with_its_connection_only() -> None:
+    story = Story(qos=0)
+    story.come_back()
+    story.publish(2)
+    story.come_back()
+    assert story.kinds() == []
+    story.publish(2)
+    assert story.kinds() == [Kind.LOST]
+
+
+def test_a_message_that_no_client_sent_or_that_was_changed() -> None:
+    history = Story().history
+    network = Network(("127.0.0.1", 1), history)
+    subscriber = Subscriber(network, "c", 5, 0)
+    number = history.sent("p", "t/a", 0)
+    right, other = payload_of(number), payload_of(number + 1)
+    for topic, payload in (("t/a", right), ("t/a", other), ("t/b", right), ("t/a", right + b".")):
+        packet, _ = wire.parse(wire.publish(topic, payload), 5)
+        subscriber._on_publish(packet)
+    network.selector.close()
+    assert list(history.arrivals["c"].numbers) == [number]
+    assert [fault.kind for fault in history.faults] == [Kind.PROTOCOL] * 3
+
+
+# --- delayed messages ------------------------------------------------------------------------------------------------------
+
+
+def delayed(story: Story, delay_s: float) -> int:
+    number = story.history.sent("p", "t/a", 2, delay_s)
+    story.history.acknowledged(number)
+    return number
+
+
+def test_a_delayed_message_before_its_time() -> None:
+    story = Story()
+    early, at_its_time = delayed(story, 2.0), delayed(story, 1.0)
+    story.now += 1.0
+    story.arrive(early, at_its_time)
+    (fault,) = story.faults()
+    assert fault.kind == Kind.EARLY and f"message {early} " in fault.text
+
+
+def test_a_delayed_message_that_was_lost_over_a_kill() -> None:
+    story = Story()
+    lost, number = delayed(story, 1.0), delayed(story, 1.0)
+    story.history.killed("worker-0")
+    story.now += 1.0
+    story.arrive(number)
+    (fault,) = story.faults()
+    assert fault.kind == Kind.LOST and f"missing: {lost};" in fault.text
+    assert seen(story.history)[Seen.DELAYED_OVER_A_KILL] == 1
+
+
+# --- exclusive subscriptions -----------------------------------------------------------------------------------------------
+
+
+class Contest(Story):
+    """Clients that want `$exclusive/x`."""
+
+    def grant(self, client: str) -> None:
+        self.history.asked(client, "$exclusive/x", 1)
+        self.history.granted(client, "$exclusive/x")
+
+    def give_up(self, client: str, discarded: bool = False) -> None:
+        self.history.leaving(client, "$exclusive/x", discarded)
+        self.history.left(client, "$exclusive/x")
+
+
+def test_an_exclusive_subscription_goes_from_one_client_to_the_next() -> None:
+    story = Contest()
+    for client in "aba":
+        story.grant(client)
+        story.history.asked("c", "$exclusive/x", 1)
+        story.history.declined("c", "$exclusive/x")
+        story.history.arrived(client, story.publish(1, "x"), 1)
+        story.now += IN_FLIGHT_S
+        story.give_up(client)
+    assert story.kinds() == []
+    count = seen(story.history)
+    assert (count[Seen.HELD], count[Seen.PASSED_ON], count[Seen.REFUSED]) == (3, 2, 3)
+
+
+def test_two_holders_of_an_exclusive_subscription() -> None:
+    story = Contest()
+    story.grant("a")
+    story.history.killed("worker-0")
+    story.grant("b")
+    story.give_up("b")
+    story.grant("c")
+    story.give_up("a")
+    assert [(fault.kind, fault.client) for fault in story.faults()] == [(Kind.HOLDERS, "b"), (Kind.HOLDERS, "c")]
+    assert seen(story.history)[Seen.HELD_OVER_A_KILL] == 1
+
+
+@pytest.mark.parametrize("discarded", [False, True])
+def test_the_holder_of_an_exclusive_subscription_gets_the_messages_unless_its_session_ends(discarded: bool) -> None:
+    story = Contest()
+    story.grant("a")
+    story.publish(1, "x")
+    story.now += IN_FLIGHT_S
+    story.give_up("a", discarded)
+    assert story.kinds() == ([] if discarded else [Kind.LOST])
+
+
+# --- shared groups and wills -----------------------------------------------------------------------------------------------
 
 
 class Group(Story):

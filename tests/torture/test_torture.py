@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.torture.checker import Seen
 from tests.torture.killer import KINDS, POWER
 from tests.torture.torture import Options, Outcome, run
 
@@ -24,6 +25,7 @@ def torture(kills: int, **options: object) -> Outcome:
 def test_nothing_is_lost_when_acceptors_and_the_manager_are_killed() -> None:
     outcome = torture(50, kinds=("acceptor", "manager"), acceptors=8)
     assert not outcome.faults, str(outcome)
+    assert set(outcome.unseen) == {Seen.DELAYED_OVER_A_KILL, Seen.HELD_OVER_A_KILL}, str(outcome)
 
 
 @pytest.mark.torture
@@ -32,6 +34,7 @@ def test_nothing_is_lost_when_acceptors_and_the_manager_are_killed() -> None:
 def test_nothing_is_lost_when_anything_is_killed() -> None:
     outcome = torture(200, kinds=KINDS, acceptors=4)
     assert not outcome.faults, str(outcome)
+    assert not outcome.unseen, str(outcome)
 
 
 @pytest.mark.torture

@@ -1,7 +1,7 @@
 """One run of the crash test: `python -m tests.torture.torture --seed 1 --kills 200 --workers 3 --acceptors 2`.
 
 Publishers send to `t/...` (subscriptions that stay), `m/...` (subscriptions that come and go), `g/...` (shared groups) and `r/...`
-(retained messages); wills go to `w/...`.
+(retained messages); wills go to `w/...`. Of `d/...` they are delayed, and `x/...` has exclusive subscriptions.
 After the last kill all clients come back and stay, what is unacknowledged is acknowledged, a last message goes to every topic, and
 when nothing comes any more the checker looks at what came.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tests.harness import Broker, client_id_on
 from tests.harness.faults import KILLED
-from tests.torture.checker import Fault, History, Kind, check, report
-from tests.torture.client import Network, Publisher, Reader, Subscriber, Testator
+from tests.torture.checker import EXCLUSIVE, SHARE, Fault, History, Kind, Seen, check, report, seen
+from tests.torture.client import Client, Contender, Network, Publisher, Reader, Subscriber, Testator
 from tests.torture.killer import KINDS, POWER, Killer
 from tests.torture.power import Power
 
@@ -40,6 +40,15 @@ GROUPS = (("$share/one/g/+", (0, 1, 2, 3, 4), (5,)), ("$share/two/g/#", (6, 7), 
 WILLS_FILTER = "w/#"
 HEIRS = (0, 4)
 """Subscribers that get all wills."""
+DELAYED = {f"d/{delay_s}": delay_s for delay_s in (1, 2, 5)}
+"""Topics and their delays: those of one topic are due in the order in which they were published."""
+DELAYED_FILTER = "d/#"
+DELAYED_SUBSCRIBERS = ((2, 2), (6, 1))
+"""Their numbers and QoS."""
+CONTENDERS = 5
+CONTESTED = ("x/0", "x/1", "x/+/y")
+"""Filters of exclusive subscriptions."""
+CONTESTED_TOPICS = ("x/0", "x/1", "x/a/y", "x/b/y")
 CHANGES_PER_S = 4.0
 """Subscriptions that come or go."""
 START_TIMEOUT_S = 20.0
@@ -77,6 +86,11 @@ class Outcome:
     def kills(self) -> int:
         return len(self.history.kills)
 
+    @property
+    def unseen(self) -> list[Seen]:
+        """What did not happen, so that the run shows nothing about it."""
+        return [what for what, number in seen(self.history).items() if not number]
+
     def __str__(self) -> str:
         return f"seed {self.options.seed}: {report(self.history, self.faults)}"
 
@@ -98,6 +112,9 @@ class Run:
         self.testators = [
             Testator(self.network, self._name("w", number), 5 - number // 3 % 2, seed, f"w/{number}", 1 + number % 2)
             for number in range(TESTATORS)
+        ]
+        self.contenders = [
+            Contender(self.network, self._name("x", number), 5 - number % 2, seed, CONTESTED) for number in range(CONTENDERS)
         ]
         self.readers = [Reader(self.network, f"reader{version}", version, seed, "r/#") for version in (4, 5)]
         self._owners = {topic: self.publishers[number % PUBLISHERS] for number, topic in enumerate(RETAINED)}
@@ -124,9 +141,11 @@ class Run:
                 self.subscribers[number].want(topic_filter, 2)
         for number in HEIRS:
             self.subscribers[number].want(WILLS_FILTER, 2)
+        for number, qos in DELAYED_SUBSCRIBERS:
+            self.subscribers[number].want(DELAYED_FILTER, qos)
         if not self._step_until(self._settled, START_TIMEOUT_S):
             raise AssertionError(f"clients cannot begin: {self._unsettled()}")
-        for client in [*self.publishers, *self.subscribers, *self.testators]:
+        for client in self._lasting():
             client.restless = True
         self._next_publish = self._next_change = self.network.now()
 
@@ -140,7 +159,7 @@ class Run:
         while self._next_change < now:
             self._next_change += self._rng.expovariate(CHANGES_PER_S)
             subscriber, topic_filter = self._rng.choice(self._moves)
-            subscriber.change(topic_filter, self._rng.choice((1, 2)))
+            subscriber.change(topic_filter, self._rng.choice((1, 2) if topic_filter.startswith(SHARE) else (0, 1, 2)))
 
     def _publish(self) -> None:
         if self._rng.random() < 0.1:
@@ -149,24 +168,41 @@ class Run:
             # One QoS for a topic: what is sent again of another may come behind a newer message.
             self._owners[topic].publish(topic, 1 + number % 2, retain=True)
         else:
-            (topics,) = self._rng.choices((STEADY, MOVING, SHARED), (6, 3, 3))
+            (topics,) = self._rng.choices((STEADY, MOVING, SHARED, tuple(DELAYED), CONTESTED_TOPICS), (6, 3, 3, 1, 2))
             topic = self._rng.choice(topics)
-            self._rng.choice(self.publishers).publish(topic, self._rng.choice((1, 2)))
+            # Of QoS 0 it is only said what becomes of it if it comes to one subscriber at once.
+            qos = self._rng.choice((0, 1, 2) if topics in (STEADY, MOVING) else (1, 2))
+            self._rng.choice(self.publishers).publish(topic, qos, delay_s=DELAYED.get(topic, 0))
 
     def heal(self) -> None:
         """All come back and stay; what is under way arrives."""
         for client in self.network.clients:
             client.restless = False
         self._settle()
+        self._take_all_contested()
         for publisher in self.publishers:
-            for topic in STEADY + MOVING + SHARED:
-                for qos in (1, 2):
-                    self._step_until(lambda: publisher.publish(topic, qos), HEAL_TIMEOUT_S)  # noqa: B023
+            for topic in STEADY + MOVING + SHARED + tuple(DELAYED) + CONTESTED_TOPICS:
+                for qos in (0, 1, 2) if topic in STEADY + MOVING else (1, 2):
+                    self._step_until(lambda: publisher.publish(topic, qos, delay_s=DELAYED.get(topic, 0)), HEAL_TIMEOUT_S)  # noqa: B023
         self._settle()
         for testator in self.testators:
             testator.stay()
         rounds = sum(reader.rounds for reader in self.readers)
         self._step_until(lambda: sum(reader.rounds for reader in self.readers) >= rounds + 4, HEAL_TIMEOUT_S)
+
+    def _take_all_contested(self) -> None:
+        """An exclusive subscription that no client has is free."""
+        for topic_filter in CONTESTED:
+            if not any(contender.has(topic_filter) for contender in self.contenders):
+                contender = self._rng.choice(self.contenders)
+                contender.want(EXCLUSIVE + topic_filter, 2)
+                self._step_until(contender.idle, HEAL_TIMEOUT_S)
+                if not contender.has(topic_filter):
+                    self.history.fault(Kind.HOLDERS, contender.name, f"{topic_filter} is refused, though no client has it")
+
+    def _lasting(self) -> list[Client]:
+        """Clients whose sessions stay."""
+        return [*self.publishers, *self.subscribers, *self.testators, *self.contenders]
 
     def _settle(self) -> None:
         if not self._step_until(self._settled, HEAL_TIMEOUT_S):
@@ -182,12 +218,12 @@ class Run:
         return True
 
     def _unsettled(self) -> list[str]:
-        clients = [*self.publishers, *self.subscribers, *self.testators]
-        return [client.name for client in clients if not client.connected or not client.idle()]
+        return [client.name for client in self._lasting() if not client.connected or not client.idle()]
 
     def _settled(self) -> bool:
         """Nobody waits for anything, and nothing has come for a while."""
         newest = max((arrivals.at_s[-1] for arrivals in self.history.arrivals.values() if arrivals.at_s), default=0.0)
+        newest = max(newest, max(self.history.due_s.values(), default=0.0))
         return self.network.now() - newest > QUIET_S and not self._unsettled()
 
 
@@ -195,7 +231,9 @@ def run(options: Options) -> Outcome:
     """Runs to the end, and says all that was wrong."""
     start = time.monotonic()
     history = History(lambda: time.monotonic() - start)
-    settings: dict[str, object] = {"process.acceptors": options.acceptors, "mqtt.max_mqueue_len": 0}
+    settings: dict[str, object] = {
+        "process.acceptors": options.acceptors, "mqtt.max_mqueue_len": 0, "mqtt.exclusive_subscription": "true"
+    }  # fmt: skip
     if options.small:
         settings |= {"journal.retention.bytes": 1 << 20, "journal.segment_bytes": 1 << 16, "journal.cycle_bytes": 1 << 17}
     if options.level:
