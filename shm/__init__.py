@@ -38,6 +38,6 @@ docs/ordering.md.
 """
 
 __all__ = [
-    "cleanup", "counters", "epochs", "events", "partitions", "records", "registry", "retained", "ring", "routes", "runtime",
-    "segment", "spill", "topology",
+    "cleanup", "counters", "destinations", "epochs", "events", "partitions", "records", "registry", "retained", "ring",
+    "routes", "runtime", "segment", "spill", "topology",
 ]  # fmt: skip

@@ -8,7 +8,7 @@
     value          kind 0: 00 | destination u32                        a plain route
                    kind 1: 01 | destination u32 | session key u64 | group name        a member of a shared group
 
-    destination    kind u8 (worker, node, sink) | number u24                          integers are big endian
+    destination    see destinations.pxd                                               integers are big endian
 
 Exact filters are one look-up. For wildcards the levels of the topic are walked as a path through the ordered keys: at each
 prefix only the continuations `+`, `#` and the topic's own level are sought, and only where a key with that prefix exists, so
@@ -29,9 +29,6 @@ from typing import Any, NamedTuple
 import lmdb
 
 __all__ = [
-    "NODE",
-    "SINK",
-    "WORKER",
     "FilterRoutes",
     "Group",
     "Match",
@@ -39,11 +36,7 @@ __all__ = [
     "RouteTable",
     "RouteTableFull",
     "Search",
-    "destination",
-    "destination_kind",
-    "destination_number",
     "matches",
-    "worker_destination",
 ]
 
 KEY_MAX = 511
@@ -55,9 +48,6 @@ GROUP_MAX = KEY_MAX - 16
 """Bytes of a group name that stands in the value itself; what comes before it there takes 13."""
 REFERENCES = 4
 """Bytes of the reference count before a long text."""
-KIND_SHIFT = 24
-NUMBER_MAX = (1 << KIND_SHIFT) - 1
-WORKER, NODE, SINK = 0, 1, 2
 MAP_BYTES = 16 << 30
 """Virtual size of the environment; tmpfs holds only what is used."""
 READERS = 1024
@@ -108,28 +98,6 @@ class Match(NamedTuple):
     filters: list[bytes]
     destinations: tuple[int, ...]
     groups: list[Group]
-
-
-def destination(kind: int, number: int) -> int:
-    """The destination `number` of a kind: WORKER, NODE or SINK. Raises ValueError beyond 24 bits."""
-    if not 0 <= number <= NUMBER_MAX:
-        raise ValueError(f"destination {number}: allowed is 0 to {NUMBER_MAX}")
-    return kind << KIND_SHIFT | number
-
-
-def destination_kind(value: int) -> int:
-    """WORKER, NODE or SINK."""
-    return value >> KIND_SHIFT
-
-
-def destination_number(value: int) -> int:
-    """Which one of its kind."""
-    return value & NUMBER_MAX
-
-
-def worker_destination(number: int) -> int:
-    """The destination of worker `number`."""
-    return destination(WORKER, number)
 
 
 def matches(filter: bytes, topic: bytes) -> bool:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from shm.destinations import destination_name
 from shm.events import EXPIRY_NEVER
 
 from shardbroker import __version__
 from shardbroker.control import ControlError
 from shardbroker.management.context import Context, breathe
-from shardbroker.management.handlers.subscriptions import destination_name
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import parse_subscription
 from shm.files import sync_path

@@ -24,10 +24,6 @@ from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
 
-cdef enum:
-    RETAINED = 0x7F000000                  # a destination in the journal: the store of retained messages
-
-
 cdef enum Stop:                            # why a connection is not read
     STOP_RING = 1                          # a PUBLISH waits for room in a ring
     STOP_OUTPUT = 2                        # it does not take what it has asked for

@@ -35,6 +35,7 @@ from shm.counters cimport (
     RETAINED_ERRNO_COUNT, CounterSlot,
 )
 from shm.address cimport address_text
+from shm.destinations cimport RETAINED_STORE, WORKER, kind_of
 from shm.epochs cimport WILDCARD_BUCKET, Epochs, buckets_of
 from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EVENT_DISCONNECTED, EVENT_EXPIRY_NEVER, EVENT_REFUSED, EventHeader
 from shm.posix cimport (
@@ -55,7 +56,7 @@ from shardbroker.worker.topics import AutoTopics, Rewriting
 from shm.counters import ProcessState
 from shm.events import clients_prefix
 from shm.records import encode_note
-from shm.routes import worker_destination
+from shm.destinations import worker_destination
 from shm.spill import read_spilled, spill_path
 
 __all__ = ["Connection", "Loop"]
@@ -82,7 +83,6 @@ cdef enum:
     CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
     FLUSH_ROUNDS = 4                       # times a socket is written to in a pass, while its session has more for it
     TIMER_FAILURES = 1000                  # after which timers that are left wait for the next pass
-    KIND_SHIFT = 24                        # destinations carry their kind in the top byte; 0 is a worker
 
 TICK_MS = 64
 """Longest wait while timers run: the grain of the wheel."""
@@ -1426,7 +1426,7 @@ cdef class Loop(Shard):
     cdef Ring lane_to(self, long destination):
         """Our lane in a worker's inbox, or None for what is no worker (cluster nodes and sinks have their own ways)."""
         cdef Inbox outbox
-        if destination >> KIND_SHIFT or destination >= len(self.lanes):
+        if kind_of(destination) != WORKER or destination >= len(self.lanes):
             return None
         lane = self.lanes[destination]
         if lane is None:
@@ -1575,7 +1575,7 @@ cdef class Loop(Shard):
         if self.gate is not None and self.gate.retained is not None:
             self.gate.retained.noted += 1
             self.recorder.forwarded(
-                self.recorder.writer.incarnation, RETAINED, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0, 0, b"",
+                self.recorder.writer.incarnation, RETAINED_STORE, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0, 0, b"",
                 b"", True)
         return 0
 

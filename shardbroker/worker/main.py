@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from shm.counters import Counters, ProcessState
+from shm.destinations import worker_destination
 from shm.epochs import Epochs
 from shm.records import DAMAGE
 from shm.ring import Inbox
@@ -33,7 +34,7 @@ from shardbroker.worker.watching import Watching
 from shm.exclusive import ExclusiveTable
 from shm.registry import Registry
 from shm.retained import RetainedStore, RetainedStoreRefused
-from shm.routes import RouteTable, worker_destination
+from shm.routes import RouteTable
 from shm.topology import Topology
 from shm.traced import read_traced
 

@@ -22,8 +22,9 @@ from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.held cimport (
     HELD_FOR_GROUP, HELD_FOR_RING, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_ring, hold_for_time,
 )
-from shardbroker.worker.loop cimport RETAINED, Loop
+from shardbroker.worker.loop cimport Loop
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
+from shm.destinations cimport RETAINED_STORE
 from shm.records cimport RECORD_PUBLISH, RECORD_SHARED, check_record
 from shm.ring cimport Inbox, Ring
 
@@ -437,7 +438,7 @@ cdef class Recovery:
         """
         cdef dict found = {}
         for (rings, destination), (_, items) in self.forwarded.get(self.loop.number, {}).items():
-            if destination == RETAINED:
+            if destination == RETAINED_STORE:
                 self.arrivals[rings, destination] = self.loop.retained.arrived(rings)
             elif (rings, destination) not in inboxes and until_arrived(items[0]):
                 if destination not in found:
@@ -540,7 +541,7 @@ cdef class Recovery:
         for those of its destination's sessions that are here now. inboxes: as for resume()."""
         for source, forwarded in self.forwarded.items():
             for (rings, destination), (_, items) in forwarded.items():
-                if destination == RETAINED:
+                if destination == RETAINED_STORE:
                     if source % self.loop.topology.workers == self.loop.number:
                         self.retain_again(rings, items)
                     continue
@@ -714,7 +715,7 @@ cdef class Recovery:
         message = self.message(item[4])
         if message is None:
             return 0
-        if item[2] == RETAINED:
+        if item[2] == RETAINED_STORE:
             publication = Publication.__new__(Publication)
             publication.borrow(message)
             return self.loop.retain(publication)

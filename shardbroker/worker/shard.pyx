@@ -29,6 +29,7 @@ from shm.counters cimport (
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
+from shm.destinations cimport number_of
 from shm.epochs cimport Buckets, bucket_of, buckets_of, sum_of
 
 from shardbroker.mqtt.errors import MqttError
@@ -133,7 +134,7 @@ cdef class Shard(Core):
         self.capture = []
         self.announce_events(settings)
         # Keys are unique on the node and differ from those of a worker that died: worker | start second | count.
-        self.next_key = ((<uint64_t>own_destination & 0xFFFF) << 52) | ((now_ms // 1000 & 0xFFFFFFFF) << 20)
+        self.next_key = ((<uint64_t>number_of(own_destination) & 0xFFFF) << 52) | ((now_ms // 1000 & 0xFFFFFFFF) << 20)
         self.id_low_base = ((<uint64_t>node_id & 0xFFFF) << 48) | ((<uint64_t>os.getpid() & 0xFFFFFFFF) << 16)
 
     def turn(self, hash) -> int:

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from shm.destinations import worker_destination
+
 from shm.retained import RetainedMessage, RetainedStore
-from shm.routes import RouteChange, RouteTable, worker_destination
+from shm.routes import RouteChange, RouteTable
 
 SIZES = (10_000, 100_000)
 RETAINED_MAX = 100_000

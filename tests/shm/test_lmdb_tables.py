@@ -11,21 +11,17 @@ import multiprocess
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shm.destinations import worker_destination
 
 from shm import registry, retained, routes
 from shm.registry import Registry
 from shm.retained import RetainedMessage, RetainedStore
 from shm.routes import (
-    SINK,
     Group,
     RouteChange,
     RouteTable,
     RouteTableFull,
-    destination,
-    destination_kind,
-    destination_number,
     matches,
-    worker_destination,
 )
 from tests.shm.processes import running
 
@@ -230,14 +226,6 @@ def test_full_route_table_keeps_what_it_has(tmp_path: Path) -> None:
     table.update([RouteChange(True, b"second", 1)])
     assert sorted(table.filters()) == [b"first", b"second"]
     table.close()
-
-
-def test_destinations() -> None:
-    assert worker_destination(5) == 5
-    sink = destination(SINK, 7)
-    assert (destination_kind(sink), destination_number(sink)) == (SINK, 7)
-    with pytest.raises(ValueError, match="allowed"):
-        worker_destination(1 << 24)
 
 
 def message(topic: bytes, expires_ms: int = 0, payload: bytes = b"payload") -> RetainedMessage:

@@ -5,6 +5,8 @@ Which clients there are says the registry, what each subscribes to its worker, a
 
 from typing import Any
 
+from shm.destinations import destination_name
+
 from shardbroker.control import ControlError
 from shardbroker.control.feature_verbs import ExclusiveList
 from shardbroker.control.verbs import AddSubscription, DeleteSubscription, SubscriptionList, TopicList
@@ -13,7 +15,7 @@ from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import REASON_CODES
 from shardbroker.mqtt.topics import parse_subscription
-from shm.routes import WORKER, destination_kind, destination_number, matches
+from shm.routes import matches
 
 CLIENTS_AT_ONCE = 200
 """Clients in one command."""
@@ -184,8 +186,3 @@ def routes_page(context: Context, params: TopicList) -> tuple[list[Any], str | N
     after = decode_cursor(params.cursor, int, bytes) if params.cursor else None
     page, place = context.routes.page(after, params.limit)
     return list(page), None if place is None else encode_cursor(*place)
-
-
-def destination_name(to: int) -> str:
-    kind = {WORKER: "worker"}.get(destination_kind(to), f"kind-{destination_kind(to)}")
-    return f"{kind}-{destination_number(to)}"

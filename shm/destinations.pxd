@@ -1,0 +1,24 @@
+"""Where a route leads: 32 bits in route tables, in tables of exclusive subscriptions and in journals.
+
+    destination    kind u8 | number u24           a destination of kind WORKER is the number of the worker
+
+Invariants: the encoding is written down in this file alone, and journals keep it: a kind is never given another number. A kind that
+a reader does not know is no worker.
+"""
+from libc.stdint cimport uint8_t
+
+cpdef enum DestinationKind:
+    WORKER = 0                             # number: the worker's
+    NODE = 1                               # number: that of a cluster node
+    SINK = 2                               # number: that of a sink
+    STORE = 0x7F                           # number: see below; in journals, never in a route table
+
+cdef enum:
+    NUMBER_BITS = 24
+    RETAINED_STORE = 0x7F << NUMBER_BITS   # the destination: number 0 of kind STORE, the store of retained messages
+
+cdef inline uint8_t kind_of(long destination) noexcept:
+    return <uint8_t>(destination >> NUMBER_BITS)
+
+cdef inline long number_of(long destination) noexcept:
+    return destination & ((1 << NUMBER_BITS) - 1)
