@@ -57,7 +57,7 @@ def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, b
 
 
 def encode_note(str level not None, str text not None) -> bytes:
-    """A record that has the manager write a line to its log; `level` as in shardbroker.management.log."""
+    """A record that has the manager write a line to its log; `level` as in shardbroker.logs.log."""
     cdef RecordHeader header
     cdef bytes topic = level.encode(), payload = text.encode(errors="replace")
     memset(&header, 0, sizeof(header))

@@ -32,13 +32,14 @@ MAY_USE = {
         "shm",
     ),
     "shardbroker.config": ("shardbroker.mqtt", "shm"),
+    "shardbroker.logs": ("shardbroker.mqtt", "shm"),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     "shardbroker.integrations": (
         "shardbroker.access",
         "shardbroker.config",
         "shardbroker.hooks",
-        "shardbroker.management",
+        "shardbroker.logs",
         "shardbroker.mqtt",
         "shm",
     ),
@@ -48,12 +49,13 @@ MAY_USE = {
         "shardbroker.control",
         "shardbroker.hooks",
         "shardbroker.journal",
+        "shardbroker.logs",
         "shardbroker.mqtt",
         "acceptor",
         "shm",
     ),
     # It asks the manager through the control channel, like ctl: of what is shared it knows the slot of its state alone.
-    "shardbroker.api": ("shardbroker.access", "shardbroker.config", "shardbroker.control", "shardbroker.management", "shm"),
+    "shardbroker.api": ("shardbroker.access", "shardbroker.config", "shardbroker.control", "shardbroker.logs", "shm"),
     # It starts the processes, so it knows their entry points.
     "shardbroker.supervisor": (
         "shardbroker.access",

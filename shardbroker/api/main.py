@@ -16,7 +16,7 @@ from shardbroker.access.hashing import hash_password
 from shardbroker.api.app import build_app
 from shardbroker.api.patience import LookedAfter
 from shardbroker.config.listeners import parse_address
-from shardbroker.management.log import Log
+from shardbroker.logs.log import Log
 from shm.topology import Topology
 
 __all__ = ["run"]

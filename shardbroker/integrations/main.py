@@ -31,7 +31,7 @@ from shardbroker.integrations.backends import Backends, Stores
 from shardbroker.integrations.chain import describe
 from shardbroker.integrations.enhanced import ScramExchange
 from shardbroker.integrations.exhook.service import HookService
-from shardbroker.management.log import Log
+from shardbroker.logs.log import Log
 from shm.topology import Topology
 
 __all__ = ["run"]

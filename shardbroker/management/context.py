@@ -8,10 +8,10 @@ from typing import Any
 
 from shm.counters import Counters
 
+from shardbroker.logs.log import Log
 from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
 from shardbroker.management.configuration import Configuration
-from shardbroker.management.log import Log
 from shardbroker.management.topic_metrics import TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers

@@ -27,6 +27,8 @@ from shardbroker.config.listeners import parse_address
 from shardbroker.config.live import dump
 from shardbroker.control import ControlError
 from shardbroker.control.losses import lost
+from shardbroker.logs.lines import client_line
+from shardbroker.logs.log import Log
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.access import AccessAdmin, AccessError
 from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm
@@ -36,8 +38,6 @@ from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.handlers.listeners import ask_supervisor
-from shardbroker.management.lines import client_line
-from shardbroker.management.log import Log
 from shardbroker.management.preflight import check
 from shardbroker.management.prometheus import render
 from shardbroker.management.scrape import ScrapeServer

@@ -21,7 +21,7 @@ from typing import Any
 import cbor2
 
 from shardbroker.control import ControlError
-from shardbroker.management.log import Log
+from shardbroker.logs.log import Log
 from shardbroker.management.trace_lines import FORMATTERS
 from shardbroker.management.workers import Workers
 from shm.files import replace_file

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardbroker.management.log import PENDING_MAX, Log
+from shardbroker.logs.log import PENDING_MAX, Log
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_reader_that_went_away_stops_nothing(pipe: tuple[int, int]) -> None:
 
 
 def test_close_does_not_wait_for_a_reader_for_ever(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardbroker.management.log.CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("shardbroker.logs.log.CLOSE_TIMEOUT_S", 0.1)
     log = Log("info", pipe[1])
     log.add("info", "x" * (PENDING_MAX // 2))
     started = time.monotonic()

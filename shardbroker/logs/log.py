@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from shardbroker.management.lines import stamp
+from shardbroker.logs.lines import stamp
 
 __all__ = ["LEVELS", "Log"]
 
