@@ -57,10 +57,20 @@ cdef class Core:
     cdef bytes response_information
     cdef uint32_t max_output_bytes         # waiting for one client; above it QoS 0 is dropped, QoS 1 and 2 are queued
 
+    cdef readonly bint serving             # all workers are ready: clients may come
+    cdef uint64_t failures_s               # second of the newest log line about a failure, and how many there were in it
+    cdef uint32_t failures_logged
+
     cdef inline void count(self, int counter) noexcept:
         self.counters[counter] += 1
     cdef inline void gauge(self, int counter, int64_t change) noexcept:
         self.counters[counter] += <uint64_t>change
+
+    # Where work for a single message, session or connection is done outside of Channel.feed(), an exception must not end the worker: it
+    # comes here, and the work behind it goes on. A message that is lost with it is counted.
+    cdef int drop_failed(self, str work, bytes topic, object error) except -1
+    # Likewise, and no message is lost; `what` is a list of key=value.
+    cdef int log_failure(self, str what, object error) except -1
 
     # One subscriber, a Session or its Link, does not get a message, a Publication or a Message; counted under `counter`, too.
     cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1

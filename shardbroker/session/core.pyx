@@ -4,9 +4,13 @@ from libc.stdlib cimport calloc, free
 
 from shardbroker.hooks.masks cimport HOOK_DELIVERY_DROPPED
 from shardbroker.pubsub.message cimport Message, Publication
-from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, CounterSlot
+from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, CounterSlot
 
 __all__ = ["Core"]
+
+cdef enum:
+    FAILURES_A_SECOND = 10                 # log lines about work that failed
+    TOPIC_SHOWN = 200                      # most characters of a topic in such a line
 
 UNBOUNDED = 1 << 62
 """The budget of a core that nobody else waits for: a shell that has many connections sets it before each one's turn."""
@@ -66,6 +70,23 @@ cdef class Core:
     def __dealloc__(self):
         if self.counters_owner is None:
             free(self.counters)
+
+    def tell(self, str level, str text) -> None:
+        """Writes a line into the log; nowhere without a shell."""
+
+    cdef int drop_failed(self, str work, bytes topic, object error) except -1:
+        self.count(MESSAGES_DROPPED)
+        self.count(MESSAGES_DROPPED_FAILED)
+        return self.log_failure(f"message dropped work={work!r} topic={topic.decode(errors='replace')[:<int>TOPIC_SHOWN]!r}", error)
+
+    cdef int log_failure(self, str what, object error) except -1:
+        if self.now_ms // 1000 != self.failures_s:
+            self.failures_s = self.now_ms // 1000
+            self.failures_logged = 0
+        self.failures_logged += 1
+        if self.failures_logged <= <uint32_t>FAILURES_A_SECOND:
+            self.tell("error", f"{what} reason={f'{type(error).__name__}: {error}'!r}")
+        return 0
 
     cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1:
         self.count(DELIVERY_DROPPED)

@@ -17,6 +17,8 @@ cdef class Link(Timed):
     cdef uint16_t alias_maximum            # client's Topic Alias Maximum, 0: none to be sent
     cdef dict aliases_out                  # topic -> alias sent to the client
 
+    # What the registry of clients says of a connection, as shm/registry.py names it.
+    cdef dict registry_fields(self)
     cdef void touch(self) noexcept         # something was written to `out`
     cdef bint relieve(self) noexcept       # congested in the middle of a pass: sends what goes; True if there is room again
     cdef inline bint congested(self) noexcept:

@@ -26,6 +26,9 @@ cdef class Link(Timed):
     cdef bint relieve(self) noexcept:
         return False
 
+    cdef dict registry_fields(self):
+        return {}
+
     cdef int write_publish(self, Publication publication, uint8_t qos, bint retain, bint dup, uint16_t packet_id, bytes ids) except -1:
         cdef uint32_t topic_size = publication.topic_size, properties = 0, ids_size = 0, remaining
         cdef uint32_t expiry_s = 0, alias = 0

@@ -669,7 +669,7 @@ cdef class Access:
         """One line in the log, unless there were many just now."""
         cdef Channel channel = self.channel
         if self.gate.may_tell(channel.core.now_ms):
-            channel.shard.report(EVENT_DENIED, channel, NOT_AUTHORIZED, SIDE_SERVER, f"{action} {topic.decode(errors='replace')}")
+            channel.report(EVENT_DENIED, NOT_AUTHORIZED, SIDE_SERVER, f"{action} {topic.decode(errors='replace')}")
         return 0
 
     # --- when something has changed ---------------------------------------------------------------------------------------------------
@@ -712,8 +712,8 @@ cdef class Access:
         if was_connected and flapping is not None and flapping.disconnected(self.client.client_id, self.channel.core.now_ms / 1000):
             self.channel.core.count(CLIENT_FLAPPING)
             self.gate.banned.flapped(self.client.client_id, time.time() + flapping.ban_s)
-            self.channel.shard.report(
-                EVENT_FLAPPING, self.channel, BANNED, SIDE_SERVER,
+            self.channel.report(
+                EVENT_FLAPPING, BANNED, SIDE_SERVER,
                 f"banned for {flapping.ban_s:g} s: {flapping.max_count} disconnects within {flapping.window_s:g} s")
 
 

@@ -51,6 +51,7 @@ cdef class Channel(Link):
     cdef uint8_t looking                   # the PUBLISH in hand waits for look-ups of its topics: Shard.channel_lookups has them
     cdef uint8_t mounted                   # topics get a prefix, see shardbroker.worker.mounted
     cdef uint8_t limited                   # what it publishes counts for limits that it shares with others
+    cdef uint16_t listener_number          # its place in the counters
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef PeerAddress peer
     cdef readonly bytes username           # as the authentication, the certificate or CONNECT says, in this order; None without
@@ -73,6 +74,8 @@ cdef class Channel(Link):
     cdef int handle_rarer(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef bint on_publish(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef int reply(self, int counter, bytes packet) except -1
+    # An event for the manager, of a kind of shm/events.pxd, and a note for the registry.
+    cdef int report(self, int kind, int reason_code, int side, str detail) except -1
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
     cdef int fail(self, int reason_code, str message) except -1
     cdef int broken(self, object error) except -1      # an error of ours costs this connection, not the worker [MQTT-4.8.0-2]

@@ -1,6 +1,7 @@
 """The protocol state machine of one connection; see channel.pxd."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memset
 
 from shardbroker.access.verdicts cimport DENIED, UNKNOWN
 from shardbroker.hooks.masks cimport (
@@ -32,7 +33,7 @@ from shm.counters cimport (
 from shm.address cimport address_text
 from shardbroker.worker.memory cimport REFUSE
 from shardbroker.worker.shard cimport is_own, is_text
-from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
+from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED, EVENT_EXPIRY_NEVER, EVENT_REFUSED, EventHeader
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Connack, Puback, Pubcomp, Pubrec, Pubrel, Suback, Unsuback, encode_properties
@@ -386,7 +387,7 @@ cdef class Channel(Link):
         core.gauge(CONNECTIONS_COUNT, 1)
         self.last_packet_ms = core.now_ms
         self.arm_deadline()
-        self.shard.report(EVENT_CONNECTED, self, SUCCESS, SIDE_CLIENT, "")
+        self.report(EVENT_CONNECTED, SUCCESS, SIDE_CLIENT, "")
         if core.telling & TELL_CONNECTED:
             self.announce(TELL_CONNECTED, event_messages.connected(
                 self.version, keepalive_s, self.clean_start, min(expiry_ms // 1000, <uint64_t>EXPIRY_NEVER), self.connected_ms))
@@ -583,8 +584,8 @@ cdef class Channel(Link):
         if core.hooks & HOOK_MESSAGE_PUBLISH:
             return self.publish_hooked(publication, &view, at_ms)
         # Nobody sends it again once its packet id is taken.
-        self.shard.unrepeatable = view.qos == 2 and self.session.logged
-        if self.shard.unrepeatable:
+        self.shard.outlets.unrepeatable = view.qos == 2 and self.session.logged
+        if self.shard.outlets.unrepeatable:
             core.recorder.received(self.session, view.packet_id, publication.id_high, publication.id_low)
         if unlikely(core.watch):
             return publish_watched(self, entry, &view, publication, at_ms)
@@ -1060,7 +1061,7 @@ cdef class Channel(Link):
             if self.core.hooks & HOOK_CLIENT_DISCONNECTED:
                 self.core.hooked.disconnected(self, reason_code)
         self.state = CLOSING
-        self.shard.report(EVENT_DISCONNECTED, self, reason_code, side, detail)
+        self.report(EVENT_DISCONNECTED, reason_code, side, detail)
         self.touch()
         if session is not None:
             self.shard.client_gone(session, reason_code, keep_will)
@@ -1078,6 +1079,36 @@ cdef class Channel(Link):
         for lookup in self.shard.channel_lookups.pop(self, ()):
             lookup.abandoned = True
         return 0
+
+    cdef int report(self, int kind, int reason_code, int side, str detail) except -1:
+        cdef EventHeader event
+        cdef bytes client_id = self.session.client_id if self.session is not None else self.wanted_id or b""
+        if self.core.watch:
+            self.core.watcher.told(kind, self, client_id, reason_code, side, detail)
+        memset(&event, 0, sizeof(event))
+        if self.session is not None:
+            self.shard.reporter.note_session(self.session)
+            event.expiry_s = <uint32_t>min(self.session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER)
+        elif kind == EVENT_DISCONNECTED:
+            kind = EVENT_REFUSED
+        event.kind = <uint8_t>kind
+        event.reason_code = <uint8_t>reason_code
+        event.side = <uint8_t>side
+        event.version = self.version
+        event.keepalive_s = self.keepalive_s
+        event.peer = self.peer
+        event.clean_start = self.clean_start
+        event.listener = self.listener_number
+        return self.shard.reporter.send(&event, client_id, self.username, detail)
+
+    cdef dict registry_fields(self):
+        fields = {
+            "since_ms": self.connected_ms, "peer": address_text(&self.peer), "listener": self.listener_name(), "version": self.version,
+            "keepalive_s": self.keepalive_s, "clean_start": bool(self.clean_start),
+        }
+        if self.username is not None:
+            fields["username"] = self.username
+        return fields
 
     def taken_over(self) -> None:
         """Another connection has come with this client id [MQTT-3.1.4-3]."""

@@ -14,11 +14,11 @@ from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.disk cimport DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
 from shardbroker.worker.memory cimport MemoryWatch
+from shardbroker.worker.outlets cimport RingOutlets
 from shardbroker.mqtt.codec cimport PublishView
 from shardbroker.worker.rates cimport Quotas, Rates, SharedRates
 from shardbroker.worker.shard cimport Shard
 from shm.counters cimport Counters, Histogram, ListenerSockets
-from shm.epochs cimport Buckets
 from shm.posix cimport epoll_event
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
@@ -46,7 +46,6 @@ cdef class Connection(Channel):
     cdef uint8_t lingering                 # all is sent and the write side shut: waiting for the peer's end
     cdef uint8_t ended_by                  # Side
     cdef uint8_t ended_with                # reason code
-    cdef uint16_t listener_number          # its place in the counters
     cdef uint64_t paused_until_ms          # unless it is told again that this one is greedy
     cdef Rates rates                       # of its listener, None without
     cdef Layers layers                     # TLS, WebSocket; None for plain TCP
@@ -105,26 +104,14 @@ cdef class Loop(Shard):
     cdef Quotas quotas
     cdef uint8_t* buffer                   # what every socket is read into
     cdef Inbox inbox
-    cdef list outboxes                     # process number -> Inbox
-    cdef list lanes                        # process number -> our Ring in its inbox, attached at first use
-    cdef set touched_lanes                 # process numbers written to in this pass
-    cdef long last_touched                 # the one of them that was written to last, -1 if none
+    cdef RingOutlets rings                 # the router's outlets
     cdef int draining_lane                 # process whose records are being dealt with
     cdef Publication incoming              # of the ring record that is being delivered
-    cdef tuple doorbells
-    cdef int manager                       # its process number
-    cdef uint32_t events                   # that the manager was not woken for yet
-    cdef uint64_t events_due_ms
-    cdef Buckets sys_buckets               # what subscriptions to messages about clients concern
-    cdef dict registry_changes             # client id -> Session that came, went or ended since the last flush
     cdef Counters counters_segment
-    cdef object registry
-    cdef uint64_t registry_due_ms
     cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
     cdef ListenerSockets* sockets          # our counts, by listener
     cdef dict handovers                    # descriptor of the worker's end -> True
     cdef public bint draining
-    cdef uint64_t spill_number
     cdef bint trim_due                     # something was done since memory was given back
     cdef uint64_t trim_at_ms
     cdef uint64_t pass_start_us            # CLOCK_MONOTONIC
@@ -135,7 +122,6 @@ cdef class Loop(Shard):
     cdef list spent                        # spilled messages that were read: files to be unlinked once they are safe
     cdef bint holding                      # the journal is behind: nothing that promises something leaves
     cdef Gate gate                         # level `machine`: what waits for the disk; else None
-    cdef uint64_t forwarded_to             # workers that messages went to since the last acknowledgement, a bit each: number % 64
     cdef uint64_t settled                  # position of the journal that the last settle() came to
     cdef bint note_consumed                # records were taken whose sender wants the journal to say so
     cdef dict arrivals                     # (rings, producer) -> (position, weights): records dealt with that came through rings of before
@@ -143,7 +129,6 @@ cdef class Loop(Shard):
     cdef uint64_t access_seen              # what Counters.access_generation was last
     cdef list rechecking                   # connections that a reload of rules or bans has not come to yet
     cdef bint rules_moved                  # of rules, too
-    cdef readonly bint serving             # every worker was ready once: clients may come
     cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
     cdef list cycle_left                   # sessions still to be written in it; None between two
     cdef uint64_t cycle_bytes              # journal.cycle_bytes
@@ -166,6 +151,7 @@ cdef class Loop(Shard):
     cdef int take_the_rest(self, uint64_t deadline_ms) except -1
     cdef list rings_at_rest(self, list inboxes)
     cdef int one_pass(self, int timeout_ms) except -1
+    cdef int send_all(self) except -1
     cdef int serve_events(self, epoll_event* events, int count) except -1
     cdef int run_timers(self) except -1
     cdef int look_around(self) except -1
@@ -188,17 +174,11 @@ cdef class Loop(Shard):
     cdef int write_arrivals(self) except -1
     cdef int save_again(self, object left) except -1
     cdef int watch_disk(self) except -1
-    cdef bint would_record(self, TopicEntry entry) noexcept
     cdef bint must_wait(self, Connection connection) noexcept
     cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1
     cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1
-    cdef int note_forward(
-        self, long destination, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
-    ) except -1
     cdef int change_topics(self, settings) except -1
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1
-    cdef int touch_lane(self, long destination) except -1
-    cdef int flush_rings(self) except -1
     cdef int flush_sockets(self) except -1
     cdef int resume_parked(self) except -1
     cdef int resume_busy(self) except -1
@@ -208,18 +188,7 @@ cdef class Loop(Shard):
     cdef int take_verdicts(self) except -1
     cdef int give_verdict(self, waiter, verdict) except -1
     cdef int pause_client(self, bytes client_id) except -1
-    cdef int send_pause(self, long destination, bytes client_id) except -1
+    cdef int send_pause(self, int process, bytes client_id) except -1
     cdef int share_out(self, int ready) except -1
-    cdef Ring lane_to(self, long destination)
-    cdef int ring(self, int process) except -1
-    cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
-    # False if the ring is full.
-    cdef bint put_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
-    cdef bint spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
-    cdef int end_session(self, Session session, bint redispatch) except -1
     cdef int carry_out_commands(self) except -1
     cdef int send_answers(self) except -1
-    cdef int send_event(self, int kind, Connection connection, bytes client_id, int reason_code, int side, bytes detail) except -1
-    cdef void note_event(self) noexcept
-    cdef dict registry_record(self, Session session)
-    cdef int note_session(self, Session session) except -1

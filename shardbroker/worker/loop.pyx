@@ -24,28 +24,26 @@ from shardbroker.mqtt.tls cimport RECORD_MAX
 from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
-from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, SIDE_NETWORK, SIDE_SERVER, WAIT_CONNECT
+from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, SIDE_NETWORK, SIDE_SERVER
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT, DiskWatch
 from shardbroker.worker.gate cimport Gate, Guard
-from shardbroker.worker.held cimport Held, hold_for_group, hold_for_ring
+from shardbroker.worker.held cimport Held, hold_for_group
+from shardbroker.worker.outlets cimport RingOutlet, RingOutlets
+from shardbroker.worker.reporter cimport EVENT_DELAY_MS, Reporter
 from shm.counters cimport (
-    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_TLS, CLIENT_CLOSED_WEBSOCKET, DELAYED_COUNT, EVENTS_DROPPED, JOURNAL_WRITE_MS,
-    MESSAGES_FORWARD, MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED,
-    PACKETS_PUBLISH_QUOTA_EXCEEDED,
+    BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_TLS, CLIENT_CLOSED_WEBSOCKET, DELAYED_COUNT, JOURNAL_WRITE_MS, MESSAGES_RECEIVED,
+    OVERLOAD_OUTPUT_STOPPED, OVERLOAD_PUBLISHERS_PAUSED, OVERLOAD_RATE_PAUSED, PACKETS_PUBLISH_QUOTA_EXCEEDED,
     RETAINED_ERRNO_COUNT, CounterSlot,
 )
 from shm.address cimport address_text
-from shm.destinations cimport RETAINED_STORE, WORKER, kind_of
-from shm.epochs cimport WILDCARD_BUCKET, Epochs, buckets_of
-from shm.events cimport DETAIL_MAX, EVENT_CONNECTED, EVENT_DISCONNECTED, EVENT_EXPIRY_NEVER, EVENT_REFUSED, EventHeader
+from shm.epochs cimport WILDCARD_BUCKET, Epochs
 from shm.posix cimport (
     CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
-    EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
-    read, recv, send, shutdown, timespec, write,
+    EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, read,
+    recv, send, shutdown, timespec,
 )
 from shm.records cimport (
-    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_EVENT, RECORD_PAUSE, RECORD_PUBLISH,
-    RECORD_SHARED, check_record, record_size,
+    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_PAUSE, RECORD_SHARED, check_record,
 )
 
 from shardbroker.journal import apply_retention, set_recovery_start
@@ -54,10 +52,8 @@ from shardbroker.mqtt.websocket import WebSocketError
 from shardbroker.worker.access import Access
 from shardbroker.worker.topics import AutoTopics, Rewriting
 from shm.counters import ProcessState
-from shm.events import clients_prefix
-from shm.records import encode_note
 from shm.destinations import worker_destination
-from shm.spill import read_spilled, spill_path
+from shm.spill import read_spilled
 
 __all__ = ["Connection", "Loop"]
 
@@ -78,9 +74,7 @@ cdef enum:
     REST_STEP = 4096                       # least growth of an incomplete packet's buffer, bytes
     EVENTS = 1024                          # epoll events a pass
     ACCEPTS = 256                          # hand-overs taken from one acceptor a pass
-    EVENT_BATCH = 256                      # events that wake the manager at once
     RECORDS = 4096                         # ring records taken from one lane a pass
-    CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
     FLUSH_ROUNDS = 4                       # times a socket is written to in a pass, while its session has more for it
     TIMER_FAILURES = 1000                  # after which timers that are left wait for the next pass
 
@@ -96,9 +90,6 @@ LINGER_MS = 1000
 """How long a connection that we ended may take to take our last packet: closing at once could reset it away."""
 REST_SHARE = 0.5
 """Of `process.drain_timeout`, for what other workers still send when the clients here are gone."""
-
-EVENT_DELAY_MS = 50
-"""How long an event may lie in the manager's ring before the manager is woken: waking it for each costs more than the event."""
 
 HOLD_MS = 20
 """How long a pass waits while the journal is behind: it tries again at once when a client writes, and else after this."""
@@ -117,11 +108,6 @@ LOOK_MS = 20
 
 PAUSE_MS = 1500
 """How long a greedy publisher is not read after the last word about it."""
-
-REGISTRY_MS = 200
-"""Least time between two writes of the client registry."""
-
-cdef int REGISTRY_PAGE = 500               # records written in one pass: more would hold the loop for ms, and memory for them
 
 
 cdef extern from "<malloc.h>" nogil:
@@ -391,8 +377,8 @@ cdef class Connection(Channel):
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
         self.promised = True
         if self.guard is not None:
-            self.guard.lanes |= self.loop.forwarded_to
-            self.loop.forwarded_to = 0
+            self.guard.lanes |= self.loop.outlets.forwarded_to
+            self.loop.outlets.forwarded_to = 0
         return Channel.ack(self, first, packet_id, reason_code, counter)
 
     cdef ssize_t transmit(self, size_t size) noexcept:
@@ -560,15 +546,11 @@ cdef class Loop(Shard):
         self.cycle_bytes = self.cycle_due_bytes = topology.settings.journal.cycle_bytes
         self.pass_times = counters.histogram(number, "pass_us")
         self.hop_times = counters.histogram(number, "ring.hop_us")
-        self.registry = registry
         self.inbox = inbox
-        self.outboxes = [None] * topology.processes
-        self.lanes = [None] * topology.processes
-        self.touched_lanes = set()
+        self.outlets = self.rings = RingOutlets(self, topology, number)
+        self.reporter = Reporter(self, self.rings, counters, epochs, registry, self.sessions)
         self.arrivals = {}
-        self.last_touched = -1
         self.incoming = Publication.__new__(Publication)
-        self.doorbells = tuple(topology.doorbells)
         self.by_fd = []
         self.dirty = []
         self.parked = []
@@ -587,18 +569,14 @@ cdef class Loop(Shard):
             self.cache.weight_limit = min(self.cache.weight_limit, memory.mark // (CACHE_SHARE * topology.workers))
         self.lane_lookups = {}
         self.share_out(1)
-        self.registry_changes = {}
         self.counters_segment = counters
-        self.manager = topology.manager
-        prefix = clients_prefix(topology.node_name)
-        buckets_of(<const uint8_t*>PyBytes_AS_STRING(prefix), <size_t>len(prefix), &self.sys_buckets)
         self.sockets = (<CounterSlot>self.counters_owner).sockets
         self.handovers = {}
         self.buffer = <uint8_t*>malloc(READ_BYTES + RECORD_MAX)   # a TLS record that was cut short goes in front
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.buffer == NULL or self.epoll < 0:
             raise OSError(errno, "cannot set up the event loop")
-        self.listen_to(self.doorbells[number], EPOLLIN)
+        self.listen_to(self.rings.doorbells[number], EPOLLIN)
 
     def __dealloc__(self):
         free(self.buffer)
@@ -631,11 +609,11 @@ cdef class Loop(Shard):
         while not self.draining:
             if not self.serving and self.counters_segment.serving:
                 self.serve()
-            timeout_ms = TICK_MS if self.timers.armed or self.registry_changes else IDLE_MS
+            timeout_ms = TICK_MS if self.timers.armed or self.reporter.changes else IDLE_MS
             if self.route_changes and self.routes_due_ms < self.now_ms + <uint64_t>timeout_ms:
                 timeout_ms = <int>(self.routes_due_ms - self.now_ms) if self.routes_due_ms > self.now_ms else 0
-            if self.events:
-                timeout_ms = min(timeout_ms, EVENT_DELAY_MS)
+            if self.reporter.events:
+                timeout_ms = min(timeout_ms, <int>EVENT_DELAY_MS)
             if self.limited:
                 timeout_ms = min(timeout_ms, RATE_MS)
             if self.dirty or self.busy or self.lookups or self.leaving or self.replays_moved or self.commands or self.late or (
@@ -689,8 +667,8 @@ cdef class Loop(Shard):
                     self.send_away(<Connection>one, reference)
             self.one_pass(DRAIN_STEP_MS)
         self.take_the_rest(began + spread_ms + <uint64_t>(process.drain_timeout * 1000 * REST_SHARE))
-        while self.registry_changes:
-            self.flush_registry()
+        while self.reporter.changes:
+            self.reporter.flush_registry()
         if self.gate is not None:
             if self.gate.all_arrived():
                 self.recorder.arrived()    # the next start need not ask the others
@@ -766,7 +744,7 @@ cdef class Loop(Shard):
             self.trim_at_ms = self.now_ms + TRIM_MS
             malloc_trim(0)                 # nothing to do: what a burst has left goes back
         PyErr_CheckSignals()
-        self.pass_start_us = self.read_clock()
+        self.pass_start_us = self.rings.pass_us = self.read_clock()
         self.share_out(count)
         if self.access_fd >= 0 and (self.late or self.counters_segment.access_generation_c() != self.access_seen):
             self.look_at_access()          # a ban holds for whoever comes next, however long nobody came
@@ -802,21 +780,26 @@ cdef class Loop(Shard):
                 self.cycle_due_bytes = self.recorder.writer.bytes_written + self.cycle_bytes
                 self.log_failure("journal cycle given up", error)
         self.settle()
-        self.flush_rings()
+        self.send_all()
         self.release_lanes()
         self.flush_sockets()
         if self.commands or self.answers:
             self.carry_out_commands()
-        if self.route_changes or self.retained_changes or self.touched_lanes:
+        if self.route_changes or self.retained_changes or self.rings.touched:
             self.commit(False)             # what a lost connection left behind while flushing
             self.settle()
-            self.flush_rings()
+            self.send_all()
         try:
             self.look_around()
         except Exception as error:
             self.log_failure("registry, memory or access not looked at", error)
         self.pass_times.record(self.read_clock() - self.pass_start_us)
         return 0
+
+    cdef int send_all(self) except -1:
+        """Other processes see what this pass has written for them."""
+        self.rings.commit()
+        return self.reporter.commit()
 
     cdef int serve_events(self, epoll_event* events, int count) except -1:
         """Deals with what epoll has reported, each by itself."""
@@ -830,7 +813,7 @@ cdef class Loop(Shard):
                     i += 1
                     connection = <Connection>self.by_fd[fd] if fd < len(self.by_fd) else None
                     if connection is None:
-                        if fd == self.doorbells[self.number]:
+                        if fd == self.rings.doorbells[self.number]:
                             read(fd, &rung, sizeof(rung))
                         elif fd == self.access_fd:
                             self.take_verdicts()
@@ -867,8 +850,8 @@ cdef class Loop(Shard):
 
     cdef int look_around(self) except -1:
         """What is done now and then."""
-        if self.now_ms >= self.registry_due_ms:
-            self.flush_registry()
+        if self.now_ms >= self.reporter.registry_due_ms:
+            self.reporter.flush_registry()
         if self.now_ms >= self.look_at_ms:
             self.look_at_memory()
             if self.access_fd >= 0:
@@ -946,18 +929,16 @@ cdef class Loop(Shard):
         if any:
             self.commit(False)
             self.settle()
-            self.flush_rings()
+            self.send_all()
         return 0 if self.holding else self.send_answers()
 
     cdef int send_answers(self) except -1:
-        cdef Ring lane = self.lane_to(self.manager)
+        cdef RingOutlet outlet = self.reporter.outlet()
         while self.answers:
-            if not lane.put(self.answers[0]):
+            if not outlet.lane.put(self.answers[0]):
                 return 0
             self.answers.pop(0)
-        if (<Inbox>self.outboxes[self.manager]).must_ring():
-            self.ring(self.manager)
-        return 0
+        return outlet.wake()
 
     def reconfigure(self, settings) -> None:
         """What can change while it runs does; see config/live.py."""
@@ -1032,21 +1013,14 @@ cdef class Loop(Shard):
             self.paused.append(connection)
         return 0
 
-    cdef int send_pause(self, long destination, bytes client_id) except -1:
+    cdef int send_pause(self, int process, bytes client_id) except -1:
         """If its ring has no room, its publishers wait already, and it is told later."""
-        cdef Ring lane = self.lane_to(destination)
         cdef RecordHeader header
-        cdef uint8_t* target
         memset(&header, 0, sizeof(header))
         header.kind = RECORD_PAUSE
         header.sent_us = <uint32_t>self.pass_start_us
         header.client_size = <uint32_t>PyBytes_GET_SIZE(client_id)
-        target = lane.reserve(<uint32_t>record_size(&header)) if record_size(&header) <= lane.max_record() else NULL
-        if target != NULL:
-            memcpy(target, &header, sizeof(header))
-            memcpy(target + sizeof(header), PyBytes_AS_STRING(client_id), header.client_size)
-            self.touched_lanes.add(destination)
-        return 0
+        return self.rings.put_plain(process, &header, client_id)
 
     # --- access control ----------------------------------------------------------------------------------------------------------
 
@@ -1159,10 +1133,11 @@ cdef class Loop(Shard):
         """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
         cdef Ring ring
         self.retained.incarnation = self.recorder.writer.incarnation
-        self.gate = Gate(self.recorder.writer, self.retained, self.lanes, self.outboxes, self.doorbells, self.topology.workers)
+        self.gate = self.rings.gate = Gate(
+            self.recorder.writer, self.retained, self.rings.lanes, self.rings.inboxes, self.rings.doorbells, self.topology.workers)
         for producer, ring in enumerate(self.inbox.lanes):
             if ring.secure(ring.taken()):
-                self.ring(producer)
+                self.rings.ring(producer)
 
     def recover_routes(self) -> None:
         """The routes to this worker become those of the sessions that it has again, without a moment in which one is missing."""
@@ -1279,16 +1254,6 @@ cdef class Loop(Shard):
         self.watch_disk()
         return refused and not self.disk.goes_on
 
-    cdef bint would_record(self, TopicEntry entry) noexcept:
-        """Whether a message for these would be written into the journal."""
-        cdef uint32_t i
-        if entry.captured or entry.groups:
-            return True
-        for i in range(entry.target_count):
-            if (<Session>entry.targets[i].subscriber).logged:
-                return True
-        return False
-
     cdef int take_snapshots(self) except -1:
         """Writes the state of some more sessions; when all are through, what is older can go."""
         cdef Writer writer = self.recorder.writer
@@ -1338,7 +1303,7 @@ cdef class Loop(Shard):
             self.drained = []
             for producer, ring, _ in drained:
                 if ring.release():
-                    self.ring(<int>producer)
+                    self.rings.ring(<int>producer)
                 if self.gate is not None:
                     self.gate.taken(<int>producer, ring)
         if self.spent:
@@ -1421,194 +1386,6 @@ cdef class Loop(Shard):
                 connection.take_layered(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data), True)
         return 0
 
-    # --- rings: out ---------------------------------------------------------------------------------------------------------------
-
-    cdef Ring lane_to(self, long destination):
-        """Our lane in a worker's inbox, or None for what is no worker (cluster nodes and sinks have their own ways)."""
-        cdef Inbox outbox
-        if kind_of(destination) != WORKER or destination >= len(self.lanes):
-            return None
-        lane = self.lanes[destination]
-        if lane is None:
-            outbox = Inbox.attach(self.topology.inbox_name(destination))
-            self.outboxes[destination] = outbox
-            lane = self.lanes[destination] = outbox.lane(self.number)
-        return <Ring>lane
-
-    cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
-        cdef Ring lane
-        cdef long destination
-        cdef uint64_t whole
-        if self.disk_full and self.would_record(entry):
-            return False
-        if not entry.destinations and not entry.groups:
-            return True
-        for destination in entry.destinations:
-            lane = self.lane_to(destination)
-            if lane is not None and not lane.has_room(room_asked(lane, size)):
-                return False
-        for group in entry.groups:
-            # Every group may choose a member on the same worker: room for all their records, beside the plain one.
-            whole = (size + len(group[0]) + len(group[1]) + CLIENT_ID_ROOM) * (len(entry.groups) + 1)
-            for destination, _ in <tuple>group[2]:
-                if destination == self.own_destination:
-                    continue
-                lane = self.lane_to(destination)
-                if lane is not None and not lane.has_room(room_asked(lane, whole)):
-                    return False
-        return True
-
-    cdef int forward(self, long destination, Publication publication) except -1:
-        cdef RecordHeader header
-        memset(&header, 0, sizeof(header))
-        header.kind = RECORD_PUBLISH
-        return self.write_record(destination, &header, publication, b"", b"")
-
-    cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
-        cdef RecordHeader header
-        memset(&header, 0, sizeof(header))
-        header.kind = RECORD_SHARED
-        header.member = member
-        header.attempts = attempts
-        return self.write_record(destination, &header, publication, <bytes>group[0], <bytes>group[1])
-
-    cdef int write_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
-        """Into the ring, or held: room_for() cannot ask room for more shared groups than a ring has room for at all."""
-        if not self.put_record(destination, header, publication, group, filter):
-            self.hold(hold_for_ring(publication.keep(), destination, header.kind, header.member, header.attempts, group, filter))
-        return 0
-
-    cdef bint put_record(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
-        cdef Ring lane = self.lane_to(destination)
-        cdef uint8_t* target
-        cdef uint64_t size, position
-        cdef bint noted = self.unrepeatable and publication.qos and self.recorder is not None
-        if lane is None:
-            return True
-        header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0) | (FLAG_NOTED if noted else 0)
-        header.sent_us = <uint32_t>self.pass_start_us
-        header.payload_format = publication.payload_format
-        header.topic_size = publication.topic_size
-        header.properties_size = publication.properties_size
-        header.payload_size = publication.payload_size
-        header.client_size = <uint32_t>PyBytes_GET_SIZE(publication.client_id) if publication.client_id is not None else 0
-        header.group_size = <uint32_t>PyBytes_GET_SIZE(group)
-        header.filter_size = <uint32_t>PyBytes_GET_SIZE(filter)
-        header.id_high = publication.id_high
-        header.id_low = publication.id_low
-        header.expires_ms = publication.expires_ms
-        size = record_size(header)
-        if size > lane.max_record():
-            return self.spill(destination, header, publication, group, filter)
-        position = lane.local_head
-        target = lane.reserve(<uint32_t>size)
-        if target == NULL:
-            return False
-        fill_record(target, header, publication, group, filter)
-        if self.watch:
-            self.watcher.forwarded(destination, publication)
-        if noted:
-            self.note_forward(destination, position, header, publication, group, filter)
-        self.touch_lane(destination)
-        self.count(MESSAGES_FORWARD)
-        return True
-
-    cdef bint put_held(self, Held held) except -1:
-        cdef RecordHeader header
-        cdef Publication publication = Publication.__new__(Publication)
-        memset(&header, 0, sizeof(header))
-        header.kind = <uint8_t>held.record
-        header.attempts = <uint8_t>held.attempts
-        header.member = held.member
-        publication.borrow(held.message)
-        return self.put_record(held.destination, &header, publication, held.group, held.filter)
-
-    cdef bint spill(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
-        """A record larger than the ring takes goes to a file on tmpfs; its reader unlinks it."""
-        cdef Ring lane = self.lane_to(destination)
-        cdef RecordHeader note
-        cdef bytes name
-        cdef bytes contents = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>record_size(header))
-        cdef uint8_t* target
-        cdef uint64_t position = lane.local_head
-        fill_record(<uint8_t*>PyBytes_AS_STRING(contents), header, publication, group, filter)
-        self.spill_number += 1
-        name = f"{self.number}-{destination}-{os.getpid()}-{self.spill_number}".encode()
-        path = spill_path(self.topology.spill_dir, name)
-        try:
-            path.write_bytes(contents)
-        except OSError as error:           # no room in shared memory is no room in the ring
-            path.unlink(missing_ok=True)
-            self.log_failure(f"message waits: not spilled bytes={len(contents)}", error)
-            return False
-        memset(&note, 0, sizeof(note))
-        note.kind = header.kind
-        note.flags = FLAG_SPILLED | (header.flags & FLAG_NOTED)
-        note.sent_us = header.sent_us
-        note.topic_size = <uint32_t>len(name)
-        target = lane.reserve(<uint32_t>record_size(&note))
-        if target == NULL:
-            path.unlink()
-            return False
-        memcpy(target, &note, sizeof(note))
-        memcpy(target + sizeof(note), PyBytes_AS_STRING(name), len(name))
-        if self.watch:
-            self.watcher.forwarded(destination, publication)
-        if header.flags & FLAG_NOTED:
-            self.note_forward(destination, position, header, publication, group, filter)
-        self.touch_lane(destination)
-        self.count(MESSAGES_FORWARD)
-        return True
-
-    cdef int note_forward(
-        self, long destination, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
-    ) except -1:
-        """Nobody would send this message again: should it not leave, the journal knows where it was to go."""
-        if self.gate is not None:
-            self.gate.noted.add(destination)
-        return self.recorder.forwarded(
-            (<Inbox>self.outboxes[destination]).identity, destination, position, publication.keep(), header.kind,
-            header.member, header.attempts, group, filter, self.gate is not None)
-
-    cdef int note_retained(self, Publication publication) except -1:
-        """The store of retained messages is a destination like a worker, with numbers for positions."""
-        if self.gate is not None and self.gate.retained is not None:
-            self.gate.retained.noted += 1
-            self.recorder.forwarded(
-                self.recorder.writer.incarnation, RETAINED_STORE, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0, 0, b"",
-                b"", True)
-        return 0
-
-    cdef int touch_lane(self, long destination) except -1:
-        """There is something to commit; many messages in a row go to the same worker."""
-        self.forwarded_to |= <uint64_t>1 << (destination & 63)
-        if destination != self.last_touched:
-            self.touched_lanes.add(destination)
-            self.last_touched = destination
-        return 0
-
-    cdef int flush_rings(self) except -1:
-        cdef long destination
-        if self.touched_lanes:
-            for destination in self.touched_lanes:
-                if self.gate is not None and self.gate.holds_head(destination, <Ring>self.lanes[destination]):
-                    continue
-                (<Ring>self.lanes[destination]).commit()
-                if (<Inbox>self.outboxes[destination]).must_ring():
-                    self.ring(<int>destination)
-            self.touched_lanes.clear()
-            self.last_touched = -1
-        if self.events and (self.events >= EVENT_BATCH or self.now_ms >= self.events_due_ms):
-            self.events = 0
-            if (<Inbox>self.outboxes[self.manager]).must_ring():
-                self.ring(self.manager)
-        return 0
-
-    cdef int ring(self, int process) except -1:
-        cdef uint64_t one = 1
-        if write(self.doorbells[process], &one, sizeof(one)) < 0 and errno != EAGAIN:
-            raise OSError(errno, f"eventfd of process {process}")
-        return 0
 
     cdef int64_t delayed_count(self) except? -1:
         return self.counters_segment.total_of(DELAYED_COUNT)
@@ -1634,12 +1411,12 @@ cdef class Loop(Shard):
 
     cdef int drain_manager(self) except -1:
         """What the manager says of the broker waits for no disk: it tells of that disk. None of it needs to be exact."""
-        cdef Ring ring = self.inbox.lane(self.manager)
+        cdef Ring ring = self.inbox.lane(self.reporter.manager)
         cdef Py_ssize_t before = len(self.drained)
-        self.drain_lane(self.manager, ring)
+        self.drain_lane(self.reporter.manager, ring)
         del self.drained[before:]
         if ring.release():
-            self.ring(self.manager)
+            self.rings.ring(self.reporter.manager)
         return 0
 
     cdef int drain_lane(self, int producer, Ring ring) except -1:
@@ -1656,7 +1433,7 @@ cdef class Loop(Shard):
         if taken:
             self.drained.append((producer, ring, self.inbox))
         elif ring.release():
-            self.ring(producer)            # it waits for room that a predecessor gave back
+            self.rings.ring(producer)            # it waits for room that a predecessor gave back
         return 0
 
     cdef int take_records(self, int producer, Ring ring, int* taken) except -1:
@@ -1784,135 +1561,9 @@ cdef class Loop(Shard):
             self.hold(hold_for_group(message, group, filter, failed, attempts))
         return 0
 
-    # --- what the management plane sees -----------------------------------------------------------------------------------------------
-
-    cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1:
-        """An event for the manager, which logs it, and a note for the registry."""
-        cdef Connection connection = <Connection>channel
-        cdef Session session = connection.session
-        if self.watch:
-            self.watcher.told(
-                kind, channel, session.client_id if session is not None else connection.wanted_id or b"", reason_code, side, detail)
-        if session is not None:
-            self.note_session(session)
-        elif kind == EVENT_DISCONNECTED:
-            kind = EVENT_REFUSED
-        if kind == EVENT_CONNECTED and not self.counters_segment.connected_wanted(self.epochs.current(&self.sys_buckets)):
-            return 0
-        return self.send_event(kind, connection, session.client_id if session is not None else connection.wanted_id or b"", reason_code, side,
-                               detail.encode(errors="replace")[:<int>DETAIL_MAX] if detail else b"")
-
-    cdef int send_event(self, int kind, Connection connection, bytes client_id, int reason_code, int side, bytes detail) except -1:
-        cdef Ring lane = self.lane_to(self.manager)
-        cdef bytes username = connection.username or b""
-        cdef uint64_t texts = PyBytes_GET_SIZE(client_id) + PyBytes_GET_SIZE(detail) + PyBytes_GET_SIZE(username)
-        cdef uint64_t size = sizeof(RecordHeader) + sizeof(EventHeader) + texts
-        cdef RecordHeader* header
-        cdef EventHeader* event
-        cdef uint8_t* target = NULL
-        if lane is not None and size <= lane.max_record():
-            target = lane.reserve(<uint32_t>size)
-        if target == NULL:
-            self.count(EVENTS_DROPPED)
-            return 0
-        header = <RecordHeader*>target
-        memset(header, 0, sizeof(header[0]))
-        header.kind = RECORD_EVENT
-        header.payload_size = <uint32_t>(sizeof(event[0]) + texts)
-        event = <EventHeader*>(target + sizeof(header[0]))
-        memset(event, 0, sizeof(event[0]))
-        event.kind = <uint8_t>kind
-        event.reason_code = <uint8_t>reason_code
-        event.side = <uint8_t>side
-        event.version = connection.version
-        event.keepalive_s = connection.keepalive_s
-        event.at_ms = self.now_ms
-        event.peer = connection.peer
-        event.clean_start = connection.clean_start
-        event.client_size = <uint16_t>PyBytes_GET_SIZE(client_id)
-        event.detail_size = <uint16_t>PyBytes_GET_SIZE(detail)
-        event.username_size = <uint16_t>PyBytes_GET_SIZE(username)
-        event.listener = <uint16_t>connection.listener_number
-        if connection.session is not None:
-            event.expiry_s = <uint32_t>min(connection.session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER)
-        target += sizeof(header[0]) + sizeof(event[0])
-        memcpy(target, PyBytes_AS_STRING(client_id), PyBytes_GET_SIZE(client_id))
-        target += PyBytes_GET_SIZE(client_id)
-        memcpy(target, PyBytes_AS_STRING(detail), PyBytes_GET_SIZE(detail))
-        memcpy(target + PyBytes_GET_SIZE(detail), PyBytes_AS_STRING(username), PyBytes_GET_SIZE(username))
-        lane.commit()
-        self.note_event()
-        return 0
-
-    cdef void note_event(self) noexcept:
-        """Something lies in the manager's ring: it is woken before long."""
-        if not self.events:
-            self.events_due_ms = self.now_ms + EVENT_DELAY_MS
-        self.events += 1
 
     def tell(self, str level, str text) -> None:
-        """A line for the manager's log; counted as dropped if it is not there to read it."""
-        cdef Ring lane = self.lane_to(self.manager)
-        if not lane.put(encode_note(level, f"worker-{self.number}: {text}")):
-            self.count(EVENTS_DROPPED)
-            return
-        if (<Inbox>self.outboxes[self.manager]).must_ring():
-            self.ring(self.manager)
-
-    cdef int end_session(self, Session session, bint redispatch) except -1:
-        self.note_session(session)
-        return Shard.end_session(self, session, redispatch)
-
-    cdef int note_session(self, Session session) except -1:
-        """Something of it has changed that the registry tells."""
-        cdef Session previous
-        if self.registry is None:
-            return 0
-        previous = self.registry_changes.get(session.client_id)
-        if previous is not None and previous.registered:
-            session.registered = True      # there is a record under this client id
-        self.registry_changes[session.client_id] = session
-        return 0
-
-    def flush_registry(self) -> None:
-        """Writes what has changed in the last REGISTRY_MS, a page in each pass. Who came and went in between leaves no trace."""
-        cdef Session session
-        cdef int left = REGISTRY_PAGE
-        self.registry_due_ms = self.now_ms + REGISTRY_MS
-        if not self.registry_changes:
-            return
-        puts, deletes = {}, []
-        while self.registry_changes and left:
-            client_id, session = self.registry_changes.popitem()
-            left -= 1
-            if self.sessions.get(client_id) is session:
-                puts[client_id] = self.registry_record(session)
-                session.registered = True
-            elif session.registered and client_id not in self.sessions:
-                deletes.append(client_id)
-        if self.registry_changes:
-            self.registry_due_ms = self.now_ms
-        else:
-            self.registry_changes = {}     # an emptied dict keeps its table
-        if puts or deletes:
-            self.registry.update(puts, deletes)
-
-    cdef dict registry_record(self, Session session):
-        cdef Connection connection = <Connection>session.link if session.link is not None else None
-        record = {
-            "connected": connection is not None, "session": session.key, "created_ms": session.created_ms,
-            "expiry_s": min(session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER),
-            "since_ms": connection.connected_ms if connection is not None else self.now_ms,
-        }
-        if connection is not None:
-            record |= {
-                "peer": address_text(&connection.peer), "listener": connection.listener, "version": connection.version,
-                "keepalive_s": connection.keepalive_s, "clean_start": bool(connection.clean_start),
-            }
-            if connection.username is not None:
-                record["username"] = connection.username
-        return record
-
+        self.reporter.log(level, text)
 
 def forget(directory, keep_from, age_s, most_bytes, sync) -> None:
     """Everything before this position of a journal is known from what follows it. In a thread: it takes the disk some ms."""
@@ -1920,28 +1571,3 @@ def forget(directory, keep_from, age_s, most_bytes, sync) -> None:
         set_recovery_start(directory, keep_from, sync=sync)        # before anything is removed
         max_age_us = None if age_s == float("inf") else int(age_s * 1e6)
         apply_retention(directory, keep_from, time.time_ns() // 1000, max_age_us, most_bytes)
-
-
-cdef uint32_t room_asked(Ring lane, uint64_t size) noexcept:
-    """Room for records of `size` bytes in all; never more than the lane can have, or a publisher would wait for ever. What is
-    too large for a lane is spilled and takes little."""
-    return <uint32_t>min(size + sizeof(RecordHeader) + CLIENT_ID_ROOM, <uint64_t>lane.max_record())
-
-
-cdef void fill_record(uint8_t* target, RecordHeader* header, Publication publication, bytes group, bytes filter) noexcept:
-    memcpy(target, header, sizeof(RecordHeader))
-    target += sizeof(RecordHeader)
-    memcpy(target, publication.topic, header.topic_size)
-    target += header.topic_size
-    if header.properties_size:
-        memcpy(target, publication.properties, header.properties_size)
-        target += header.properties_size
-    if header.client_size:
-        memcpy(target, PyBytes_AS_STRING(publication.client_id), header.client_size)
-        target += header.client_size
-    memcpy(target, PyBytes_AS_STRING(group), header.group_size)
-    target += header.group_size
-    memcpy(target, PyBytes_AS_STRING(filter), header.filter_size)
-    target += header.filter_size
-    if header.payload_size:
-        memcpy(target, publication.payload, header.payload_size)

@@ -601,7 +601,7 @@ cdef class Recovery:
             session.logged = session.expiry_ms > 0
             session.named_in = 0
             self.give_up_lost(session)
-            self.loop.note_session(session)
+            self.loop.reporter.note_session(session)
         self.hold_again()
         self.messages = {
             item[4]: self.messages.get(item[4])
@@ -666,14 +666,14 @@ cdef class Recovery:
         cdef Session session
         if self.loop.gate is not None or self.loop.number in self.forwarded:
             self.loop.recorder.arrived()   # or is forwarded again, behind this
-        self.loop.unrepeatable = True
+        self.loop.outlets.unrepeatable = True
         for _, items in self.forwarded.get(self.loop.number, {}).values():
             for item in items:
                 try:
                     self.forward_again(item, inboxes)
                 except Exception as error:
                     self.loop.drop_failed("recovery", topic_of(self.message(item[4])), error)
-        self.loop.unrepeatable = False
+        self.loop.outlets.unrepeatable = False
         for number, client_id in self.foreign:
             self.loop.recorder.moved(number, client_id)
         for session in list(self.by_key.values()):
@@ -706,7 +706,7 @@ cdef class Recovery:
                 # It had left. If it is in a ring still, it is not on that worker's disk, and stays on record.
                 if not until_arrived(item) or inbox.name != self.loop.topology.inbox_name(item[2]) or lane.is_secure(item[3] + 1):
                     return 0
-                self.loop.lane_to(item[2])     # the gate sees how far a lane has arrived if it is open
+                self.loop.rings.outlet_of(item[2])     # the gate sees how far a lane has arrived if it is open
                 message = self.message(item[4])
                 return 0 if message is None else self.loop.recorder.forwarded(
                     item[1], item[2], item[3], message, item[5], item[6], item[7], field_or_none(item, 8), field_or_none(item, 9), True)
@@ -720,7 +720,7 @@ cdef class Recovery:
             publication.borrow(message)
             return self.loop.retain(publication)
         held = hold_for_ring(message, item[2], item[5], item[6], item[7], field(item, 8), field(item, 9))
-        if not self.loop.put_held(held):
+        if not self.loop.outlets.put_held(held):
             self.loop.hold(held)
         return 0
 

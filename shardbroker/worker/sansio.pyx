@@ -17,6 +17,7 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CLOSING, Channel
+from shardbroker.worker.outlets cimport Outlets
 from shardbroker.worker.shard cimport Shard
 from shm.epochs cimport WILDCARD_BUCKET
 from shm.address cimport parse_address
@@ -62,13 +63,36 @@ cdef class SansIoChannel(Channel):
         return self.state == CLOSING
 
 
+cdef class SansIoOutlets(Outlets):
+    """Every destination has an outlet with room: a list that the simulation carries records away from."""
+    cdef list outgoing
+
+    cdef bint forward(self, long destination, Publication publication) except -1:
+        self.outgoing.append((destination, (publication.keep(), None, 0, 0)))
+        return True
+
+    cdef bint forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
+        self.outgoing.append((destination, (publication.keep(), (group[0], group[1]), member, attempts)))
+        return True
+
+
 cdef class SansIoShard(Shard):
     """A worker's core. `routes` is shared by the shards of one simulation; it has search() and update()."""
-    cdef public list outgoing
+    cdef SansIoOutlets lists
 
     def __init__(self, settings, routes, int number, uint64_t now_ms, retained=None, seed=None):
         Shard.__init__(self, settings, now_ms, None, routes, retained, None, number, 0, seed)
+        self.outlets = self.lists = SansIoOutlets.__new__(SansIoOutlets)
         self.outgoing = []
+
+    @property
+    def outgoing(self) -> list:
+        """What would have gone into rings since it was set to a new list."""
+        return self.lists.outgoing
+
+    @outgoing.setter
+    def outgoing(self, list records not None) -> None:
+        self.lists.outgoing = records
 
     def connect(self, str peer, bytes assigned_id=b"auto") -> SansIoChannel:
         """A new connection."""
@@ -103,14 +127,6 @@ cdef class SansIoShard(Shard):
     def forget_topics(self) -> None:
         """What a changed epoch does: another shard's subscriptions have moved."""
         self.local_epochs[<int>WILDCARD_BUCKET] += 1
-
-    cdef int forward(self, long destination, Publication publication) except -1:
-        self.outgoing.append((destination, (publication.keep(), None, 0, 0)))
-        return 0
-
-    cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
-        self.outgoing.append((destination, (publication.keep(), (group[0], group[1]), member, attempts)))
-        return 0
 
     def deliver(self, tuple record) -> None:
         """A record that another shard has sent here."""

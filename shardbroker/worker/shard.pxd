@@ -1,7 +1,7 @@
 """The protocol core of one worker: sessions, subscriptions, routing. No socket: the loop above it moves bytes.
 
     Channel.feed() -> Shard.publish() -> Session.deliver() -> Link.write_publish()      local subscribers
-                                     \-> Shard.forward()                                other workers, by ring
+                                     \-> Outlets.put()                                  other workers, by ring
     Shard.commit() at the end of a pass: routes, epochs, retained messages, and only then the SUBACKs
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -15,10 +15,14 @@ from shardbroker.session.core cimport Core
 from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.delayed cimport Delays
 from shardbroker.worker.held cimport Held
+from shardbroker.worker.outlets cimport Outlets
+from shardbroker.worker.reporter cimport Reporter
 from shm.epochs cimport BUCKETS, Buckets, Epochs
 
 
 cdef class Shard(Core):
+    cdef Outlets outlets                   # what leaves this worker
+    cdef Reporter reporter                 # what the management plane gets to know
     cdef readonly dict sessions            # client id -> Session
     cdef dict by_key                       # session key -> Session
     cdef SubscriptionTable table
@@ -62,9 +66,6 @@ cdef class Shard(Core):
     cdef object auto_topics                # worker.topics.AutoTopics; None without topics
     cdef object announcer                  # worker.event_messages.EventMessages
     cdef readonly object owners            # shm.exclusive.ExclusiveTable or its like; None until sessions are there again
-    cdef uint64_t failures_s               # second of the newest log line about a failure, and how many there were in it
-    cdef uint32_t failures_told
-    cdef bint unrepeatable                 # what is published now comes from nobody who would send it again: a lost record is lost
 
     # The entry of a topic from the cache; None if it is not there, or the epochs have moved since.
     cdef TopicEntry cached(self, const uint8_t* topic, uint32_t size)
@@ -79,12 +80,7 @@ cdef class Shard(Core):
     cdef TopicEntry finish(self, Lookup lookup)
     # A part of the look-ups that wait; called once a pass.
     cdef int look_up_some(self) except -1
-    # Where work for a single message, session or connection is done outside of Channel.feed(), an exception must not end the worker: it
-    # comes here, and the work behind it goes on. A message that is lost with it is counted.
-    cdef int drop_failed(self, str work, bytes topic, object error) except -1
-    # Likewise, and no message is lost; `what` is a list of key=value.
-    cdef int log_failure(self, str what, object error) except -1
-    # Likewise, and it costs this connection.
+    # Work for a connection failed outside of Channel.feed(): it costs this connection, not the worker.
     cdef int connection_failed(self, object channel, object error) except -1
     # Everything a publish leads to. True if anybody subscribes. The caller has checked room_for().
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
@@ -113,7 +109,6 @@ cdef class Shard(Core):
     cdef int record_held(self, Held held) except -1
     cdef int run_retries(self) except -1
     cdef bint try_again(self, Held held) except -1
-    cdef bint put_held(self, Held held) except -1
     # It is published at this time, whatever happens to its publisher. The caller has asked no_delay().
     cdef int delay(self, Publication publication, uint64_t at_ms) except -1
     # A message that rules, settings or limits do not allow any more: nothing of it is published.
@@ -125,11 +120,12 @@ cdef class Shard(Core):
     cdef int stamp(self, Publication publication) noexcept
     cdef int deliver_shared(self, tuple group, Publication publication, Session publisher, uint8_t attempts, tuple failed) except -1
     cdef bint deliver_to_member(self, bytes group, bytes filter, uint64_t member, Publication publication) except -1
-    # What leaves this worker; overridden by the loop.
+    # Whether a message of `size` bytes for these can be taken: by the disk, and by every ring that it has to go into.
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1
+    # Whether it would be written into the journal.
+    cdef bint would_record(self, TopicEntry entry) noexcept
     cdef int forward(self, long destination, Publication publication) except -1
     cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1
-    cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1
 
     # A connection that is closed, for what is done in the name of a client that is gone; only a loop has one.
     cdef object absent_channel(self)
@@ -149,8 +145,6 @@ cdef class Shard(Core):
     cdef void invalidate(self, bytes filter) noexcept
     cdef bint few_removals(self) noexcept
     cdef int retain(self, Publication publication) except -1
-    # It is to be retained, and nobody would send it again.
-    cdef int note_retained(self, Publication publication) except -1
     # End of a pass: what is due becomes visible to every worker, then SUBACKs may go out. `now`: everything.
     cdef int commit(self, bint now) except -1
     cdef bint commit_routes(self) except -1

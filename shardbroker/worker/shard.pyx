@@ -16,7 +16,7 @@ from shardbroker.pubsub.message cimport make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, OPTION_RETAIN_AS_PUBLISHED, Subscriber
 from shardbroker.session.link cimport Link
 from shardbroker.worker.delayed cimport Delays, id_of
-from shardbroker.worker.held cimport HELD_FOR_ALL, HELD_FOR_GROUP, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_time
+from shardbroker.worker.held cimport HELD_FOR_ALL, HELD_FOR_GROUP, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_ring, hold_for_time
 from shardbroker.worker.memory cimport REFUSE
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Lookup, Target, encode_identifier, new_lookup
 from shardbroker.session.core cimport TELL_DROPPED, TELL_SUBSCRIBED
@@ -25,12 +25,13 @@ from shardbroker.session.recorder cimport (
 )
 from shm.counters cimport (
     DELAYED_COUNT, DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_NO_LOCAL, EVENTS_DROPPED, MESSAGES_DELAYED,
-    MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, MESSAGES_DROPPED_NO_SUBSCRIBERS, MESSAGES_DROPPED_OUTDATED, RETAINED_DROPPED,
+    MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, MESSAGES_DROPPED_OUTDATED, RETAINED_DROPPED,
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
 from shm.destinations cimport number_of
 from shm.epochs cimport Buckets, bucket_of, buckets_of, sum_of
+from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
 
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name
@@ -84,12 +85,6 @@ LEAVE_BATCH = 128
 REMOVALS_A_PASS = 512
 """Routes that one pass takes out of the table: about 2 ms, when thousands of clients go at once."""
 
-FAILURES_A_SECOND = 10
-"""Log lines about failures that a worker writes in a second; the counters have all of them."""
-
-TOPIC_SHOWN = 200
-"""Characters of a topic in such a line."""
-
 NEVER = 0xFFFFFFFFFFFFFFFF
 
 cdef enum:                                 # reason codes, MQTT 5.0 §2.4
@@ -113,6 +108,8 @@ cdef class Shard(Core):
         self.by_key = {}
         self.table = SubscriptionTable.__new__(SubscriptionTable)
         self.cache = TopicCache(TOPIC_CACHE_ENTRIES, TOPIC_CACHE_BYTES)
+        self.outlets = Outlets.__new__(Outlets)
+        self.reporter = Reporter.__new__(Reporter)
         self.lookups = deque()
         self.channel_lookups = {}
         self.first_visits = UNBOUNDED_VISITS
@@ -142,20 +139,6 @@ cdef class Shard(Core):
         return self.epochs.next_turn(hash) if self.epochs is not None else random.getrandbits(32)
 
     # --- failures of a single message, session or connection ------------------------------------------------------------
-
-    cdef int drop_failed(self, str work, bytes topic, object error) except -1:
-        self.count(MESSAGES_DROPPED)
-        self.count(MESSAGES_DROPPED_FAILED)
-        return self.log_failure(f"message dropped work={work!r} topic={topic.decode(errors='replace')[:TOPIC_SHOWN]!r}", error)
-
-    cdef int log_failure(self, str what, object error) except -1:
-        if self.now_ms // 1000 != self.failures_s:
-            self.failures_s = self.now_ms // 1000
-            self.failures_told = 0
-        self.failures_told += 1
-        if self.failures_told <= <uint32_t>FAILURES_A_SECOND:
-            self.tell("error", f"{what} reason={f'{type(error).__name__}: {error}'!r}")
-        return 0
 
     cdef int connection_failed(self, object channel, object error) except -1:
         raise error                        # there is no socket here
@@ -381,11 +364,11 @@ cdef class Shard(Core):
         publication.borrow(message)
         if self.watch:
             self.watcher.routed(publication, not entry.nobody())
-        self.unrepeatable = True
+        self.outlets.unrepeatable = True
         try:
             self.publish(entry, publication, publisher)
         finally:
-            self.unrepeatable = False
+            self.outlets.unrepeatable = False
         return True
 
     # --- what waits for room in a ring ---------------------------------------------------------------------------------------
@@ -442,15 +425,12 @@ cdef class Shard(Core):
             return self.publish_delayed(held)
         if held.purpose == HELD_FOR_GROUP:
             return self.hand_on(held.group, held.filter, held.message, held.attempts, held.member, held.lookups)
-        self.unrepeatable = True
+        self.outlets.unrepeatable = True
         try:
-            done = self.put_held(held)
+            done = self.outlets.put_held(held)
         finally:
-            self.unrepeatable = False
+            self.outlets.unrepeatable = False
         return done
-
-    cdef bint put_held(self, Held held) except -1:
-        raise NotImplementedError("Shard.put_held")
 
     # --- events as messages -------------------------------------------------------------------------------------------------
 
@@ -591,25 +571,37 @@ cdef class Shard(Core):
         )
         return True
 
-    # --- what leaves this worker: nothing does unless there are rings ---------------------------------------------------------
+    # --- what leaves this worker ----------------------------------------------------------------------------------------------------
 
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
-        return True
+        if self.disk_full and self.would_record(entry):
+            return False
+        return (not entry.destinations and not entry.groups) or self.outlets.room_for(entry, size)
+
+    cdef bint would_record(self, TopicEntry entry) noexcept:
+        """Whether a message for these would be written into the journal."""
+        cdef uint32_t i
+        if entry.captured or entry.groups:
+            return True
+        for i in range(entry.target_count):
+            if (<Session>entry.targets[i].subscriber).logged:
+                return True
+        return False
 
     cdef int forward(self, long destination, Publication publication) except -1:
-        raise NotImplementedError("Shard.forward")
+        """To another worker; deferred if its ring is full: room_for() was asked, but not by what the broker itself publishes."""
+        if not self.outlets.forward(destination, publication):
+            self.hold(hold_for_ring(publication.keep(), destination, RECORD_PUBLISH, 0, 0, b"", b""))
+        return 0
 
     cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
-        raise NotImplementedError("Shard.forward_shared")
-
-    cdef int report(self, int kind, object channel, int reason_code, int side, str detail) except -1:
+        """Likewise; room_for() cannot ask room for more shared groups than a ring has room for at all."""
+        if not self.outlets.forward_shared(destination, member, group, publication, attempts):
+            self.hold(hold_for_ring(publication.keep(), destination, RECORD_SHARED, member, attempts, <bytes>group[0], <bytes>group[1]))
         return 0
 
     cdef object absent_channel(self):
         raise NotImplementedError("Shard.absent_channel")
-
-    def tell(self, str level, str text) -> None:
-        """A line for the log."""
 
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
@@ -737,6 +729,7 @@ cdef class Shard(Core):
         if self.hooks & HOOK_SESSION_TERMINATED:
             self.hooked.terminated(session, "discarded" if not redispatch else "expired" if session.expiry_ms else "disconnected")
         cdef list leftovers = session.shared_leftovers() if redispatch else []
+        self.reporter.note_session(session)
         cdef Subscription subscription
         if session.subscription_count() > LEAVE_BATCH:
             # Too many for one pass. Until their turn comes they lead to a session that takes nothing more.
@@ -781,13 +774,13 @@ cdef class Shard(Core):
             return False
         publication = Publication.__new__(Publication)
         publication.borrow(message)
-        self.unrepeatable = True           # whoever had it has given it out of its hands
+        self.outlets.unrepeatable = True           # whoever had it has given it out of its hands
         try:
             for group in entry.groups:
                 if group[0] == group_name and group[1] == filter:
                     self.deliver_shared(group, publication, None, attempts, (self.own_destination, failed) if failed else None)
         finally:
-            self.unrepeatable = False
+            self.outlets.unrepeatable = False
         return True
 
     # --- subscriptions ------------------------------------------------------------------------------------------------------
@@ -910,8 +903,8 @@ cdef class Shard(Core):
         cdef bytes topic
         if self.retained is None:
             return 0
-        if self.unrepeatable and publication.qos and self.recorder is not None:
-            self.note_retained(publication)
+        if self.outlets.unrepeatable and publication.qos and self.recorder is not None:
+            self.outlets.note_retained(publication)
         topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
         if self.retained_retry_ms:
             self.retained_waiting += RETAINED_BYTES + publication.topic_size + publication.properties_size + publication.payload_size
@@ -931,9 +924,6 @@ cdef class Shard(Core):
             expires_ms=publication.expires_ms,
             client_id=publication.client_id or b"",
         ))
-        return 0
-
-    cdef int note_retained(self, Publication publication) except -1:
         return 0
 
     cdef int replay_some(self) except -1:

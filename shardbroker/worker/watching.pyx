@@ -180,13 +180,13 @@ cdef class Watching(Watcher):
     cdef bint put(self, object event) except -1:
         """Whether the manager's ring had room for it. Half of the ring is for others: has_room() counts what it is asked twice."""
         cdef Loop loop = self.loop
-        cdef Ring lane = loop.lane_to(loop.manager)
+        cdef Ring lane = loop.reporter.outlet().lane
         cdef bytes record = encode_record(TRACE, cbor2.dumps(event))
         if PyBytes_GET_SIZE(record) > lane.max_record() or not lane.has_room(
                 <uint32_t>(lane.capacity // 4 + <uint64_t>PyBytes_GET_SIZE(record))):
             return False
         lane.put(record)
-        loop.note_event()
+        loop.reporter.note_event()
         return True
 
     cpdef int tell_lost(self) except -1:

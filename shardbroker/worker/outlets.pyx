@@ -1,0 +1,305 @@
+"""What leaves a worker; see outlets.pxd."""
+
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, errno
+from libc.string cimport memcpy, memset
+
+from shm.counters cimport MESSAGES_FORWARD
+from shm.destinations cimport RETAINED_STORE, WORKER, kind_of
+from shm.posix cimport write
+from shm.records cimport FLAG_NOTED, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_PUBLISH, RECORD_SHARED, record_size
+
+from shm.spill import spill_path
+
+__all__ = ["Outlet", "Outlets", "RingOutlet", "RingOutlets"]
+
+cdef enum:
+    CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
+    LANE_BITS = 64                         # of `forwarded_to`
+
+
+cdef class Outlets:
+    cdef bint has_all(self, TopicEntry entry) except -1:
+        return True
+
+    cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
+        return True
+
+    cdef bint put(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
+        raise NotImplementedError("Outlets.put")
+
+    cdef int note_retained(self, Publication publication) except -1:
+        return 0
+
+    cdef bint forward(self, long destination, Publication publication) except -1:
+        cdef RecordHeader header
+        memset(&header, 0, sizeof(header))
+        header.kind = RECORD_PUBLISH
+        return self.put(destination, &header, publication, b"", b"")
+
+    cdef bint forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1:
+        cdef RecordHeader header
+        memset(&header, 0, sizeof(header))
+        header.kind = RECORD_SHARED
+        header.member = member
+        header.attempts = attempts
+        return self.put(destination, &header, publication, <bytes>group[0], <bytes>group[1])
+
+    cdef bint put_held(self, Held held) except -1:
+        cdef RecordHeader header
+        cdef Publication publication = Publication.__new__(Publication)
+        memset(&header, 0, sizeof(header))
+        header.kind = <uint8_t>held.record
+        header.attempts = <uint8_t>held.attempts
+        header.member = held.member
+        publication.borrow(held.message)
+        return self.put(held.destination, &header, publication, held.group, held.filter)
+
+
+cdef class Outlet:
+    cdef bint has_room(self, uint64_t size) except -1:
+        raise NotImplementedError("Outlet.has_room")
+
+    cdef int64_t put(self, RecordHeader* header, Publication publication, bytes group, bytes filter) except -2:
+        raise NotImplementedError("Outlet.put")
+
+    cdef int commit(self) except -1:
+        raise NotImplementedError("Outlet.commit")
+
+    cdef bint secured(self, uint64_t position) except -1:
+        raise NotImplementedError("Outlet.secured")
+
+    cdef uint64_t identity(self) noexcept:
+        return 0
+
+
+cdef class RingOutlets(Outlets):
+    """topology: shm.topology.Topology. number: of this worker."""
+
+    def __init__(self, Core core not None, topology, int number):
+        self.core = core
+        self.topology = topology
+        self.number = number
+        self.by_process = [None] * topology.processes
+        self.lanes = [None] * topology.processes
+        self.inboxes = [None] * topology.processes
+        self.doorbells = tuple(topology.doorbells)
+        self.touched = []
+
+    cdef RingOutlet outlet_of(self, long destination):
+        if kind_of(destination) != WORKER or destination >= len(self.by_process):
+            return None
+        return self.of_process(<int>destination)
+
+    cdef RingOutlet of_process(self, int process):
+        cdef RingOutlet outlet = <RingOutlet>self.by_process[process]
+        if outlet is None:
+            outlet = RingOutlet.__new__(RingOutlet)
+            outlet.outlets = self
+            outlet.destination = process
+            outlet.inbox = self.inboxes[process] = Inbox.attach(self.topology.inbox_name(process))
+            outlet.lane = self.lanes[process] = outlet.inbox.lane(self.number)
+            self.by_process[process] = outlet
+        return outlet
+
+    cdef bint has_all(self, TopicEntry entry) except -1:
+        cdef long destination
+        for destination in entry.destinations:
+            if self.outlet_of(destination) is None:
+                return False
+        for group in entry.groups:
+            for destination, _ in <tuple>group[2]:
+                if destination != self.number and self.outlet_of(destination) is None:
+                    return False
+        return True
+
+    cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
+        cdef RingOutlet outlet
+        cdef long destination
+        cdef uint64_t whole
+        for destination in entry.destinations:
+            outlet = self.outlet_of(destination)
+            if outlet is not None and not outlet.has_room(size):
+                return False
+        for group in entry.groups:
+            # Every group may choose a member on the same worker: room for all their records, beside the plain one.
+            whole = (size + len(group[0]) + len(group[1]) + CLIENT_ID_ROOM) * (len(entry.groups) + 1)
+            for destination, _ in <tuple>group[2]:
+                if destination == self.number:
+                    continue
+                outlet = self.outlet_of(destination)
+                if outlet is not None and not outlet.has_room(whole):
+                    return False
+        return True
+
+    cdef bint put(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
+        cdef RingOutlet outlet = self.outlet_of(destination)
+        cdef int64_t position
+        cdef bint noted = self.unrepeatable and publication.qos and self.core.recorder is not None
+        if outlet is None:
+            return True                    # has_all() has said so: it is counted and refused there
+        header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0) | (FLAG_NOTED if noted else 0)
+        header.sent_us = <uint32_t>self.pass_us
+        header.payload_format = publication.payload_format
+        header.topic_size = publication.topic_size
+        header.properties_size = publication.properties_size
+        header.payload_size = publication.payload_size
+        header.client_size = <uint32_t>PyBytes_GET_SIZE(publication.client_id) if publication.client_id is not None else 0
+        header.group_size = <uint32_t>PyBytes_GET_SIZE(group)
+        header.filter_size = <uint32_t>PyBytes_GET_SIZE(filter)
+        header.id_high = publication.id_high
+        header.id_low = publication.id_low
+        header.expires_ms = publication.expires_ms
+        position = outlet.put(header, publication, group, filter)
+        if position == NO_ROOM:
+            return False
+        if self.core.watch:
+            self.core.watcher.forwarded(destination, publication)
+        if noted:
+            self.note_forward(outlet, <uint64_t>position, header, publication, group, filter)
+        self.forwarded_to |= <uint64_t>1 << (destination % LANE_BITS)
+        self.touch(outlet)
+        self.core.count(MESSAGES_FORWARD)
+        return True
+
+    cdef int note_forward(
+        self, Outlet outlet, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
+    ) except -1:
+        """The publisher would not send this message again: should it not leave, the journal knows where it was to go."""
+        if self.gate is not None:
+            self.gate.noted.add(outlet.destination)
+        return self.core.recorder.forwarded(
+            outlet.identity(), outlet.destination, position, publication.keep(), header.kind, header.member, header.attempts, group,
+            filter, self.gate is not None)
+
+    cdef int note_retained(self, Publication publication) except -1:
+        """The store of retained messages is a destination like a worker, with numbers for positions."""
+        if self.gate is not None and self.gate.retained is not None:
+            self.gate.retained.noted += 1
+            self.core.recorder.forwarded(
+                self.core.recorder.writer.incarnation, RETAINED_STORE, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0,
+                0, b"", b"", True)
+        return 0
+
+    cdef int touch(self, RingOutlet outlet) except -1:
+        """There is something to commit; many messages in a row go to the same worker."""
+        if outlet is not self.last_touched:
+            self.last_touched = outlet
+            if not outlet.touched:
+                outlet.touched = True
+                self.touched.append(outlet)
+        return 0
+
+    cdef int commit(self) except -1:
+        cdef RingOutlet outlet
+        cdef list touched = self.touched
+        if touched:
+            self.touched = []
+            self.last_touched = None
+            for outlet in touched:
+                outlet.touched = False
+                outlet.commit()
+        return 0
+
+    cdef int put_plain(self, int process, RecordHeader* header, bytes text) except -1:
+        cdef RingOutlet outlet = self.of_process(process)
+        cdef uint64_t size = record_size(header)
+        cdef uint8_t* target = outlet.lane.reserve(<uint32_t>size) if size <= outlet.lane.max_record() else NULL
+        if target != NULL:
+            memcpy(target, header, sizeof(header[0]))
+            memcpy(target + sizeof(header[0]), PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+            self.touch(outlet)
+        return 0
+
+    cdef int ring(self, int process) except -1:
+        cdef uint64_t one = 1
+        if write(self.doorbells[process], &one, sizeof(one)) < 0 and errno != EAGAIN:
+            raise OSError(errno, f"eventfd of process {process}")
+        return 0
+
+
+cdef class RingOutlet(Outlet):
+    cdef bint has_room(self, uint64_t size) except -1:
+        """Never asks for more than the lane can have, or a publisher would wait for ever. What is too large for a lane is spilled and
+        takes little."""
+        return self.lane.has_room(<uint32_t>min(size + sizeof(RecordHeader) + CLIENT_ID_ROOM, <uint64_t>self.lane.max_record()))
+
+    cdef int64_t put(self, RecordHeader* header, Publication publication, bytes group, bytes filter) except -2:
+        cdef uint64_t size = record_size(header), position = self.lane.local_head
+        cdef uint8_t* target
+        if size > self.lane.max_record():
+            return self.spill(header, publication, group, filter)
+        target = self.lane.reserve(<uint32_t>size)
+        if target == NULL:
+            return NO_ROOM
+        fill_record(target, header, publication, group, filter)
+        return <int64_t>position
+
+    cdef int64_t spill(self, RecordHeader* header, Publication publication, bytes group, bytes filter) except -2:
+        """A record larger than the ring takes goes to a file on tmpfs; its reader unlinks it."""
+        cdef RecordHeader note
+        cdef bytes name
+        cdef bytes contents = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>record_size(header))
+        cdef uint8_t* target
+        cdef uint64_t position = self.lane.local_head
+        cdef RingOutlets outlets = self.outlets
+        fill_record(<uint8_t*>PyBytes_AS_STRING(contents), header, publication, group, filter)
+        outlets.spill_number += 1
+        name = f"{outlets.number}-{self.destination}-{os.getpid()}-{outlets.spill_number}".encode()
+        path = spill_path(outlets.topology.spill_dir, name)
+        try:
+            path.write_bytes(contents)
+        except OSError as error:           # no room in shared memory is no room in the ring
+            path.unlink(missing_ok=True)
+            outlets.core.log_failure(f"message waits: not spilled bytes={len(contents)}", error)
+            return NO_ROOM
+        memset(&note, 0, sizeof(note))
+        note.kind = header.kind
+        note.flags = FLAG_SPILLED | (header.flags & FLAG_NOTED)
+        note.sent_us = header.sent_us
+        note.topic_size = <uint32_t>len(name)
+        target = self.lane.reserve(<uint32_t>record_size(&note))
+        if target == NULL:
+            path.unlink()
+            return NO_ROOM
+        memcpy(target, &note, sizeof(note))
+        memcpy(target + sizeof(note), PyBytes_AS_STRING(name), len(name))
+        return <int64_t>position
+
+    cdef int commit(self) except -1:
+        if self.outlets.gate is not None and self.outlets.gate.holds_head(self.destination, self.lane):
+            return 0                       # at level `machine` the journal has to be on the disk before
+        self.lane.commit()
+        return self.wake()
+
+    cdef bint secured(self, uint64_t position) except -1:
+        return self.lane.is_secure(position)
+
+    cdef uint64_t identity(self) noexcept:
+        return self.inbox.identity
+
+    cdef int wake(self) except -1:
+        if self.inbox.must_ring():
+            self.outlets.ring(<int>self.destination)
+        return 0
+
+
+cdef void fill_record(uint8_t* target, RecordHeader* header, Publication publication, bytes group, bytes filter) noexcept:
+    memcpy(target, header, sizeof(RecordHeader))
+    target += sizeof(RecordHeader)
+    memcpy(target, publication.topic, header.topic_size)
+    target += header.topic_size
+    if header.properties_size:
+        memcpy(target, publication.properties, header.properties_size)
+        target += header.properties_size
+    if header.client_size:
+        memcpy(target, PyBytes_AS_STRING(publication.client_id), header.client_size)
+        target += header.client_size
+    memcpy(target, PyBytes_AS_STRING(group), header.group_size)
+    target += header.group_size
+    memcpy(target, PyBytes_AS_STRING(filter), header.filter_size)
+    target += header.filter_size
+    if header.payload_size:
+        memcpy(target, publication.payload, header.payload_size)
