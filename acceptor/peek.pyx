@@ -9,12 +9,12 @@ that. Only two things end here: bytes that do not begin a CONNECT, and a length 
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 
+from shardbroker.mqtt.spec cimport BRIDGE_BIT, CONNECT
+
 __all__ = ["peek_client_id"]
 
 cdef enum:
-    CONNECT = 1                            # packet type
     VERSION_5 = 5
-    BRIDGE = 0x80                          # in the level: the client is a bridge, as mosquitto's are
     NAME_31 = 6                            # size of "MQIsdp"
     CONNECT_31_LEAST = 14                  # bytes behind the fixed header in MQTT 3.1, with an empty client id
     NAME_311 = 4                           # size of "MQTT"
@@ -68,7 +68,7 @@ cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8
     at += 2 + name + AFTER_NAME
     if at > here:
         return beyond(at, end)
-    if data[at - AFTER_NAME] & ~BRIDGE == VERSION_5:
+    if data[at - AFTER_NAME] & ~BRIDGE_BIT == VERSION_5:
         used = varint(data + at, here - at, &properties)
         if used <= 0:
             return beyond(here + 1, end) if used == 0 else UNCLEAR
@@ -94,7 +94,7 @@ cdef int protocol_level(const uint8_t* data, size_t size) noexcept:
     if used <= 0 or at + 2 > size:
         return 0
     at += 2 + ((<uint32_t>data[at] << 8) | data[at + 1])
-    return data[at] & ~BRIDGE if at < size else 0
+    return data[at] & ~BRIDGE_BIT if at < size else 0
 
 
 def peek_client_id(bytes data not None, uint32_t max_packet=1 << 20):

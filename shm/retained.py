@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import lmdb
+from shardbroker.mqtt.topics import matches
 
 from shm.files import sync_path
-from shm.routes import matches
 
 __all__ = ["Cursor", "Mark", "RetainedMessage", "RetainedStore", "RetainedStoreFull", "RetainedStoreRefused", "read_whole"]
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
+from shardbroker.mqtt.topics import matches
 
 __all__ = [
     "FilterRoutes",
@@ -36,7 +37,6 @@ __all__ = [
     "RouteTable",
     "RouteTableFull",
     "Search",
-    "matches",
 ]
 
 KEY_MAX = 511
@@ -98,19 +98,6 @@ class Match(NamedTuple):
     filters: list[bytes]
     destinations: tuple[int, ...]
     groups: list[Group]
-
-
-def matches(filter: bytes, topic: bytes) -> bool:
-    """Whether one filter matches one topic (MQTT 5.0 §4.7.1)."""
-    if topic.startswith(b"$") and filter[:1] in (b"#", b"+"):
-        return False  # [MQTT-4.7.2-1]
-    levels, words = filter.split(b"/"), topic.split(b"/")
-    for i, level in enumerate(levels):
-        if level == b"#":
-            return True
-        if i >= len(words) or level not in (b"+", words[i]):
-            return False
-    return len(levels) == len(words)
 
 
 def _digest(text: bytes) -> bytes:

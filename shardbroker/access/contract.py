@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from shardbroker.mqtt.spec import ReasonCode
+
 __all__ = [
     "IGNORE",
     "Answer",
@@ -84,7 +86,6 @@ class Answer:
 
 
 IGNORE = Answer(Outcome.IGNORE)
-BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED = 0x86, 0x87
 
 
 def allow(
@@ -94,9 +95,9 @@ def allow(
     return Answer(Outcome.OK, 0, is_superuser, acl, expires_at, data)
 
 
-def deny(reason_code: int = BAD_USER_NAME_OR_PASSWORD) -> Answer:
+def deny(reason_code: int = ReasonCode.BAD_USER_NAME_OR_PASSWORD) -> Answer:
     """This client may not connect; nobody else is asked."""
-    return Answer(Outcome.DENY, reason_code)
+    return Answer(Outcome.DENY, int(reason_code))
 
 
 class Authenticator(Protocol):

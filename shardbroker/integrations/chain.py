@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from shardbroker.access.contract import Answer, Authenticator, Authorizer, BackendError, Client, Outcome, Question, deny
+from shardbroker.mqtt.spec import ReasonCode
 
 __all__ = ["AuthenticatorChain", "SourceChain"]
 
-BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_UNAVAILABLE = 0x86, 0x87, 0x88
 Report = Callable[[str, str], None]
 """(name of the back end, what went wrong)"""
 
@@ -37,7 +37,7 @@ class AuthenticatorChain:
             except Exception as error:
                 self._report(name, describe(error))
                 if self._denies_on_error:
-                    return deny(SERVER_UNAVAILABLE), f"{name} failed"
+                    return deny(ReasonCode.SERVER_UNAVAILABLE), f"{name} failed"
                 failed = failed or name
                 continue
             if answer.outcome is Outcome.OK:
@@ -45,8 +45,9 @@ class AuthenticatorChain:
             if answer.outcome is Outcome.DENY:
                 return answer, f"denied by {name}"
         if failed:
-            return deny(SERVER_UNAVAILABLE), f"{failed} failed, and nobody else knows this client"
-        return deny(BAD_USER_NAME_OR_PASSWORD if client.username else NOT_AUTHORIZED), "nobody knows this client"
+            return deny(ReasonCode.SERVER_UNAVAILABLE), f"{failed} failed, and nobody else knows this client"
+        reason_code = ReasonCode.BAD_USER_NAME_OR_PASSWORD if client.username else ReasonCode.NOT_AUTHORIZED
+        return deny(reason_code), "nobody knows this client"
 
 
 class SourceChain:

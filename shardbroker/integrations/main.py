@@ -32,6 +32,7 @@ from shardbroker.integrations.chain import describe
 from shardbroker.integrations.enhanced import ScramExchange
 from shardbroker.integrations.exhook.service import HookService
 from shardbroker.logs.log import Log
+from shardbroker.mqtt.spec import ReasonCode
 from shm.topology import Topology
 
 __all__ = ["run"]
@@ -48,7 +49,6 @@ RELOAD_S = 0.25
 """Between two looks whether users and rules have changed."""
 TELL_S = 10.0
 """Least time between two log lines about the same failure of the same back end."""
-BAD_USER_NAME_OR_PASSWORD = 0x86
 
 
 def run(topology: Topology) -> None:
@@ -277,5 +277,5 @@ class _Link:
 
 def _login_verdict(number: int, answer: Answer, told: str, username: str | None) -> bytes:
     if answer.outcome is not Outcome.OK:
-        return encode_verdict(number, Status.DENY, answer.reason_code or BAD_USER_NAME_OR_PASSWORD, told)
+        return encode_verdict(number, Status.DENY, answer.reason_code or ReasonCode.BAD_USER_NAME_OR_PASSWORD, told)
     return encode_verdict(number, Status.OK, answer.is_superuser, answer.acl, answer.expires_at, answer.data, username)

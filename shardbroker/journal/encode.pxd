@@ -18,6 +18,7 @@ cdef enum:
     KIND_RECEIVED = 13
     KIND_RELEASED = 14
     KIND_SYNCED = 23
+    FLAG_QOS = 0x03
     FLAG_RETAIN = 0x04
     FLAG_UTF8 = 0x08
     FLAG_CAPTURED = 0x10

@@ -16,8 +16,8 @@ from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent, cl
 from shardbroker.config.settings import SysEvents
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import closing_word
-from shardbroker.mqtt.topics import check_topic_name
-from shm.routes import RouteTable, matches
+from shardbroker.mqtt.topics import check_topic_name, matches
+from shm.routes import RouteTable
 
 __all__ = ["ClientTopics"]
 

@@ -4,30 +4,17 @@ from libc.stdlib cimport free, realloc
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memchr, memcpy
 
+from shardbroker.mqtt.spec cimport (
+    BYTE, MESSAGE_EXPIRY_INTERVAL, PAIR, PAYLOAD_FORMAT_INDICATOR, PUBLISH, PUBREL, RESPONSE_TOPIC, STRING, SUBSCRIBE,
+    SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS, TOPIC_ALIAS_INVALID, UINT16, UINT32, UNSUBSCRIBE, USER_PROPERTY, VARINT,
+)
 from shardbroker.mqtt.topics cimport is_utf8
 
 from shardbroker.mqtt.errors import MalformedPacket, MqttError, ProtocolError
 from shardbroker.mqtt.spec import PROPERTIES, REASON_CODES, PacketType, Wire
 
 cdef enum:
-    PUBLISH = 3
-    PUBREL = 6
-    SUBSCRIBE = 8
-    UNSUBSCRIBE = 10
-    PAYLOAD_FORMAT = 0x01
-    MESSAGE_EXPIRY = 0x02
-    RESPONSE_TOPIC = 0x08
-    SUBSCRIPTION_IDENTIFIER = 0x0B
-    TOPIC_ALIAS = 0x23
-    USER_PROPERTY = 0x26
-    PROPERTY_IDS = 0x2B
-    BYTE = 0
-    UINT16 = 1
-    UINT32 = 2
-    VARINT = 3
-    STRING = 4
-    BINARY = 5
-    PAIR = 6
+    PROPERTY_IDS = 0x2B                    # one more than the highest
 
 # The tables of spec.py in a form that C can index. packets: a bit per packet type.
 cdef uint8_t wire_of[PROPERTY_IDS]
@@ -188,12 +175,12 @@ cdef int parse_publish_properties(const uint8_t* data, uint32_t size, PublishVie
             strip = True
             view.topic_alias = (<uint16_t>data[end - 2] << 8) | data[end - 1]
             if view.topic_alias == 0:
-                raise MqttError(0x94, "topic alias 0", "MQTT-3.3.2-8")
-        elif identifier == MESSAGE_EXPIRY:
+                raise MqttError(TOPIC_ALIAS_INVALID, "topic alias 0", "MQTT-3.3.2-8")
+        elif identifier == MESSAGE_EXPIRY_INTERVAL:
             strip = True
             view.has_expiry = True
             view.expiry_s = (<uint32_t>data[end - 4] << 24) | (<uint32_t>data[end - 3] << 16) | (<uint32_t>data[end - 2] << 8) | data[end - 1]
-        elif identifier == PAYLOAD_FORMAT:
+        elif identifier == PAYLOAD_FORMAT_INDICATOR:
             view.payload_format = data[end - 1]
             if view.payload_format > 1:
                 raise ProtocolError(f"payload format {view.payload_format}")
@@ -211,7 +198,7 @@ cdef int parse_publish_properties(const uint8_t* data, uint32_t size, PublishVie
     seen = 0
     while at < size:
         end = next_property(data, at, size, PUBLISH, &seen, &identifier)
-        if identifier != TOPIC_ALIAS and identifier != MESSAGE_EXPIRY:
+        if identifier != TOPIC_ALIAS and identifier != MESSAGE_EXPIRY_INTERVAL:
             memcpy(scratch + kept, data + at, end - at)
             kept += end - at
         at = end

@@ -8,6 +8,8 @@ Other reason codes are raised as a plain `MqttError` with that code. All of them
 fault and that the connection ends; the shell decides in one place how it says so (MQTT 5.0 §4.13).
 """
 
+from shardbroker.mqtt.spec import ReasonCode
+
 __all__ = ["MalformedPacket", "MqttError", "ProtocolError"]
 
 
@@ -19,7 +21,7 @@ class MqttError(Exception):
 
     def __init__(self, reason_code: int, message: str, statement: str = "") -> None:
         super().__init__(message)
-        self.reason_code = reason_code
+        self.reason_code = int(reason_code)
         self.message = message
         self.statement = statement
 
@@ -31,11 +33,11 @@ class MalformedPacket(MqttError):
     """Reason code 0x81."""
 
     def __init__(self, message: str, statement: str = "") -> None:
-        super().__init__(0x81, message, statement)
+        super().__init__(ReasonCode.MALFORMED_PACKET, message, statement)
 
 
 class ProtocolError(MqttError):
     """Reason code 0x82."""
 
     def __init__(self, message: str, statement: str = "") -> None:
-        super().__init__(0x82, message, statement)
+        super().__init__(ReasonCode.PROTOCOL_ERROR, message, statement)

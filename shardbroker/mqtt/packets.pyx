@@ -14,6 +14,12 @@ from shardbroker.mqtt.codec cimport (
     AckView, FixedHeader, PublishView, are_flags_of_31, check_response_topic, next_property, parse_ack, read_fixed_header, read_varint,
     text_end, varint_size, write_varint,
 )
+from shardbroker.mqtt.spec cimport (
+    AUTH, AUTH_FIRST, BRIDGE_BIT, CLIENT_IDENTIFIER_NOT_VALID, CONNACK, CONNACK_FIRST, CONNECT, CONNECT_FIRST, DISCONNECT_FIRST,
+    PINGREQ, PINGRESP, PUBACK_FIRST, PUBCOMP_FIRST, PUBLISH, PUBLISH_FIRST, PUBREC_FIRST, PUBREL_FIRST, QUOTA_EXCEEDED, SUBACK,
+    SUBACK_FIRST, SUBSCRIBE, SUBSCRIBE_FIRST, TOPIC_ALIAS_INVALID, UNSUBACK, UNSUBACK_FIRST, UNSUBSCRIBE, UNSUBSCRIBE_FIRST,
+    UNSUPPORTED_PROTOCOL_VERSION, WILL,
+)
 from shardbroker.mqtt.topics cimport is_utf8
 
 from shardbroker.mqtt.errors import MalformedPacket, MqttError, ProtocolError
@@ -23,25 +29,6 @@ __all__ = [
     "Auth", "Connack", "Connect", "Disconnect", "Pingreq", "Pingresp", "Puback", "Pubcomp", "Publish", "Pubrec", "Pubrel",
     "Suback", "Subscribe", "Unsuback", "Unsubscribe", "Will", "decode", "encode_properties",
 ]
-
-cdef enum:
-    WILL = 0
-    CONNECT = 1
-    CONNACK = 2
-    PUBLISH = 3
-    SUBSCRIBE = 8
-    SUBACK = 9
-    UNSUBSCRIBE = 10
-    UNSUBACK = 11
-    PINGREQ = 12
-    PINGRESP = 13
-    DISCONNECT = 14
-    AUTH = 15
-    UNSUPPORTED_VERSION = 0x84
-    CLIENT_ID_NOT_VALID = 0x85
-    TOPIC_ALIAS_INVALID = 0x94
-    QUOTA_EXCEEDED = 0x97
-    BRIDGE_BIT = 0x80                      # mosquitto's bridges set it in the level byte
 
 
 # --- packets ------------------------------------------------------------------------------------------------------------------
@@ -107,7 +94,7 @@ cdef class Connect(Packet):
                 parts.append(property_block(self.will.properties))
             parts += [field(self.will.topic), field(self.will.payload)]
         parts += [field(text) for text in (self.username, self.password) if text is not None]
-        return framed(0x10, parts)
+        return framed(CONNECT_FIRST, parts)
 
 
 class Connack(Packet):
@@ -123,7 +110,7 @@ class Connack(Packet):
         parts = [bytes((self.session_present, self.reason_code))]
         if version == 5:
             parts.append(property_block(self.properties))
-        return framed(0x20, parts)
+        return framed(CONNACK_FIRST, parts)
 
 
 class Publish(Packet):
@@ -143,7 +130,7 @@ class Publish(Packet):
         if version == 5:
             parts.append(property_block(self.properties))
         parts.append(self.payload)
-        return framed(0x30 | self.dup << 3 | self.qos << 1 | self.retain, parts)
+        return framed(PUBLISH_FIRST | self.dup << 3 | self.qos << 1 | self.retain, parts)
 
 
 class Acknowledgement(Packet):
@@ -167,25 +154,25 @@ class Acknowledgement(Packet):
 class Puback(Acknowledgement):
     """MQTT 5.0 §3.4."""
     __slots__ = ()
-    type, first = PacketType.PUBACK, 0x40
+    type, first = PacketType.PUBACK, PUBACK_FIRST
 
 
 class Pubrec(Acknowledgement):
     """MQTT 5.0 §3.5."""
     __slots__ = ()
-    type, first = PacketType.PUBREC, 0x50
+    type, first = PacketType.PUBREC, PUBREC_FIRST
 
 
 class Pubrel(Acknowledgement):
     """MQTT 5.0 §3.6."""
     __slots__ = ()
-    type, first = PacketType.PUBREL, 0x62
+    type, first = PacketType.PUBREL, PUBREL_FIRST
 
 
 class Pubcomp(Acknowledgement):
     """MQTT 5.0 §3.7."""
     __slots__ = ()
-    type, first = PacketType.PUBCOMP, 0x70
+    type, first = PacketType.PUBCOMP, PUBCOMP_FIRST
 
 
 cdef class Subscribe(Packet):
@@ -203,14 +190,14 @@ cdef class Subscribe(Packet):
             parts.append(property_block(self.properties))
         for filter, options in self.topics:
             parts += [field(filter), bytes((options,))]
-        return framed(0x82, parts)
+        return framed(SUBSCRIBE_FIRST, parts)
 
 
 class Suback(Packet):
     """MQTT 5.0 §3.9; codes is one byte per filter."""
 
     __slots__ = fields = ("packet_id", "codes", "properties")
-    type, first = PacketType.SUBACK, 0x90
+    type, first = PacketType.SUBACK, SUBACK_FIRST
 
     def __init__(self, packet_id, codes, properties=None):
         self.packet_id, self.codes, self.properties = packet_id, codes, properties
@@ -235,7 +222,7 @@ cdef class Unsubscribe(Packet):
         parts = [uint16_field(self.packet_id)]
         if version == 5:
             parts.append(property_block(self.properties))
-        return framed(0xA2, parts + [field(filter) for filter in self.filters])
+        return framed(UNSUBSCRIBE_FIRST, parts + [field(filter) for filter in self.filters])
 
 
 class Unsuback(Packet):
@@ -251,7 +238,7 @@ class Unsuback(Packet):
         parts = [uint16_field(self.packet_id)]
         if version == 5:
             parts += [property_block(self.properties), self.codes]
-        return framed(0xB0, parts)
+        return framed(UNSUBACK_FIRST, parts)
 
 
 class Pingreq(Packet):
@@ -278,7 +265,7 @@ cdef class Disconnect(Packet):
     """MQTT 5.0 §3.14; 3.x has neither code nor properties."""
 
     fields = ("reason_code", "properties")
-    type, first = PacketType.DISCONNECT, 0xE0
+    type, first = PacketType.DISCONNECT, DISCONNECT_FIRST
 
     def __init__(self, reason_code=0, properties=None):
         self.reason_code, self.properties = reason_code, properties
@@ -303,8 +290,8 @@ class Auth(Packet):
 
     def encode(self, version):
         if not (self.reason_code or self.properties):
-            return framed(0xF0, [])
-        return framed(0xF0, [bytes((self.reason_code,)), property_block(self.properties)])
+            return framed(AUTH_FIRST, [])
+        return framed(AUTH_FIRST, [bytes((self.reason_code,)), property_block(self.properties)])
 
 
 ACKNOWLEDGEMENTS = {4: Puback, 5: Pubrec, 6: Pubrel, 7: Pubcomp}
@@ -628,9 +615,9 @@ cdef object decode_connect(Reader reader, uint8_t first):
     elif name == b"MQIsdp":
         supported = version == 3
     else:
-        raise MqttError(UNSUPPORTED_VERSION, f"protocol name {name[:20]!r}", "MQTT-3.1.2-1")
+        raise MqttError(UNSUPPORTED_PROTOCOL_VERSION, f"protocol name {name[:20]!r}", "MQTT-3.1.2-1")
     if not supported or (level & BRIDGE_BIT and version == 5):
-        raise MqttError(UNSUPPORTED_VERSION, f"protocol level {level}, allowed are 3 (MQIsdp), 4 and 5", "MQTT-3.1.2-2")
+        raise MqttError(UNSUPPORTED_PROTOCOL_VERSION, f"protocol level {level}, allowed are 3 (MQIsdp), 4 and 5", "MQTT-3.1.2-2")
     if first & 15 and version != 3:
         raise MalformedPacket(f"flags 0x{first & 15:x} in CONNECT", "MQTT-2.1.3-1" if version == 5 else "MQTT-2.2.2-2")
     flags = reader.byte()
@@ -653,7 +640,7 @@ cdef object decode_connect(Reader reader, uint8_t first):
         password = reader.text(False)
     reader.done()
     if version == 3 and not client_id:
-        raise MqttError(CLIENT_ID_NOT_VALID, "MQTT 3.1 needs a client id of 1 to 23 characters")
+        raise MqttError(CLIENT_IDENTIFIER_NOT_VALID, "MQTT 3.1 needs a client id of 1 to 23 characters")
     connect.version = <uint8_t>version
     connect.client_id = client_id
     connect.clean_start = (flags & 2) != 0

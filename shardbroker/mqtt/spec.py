@@ -1,9 +1,14 @@
-"""The tables of the protocol: packet types, properties, reason codes. Everything else is derived from these."""
+"""The tables of the protocol: packet types, properties, reason codes. Everything else is derived from these.
+
+spec.pxd has the same names for C; tests/mqtt/test_spec.py compares the two.
+"""
 
 from enum import IntEnum
 from typing import NamedTuple
 
 __all__ = [
+    "BRIDGE_BIT",
+    "FAILURE",
     "PROPERTIES",
     "REASON_CODES",
     "PacketType",
@@ -38,6 +43,9 @@ class PacketType(IntEnum):
 
 
 P = PacketType
+
+BRIDGE_BIT = 0x80
+"""Of the protocol level in CONNECT: the bridges of mosquitto set it."""
 
 
 class Wire(IntEnum):
@@ -138,56 +146,83 @@ _ACK = _in(P.PUBACK, P.PUBREC)
 _SUB = _in(P.SUBACK)
 _LEAVE = _in(P.CONNACK, P.DISCONNECT)
 
-REASON_CODES: dict[int, tuple[str, frozenset[PacketType]]] = {
-    0x00: ("success", _ANSWERS),
-    0x01: ("granted_qos_1", _SUB),
-    0x02: ("granted_qos_2", _SUB),
-    0x04: ("disconnect_with_will_message", _in(P.DISCONNECT)),
-    0x10: ("no_matching_subscribers", _ACK),
-    0x11: ("no_subscription_existed", _in(P.UNSUBACK)),
-    0x18: ("continue_authentication", _in(P.AUTH)),
-    0x19: ("reauthenticate", _in(P.AUTH)),
-    0x80: ("unspecified_error", _LEAVE | _ACK | _SUB | _in(P.UNSUBACK)),
-    0x81: ("malformed_packet", _LEAVE),
-    0x82: ("protocol_error", _LEAVE),
-    0x83: ("implementation_specific_error", _LEAVE | _ACK | _SUB | _in(P.UNSUBACK)),
-    0x84: ("unsupported_protocol_version", _in(P.CONNACK)),
-    0x85: ("client_identifier_not_valid", _in(P.CONNACK)),
-    0x86: ("bad_user_name_or_password", _in(P.CONNACK)),
-    0x87: ("not_authorized", _LEAVE | _ACK | _SUB | _in(P.UNSUBACK)),
-    0x88: ("server_unavailable", _in(P.CONNACK)),
-    0x89: ("server_busy", _LEAVE),
-    0x8A: ("banned", _in(P.CONNACK)),
-    0x8B: ("server_shutting_down", _in(P.DISCONNECT)),
-    0x8C: ("bad_authentication_method", _LEAVE),
-    0x8D: ("keep_alive_timeout", _in(P.DISCONNECT)),
-    0x8E: ("session_taken_over", _in(P.DISCONNECT)),
-    0x8F: ("topic_filter_invalid", _SUB | _in(P.UNSUBACK, P.DISCONNECT)),
-    0x90: ("topic_name_invalid", _LEAVE | _ACK),
-    0x91: ("packet_identifier_in_use", _ACK | _SUB | _in(P.UNSUBACK)),
-    0x92: ("packet_identifier_not_found", _in(P.PUBREL, P.PUBCOMP)),
-    0x93: ("receive_maximum_exceeded", _in(P.DISCONNECT)),
-    0x94: ("topic_alias_invalid", _in(P.DISCONNECT)),
-    0x95: ("packet_too_large", _LEAVE),
-    0x96: ("message_rate_too_high", _in(P.DISCONNECT)),
-    0x97: ("quota_exceeded", _LEAVE | _ACK | _SUB),
-    0x98: ("administrative_action", _in(P.DISCONNECT)),
-    0x99: ("payload_format_invalid", _LEAVE | _ACK),
-    0x9A: ("retain_not_supported", _LEAVE),
-    0x9B: ("qos_not_supported", _LEAVE),
-    0x9C: ("use_another_server", _LEAVE),
-    0x9D: ("server_moved", _LEAVE),
-    0x9E: ("shared_subscriptions_not_supported", _SUB | _in(P.DISCONNECT)),
-    0x9F: ("connection_rate_exceeded", _LEAVE),
-    0xA0: ("maximum_connect_time", _in(P.DISCONNECT)),
-    0xA1: ("subscription_identifiers_not_supported", _SUB | _in(P.DISCONNECT)),
-    0xA2: ("wildcard_subscriptions_not_supported", _SUB | _in(P.DISCONNECT)),
+
+class ReasonCode(IntEnum):
+    """MQTT 5.0 §2.4. A row is the code and the packets that it is defined for."""
+
+    packets: frozenset[PacketType]
+
+    def __new__(cls, code: int, packets: frozenset[PacketType]) -> "ReasonCode":
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.packets = packets
+        return member
+
+    SUCCESS = 0x00, _ANSWERS
+    GRANTED_QOS_1 = 0x01, _SUB
+    GRANTED_QOS_2 = 0x02, _SUB
+    DISCONNECT_WITH_WILL_MESSAGE = 0x04, _in(P.DISCONNECT)
+    NO_MATCHING_SUBSCRIBERS = 0x10, _ACK
+    NO_SUBSCRIPTION_EXISTED = 0x11, _in(P.UNSUBACK)
+    CONTINUE_AUTHENTICATION = 0x18, _in(P.AUTH)
+    REAUTHENTICATE = 0x19, _in(P.AUTH)
+    UNSPECIFIED_ERROR = 0x80, _LEAVE | _ACK | _SUB | _in(P.UNSUBACK)
+    MALFORMED_PACKET = 0x81, _LEAVE
+    PROTOCOL_ERROR = 0x82, _LEAVE
+    IMPLEMENTATION_SPECIFIC_ERROR = 0x83, _LEAVE | _ACK | _SUB | _in(P.UNSUBACK)
+    UNSUPPORTED_PROTOCOL_VERSION = 0x84, _in(P.CONNACK)
+    CLIENT_IDENTIFIER_NOT_VALID = 0x85, _in(P.CONNACK)
+    BAD_USER_NAME_OR_PASSWORD = 0x86, _in(P.CONNACK)
+    NOT_AUTHORIZED = 0x87, _LEAVE | _ACK | _SUB | _in(P.UNSUBACK)
+    SERVER_UNAVAILABLE = 0x88, _in(P.CONNACK)
+    SERVER_BUSY = 0x89, _LEAVE
+    BANNED = 0x8A, _in(P.CONNACK)
+    SERVER_SHUTTING_DOWN = 0x8B, _in(P.DISCONNECT)
+    BAD_AUTHENTICATION_METHOD = 0x8C, _LEAVE
+    KEEP_ALIVE_TIMEOUT = 0x8D, _in(P.DISCONNECT)
+    SESSION_TAKEN_OVER = 0x8E, _in(P.DISCONNECT)
+    TOPIC_FILTER_INVALID = 0x8F, _SUB | _in(P.UNSUBACK, P.DISCONNECT)
+    TOPIC_NAME_INVALID = 0x90, _LEAVE | _ACK
+    PACKET_IDENTIFIER_IN_USE = 0x91, _ACK | _SUB | _in(P.UNSUBACK)
+    PACKET_IDENTIFIER_NOT_FOUND = 0x92, _in(P.PUBREL, P.PUBCOMP)
+    RECEIVE_MAXIMUM_EXCEEDED = 0x93, _in(P.DISCONNECT)
+    TOPIC_ALIAS_INVALID = 0x94, _in(P.DISCONNECT)
+    PACKET_TOO_LARGE = 0x95, _LEAVE
+    MESSAGE_RATE_TOO_HIGH = 0x96, _in(P.DISCONNECT)
+    QUOTA_EXCEEDED = 0x97, _LEAVE | _ACK | _SUB
+    ADMINISTRATIVE_ACTION = 0x98, _in(P.DISCONNECT)
+    PAYLOAD_FORMAT_INVALID = 0x99, _LEAVE | _ACK
+    RETAIN_NOT_SUPPORTED = 0x9A, _LEAVE
+    QOS_NOT_SUPPORTED = 0x9B, _LEAVE
+    USE_ANOTHER_SERVER = 0x9C, _LEAVE
+    SERVER_MOVED = 0x9D, _LEAVE
+    SHARED_SUBSCRIPTIONS_NOT_SUPPORTED = 0x9E, _SUB | _in(P.DISCONNECT)
+    CONNECTION_RATE_EXCEEDED = 0x9F, _LEAVE
+    MAXIMUM_CONNECT_TIME = 0xA0, _in(P.DISCONNECT)
+    SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED = 0xA1, _SUB | _in(P.DISCONNECT)
+    WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2, _SUB | _in(P.DISCONNECT)
+
+
+FAILURE = 0x80
+"""This reason code and all above it refuse (MQTT 5.0 §2.4)."""
+
+REASON_CODES: dict[int, tuple[str, frozenset[PacketType]]] = {code: (code.name.lower(), code.packets) for code in ReasonCode}
+"""Reason code -> name, packets it is defined for."""
+
+R = ReasonCode
+
+_RETURN_CODES: dict[int, int] = {
+    R.UNSUPPORTED_PROTOCOL_VERSION: 1,
+    R.CLIENT_IDENTIFIER_NOT_VALID: 2,
+    R.SERVER_UNAVAILABLE: 3,
+    R.SERVER_BUSY: 3,
+    R.QUOTA_EXCEEDED: 3,
+    R.CONNECTION_RATE_EXCEEDED: 3,
+    R.BAD_USER_NAME_OR_PASSWORD: 4,
+    R.NOT_AUTHORIZED: 5,
+    R.BANNED: 5,
+    R.BAD_AUTHENTICATION_METHOD: 5,
 }
-"""Reason code -> name, packets it is defined for (MQTT 5.0 §2.4)."""
-
-ReasonCode = IntEnum("ReasonCode", {name.upper(): code for code, (name, _) in REASON_CODES.items()})  # type: ignore[misc]
-
-_RETURN_CODES = {0x84: 1, 0x85: 2, 0x88: 3, 0x89: 3, 0x86: 4, 0x87: 5, 0x8A: 5, 0x8C: 5, 0x97: 3, 0x9F: 3}
 
 
 def connack_return_code(reason_code: int) -> int | None:
@@ -195,7 +230,7 @@ def connack_return_code(reason_code: int) -> int | None:
     return _RETURN_CODES.get(reason_code)
 
 
-_CLOSING_WORDS = {0x00: "normal", 0x8D: "keepalive_timeout", 0x8E: "takenover"}
+_CLOSING_WORDS: dict[int, str] = {R.SUCCESS: "normal", R.KEEP_ALIVE_TIMEOUT: "keepalive_timeout", R.SESSION_TAKEN_OVER: "takenover"}
 """Where EMQX has a word of its own."""
 
 

@@ -9,9 +9,12 @@ from shardbroker.mqtt.crypto cimport (
     AES_128_GCM, AES_256_GCM, CHACHA20_POLY1305, CIPHERS, DIGEST_MAX, DIGESTS, NONCE_SIZE, SHA256, SHA384, TAG_SIZE, available, digest_size, hmac,
     key_size, make_aead,
 )
-from shm.posix cimport MSG_DONTWAIT, MSG_NOSIGNAL, send
 
 __all__ = ["Records", "TlsRecordError"]
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t send(int fd, const void* buffer, size_t size, int flags)
+    int MSG_NOSIGNAL, MSG_DONTWAIT
 
 cdef enum:                                 # record types
     CHANGE_CIPHER_SPEC = 20

@@ -3,6 +3,8 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memchr
 
+from shardbroker.mqtt.spec cimport TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
+
 from shardbroker.mqtt.errors import MqttError
 
 __all__ = ["EXCLUSIVE", "check_topic_filter", "check_topic_name", "filter_has_wildcard", "matches", "parse_subscription"]
@@ -10,8 +12,6 @@ __all__ = ["EXCLUSIVE", "check_topic_filter", "check_topic_name", "filter_has_wi
 cdef enum:
     TOPIC_MAX = 65535                      # bytes: its length has two in a packet (MQTT 5.0 §1.5.4)
 
-TOPIC_NAME_INVALID = 0x90
-TOPIC_FILTER_INVALID = 0x8F
 SHARE = b"$share/"
 QUEUE = b"$queue/"
 QUEUE_GROUP = b"$queue"

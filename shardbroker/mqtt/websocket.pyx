@@ -7,6 +7,8 @@ from shardbroker.mqtt.tls cimport iovec
 
 import os
 
+from shardbroker.mqtt.spec import ReasonCode
+
 __all__ = ["Framing", "WebSocketError", "client_frame", "close_code_of"]
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -53,14 +55,22 @@ cdef enum:
 cdef enum:                                 # close codes, RFC 6455 §7.4.1
     NORMAL = 1000
     GOING_AWAY = 1001
-    PROTOCOL_ERROR = 1002
+    PROTOCOL_ERROR = 1002                  # the WebSocket's, not MQTT's
     UNSUPPORTED_DATA = 1003
     NO_STATUS = 1005
     POLICY = 1008
     TOO_BIG = 1009
 
 
-CLOSE_CODES = {0x00: NORMAL, 0x04: NORMAL, 0x8B: GOING_AWAY, 0x8E: NORMAL, 0x81: PROTOCOL_ERROR, 0x82: PROTOCOL_ERROR, 0x95: TOO_BIG}
+CLOSE_CODES = {
+    ReasonCode.SUCCESS: NORMAL,
+    ReasonCode.DISCONNECT_WITH_WILL_MESSAGE: NORMAL,
+    ReasonCode.SESSION_TAKEN_OVER: NORMAL,
+    ReasonCode.SERVER_SHUTTING_DOWN: GOING_AWAY,
+    ReasonCode.MALFORMED_PACKET: PROTOCOL_ERROR,
+    ReasonCode.PROTOCOL_ERROR: PROTOCOL_ERROR,
+    ReasonCode.PACKET_TOO_LARGE: TOO_BIG,
+}
 """Close code for a reason code of MQTT; any other is a rule of this broker's."""
 
 

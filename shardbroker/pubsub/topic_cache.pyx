@@ -11,6 +11,7 @@ from libc.string cimport memcmp
 import cython
 
 from shardbroker.mqtt.codec cimport write_varint
+from shardbroker.mqtt.spec cimport SUBSCRIPTION_IDENTIFIER
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, Subscription
 
 __all__ = ["TopicCache", "TopicEntry"]
@@ -54,7 +55,6 @@ cdef enum:
     TARGET_BYTES = 64                      # what a target takes, with its references
     MEMBER_BYTES = 128                     # what a member of a shared group takes
     SUBSCRIPTIONS_A_VISIT = 8              # local subscriptions that take as long as a seek in the route table
-    SUBSCRIPTION_IDENTIFIER = 0x0B         # MQTT 5.0 §3.3.2.3.8
 
 
 @cython.final

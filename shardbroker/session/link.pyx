@@ -5,6 +5,7 @@ from libc.string cimport memcpy
 
 from shardbroker.hooks.masks cimport HOOK_MESSAGE_DELIVERED
 from shardbroker.mqtt.codec cimport varint_size, write_varint
+from shardbroker.mqtt.spec cimport MESSAGE_EXPIRY_INTERVAL, PUBLISH_FIRST, TOPIC_ALIAS
 from shardbroker.session.watcher cimport unlikely
 from shm.counters cimport (
     DELIVERY_DROPPED_TOO_LARGE, MESSAGES_QOS0_SENT, MESSAGES_SENT, PACKETS_PUBLISH_SENT, PACKETS_SENT,
@@ -13,8 +14,6 @@ from shm.counters cimport (
 __all__ = ["Link"]
 
 cdef enum:
-    MESSAGE_EXPIRY = 0x02
-    TOPIC_ALIAS = 0x23
     ALIASES_OUT = 256                      # topics a connection: bounds what a client can make us remember
     ALIAS_TOPIC_MAX = 1024                 # bytes of a topic that gets one: likewise
 
@@ -60,7 +59,7 @@ cdef class Link(Timed):
                 del self.aliases_out[PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)]
             return 0
         target = self.out.reserve(1 + varint_size(remaining) + remaining)
-        target[0] = 0x30 | (dup << 3) | (qos << 1) | retain
+        target[0] = PUBLISH_FIRST | (dup << 3) | (qos << 1) | retain
         target = write_varint(target + 1, remaining)
         target[0] = topic_size >> 8
         target[1] = topic_size & 0xFF
@@ -73,7 +72,7 @@ cdef class Link(Timed):
         if self.version == 5:
             target = write_varint(target, properties)
             if expiry_s or publication.expires_ms:
-                target[0] = MESSAGE_EXPIRY
+                target[0] = MESSAGE_EXPIRY_INTERVAL
                 target[1] = expiry_s >> 24
                 target[2] = (expiry_s >> 16) & 0xFF
                 target[3] = (expiry_s >> 8) & 0xFF

@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t
 
 from shardbroker.hooks.masks cimport HOOK_MESSAGE_ACKED
 from shardbroker.mqtt.codec cimport write_ack
+from shardbroker.mqtt.spec cimport FAILURE, PACKET_TOO_LARGE, PUBACK, PUBCOMP, PUBREC, PUBREL_FIRST
 from shardbroker.session.watcher cimport unlikely
 from shm.counters cimport (
     DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_OVERLOAD,
@@ -26,12 +27,6 @@ __all__ = ["Session", "Will"]
 cdef enum:
     LAST_PACKET_ID = 65535                 # MQTT 5.0 §2.2.1
     WINDOW_SPAN = 65534                    # ids between the oldest unacknowledged and the newest
-    FAILURE = 0x80                         # reason codes from here on are failures
-    PACKET_TOO_LARGE = 0x95
-    PUBACK = 4                             # packet types
-    PUBREC = 5
-    PUBCOMP = 7
-    PUBREL_FIRST = 0x62
     QUEUE_COST = 3                         # of the budget, for a message that is queued
     NO_MORE_QOS0 = 2                       # level of memory from which QoS 0 is not queued
     AWAIT_REL_GRAIN_MS = 1000              # how late an awaiting_rel timeout may be

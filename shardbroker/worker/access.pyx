@@ -5,6 +5,10 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from shardbroker.access.verdicts cimport ALLOWED, DENIED, UNKNOWN, Verdicts
 from shardbroker.hooks.masks cimport HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHORIZE
 from shardbroker.mqtt.packets cimport Connect
+from shardbroker.mqtt.spec cimport (
+    ADMINISTRATIVE_ACTION, BAD_AUTHENTICATION_METHOD, BAD_USER_NAME_OR_PASSWORD, BANNED, CONTINUE_AUTHENTICATION,
+    NOT_AUTHORIZED, REAUTHENTICATE, SERVER_BUSY, SERVER_UNAVAILABLE,
+)
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.worker.channel cimport AUTHENTICATING, CLOSING, CONNECTED, SIDE_SERVER, Channel
 from shardbroker.session.session cimport Will
@@ -30,17 +34,6 @@ from shardbroker.mqtt.spec import PropertyId
 from shardbroker.mqtt.topics import parse_subscription
 
 __all__ = ["Access"]
-
-cdef enum:
-    BAD_USER_NAME_OR_PASSWORD = 0x86
-    NOT_AUTHORIZED = 0x87
-    SERVER_UNAVAILABLE = 0x88
-    SERVER_BUSY = 0x89
-    BANNED = 0x8A
-    BAD_AUTHENTICATION_METHOD = 0x8C
-    ADMINISTRATIVE_ACTION = 0x98
-    CONTINUE_AUTHENTICATION = 0x18
-    REAUTHENTICATE = 0x19
 
 cdef uint64_t NEVER = <uint64_t>-1
 

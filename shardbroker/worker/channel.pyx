@@ -10,6 +10,16 @@ from shardbroker.hooks.masks cimport (
 )
 from shardbroker.mqtt.codec cimport AckView, FixedHeader, parse_ack, parse_publish, read_fixed_header, varint_size, write_ack, write_codes
 from shardbroker.mqtt.packets cimport LOGIN_PACKET_MAX, Connect, Disconnect, Subscribe, Unsubscribe, decode_body
+from shardbroker.mqtt.spec cimport (
+    ADMINISTRATIVE_ACTION, AUTH, BAD_AUTHENTICATION_METHOD, BAD_USER_NAME_OR_PASSWORD, CLIENT_IDENTIFIER_NOT_VALID, CONNACK_FIRST,
+    CONNECT, DISCONNECT, IMPLEMENTATION_SPECIFIC_ERROR, KEEP_ALIVE_TIMEOUT, MALFORMED_PACKET, MAXIMUM_CONNECT_TIME,
+    NOT_AUTHORIZED, NO_MATCHING_SUBSCRIBERS, NO_SUBSCRIPTION_EXISTED, PACKET_IDENTIFIER_IN_USE, PACKET_IDENTIFIER_NOT_FOUND,
+    PACKET_TOO_LARGE, PAYLOAD_FORMAT_INVALID, PINGREQ, PINGREQ_FIRST, PROTOCOL_ERROR, PUBACK, PUBACK_FIRST, PUBCOMP,
+    PUBCOMP_FIRST, PUBLISH, PUBREC, PUBREC_FIRST, PUBREL, QOS_NOT_SUPPORTED, QUOTA_EXCEEDED, RECEIVE_MAXIMUM_EXCEEDED,
+    RETAIN_NOT_SUPPORTED, SERVER_SHUTTING_DOWN, SERVER_UNAVAILABLE, SESSION_TAKEN_OVER, SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+    SUBACK_FIRST, SUBSCRIBE, SUCCESS, TOPIC_ALIAS_INVALID, TOPIC_FILTER_INVALID, UNSPECIFIED_ERROR, UNSUBACK_FIRST, UNSUBSCRIBE,
+    UNSUPPORTED_PROTOCOL_VERSION, USE_ANOTHER_SERVER, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+)
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport (
     OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription,
@@ -37,7 +47,7 @@ from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED, EVENT_EXPIRY_NEVER,
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Connack, Puback, Pubcomp, Pubrec, Pubrel, Suback, Unsuback, encode_properties
-from shardbroker.mqtt.spec import REASON_CODES, PacketType, PropertyId, ReasonCode, connack_return_code
+from shardbroker.mqtt.spec import REASON_CODES, PacketType, PropertyId, connack_return_code
 from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
 from shardbroker.worker import event_messages
 from shardbroker.worker.delayed import DELAYED
@@ -46,63 +56,12 @@ from shardbroker.worker.shard import OWN_TOPICS
 __all__ = ["Channel"]
 
 cdef enum:
-    CONNECT = 1
-    PUBLISH = 3
-    PUBACK_FIRST = 0x40
-    PUBREC_FIRST = 0x50
-    PUBREL_FIRST = 0x62
-    PUBCOMP_FIRST = 0x70
-    SUBACK_FIRST = 0x90
-    UNSUBACK_FIRST = 0xB0
-    PUBACK = 4
-    PUBREC = 5
-    PUBREL = 6
-    PUBCOMP = 7
-    SUBSCRIBE = 8
-    UNSUBSCRIBE = 10
-    PINGREQ = 12
-    PINGREQ_FIRST = 0xC0
-    DISCONNECT = 14
-    AUTH = 15
     LEVEL_AT = 6                           # of the protocol level in a CONNECT that is called "MQTT"
     ALIAS_BYTES = 100                      # what an alias takes beside its topic
     ALIASES_BYTES_MAX = 8388608            # of one connection: all 65,535 with topics of 28 bytes
     ALIASES_BYTES_SHORT = 65536            # while memory is short
     PARTIAL_MAX = 4096                     # bytes of a CONNECT whose end may still be on the way while memory is short
     SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
-
-cdef enum:                                 # reason codes that this file gives itself, MQTT 5.0 §2.4
-    SUCCESS = 0x00
-    DISCONNECT_WITH_WILL = 0x04
-    NO_MATCHING_SUBSCRIBERS = 0x10
-    UNSPECIFIED_ERROR = 0x80
-    MALFORMED = 0x81
-    PROTOCOL_ERROR = 0x82
-    IMPLEMENTATION_SPECIFIC_ERROR = 0x83
-    CLIENT_ID_NOT_VALID = 0x85
-    BAD_USER_NAME_OR_PASSWORD = 0x86
-    NOT_AUTHORIZED = 0x87
-    SERVER_UNAVAILABLE = 0x88
-    SERVER_SHUTTING_DOWN = 0x8B
-    USE_ANOTHER_SERVER = 0x9C
-    BAD_AUTHENTICATION_METHOD = 0x8C
-    KEEPALIVE_TIMEOUT = 0x8D
-    SESSION_TAKEN_OVER = 0x8E
-    PACKET_ID_IN_USE = 0x91
-    PACKET_ID_NOT_FOUND = 0x92
-    RECEIVE_MAXIMUM_EXCEEDED = 0x93
-    TOPIC_FILTER_INVALID = 0x8F
-    TOPIC_NAME_INVALID = 0x90
-    TOPIC_ALIAS_INVALID = 0x94
-    PACKET_TOO_LARGE = 0x95
-    QUOTA_EXCEEDED = 0x97
-    ADMINISTRATIVE_ACTION = 0x98
-    PAYLOAD_FORMAT_INVALID = 0x99
-    RETAIN_NOT_SUPPORTED = 0x9A
-    QOS_NOT_SUPPORTED = 0x9B
-    MAXIMUM_CONNECT_TIME = 0xA0
-    SHARED_NOT_SUPPORTED = 0x9E
-    WILDCARD_NOT_SUPPORTED = 0xA2
 
 cdef enum:                                 # what Hooked.ask_publish() returns
     GO_ON = 0
@@ -259,11 +218,11 @@ cdef class Channel(Link):
         if not client_id:
             if self.version < 5 and not packet.clean_start:
                 # [MQTT-3.1.3-8]
-                return self.refuse(self.version, CLIENT_ID_NOT_VALID, "an empty client id needs a clean session")
+                return self.refuse(self.version, CLIENT_IDENTIFIER_NOT_VALID, "an empty client id needs a clean session")
             client_id = self.wanted_id
         elif <uint32_t>PyBytes_GET_SIZE(client_id) > self.core.max_client_id:
             return self.refuse(
-                self.version, CLIENT_ID_NOT_VALID, f"client id longer than {self.core.max_client_id} bytes")
+                self.version, CLIENT_IDENTIFIER_NOT_VALID, f"client id longer than {self.core.max_client_id} bytes")
         if self.is_one_too_many(client_id):
             return 0                       # before anything is kept for it while back ends are asked
         will = packet.will
@@ -328,7 +287,7 @@ cdef class Channel(Link):
             if return_code is not None:
                 if self.core.hooks & HOOK_CLIENT_CONNACK:
                     self.core.hooked.connack(self, reason_code, {})
-                self.reply(PACKETS_CONNACK_SENT, bytes((0x20, 2, 0, return_code)))
+                self.reply(PACKETS_CONNACK_SENT, bytes((CONNACK_FIRST, 2, 0, return_code)))
         return self.close(reason_code, SIDE_SERVER, detail or reason, True)
 
     cdef int accept(self, Connect packet, bytes client_id) except -1:
@@ -381,7 +340,7 @@ cdef class Channel(Link):
         else:
             if core.hooks & HOOK_CLIENT_CONNACK:
                 core.hooked.connack(self, SUCCESS, {})
-            encoded = bytes((0x20, 2, present and self.version > 3, 0))
+            encoded = bytes((CONNACK_FIRST, 2, present and self.version > 3, 0))
         self.reply(PACKETS_CONNACK_SENT, encoded)
         core.count(CLIENT_CONNECTED)
         core.gauge(CONNECTIONS_COUNT, 1)
@@ -556,7 +515,7 @@ cdef class Channel(Link):
                 core.count(MESSAGES_DROPPED_RECEIVE_MAXIMUM)
                 raise MqttError(RECEIVE_MAXIMUM_EXCEEDED, f"more than {core.max_awaiting_rel} QoS 2 messages await PUBREL")
             if arrival == QOS2_IN_USE:
-                self.report_failure(Pubrec, view.packet_id, PACKET_ID_IN_USE, PACKETS_PUBREC_SENT,
+                self.report_failure(Pubrec, view.packet_id, PACKET_IDENTIFIER_IN_USE, PACKETS_PUBREC_SENT,
                                     f"packet id {view.packet_id} is in use")
                 return True
             if arrival == QOS2_REPEAT and core.hooks & HOOK_MESSAGE_PUBLISH and core.hooked.asked_again(self, view.packet_id):
@@ -789,7 +748,7 @@ cdef class Channel(Link):
             if not self.session.pubrec(view.packet_id, view.reason_code):
                 self.missed(kind, view.packet_id, PACKETS_PUBREC_MISSED)
                 if view.reason_code < UNSPECIFIED_ERROR:
-                    self.report_failure(Pubrel, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBREL_SENT,
+                    self.report_failure(Pubrel, view.packet_id, PACKET_IDENTIFIER_NOT_FOUND, PACKETS_PUBREL_SENT,
                                         f"no message with packet id {view.packet_id} is in flight")
         elif kind == PUBREL:
             self.core.count(PACKETS_PUBREL_RECEIVED)
@@ -799,7 +758,7 @@ cdef class Channel(Link):
                     self.core.watcher.acked(self, PUBCOMP_FIRST, view.packet_id, SUCCESS, None)
             else:
                 self.core.count(PACKETS_PUBREL_MISSED)
-                self.report_failure(Pubcomp, view.packet_id, PACKET_ID_NOT_FOUND, PACKETS_PUBCOMP_SENT,
+                self.report_failure(Pubcomp, view.packet_id, PACKET_IDENTIFIER_NOT_FOUND, PACKETS_PUBCOMP_SENT,
                                     f"no message with packet id {view.packet_id} is in flight")
         else:
             self.core.count(PACKETS_PUBCOMP_RECEIVED)
@@ -907,11 +866,11 @@ cdef class Channel(Link):
         except MqttError as error:
             return error.reason_code
         if group is not None and not core.shared_subscription:
-            return SHARED_NOT_SUPPORTED
+            return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         if exclusive and not core.exclusive_subscription:
             return TOPIC_FILTER_INVALID
         if not core.wildcard_subscription and filter_has_wildcard(filter):
-            return WILDCARD_NOT_SUPPORTED                  # [MQTT-3.8.3-2] of 3.1.1
+            return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED                  # [MQTT-3.8.3-2] of 3.1.1
         previous = self.session.find_subscription(filter if group is None else wire_filter)
         present = previous is not None
         if core.max_subscriptions and not present and self.session.subscription_count() >= core.max_subscriptions:
@@ -973,7 +932,7 @@ cdef class Channel(Link):
                     self.announce(TELL_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
                 if found and self.session.logged:
                     self.core.recorder.unsubscribed(self.session, wire_filter)
-                codes.append(0 if found else 0x11)
+                codes.append(0 if found else NO_SUBSCRIPTION_EXISTED)
             except MqttError as error:
                 codes.append(error.reason_code)
         if max(codes) < UNSPECIFIED_ERROR:
@@ -1013,7 +972,7 @@ cdef class Channel(Link):
 
     cdef int fail(self, int reason_code, str message) except -1:
         """The client broke a rule: it is told so as its version allows, and the connection ends (MQTT 5.0 §4.13)."""
-        if reason_code == MALFORMED:
+        if reason_code == MALFORMED_PACKET:
             self.core.count(CLIENT_CLOSED_MALFORMED)
         elif reason_code == PACKET_TOO_LARGE:
             self.core.count(CLIENT_CLOSED_TOO_LARGE)
@@ -1022,7 +981,7 @@ cdef class Channel(Link):
         if self.state == WAIT_CONNECT or self.state == AUTHENTICATING:
             # Without a whole CONNECT its version is not known; 3.x gets a bare close for a malformed one [MQTT-3.1.4-1].
             version = self.version or self.announced_version
-            if version == 5 or reason_code == 0x84 or reason_code == CLIENT_ID_NOT_VALID:
+            if version == 5 or reason_code == UNSUPPORTED_PROTOCOL_VERSION or reason_code == CLIENT_IDENTIFIER_NOT_VALID:
                 return self.refuse(version, reason_code, message)
         self.disconnect(reason_code, message)
         return self.close(reason_code, SIDE_SERVER, message, True)
@@ -1191,7 +1150,7 @@ cdef class Channel(Link):
                 self.core.timers.arm(self, now_ms + self.core.idle_timeout_ms)
                 return 0                   # for a verdict, whose time is bounded elsewhere
             self.core.count(CLIENT_CLOSED_IDLE_TIMEOUT)
-            return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, "no complete CONNECT within mqtt.idle_timeout", True)
+            return self.close(KEEP_ALIVE_TIMEOUT, SIDE_SERVER, "no complete CONNECT within mqtt.idle_timeout", True)
         if self.state == CONNECTED:
             if self.access is not None and self.access.ends_at_ms and self.access.ends_at_ms <= now_ms:
                 self.disconnect(MAXIMUM_CONNECT_TIME, "the credentials have expired")
@@ -1200,8 +1159,8 @@ cdef class Channel(Link):
                     or self.last_packet_ms + self.keepalive_ms() > now_ms:
                 return self.arm_deadline()
             self.core.count(CLIENT_CLOSED_KEEPALIVE)
-            self.disconnect(KEEPALIVE_TIMEOUT, "")
-            return self.close(KEEPALIVE_TIMEOUT, SIDE_SERVER, f"nothing heard for {self.keepalive_ms()} ms", True)
+            self.disconnect(KEEP_ALIVE_TIMEOUT, "")
+            return self.close(KEEP_ALIVE_TIMEOUT, SIDE_SERVER, f"nothing heard for {self.keepalive_ms()} ms", True)
         return 0
 
 

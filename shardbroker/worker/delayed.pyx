@@ -4,6 +4,7 @@ from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
+from shardbroker.mqtt.spec cimport TOPIC_NAME_INVALID
 from shm.counters cimport DELAYED_COUNT
 
 from shardbroker.mqtt.errors import MqttError
@@ -23,8 +24,6 @@ BATCH = 256
 
 SLACK = 1024
 """Deleted messages that may be left over in the lists."""
-
-TOPIC_NAME_INVALID = 0x90
 
 
 def parse_delayed(bytes topic not None, uint64_t now_ms) -> tuple[int, bytes]:

@@ -12,6 +12,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from shardbroker.hooks.masks cimport HOOK_MESSAGE_DROPPED
 from shardbroker.mqtt.codec cimport write_varint
 from shardbroker.mqtt.packets cimport Connect, Subscribe, Unsubscribe, decode_body
+from shardbroker.mqtt.spec cimport FAILURE, PUBLISH_FIRST, SERVER_UNAVAILABLE
 from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_QOS, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription
 from shardbroker.session.session cimport Session
@@ -37,15 +38,9 @@ cdef enum:                                 # what ask_publish() returns
     ASKED = 1
     REFUSED = 2
 
-cdef enum:
-    SERVER_UNAVAILABLE = 0x88              # nobody can say whether a client may come in
-
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint64_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
-cdef int PUBLISH_FIRST = 0x30
 
-FAILURE = 0x80
-"""Reason codes from here on refuse."""
 REASON_MAX = 200
 """Bytes of the reason of a Refusal."""
 TEXT_MAX = 65535

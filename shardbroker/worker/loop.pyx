@@ -20,6 +20,7 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strerror
 from acceptor.handover cimport Handover, receive
 from shardbroker.journal.writer cimport Writer
 from shardbroker.mqtt.buffer cimport Buffer
+from shardbroker.mqtt.spec cimport PROTOCOL_ERROR
 from shardbroker.mqtt.tls cimport RECORD_MAX
 from shardbroker.pubsub.message cimport Message
 from shardbroker.pubsub.topic_cache cimport TopicEntry
@@ -114,9 +115,6 @@ cdef extern from "<malloc.h>" nogil:
     int mallopt(int parameter, int value)
     int malloc_trim(size_t keep)
     int M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-
-cdef enum:
-    PROTOCOL_ERROR = 0x82                  # reason code, MQTT 5.0 §2.4
 
 
 cdef class Connection(Channel):

@@ -8,6 +8,7 @@ from libc.string cimport memcmp
 
 from shardbroker.mqtt.codec cimport PublishView
 from shardbroker.mqtt.packets cimport Connect, Will
+from shardbroker.mqtt.spec cimport BAD_USER_NAME_OR_PASSWORD, CLIENT_IDENTIFIER_NOT_VALID, TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.link cimport Link
 from shardbroker.worker.channel cimport Channel
@@ -22,12 +23,8 @@ __all__ = ["MountedConnection", "mounted_connection"]
 
 cdef enum:
     TOPIC_MAX = 65535                      # bytes, MQTT 5.0 §1.5.4
-    CLIENT_ID_NOT_VALID = 0x85
-    BAD_USER_NAME_OR_PASSWORD = 0x86
-    TOPIC_FILTER_INVALID = 0x8F
-    TOPIC_NAME_INVALID = 0x90
 
-NAMES = {"clientid": ("client id", CLIENT_ID_NOT_VALID), "username": ("user name", BAD_USER_NAME_OR_PASSWORD)}
+NAMES = {"clientid": ("client id", CLIENT_IDENTIFIER_NOT_VALID), "username": ("user name", BAD_USER_NAME_OR_PASSWORD)}
 """Placeholders: what they stand for, and what a client is told whose value has no place in a topic."""
 
 parsed = lru_cache(maxsize=256)(Template.parse)

@@ -11,6 +11,8 @@ another worker can be newer than the last block (docs/design/0002-durability.md)
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from shardbroker.journal.encode cimport FLAG_FROM_QUEUE, FLAG_QOS, FLAG_RETAIN, FLAG_UTF8
+from shardbroker.mqtt.spec cimport FAILURE, PUBREC, UNSPECIFIED_ERROR
 from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_QOS, Subscription
 from shardbroker.session.delivery cimport (
@@ -40,13 +42,6 @@ from shm.records import DAMAGE
 __all__ = ["Recovery"]
 
 cdef enum:
-    FLAG_QOS = 0x03
-    FLAG_RETAIN = 0x04
-    FLAG_UTF8 = 0x08
-    FLAG_FROM_QUEUE = 0x20
-    PUBREC = 5
-    FAILURE = 0x80
-    CONNECTION_BROKE = 0x80                # reason code of a connection that went with its worker
     WINDOW_SPAN = 65535
     RINGS_REMEMBERED = 16                  # starts of the broker whose rings are known: producers ask for those of their last few
     TAKER_SHIFT = 16                       # of the worker's number plus one in `consumed`, see take_old_rings
@@ -681,7 +676,7 @@ cdef class Recovery:
                 continue
             try:
                 if session in self.connected:
-                    self.loop.client_gone(session, CONNECTION_BROKE, True)
+                    self.loop.client_gone(session, UNSPECIFIED_ERROR, True)      # the connection broke with its worker
                 else:
                     session.set_deadline()
             except Exception as error:

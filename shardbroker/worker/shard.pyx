@@ -12,6 +12,9 @@ from shardbroker.hooks.masks cimport (
     HOOK_SESSION_RESUMED, HOOK_SESSION_TAKENOVER, HOOK_SESSION_TERMINATED, HOOK_SESSION_UNSUBSCRIBED,
 )
 from shardbroker.mqtt.topics cimport is_topic_name
+from shardbroker.mqtt.spec cimport (
+    FAILURE, NOT_AUTHORIZED, PAYLOAD_FORMAT_INVALID, QOS_NOT_SUPPORTED, QUOTA_EXCEEDED, RETAIN_NOT_SUPPORTED, TOPIC_NAME_INVALID,
+)
 from shardbroker.pubsub.message cimport make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, OPTION_RETAIN_AS_PUBLISHED, Subscriber
 from shardbroker.session.link cimport Link
@@ -34,12 +37,12 @@ from shm.epochs cimport Buckets, bucket_of, buckets_of, sum_of
 from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
 
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.topics import check_topic_name
+from shardbroker.mqtt.topics import check_topic_name, matches
 from shardbroker.worker import event_messages
 from shardbroker.worker.delayed import DELAYED, parse_delayed
 from shm.exclusive import Claim, ExclusiveTableFull
 from shm.retained import RetainedMessage, RetainedStoreRefused
-from shm.routes import RouteTableFull, matches
+from shm.routes import RouteTableFull
 
 __all__ = ["OWN_TOPICS", "Shard"]
 
@@ -86,14 +89,6 @@ REMOVALS_A_PASS = 512
 """Routes that one pass takes out of the table: about 2 ms, when thousands of clients go at once."""
 
 NEVER = 0xFFFFFFFFFFFFFFFF
-
-cdef enum:                                 # reason codes, MQTT 5.0 §2.4
-    NOT_AUTHORIZED = 0x87
-    TOPIC_NAME_INVALID = 0x90
-    QUOTA_EXCEEDED = 0x97
-    PAYLOAD_FORMAT_INVALID = 0x99
-    RETAIN_NOT_SUPPORTED = 0x9A
-    QOS_NOT_SUPPORTED = 0x9B
 
 OWN_TOPICS = "topics below $SYS/ and $event/ are the broker's own"
 
@@ -166,7 +161,7 @@ cdef class Shard(Core):
 
     cdef int check_name(self, const uint8_t* topic, uint32_t size) except -1:
         if not is_topic_name(topic, size, self.max_topic_levels):
-            raise MqttError(0x90, "not a topic name", "MQTT-3.3.2-2")
+            raise MqttError(TOPIC_NAME_INVALID, "not a topic name", "MQTT-3.3.2-2")
         return 0
 
     cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size, list holder):
@@ -1077,7 +1072,7 @@ cdef class Shard(Core):
             for wire_filter, _ in subscribed:
                 if self.unsubscribe(session, wire_filter, 0) and (<Session>session).logged:
                     self.recorder.unsubscribed(session, wire_filter)
-        return bytes(code if code >= 0x80 else QUOTA_EXCEEDED for code in codes)
+        return bytes(code if code >= FAILURE else QUOTA_EXCEEDED for code in codes)
 
     def start_replay(self, Session session, list replays) -> None:
         """Retained messages of these subscriptions are to be sent, batch by batch."""

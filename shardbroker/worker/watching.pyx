@@ -18,6 +18,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 
 from shardbroker.mqtt.codec cimport AckView, FixedHeader, PublishView, parse_ack, read_fixed_header
 from shardbroker.mqtt.packets cimport decode_body
+from shardbroker.mqtt.spec cimport CONNECT, DISCONNECT, PUBACK, PUBCOMP, SUBSCRIBE, UNSUBSCRIBE
 from shardbroker.pubsub.message cimport Message
 from shardbroker.session.delivery cimport Delivery
 from shardbroker.session.session cimport Session
@@ -31,9 +32,9 @@ import cbor2
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import decode
 from shardbroker.mqtt.spec import PacketType
+from shardbroker.mqtt.topics import matches
 from shm.events import SIDES
 from shm.records import TRACE, encode_record
-from shm.routes import matches
 
 __all__ = ["TRACES_MAX", "Watching"]
 
@@ -61,17 +62,6 @@ cdef enum Span:
     SPAN_RESPONSE = 2                      # from then to the acknowledgement
 
 SPANS = {"whole": int(SPAN_WHOLE), "internal": int(SPAN_INTERNAL), "response": int(SPAN_RESPONSE)}
-
-cdef enum:
-    CONNECT = 1
-    CONNACK = 2
-    PUBACK = 4
-    PUBCOMP = 7
-    SUBSCRIBE = 8
-    SUBACK = 9
-    UNSUBSCRIBE = 10
-    UNSUBACK = 11
-    DISCONNECT = 14
 
 cdef list NAMES = [PacketType(number).name for number in range(16)]
 

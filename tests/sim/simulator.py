@@ -17,11 +17,12 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
+from shardbroker.mqtt.topics import matches
 from shardbroker.worker.sansio import SansIoChannel, SansIoShard
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
-from shm.routes import Group, Match, RouteChange, matches
+from shm.routes import Group, Match, RouteChange
 from tests.sim.lives import GRAIN_MS, LONG_S, Mortal, Sleeper
 
 SHARDS = 2

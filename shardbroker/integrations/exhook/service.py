@@ -14,6 +14,7 @@ from shardbroker.config import Settings
 from shardbroker.config.exhook import STATE_FILE
 from shardbroker.hooks.exhook import EVENT_MAX, Wanted, decode_event
 from shardbroker.integrations.chain import Report
+from shardbroker.mqtt.spec import ReasonCode
 from shm.files import replace_file
 from shm.topology import Topology
 
@@ -26,7 +27,6 @@ READS_A_TURN = 64
 """Events taken from one worker before others get their turn."""
 WRITE_STATE_S = 0.5
 """Between two looks whether figures have changed."""
-NOT_AUTHORIZED = 0x87
 
 
 class HookService:
@@ -97,7 +97,7 @@ class HookService:
                     return encode_verdict(asked.id, Status.IGNORE)
                 if allowed:
                     return encode_verdict(asked.id, Status.OK)
-                return encode_verdict(asked.id, Status.DENY, NOT_AUTHORIZED, "denied by a program behind hooks")
+                return encode_verdict(asked.id, Status.DENY, ReasonCode.NOT_AUTHORIZED, "denied by a program behind hooks")
             if asked.kind is Kind.HOOK_ACL:
                 questions = [question_of(fields) for fields in asked.details]
                 return encode_verdict(asked.id, Status.DECIDED, *await self._programs.authorize(asked.client, questions))

@@ -13,16 +13,13 @@ from shardbroker.control.verbs import AddSubscription, DeleteSubscription, Subsc
 from shardbroker.management.context import Context, breathe, handles
 from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.spec import REASON_CODES
-from shardbroker.mqtt.topics import parse_subscription
-from shm.routes import matches
+from shardbroker.mqtt.spec import FAILURE, REASON_CODES
+from shardbroker.mqtt.topics import matches, parse_subscription
 
 CLIENTS_AT_ONCE = 200
 """Clients in one command."""
 LOOKED_AT = 10_000
 """Clients that one page looks at. A page may be empty and still not be the last."""
-FAILED = 0x80
-"""Reason codes from here on are failures."""
 
 
 @handles("subscriptions list")
@@ -120,7 +117,7 @@ async def add_subscription(context: Context, params: AddSubscription) -> dict[st
     codes = await context.workers.call(
         context.worker_of(client_id), "subscribe", client_id=client_id, topics=[(params.topic.encode(), options)]
     )
-    if codes[0] >= FAILED:
+    if codes[0] >= FAILURE:
         raise ControlError("BAD_REQUEST", f"topic {params.topic!r}: {REASON_CODES[codes[0]][0].replace('_', ' ')}")
     return {**params.model_dump(), "qos": codes[0]}
 

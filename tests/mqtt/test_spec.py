@@ -1,0 +1,55 @@
+"""The tables of the protocol in Python and in C: the same names with the same values in both, and nothing declared twice."""
+
+import re
+from pathlib import Path
+
+from shardbroker.journal.schema import Ack, Kind, MessageFlag
+from shardbroker.mqtt.spec import BRIDGE_BIT, FAILURE, PacketType, PropertyId, ReasonCode, Wire
+
+ROOT = Path(__file__).parents[2]
+FLAGGED = (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
+"""Packets whose fixed header has the flags 0010 (MQTT 5.0 §2.1.3)."""
+NAMESAKES = {
+    "perf/arrivals.pyx": "states of a client",
+    "shardbroker/access/rules.py": "actions of a rule, as bits",
+    "shardbroker/access/wire.py": "kinds of questions",
+    "shardbroker/journal/schema.py": "a file format, which does not follow this table",
+    "shardbroker/mqtt/websocket.pyx": "close codes of WebSocket",
+}
+"""Files with a constant of the same name and another meaning."""
+_ROW = re.compile(r"^    ([A-Z][A-Z0-9_]*) = (0x[0-9A-F]+|\d+) *(?:#.*)?$", re.MULTILINE)
+
+
+def rows(path: str) -> list[tuple[str, int]]:
+    """Members of the anonymous enums of a .pxd file; one that this cannot read is missing from the result."""
+    enums = re.findall(r"^cdef enum:.*\n((?: {4}.*\n)+)", (ROOT / path).read_text(), re.MULTILINE)
+    return [(name, int(value, 0)) for enum in enums for name, value in _ROW.findall(enum)]
+
+
+def test_c_has_every_row_of_the_tables_and_no_other() -> None:
+    first = {f"{packet.name}_FIRST": packet << 4 | (2 if packet in FLAGGED else 0) for packet in PacketType if packet}
+    tables = [(one.name, int(one)) for table in (PacketType, ReasonCode, PropertyId, Wire) for one in table]
+    expected = [*tables, *first.items(), ("FAILURE", FAILURE), ("BRIDGE_BIT", BRIDGE_BIT)]
+    assert sorted(rows("shardbroker/mqtt/spec.pxd")) == sorted(expected)
+
+
+def test_kinds_and_flags_of_the_journal_are_those_of_its_schema() -> None:
+    found = rows("shardbroker/journal/encode.pxd")
+    kinds = {f"KIND_{kind.name}": int(kind) for kind in Kind}
+    assert all(kinds[name] == value for name, value in found if name.startswith("KIND_"))
+    flags = [(f"FLAG_{flag.name}", int(flag)) for flag in MessageFlag.__members__.values()]
+    assert [row for row in found if row[0].startswith("FLAG_")] == flags
+    assert [row for row in found if row[0].startswith("ACK_")] == [(f"ACK_{ack.name}", int(ack)) for ack in Ack]
+    assert all(PacketType[ack.name] == ack for ack in Ack)
+
+
+def test_no_other_file_declares_a_packet_type_or_a_reason_code() -> None:
+    names = "|".join(one.name for table in (PacketType, ReasonCode) for one in table)
+    declared = re.compile(rf"^ *(?:[A-Z_]+, )*(?:{names}|FAILURE|FAILED)\b(?:, [A-Z_]+)* = [0-9(]", re.MULTILINE)
+    found = {
+        str(path.relative_to(ROOT))
+        for top in ("shardbroker", "acceptor", "shm", "perf")
+        for path in (ROOT / top).rglob("*.p*")
+        if path.suffix in (".py", ".pyx", ".pxd") and declared.search(path.read_text())
+    }
+    assert found == {"shardbroker/mqtt/spec.py", "shardbroker/mqtt/spec.pxd", *NAMESAKES}
