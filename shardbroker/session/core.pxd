@@ -57,10 +57,17 @@ cdef class Core:
     cdef bytes response_information
     cdef uint32_t max_output_bytes         # waiting for one client; above it QoS 0 is dropped, QoS 1 and 2 are queued
 
+    cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
+    cdef uint64_t step_end_us              # see begin_step(); 0: the time of a step has no end, as in the simulator
     cdef readonly bint serving             # all workers are ready: clients may come
     cdef uint64_t failures_s               # second of the newest log line about a failure, and how many there were in it
     cdef uint32_t failures_logged
 
+    # Sets now_ms; returns CLOCK_MONOTONIC in µs.
+    cdef uint64_t read_clock(self) noexcept
+    # A step of a pass, such as accepting connections, is over after STEP_US; what is left of its work waits for the next pass.
+    cdef void begin_step(self) noexcept
+    cdef bint step_is_over(self) noexcept
     cdef inline void count(self, int counter) noexcept:
         self.counters[counter] += 1
     cdef inline void gauge(self, int counter, int64_t change) noexcept:

@@ -5,10 +5,12 @@ from libc.stdlib cimport calloc, free
 from shardbroker.hooks.masks cimport HOOK_DELIVERY_DROPPED
 from shardbroker.pubsub.message cimport Message, Publication
 from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, CounterSlot
+from shm.posix cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 __all__ = ["Core"]
 
 cdef enum:
+    STEP_US = 1000                         # for one step of a pass, µs
     FAILURES_A_SECOND = 10                 # log lines about work that failed
     TOPIC_SHOWN = 200                      # most characters of a topic in such a line
 
@@ -87,6 +89,18 @@ cdef class Core:
         if self.failures_logged <= <uint32_t>FAILURES_A_SECOND:
             self.tell("error", f"{what} reason={f'{type(error).__name__}: {error}'!r}")
         return 0
+
+    cdef uint64_t read_clock(self) noexcept:
+        cdef timespec now
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        self.now_ms = <uint64_t>(now.tv_sec * 1000 + now.tv_nsec // 1000000 + self.clock_offset_ms)
+        return <uint64_t>(now.tv_sec * 1000000 + now.tv_nsec // 1000)
+
+    cdef void begin_step(self) noexcept:
+        self.step_end_us = self.read_clock() + STEP_US
+
+    cdef bint step_is_over(self) noexcept:
+        return self.step_end_us != 0 and self.read_clock() > self.step_end_us
 
     cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1:
         self.count(DELIVERY_DROPPED)

@@ -2,7 +2,7 @@
 
     command   CBOR map: id, verb, args                    answer   CBOR map: id, and result or error: [code, text]
 
-Commands are carried out between two passes, for 1 ms at a time (Loop.carry_out_commands). Each is bounded by itself: whoever wants
+Commands are carried out between two passes, for 1 ms at a time (Worker.carry_out_commands). Each is bounded by itself: whoever wants
 a long list asks for it page by page, by client ids that stand in the registry. An answer that is larger than the ring takes goes
 through a file of the spill directory, as messages do.
 """
@@ -19,7 +19,8 @@ from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CONNECTED, Channel
 from shardbroker.worker.delayed cimport id_of
 from shardbroker.worker.held cimport Held
-from shardbroker.worker.loop cimport Connection, Loop
+from shardbroker.worker.connection cimport Connection
+from shardbroker.worker.one_pass cimport Worker
 from shm.address cimport address_text
 from shm.events cimport EVENT_EXPIRY_NEVER
 
@@ -77,7 +78,7 @@ def command(name: str) -> Callable[[Any], Any]:
 class Commands:
     """Carries out commands for one loop."""
 
-    def __init__(self, Loop loop, spill_dir) -> None:
+    def __init__(self, Worker loop, spill_dir) -> None:
         self.loop = loop
         self._spill_dir = spill_dir
         self._spilled = 0
@@ -119,7 +120,7 @@ class Commands:
 # --- clients and sessions -----------------------------------------------------------------------------------------------------
 
 
-cdef Session session_of(Loop loop, bytes client_id):
+cdef Session session_of(Worker loop, bytes client_id):
     session = loop.sessions.get(client_id)
     if session is None:
         raise CommandError("CLIENTID_NOT_FOUND", f"no session with client id {client_id.decode(errors='replace')!r}")
@@ -127,7 +128,7 @@ cdef Session session_of(Loop loop, bytes client_id):
 
 
 @command("session")
-def describe(Loop loop, dict args) -> dict[str, Any]:
+def describe(Worker loop, dict args) -> dict[str, Any]:
     """All that is known of one session."""
     cdef Session session = session_of(loop, args["client_id"])
     cdef Connection connection = <Connection>session.link if session.link is not None else None
@@ -159,13 +160,13 @@ def describe(Loop loop, dict args) -> dict[str, Any]:
 
 
 @command("sessions")
-def describe_many(Loop loop, dict args) -> list[dict[str, Any] | None]:
+def describe_many(Worker loop, dict args) -> list[dict[str, Any] | None]:
     """All that is known of each of `clients`; None for one that has no session."""
     return [describe(loop, {"client_id": one}) if loop.sessions.get(one) is not None else None for one in args["clients"]]
 
 
 @command("kick")
-def kick(Loop loop, dict args) -> list[bool]:
+def kick(Worker loop, dict args) -> list[bool]:
     """Ends connections and sessions of `clients`; for each whether there was one. Their part of shared groups is not handed on."""
     cdef Session session
     cdef Connection connection
@@ -197,7 +198,7 @@ cdef dict row_of(Session session, Subscription subscription):
 
 
 @command("subscriptions")
-def subscriptions(Loop loop, dict args) -> dict[str, Any]:
+def subscriptions(Worker loop, dict args) -> dict[str, Any]:
     """Subscriptions of `clients`, of the first one from its place `start` on, at most `limit`.
 
     `next` is where to go on: [place of the client in the list, place of the subscription], or None.
@@ -224,7 +225,7 @@ def subscriptions(Loop loop, dict args) -> dict[str, Any]:
 
 
 @command("subscribers")
-def subscribers(Loop loop, dict args) -> dict[str, Any]:
+def subscribers(Worker loop, dict args) -> dict[str, Any]:
     """Subscriptions with exactly this filter, without those of shared groups unless `group` names one."""
     cdef bytes filter = args["filter"]
     present = loop.table.filters.get(filter) if args["group"] is None else loop.table.shared.get((args["group"], filter))
@@ -234,7 +235,7 @@ def subscribers(Loop loop, dict args) -> dict[str, Any]:
 
 
 @command("subscribe")
-def subscribe(Loop loop, dict args) -> list[int]:
+def subscribe(Worker loop, dict args) -> list[int]:
     """Subscribes a connected client as if it had asked for it; the SUBACK code of each of `topics` (filter, options)."""
     cdef Session session = session_of(loop, args["client_id"])
     cdef Connection connection
@@ -251,7 +252,7 @@ def subscribe(Loop loop, dict args) -> list[int]:
 
 
 @command("unsubscribe")
-def unsubscribe(Loop loop, dict args) -> list[bool]:
+def unsubscribe(Worker loop, dict args) -> list[bool]:
     """Takes subscriptions from a session; for each of `topics` whether there was one."""
     cdef Session session = session_of(loop, args["client_id"])
     found = []
@@ -269,7 +270,7 @@ def unsubscribe(Loop loop, dict args) -> list[bool]:
 
 
 @command("publish")
-def publish(Loop loop, dict args) -> dict[str, Any]:
+def publish(Worker loop, dict args) -> dict[str, Any]:
     """Publishes a message as if a client had: its id, and whether anybody subscribes."""
     cdef Publication stamped = Publication.__new__(Publication)
     cdef Message message
@@ -315,7 +316,7 @@ cdef dict row_of_delayed(Held held):
 
 
 @command("delayed list")
-def list_delayed(Loop loop, dict args) -> list[dict[str, Any]]:
+def list_delayed(Worker loop, dict args) -> list[dict[str, Any]]:
     """Some of those that came behind the one with the order `after`, at most `limit`; none are left if the list is empty."""
     cdef uint64_t size = 0
     rows: list[dict[str, Any]] = []
@@ -328,14 +329,14 @@ def list_delayed(Loop loop, dict args) -> list[dict[str, Any]]:
 
 
 @command("delayed show")
-def show_delayed(Loop loop, dict args) -> dict[str, Any] | None:
+def show_delayed(Worker loop, dict args) -> dict[str, Any] | None:
     """One by its message id, with its payload; None if it does not wait here."""
     cdef Held held = loop.delays.find(args["id"])
     return None if held is None else {**row_of_delayed(held), "payload": held.message.payload}
 
 
 @command("delayed delete")
-def delete_delayed(Loop loop, dict args) -> bool:
+def delete_delayed(Worker loop, dict args) -> bool:
     """Whether it waited here."""
     cdef Held held = loop.delays.find(args["id"])
     if held is not None:
@@ -347,20 +348,20 @@ def delete_delayed(Loop loop, dict args) -> bool:
 
 
 @command("journal")
-def journal(Loop loop, dict args) -> dict[str, Any]:
+def journal(Worker loop, dict args) -> dict[str, Any]:
     """State of the journal; empty without one."""
     return {} if loop.recorder is None else journal_state(loop.recorder.writer)
 
 
 @command("journal seal")
-def seal_journal(Loop loop, dict args) -> dict[str, Any]:
+def seal_journal(Worker loop, dict args) -> dict[str, Any]:
     """Closes the segment that is written to: everything up to `durable` can be read from closed segments."""
     cdef Writer writer
     if loop.recorder is None:
         raise CommandError("NOT_AVAILABLE", "durability.level is none: there is no journal")
     writer = loop.recorder.writer
     loop.commit(False)
-    loop.settle()
+    loop.durability.settle()
     if not writer.end_segment() and writer.next_sequence != writer.first_sequence:
         raise CommandError("TRY_AGAIN", writer.problem or "the segment before it is not synced yet")
     return journal_state(writer)
@@ -375,7 +376,7 @@ cdef dict journal_state(Writer writer):
 
 
 @command("plugin load")
-def load_plugin(Loop loop, dict args) -> list[str]:
+def load_plugin(Worker loop, dict args) -> list[str]:
     """Loads a plugin, in place of the one of this name; the hook points that it uses, or used before."""
     try:
         return loop.hooked.plugins.load(args["name"], args["settings"], args["dir"])
@@ -384,36 +385,36 @@ def load_plugin(Loop loop, dict args) -> list[str]:
 
 
 @command("plugin keep")
-def keep_plugin(Loop loop, dict args) -> None:
+def keep_plugin(Worker loop, dict args) -> None:
     """It was loaded in every worker."""
     loop.hooked.plugins.keep(args["name"])
 
 
 @command("plugin revert")
-def revert_plugin(Loop loop, dict args) -> None:
+def revert_plugin(Worker loop, dict args) -> None:
     """It could not be loaded in every worker."""
     loop.hooked.plugins.revert(args["name"], args["wanted"])
 
 
 @command("plugin unload")
-def unload_plugin(Loop loop, dict args) -> list[str] | None:
+def unload_plugin(Worker loop, dict args) -> list[str] | None:
     """The hook points that it used; None if it was not loaded here."""
     return loop.hooked.plugins.unload(args["name"])
 
 
 @command("hooks")
-def hooks(Loop loop, dict args) -> dict[str, Any]:
+def hooks(Worker loop, dict args) -> dict[str, Any]:
     """Plugins and callbacks."""
     return loop.hooked.plugins.state()
 
 
 @command("configure")
-def configure(Loop loop, dict args) -> None:
+def configure(Worker loop, dict args) -> None:
     """These settings hold from now on, as far as they can change while it runs."""
     loop.reconfigure(parse(args["settings"]))
 
 
 @command("ping")
-def ping(Loop loop, dict args) -> dict[str, Any]:
+def ping(Worker loop, dict args) -> dict[str, Any]:
     """A sign of life."""
     return {"pid": os.getpid()}

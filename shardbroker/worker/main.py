@@ -24,10 +24,11 @@ from shardbroker.hooks.exhook import ExHook, presumed
 from shardbroker.hooks.plugins import PluginError, own_settings
 from shardbroker.hooks.wanted import read_wanted
 from shardbroker.worker.commands import Commands
+from shardbroker.worker.drain import drain as drain_worker
 from shardbroker.worker.hooked import Hooked
-from shardbroker.worker.loop import Loop
 from shardbroker.worker.memory import MemoryWatch, memory_share
 from shardbroker.worker.mounted import mounted_connection
+from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recover import recover
 from shardbroker.worker.retaining import SyncedRetained
 from shardbroker.worker.watching import Watching
@@ -63,7 +64,7 @@ def _load_plugins(hooked: Hooked, topology: Topology, tell: Callable[[str, str],
     hooked.plugins.start(given, settings.dir)
 
 
-def _join_exhook(hooked: Hooked, loop: Loop, topology: Topology, number: int, counters: Counters) -> None:
+def _join_exhook(hooked: Hooked, loop: Worker, topology: Topology, number: int, counters: Counters) -> None:
     """Programs outside take part in hooks, behind plugins. What they want says the process integrations, later too."""
     gate = loop.access_gate
     exhook = ExHook(
@@ -81,10 +82,11 @@ def run(topology: Topology, number: int) -> None:
     except (OSError, RetainedStoreRefused) as error:
         sys.exit(f"worker-{number} cannot start: {error}")
     loop.run()
+    drain_worker(loop)
     Counters.attach(topology.counters_name).set_state(number, ProcessState.DOWN)
 
 
-def _start(topology: Topology, number: int) -> Loop:
+def _start(topology: Topology, number: int) -> Worker:
     """Everything up to the first pass.
 
     Its sessions are those of its journal. Until they are there again the route table stays as a predecessor left it, and what
@@ -99,7 +101,7 @@ def _start(topology: Topology, number: int) -> Loop:
     inbox = Inbox.attach(topology.inbox_name(number))
     retained, set_aside = _retained(topology, number)
     mark = mark_bytes(topology.settings.overload.memory_high_water, machine_memory())
-    loop = Loop(
+    loop = Worker(
         topology,
         number,
         counters,
@@ -116,7 +118,7 @@ def _start(topology: Topology, number: int) -> Loop:
             [folder / "data.mdb" for folder in (topology.routes_dir, *map(topology.registry_dir, range(topology.workers)))],
         ),
     )
-    loop.mounted_connection = mounted_connection
+    loop.intake.mounted_connection = mounted_connection
     loop.on_command = Commands(loop, topology.spill_dir)
     watching = Watching(loop)
     watching.configure(topology.settings)
@@ -124,7 +126,7 @@ def _start(topology: Topology, number: int) -> Loop:
     if set_aside is not None:
         loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
     settings = InForce(topology.runtime_dir, topology.settings)
-    loop.check_access(Gate(settings, topology.data_dir, topology.runtime_dir, topology.access[number][0]))
+    loop.access_checks.begin(Gate(settings, topology.data_dir, topology.runtime_dir, topology.access[number][0]))
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()

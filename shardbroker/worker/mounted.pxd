@@ -9,7 +9,7 @@
 
 Rules of access control see topics as the client names them. A class of its own, so that nobody else pays for it.
 """
-from shardbroker.worker.loop cimport Connection
+from shardbroker.worker.connection cimport Connection
 
 
 cdef class MountedConnection(Connection):

@@ -12,7 +12,7 @@ from shardbroker.mqtt.spec cimport BAD_USER_NAME_OR_PASSWORD, CLIENT_IDENTIFIER_
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.link cimport Link
 from shardbroker.worker.channel cimport Channel
-from shardbroker.worker.loop cimport Connection
+from shardbroker.worker.connection cimport Connection
 
 from shardbroker.access.placeholders import Template, UnfitValueError
 from shardbroker.mqtt.errors import MqttError

@@ -6,7 +6,7 @@
 A destination has a kind and a number (shm/destinations.pxd). A kind that has no outlet is unknown here: nothing is ever written
 for it, and has_all() says so before a message is delivered anywhere.
 """
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry

@@ -4,6 +4,7 @@ import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, errno
+from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memset
 
 from shm.counters cimport MESSAGES_FORWARD

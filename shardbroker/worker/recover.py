@@ -10,7 +10,7 @@ from shm.ring import Inbox
 from shardbroker.journal import open_journal
 from shardbroker.journal.layout import segment_paths
 from shardbroker.session.recorder import Recorder
-from shardbroker.worker.loop import Loop
+from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery import Recovery
 from shm.partitions import workers_of
 from shm.topology import Topology
@@ -25,7 +25,7 @@ RETRY_S = 0.1
 """Between two tries to write what was recovered, while the disk refuses."""
 
 
-def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
+def recover(loop: Worker, topology: Topology, number: int, inbox: Inbox) -> None:
     """Makes the sessions of worker `number` again and opens its journal. Raises JournalBusy, OSError."""
 
     def owns(client_id: bytes) -> bool:
@@ -58,9 +58,9 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
         pending_max=topology.settings.durability.max_pending_bytes,
     )
     recorder = Recorder(journal)
-    loop.keep_journal(recorder, sum(path.stat().st_size for path in segment_paths(own)), recovery.latest_arrivals(inbox))
+    loop.durability.keep_journal(recorder, sum(path.stat().st_size for path in segment_paths(own)), recovery.latest_arrivals(inbox))
     if synced:
-        loop.guard_outputs()
+        loop.durability.guard_outputs()
     recovery.finish(recorder)
     old_rings = {}
     for left_over in topology.left_over:
@@ -79,7 +79,7 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
                 recovery.take_old_rings(old, process, left_over.spill_dir)
     if moving:
         recovery.take_forwarded(old_rings)
-        loop.save_sessions()
+        loop.durability.save_sessions()
         recovery.note_connected()
     counters = Counters.attach(topology.counters_name)
     while not loop.settle_now():
@@ -94,7 +94,7 @@ def recover(loop: Loop, topology: Topology, number: int, inbox: Inbox) -> None:
     loop.started = lambda: recovery.resume(old_rings)
 
 
-def _tell_damage(loop: Loop, damages: list[str]) -> None:
+def _tell_damage(loop: Worker, damages: list[str]) -> None:
     for text in damages[:DAMAGE_LINES]:
         loop.tell(DAMAGE, text)
     if len(damages) > DAMAGE_LINES:

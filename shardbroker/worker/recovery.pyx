@@ -24,7 +24,7 @@ from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.held cimport (
     HELD_FOR_GROUP, HELD_FOR_RING, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_ring, hold_for_time,
 )
-from shardbroker.worker.loop cimport Loop
+from shardbroker.worker.one_pass cimport Worker
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
 from shm.destinations cimport RETAINED_STORE
 from shm.records cimport RECORD_PUBLISH, RECORD_SHARED, check_record
@@ -56,7 +56,7 @@ ENDED, MOVED, CONSUMED = int(Kind.SESSION_ENDED), int(EndReason.MOVED), int(Kind
 
 cdef class Recovery:
     """loop: a worker that serves nobody yet, and writes no journal."""
-    cdef Loop loop
+    cdef Worker loop
     cdef dict messages                     # id -> Message, or the fields of its record until somebody needs it
     cdef dict by_key                       # session number in the journal -> Session
     cdef readonly dict consumed            # (rings, producer) -> position
@@ -78,7 +78,7 @@ cdef class Recovery:
     cdef uint64_t block                    # its first sequence
     cdef dict arrivals                     # (rings, destination) -> position: how far that worker's journal says that it has come
 
-    def __init__(self, Loop loop not None, owns):
+    def __init__(self, Worker loop not None, owns):
         self.loop = loop
         self.owns = owns
         self.foreign = []
@@ -162,7 +162,7 @@ cdef class Recovery:
         return message
 
     cdef Session open(self, list item, bint anew):
-        cdef Loop loop = self.loop
+        cdef Worker loop = self.loop
         cdef Session session = self.session(item)
         if self.homes is not None and self.homes.get(item[1]) != self.source:
             return None
@@ -208,7 +208,7 @@ cdef class Recovery:
 
     cdef int forget(self, Session session) except -1:
         """It has ended, and nothing of it is left."""
-        cdef Loop loop = self.loop
+        cdef Worker loop = self.loop
         cdef Subscription subscription
         for subscription in session.all_subscriptions():
             loop.unsubscribe(session, subscription.wire_filter, 0)
@@ -466,7 +466,7 @@ cdef class Recovery:
         cdef int taken = 0
         cdef list others
         self.take_own_ring(inbox)
-        self.loop.spill_source = spill_dir
+        self.loop.inlets.spill_source = spill_dir
         others = self.take_part(inbox.identity, worker)
         for producer, ring in enumerate(inbox.lanes):
             before = taken
@@ -481,13 +481,13 @@ cdef class Recovery:
                 taken += 1
                 try:
                     check_record(record, size)
-                    self.loop.on_record(producer, record, size)
+                    self.loop.inlets.on_record(producer, record, size)
                 except Exception as error:
-                    self.loop.record_failed(producer, error)
+                    self.loop.inlets.record_failed(producer, error)
             if taken > before:
                 self.note_taken(inbox.identity, producer, ring.taken())
         self.take_all(others)
-        self.loop.spill_source = self.loop.topology.spill_dir
+        self.loop.inlets.spill_source = self.loop.topology.spill_dir
         return taken
 
     cdef list take_part(self, rings, int worker):
@@ -503,8 +503,8 @@ cdef class Recovery:
                 session.ended = True
                 others.append(session)
         if self.homes is not None or takers:
-            self.loop.elsewhere = self.elsewhere
-            self.loop.heir = worker % self.loop.topology.workers == self.loop.number and not any(
+            self.loop.inlets.elsewhere = self.elsewhere
+            self.loop.inlets.heir = worker % self.loop.topology.workers == self.loop.number and not any(
                 [taker == worker % division.workers for taker, division in takers])
         return others
 
@@ -515,14 +515,14 @@ cdef class Recovery:
         if self.homes is not None:
             mark = self.loop.topology.workers << TAKERS_SHIFT | (self.loop.number + 1) << TAKER_SHIFT
             weights = bytes(self.loop.topology.division.weights) or None
-        self.loop.arrivals[rings, producer | mark] = position, weights
+        self.loop.durability.arrivals[rings, producer | mark] = position, weights
         return self.loop.recorder.consumed(rings, producer | mark, position, weights)
 
     cdef int take_all(self, list others) except -1:
         cdef Session session
         for session in others:
             session.ended = False
-        self.loop.elsewhere = None
+        self.loop.inlets.elsewhere = None
         return 0
 
     def note_connected(self) -> None:
@@ -569,7 +569,7 @@ cdef class Recovery:
                 return self.loop.deliver_locally(entry, publication, None)
             group, filter = field(item, 8), field(item, 9)
             if not self.loop.deliver_to_member(group, filter, item[6], publication):
-                self.loop.next_member(group, filter, item[6], message, item[7] + 1)
+                self.loop.inlets.next_member(group, filter, item[6], message, item[7] + 1)
         except Exception as error:
             self.loop.drop_failed("recovery", message.topic, error)
         return 0
@@ -607,7 +607,7 @@ cdef class Recovery:
     cdef int hold_again(self) except -1:
         """What waited for room in a ring or for its time waits again. If the number of workers has changed, each has those of the journals that its own
         takes the place of."""
-        cdef Loop loop = self.loop
+        cdef Worker loop = self.loop
         cdef Message message
         cdef Held held
         cdef set known = set()
@@ -659,7 +659,7 @@ cdef class Recovery:
         """Everybody serves. Connections that broke with their worker are over; what has run out meanwhile ends; messages for other
         workers that never left go now. inboxes: identity -> Inbox of the rings that there were."""
         cdef Session session
-        if self.loop.gate is not None or self.loop.number in self.forwarded:
+        if self.loop.durability.gate is not None or self.loop.number in self.forwarded:
             self.loop.recorder.arrived()   # or is forwarded again, behind this
         self.loop.outlets.unrepeatable = True
         for _, items in self.forwarded.get(self.loop.number, {}).values():

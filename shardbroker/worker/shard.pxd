@@ -154,8 +154,6 @@ cdef class Shard(Core):
     cdef bint hold_retained(self, bint refused, int error) except -1
     cdef int replay_some(self) except -1
     cdef int leave_some(self) except -1
-    # Whether this step of the pass has lasted long enough; the loop has a clock for it.
-    cdef bint step_is_over(self) noexcept
     cdef bint replay_session(self, Session session) except -1
 
 

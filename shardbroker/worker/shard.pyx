@@ -941,9 +941,6 @@ cdef class Shard(Core):
                 break                      # whose turn it would be is the first of the next pass
         return 0
 
-    cdef bint step_is_over(self) noexcept:
-        return False
-
     cdef bint replay_session(self, Session session) except -1:
         """False when nothing is left to replay for it."""
         cdef Message message

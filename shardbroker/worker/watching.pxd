@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.watcher cimport Watcher
 from shardbroker.worker.channel cimport Channel
-from shardbroker.worker.loop cimport Loop
+from shardbroker.worker.one_pass cimport Worker
 
 
 cdef class TopicCount:                     # of a topic or filter that somebody has registered
@@ -18,7 +18,7 @@ cdef class ClientCount:                    # of a client, within a window
 
 
 cdef class Watching(Watcher):
-    cdef Loop loop
+    cdef Worker loop
     # Traces. A trace is a bit; `numbers` says which one.
     cdef dict clients, users, peers        # bytes -> bits
     cdef list filters                      # (filter, bits)

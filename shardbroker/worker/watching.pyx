@@ -69,7 +69,7 @@ cdef list NAMES = [PacketType(number).name for number in range(16)]
 cdef class Watching(Watcher):
     """Of one worker."""
 
-    def __init__(self, Loop loop not None) -> None:
+    def __init__(self, Worker loop not None) -> None:
         self.loop = loop
         self.counted, self.loud_before = {}, None
         self.slow = None
@@ -169,7 +169,7 @@ cdef class Watching(Watcher):
 
     cdef bint put(self, object event) except -1:
         """Whether the manager's ring had room for it. Half of the ring is for others: has_room() counts what it is asked twice."""
-        cdef Loop loop = self.loop
+        cdef Worker loop = self.loop
         cdef Ring lane = loop.reporter.outlet().lane
         cdef bytes record = encode_record(TRACE, cbor2.dumps(event))
         if PyBytes_GET_SIZE(record) > lane.max_record() or not lane.has_room(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from shardbroker.worker.loop import Loop
+from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.recovery import Recovery
 from shm.counters import Counters
@@ -102,7 +102,7 @@ def recover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recover]:
         def replay(directory: Path) -> Outcome:
             gc.disable()  # as in a worker
             memory = MemoryWatch(counters, 0, 1, 0)
-            loop = Loop(topology, 0, counters, routes, retained, epochs, registry, inbox, memory)
+            loop = Worker(topology, 0, counters, routes, retained, epochs, registry, inbox, memory)
             recovery = Recovery(loop, lambda client_id: True)
             recovery.replay(directory, 0)
             return Outcome(recovery.records, len(recovery.damage), sum(one.error for one in recovery.damage), set(loop.sessions))

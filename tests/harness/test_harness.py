@@ -225,7 +225,7 @@ NOW = "2026-11-21T06:46:15.547+00:00"
         f'{NOW} INFO client gone client_id=a peer=[::1]:1 reason=0x83 side=server detail="internal error: KeyError(1)"',
         "Traceback (most recent call last):",
         "  + Exception Group Traceback (most recent call last):",
-        "Exception ignored in: 'shardbroker.worker.loop.Loop.run'",
+        "Exception ignored in: 'shardbroker.worker.one_pass.Worker.run'",
         "Fatal Python error: Segmentation fault",
         "malloc(): corrupted top size",
         "==17==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x6",

@@ -3,7 +3,7 @@
 import pytest
 from shardbroker.pubsub.subscriptions import Subscription
 from shardbroker.session.session import Session
-from shardbroker.worker.loop import Connection
+from shardbroker.worker.connection import Connection
 
 BYTES = {Connection: 328, Session: 176, Subscription: 56}
 """Size of an object as it is now. What only some clients need belongs into an object that only they have."""

@@ -1,0 +1,25 @@
+"""Answers of the access gate, and connections that are checked again when bans or rules have changed."""
+from libc.stdint cimport uint64_t
+
+from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.turn cimport Turn
+from shm.counters cimport Counters
+
+
+cdef class AccessChecks:
+    cdef Shard shard
+    cdef Turn turn
+    cdef Counters counters
+    cdef object gate                       # shardbroker.access.gate.Gate; None: nothing is checked
+    cdef int fd                            # answers arrive by it; -1: nothing is checked
+    cdef uint64_t seen                     # what Counters.access_generation was last
+    cdef list rechecking                   # connections that a reload of rules or bans has not reached yet
+    cdef bint rules_moved                  # rules have changed, too
+    cdef bint late                         # more questions are overdue than one step had room for
+
+    # Whether look() must not wait for its turn.
+    cdef bint is_due(self) noexcept
+    cdef int look(self) except -1
+    # As many as a step allows: a login that ends takes as long as hundreds of messages.
+    cdef int take_verdicts(self) except -1
+    cdef int give_verdict(self, waiter, verdict) except -1

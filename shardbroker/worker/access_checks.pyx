@@ -1,0 +1,79 @@
+"""Answers of the access gate; see access_checks.pxd."""
+
+from libc.stdint cimport uint32_t
+
+from shardbroker.worker.channel cimport CONNECTED
+from shardbroker.worker.connection cimport Connection
+from shm.posix cimport EPOLLIN
+
+from shardbroker.worker.access import Access
+
+__all__ = ["AccessChecks"]
+
+
+cdef class AccessChecks:
+    def __init__(self, Shard shard not None, Turn turn not None, Counters counters not None):
+        self.shard = shard
+        self.turn = turn
+        self.counters = counters
+        self.fd = -1
+        self.rechecking = []
+
+    def begin(self, gate) -> None:
+        """Clients and what they do are checked from now on; gate: shardbroker.access.gate.Gate."""
+        self.gate = self.shard.access_gate = gate
+        self.shard.auth, self.shard.acl = gate.auth, gate.acl
+        self.shard.access_type = Access
+        self.fd = gate.fileno()
+        self.seen = self.counters.access_generation_c()
+        self.shard.access_generation = <uint32_t>(self.seen >> 32)
+        self.turn.make_place(self.fd)
+        self.turn.listen_to(self.fd, EPOLLIN)
+
+    cdef int take_verdicts(self) except -1:
+        """As many as STEP_US allows: a login that ends takes as long as hundreds of messages."""
+        self.shard.begin_step()
+        for waiter, verdict in self.gate.take_verdicts():
+            self.give_verdict(waiter, verdict)
+            if self.shard.step_is_over():
+                break
+        return 0
+
+    cdef int give_verdict(self, waiter, verdict) except -1:
+        self.shard.budget = self.turn.budget
+        try:
+            waiter.on_verdict(verdict)
+        except Exception as error:
+            self.shard.log_failure("verdict lost", error)
+        return 0
+
+    cdef int look(self) except -1:
+        """Questions that were not answered in time, and what has changed since."""
+        cdef Connection connection
+        self.late = False
+        self.shard.begin_step()
+        for waiter, verdict in self.gate.overdue():
+            self.give_verdict(waiter, verdict)
+            if self.shard.step_is_over():
+                self.late = True           # a dead back end makes many late at once
+                break
+        if self.counters.access_generation_c() != self.seen:
+            self.seen = self.counters.access_generation_c()
+            self.rules_moved = self.shard.access_generation != <uint32_t>(self.seen >> 32) or (self.rechecking and self.rules_moved)
+            self.shard.access_generation = <uint32_t>(self.seen >> 32)
+            self.gate.reload(self.rules_moved)
+            self.shard.auth, self.shard.acl = self.gate.auth, self.gate.acl
+            self.rechecking = [connection for connection in self.turn.by_fd if connection is not None]
+        if self.rechecking:
+            self.shard.begin_step()
+            while self.rechecking and not self.shard.step_is_over():
+                connection = <Connection>self.rechecking.pop()
+                if connection.fd >= 0 and connection.state == CONNECTED:
+                    try:
+                        connection.recheck(self.rules_moved)
+                    except Exception as error:     # it must not go on with rights that it may not have any more
+                        connection.broken(error)
+        return 0
+
+    cdef bint is_due(self) noexcept:
+        return self.fd >= 0 and (self.late or self.counters.access_generation_c() != self.seen)

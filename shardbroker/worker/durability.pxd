@@ -1,0 +1,50 @@
+"""When what a pass has done is in the journal, and on the disk: docs/design/0002-durability.md.
+
+    pass: ... -> settle(): one block of the journal -> rings -> acknowledgements
+    from time to time a cycle writes every session again, some in each pass, so that old segments can go
+
+`behind`: the journal has not taken what has happened. Nothing that promises something leaves, and no record is taken from a ring.
+"""
+from libc.stdint cimport uint64_t
+
+from shardbroker.journal.writer cimport Writer
+from shardbroker.session.recorder cimport Recorder
+from shardbroker.worker.disk cimport DiskWatch
+from shardbroker.worker.gate cimport Gate
+from shardbroker.worker.outlets cimport RingOutlets
+from shardbroker.worker.shard cimport Shard
+from shm.ring cimport Inbox
+
+
+cdef class Durability:
+    cdef Shard shard
+    cdef RingOutlets rings
+    cdef Inbox inbox
+    cdef DiskWatch disk
+    cdef Gate gate                         # level `machine`: what waits for the disk; else None
+    cdef bint behind
+    cdef uint64_t settled                  # position of the journal that the last settle() came to
+    cdef list drained                      # lanes with records taken since the last release: (producer, Ring, Inbox)
+    cdef bint note_consumed                # records were taken whose sender wants the journal to say so
+    cdef dict arrivals                     # (rings, producer) -> (position, weights): records dealt with that came through older rings
+    cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
+    cdef list cycle_left                   # sessions still to be written in it; None between two
+    cdef uint64_t cycle_bytes              # journal.cycle_bytes
+    cdef uint64_t cycle_due_bytes          # of the journal, from which on the next one begins
+    cdef object retention                  # settings section
+
+    # All that this pass has done becomes one block of the journal: it has happened, or it has not.
+    cdef int settle(self) except -1
+    cdef int settle_synced(self, Writer writer) except -1
+    cdef int write_consumed(self) except -1
+    cdef int cycle_if_due(self) except -1
+    cdef int begin_cycle(self) except -1
+    # Writes the state of some more sessions; when all are through, what is older can go.
+    cdef int go_on_with_cycle(self) except -1
+    cdef int take_snapshots(self) except -1
+    cdef int write_arrivals(self) except -1
+    cdef int save_again(self, object left) except -1
+    cdef int watch_disk(self) except -1
+    # Router.hold_retained(), for the store of retained messages.
+    cdef bint retained_refused(self, bint refused, int error) except -1
+    cdef bint is_settled(self) except -1

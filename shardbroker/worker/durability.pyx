@@ -1,0 +1,208 @@
+"""What a pass has done becomes a block of the journal; see durability.pxd."""
+
+import time
+from contextlib import suppress
+from threading import Thread
+
+
+from shardbroker.session.session cimport Session
+from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT
+from shardbroker.worker.held cimport Held
+from shm.counters cimport JOURNAL_WRITE_MS, RETAINED_ERRNO_COUNT
+from shm.ring cimport Ring
+
+from shardbroker.journal import apply_retention, set_recovery_start
+
+__all__ = ["Durability"]
+
+cdef enum:
+    CYCLE_BYTES_A_PASS = 65536             # bytes of sessions written again in a pass
+
+
+cdef class Durability:
+    """counters: shm.counters.Counters. settings: of the whole broker."""
+
+    def __init__(self, Shard shard not None, RingOutlets rings not None, Inbox inbox, counters, settings):
+        self.shard = shard
+        self.rings = rings
+        self.inbox = inbox
+        self.drained = []
+        self.arrivals = {}
+        self.retention = settings.journal.retention
+        self.cycle_bytes = self.cycle_due_bytes = settings.journal.cycle_bytes
+        self.disk = DiskWatch(settings.durability, counters.slot(rings.number))
+
+    def keep_journal(self, Recorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
+        """What sessions must not lose goes there from now on. old_bytes, arrivals: what the journal has of before."""
+        self.shard.recorder = recorder
+        self.arrivals = arrivals
+        self.cycle_due_bytes = self.cycle_bytes - min(old_bytes, self.cycle_bytes)
+
+    def guard_outputs(self) -> None:
+        """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
+        cdef Ring ring
+        self.shard.retained.incarnation = self.shard.recorder.writer.incarnation
+        self.gate = self.rings.gate = Gate(
+            self.shard.recorder.writer, self.shard.retained, self.rings.lanes, self.rings.inboxes, self.rings.doorbells, self.rings.topology.workers)
+        for producer, ring in enumerate(self.inbox.lanes):
+            if ring.secure(ring.taken()):
+                self.rings.ring(producer)
+
+    def save_sessions(self) -> None:
+        """Every session goes into this journal as it is: some came from those of other workers."""
+        self.shard.recorder.next_cycle()         # the messages stand in other journals too
+        for session in self.shard.sessions.values():
+            self.shard.recorder.snapshot(<Session>session)
+        for held in (*self.shard.retry, *self.shard.delays.waiting.values()):
+            self.shard.record_held(<Held>held)
+
+    cdef int settle(self) except -1:
+        """All that this pass has done becomes one block of the journal: it has happened, or it has not."""
+        cdef Writer writer
+        if self.shard.recorder is None:
+            return 0
+        writer = self.shard.recorder.writer
+        if self.gate is not None:
+            return self.settle_synced(writer)
+        if writer.next_sequence != writer.durable or self.disk.stage:
+            if not self.behind:           # else it stands in the block that waits
+                self.write_consumed()
+            self.cycle_if_due()
+            writer.seal_c(self.shard.now_ms * 1000)
+            self.shard.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
+            if writer.error or self.disk.stage or writer.is_full():
+                self.watch_disk()
+        self.behind = writer.durable < writer.next_sequence and not (self.disk.goes_on and writer.error)
+        if self.shard.retained_retry_ms and self.shard.retained_changes:
+            self.behind = True            # nor may what is retained be promised
+        return 0
+
+    cdef int settle_synced(self, Writer writer) except -1:
+        """The same at level `machine`: the disk is asked to take it too, and what it has taken may go."""
+        if writer.next_sequence != self.settled or self.note_consumed:
+            self.note_consumed = False
+            self.write_consumed()
+            self.shard.recorder.synced()
+            self.settled = writer.next_sequence
+            self.cycle_if_due()
+        if writer.next_sequence != writer.durable:
+            writer.seal_c(self.shard.now_ms * 1000)
+            self.shard.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
+        if writer.error or self.disk.stage or writer.is_full():
+            self.watch_disk()
+        self.behind = writer.error != 0 or writer.is_full()
+        return self.gate.advance()
+
+    cdef int write_consumed(self) except -1:
+        """A successor that finds the records of this pass again knows by this that they were dealt with."""
+        cdef Ring ring
+        for producer, ring, inbox in self.drained:
+            self.shard.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken(), None)
+        return 0
+
+    cdef int cycle_if_due(self) except -1:
+        """Not before it serves: until then the journal has messages for other workers that only the recovery knows."""
+        if self.shard.recorder.writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.shard.serving:
+            return self.begin_cycle()
+        return 0
+
+    cdef int begin_cycle(self) except -1:
+        self.shard.recorder.next_cycle()
+        self.cycle_from = self.shard.recorder.writer.next_sequence
+        self.cycle_left = [*self.shard.sessions.values(), *self.shard.delays.waiting.values()]
+        return self.write_arrivals()
+
+    cdef int write_arrivals(self) except -1:
+        """How far rings were dealt with. Those of before included: a successor may find them, and after a power cut their producers ask."""
+        cdef Ring ring
+        for (rings, producer), (position, weights) in self.arrivals.items():
+            self.shard.recorder.consumed(rings, producer, position, weights)
+        for producer, ring in enumerate(self.inbox.lanes):
+            self.shard.recorder.consumed(self.inbox.identity, producer, ring.taken(), None)
+        return 0
+
+    cdef int save_again(self, object left) except -1:
+        """One session or delayed message, as it is now."""
+        if isinstance(left, Session):
+            return self.shard.recorder.snapshot(<Session>left)
+        return self.shard.record_held(<Held>left) if self.shard.delays.has(<Held>left) else 0
+
+    cdef int watch_disk(self) except -1:
+        """The disk does not take the journal, or did not until now."""
+        cdef int stage = self.disk.look(self.shard.recorder)
+        if stage == DISK_WITHOUT:
+            self.cycle_left = None
+        elif stage == DISK_AGAIN and self.shard.serving and self.cycle_left is None and not self.disk.written_anew:
+            self.begin_cycle()
+        self.shard.disk_full = stage == DISK_LIMIT or self.shard.retained_waiting > self.disk.limit
+        return 0
+
+    cdef bint retained_refused(self, bint refused, int error) except -1:
+        self.shard.counters[<int>RETAINED_ERRNO_COUNT] = <uint64_t>error
+        if self.shard.recorder is None:
+            return False
+        self.watch_disk()
+        return refused and not self.disk.goes_on
+
+    cdef int take_snapshots(self) except -1:
+        """Writes the state of some more sessions; when all are through, what is older can go."""
+        cdef Writer writer = self.shard.recorder.writer
+        cdef uint64_t begin = writer.pending_bytes(), end
+        if self.behind:
+            return 0
+        while self.cycle_left and writer.pending_bytes() - begin < <uint64_t>CYCLE_BYTES_A_PASS:
+            self.save_again(self.cycle_left.pop())
+        if not self.cycle_left:
+            self.cycle_left = None
+            for held in self.shard.retry:
+                self.shard.record_held(<Held>held)
+            position = self.cycle_from
+            self.shard.recorder.checkpoint(position)
+            if self.disk.stage:
+                self.disk.through(self.shard.recorder)
+            # Before it is settled, or the next one would begin there.
+            end = writer.pending_bytes()
+            self.cycle_due_bytes = end + max(self.cycle_bytes, 2 * (end - min(end, self.cycle_due_bytes)))
+            self.settle()
+            if self.gate is not None:
+                # What was forwarded before the cycle is looked for in the journal until it has arrived.
+                self.gate.when_arrived(lambda: self.forget_older(position))
+            elif writer.durable == writer.next_sequence:
+                self.forget_older(position)
+        return 0
+
+    def forget_older(self, position) -> None:
+        """What lies before this position of the journal is not needed any more."""
+        arguments = (self.shard.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None)
+        Thread(target=forget, args=arguments).start()
+
+    cdef int go_on_with_cycle(self) except -1:
+        try:
+            self.take_snapshots()
+        except Exception as error:         # nothing of the journal may be forgotten: the next cycle tries again
+            self.cycle_left = None
+            self.cycle_due_bytes = self.shard.recorder.writer.bytes_written + self.cycle_bytes
+            self.shard.log_failure("journal cycle given up", error)
+        return 0
+
+    cdef bint is_settled(self) except -1:
+        """Whether nothing of what has happened still waits for the disk."""
+        return not self.behind and (self.gate is None or self.gate.is_safe())
+
+    def close(self, double timeout_s) -> None:
+        """The worker ends: its journal is written to the end if the disk takes it in this time."""
+        if self.gate is not None:
+            if self.gate.all_arrived():
+                self.shard.recorder.arrived()      # the next start need not ask the others
+            if self.gate.retained is not None:
+                self.gate.retained.close()
+        if self.shard.recorder is not None:
+            self.shard.recorder.writer.close(timeout_s)
+
+
+def forget(directory, keep_from, age_s, most_bytes, sync) -> None:
+    """Everything before this position of a journal is known from what follows it. In a thread: it takes the disk some ms."""
+    with suppress(OSError):                # the next one tries again
+        set_recovery_start(directory, keep_from, sync=sync)        # before anything is removed
+        max_age_us = None if age_s == float("inf") else int(age_s * 1e6)
+        apply_retention(directory, keep_from, time.time_ns() // 1000, max_age_us, most_bytes)

@@ -1,0 +1,46 @@
+"""What comes from other processes by rings: record -> publication, as far as a pass has room for it.
+
+A record that was taken is given back to its producer in release_lanes(), once the journal has what it led to.
+"""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.worker.backpressure cimport Backpressure
+from shardbroker.worker.durability cimport Durability
+from shardbroker.worker.outlets cimport RingOutlets
+from shardbroker.worker.shard cimport Shard
+from shm.counters cimport Histogram
+from shm.records cimport RecordHeader
+from shm.ring cimport Inbox, Ring
+
+
+cdef class Inlets:
+    cdef Shard shard
+    cdef RingOutlets rings
+    cdef Durability durability
+    cdef Backpressure backpressure
+    cdef Inbox inbox
+    cdef Histogram hop_times
+    cdef list commands                     # of the manager, not carried out yet
+    cdef int draining_lane                 # process whose records are being dealt with
+    cdef Publication incoming              # of the ring record that is being delivered
+    cdef dict lane_lookups                 # producer -> look-ups of the topic of the record that its lane waits with
+    cdef object spill_source               # directory of spilled messages
+    cdef list spent                        # spilled messages that were read: files to be unlinked once they are safe
+    # While the rings of another number of workers are read, each by all workers: keys of sessions that others have now, and whether
+    # this worker is the one that looks after messages for members that no worker has. Else None.
+    cdef set elsewhere
+    cdef bint heir
+
+    cdef bint lanes_waiting(self) except -1
+    cdef int drain_lanes(self) except -1
+    cdef int drain_manager(self) except -1
+    cdef int drain_lane(self, int producer, Ring ring) except -1
+    cdef int take_records(self, int producer, Ring ring, int* taken) except -1
+    cdef int record_failed(self, int producer, object error) except -1
+    # False: its topic is still being looked up, and it has to be taken again in the next pass.
+    cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1
+    cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1
+    cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header)
+    cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1
+    cdef int release_lanes(self) except -1

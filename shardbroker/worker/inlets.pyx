@@ -1,0 +1,228 @@
+"""What comes from other processes by rings; see inlets.pxd."""
+
+from contextlib import suppress
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memcmp, memcpy
+
+from shardbroker.pubsub.topic_cache cimport TopicEntry
+from shardbroker.session.session cimport Session
+from shardbroker.worker.held cimport hold_for_group
+from shm.records cimport (
+    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_PAUSE, RECORD_SHARED, check_record,
+)
+
+from shm.spill import read_spilled
+
+__all__ = ["Inlets"]
+
+cdef enum:
+    RECORDS = 4096                         # ring records taken from one lane a pass
+    DRAIN_BUDGET = 8192                    # units of work in a pass for the records of all lanes
+
+
+cdef class Inlets:
+    """hop_times: shm.counters.Histogram of a worker."""
+
+    def __init__(self, Shard shard not None, RingOutlets rings not None, Durability durability not None, Backpressure backpressure not None,
+                 Inbox inbox, Histogram hop_times not None):
+        self.shard = shard
+        self.rings = rings
+        self.durability = durability
+        self.backpressure = backpressure
+        self.inbox = inbox
+        self.hop_times = hop_times
+        self.spill_source = rings.topology.spill_dir
+        self.incoming = Publication.__new__(Publication)
+        self.lane_lookups = {}
+        self.spent = []
+        self.commands = []
+
+    cdef int drain_lanes(self) except -1:
+        cdef int producer
+        if self.durability.behind:
+            return self.drain_manager()    # what cannot be kept stays in the rings, and so with those who publish
+        for producer in range(len(self.inbox.lanes)):
+            if producer != self.rings.number:
+                self.drain_lane(producer, self.inbox.lane(producer))
+        return 0
+
+    cdef int drain_manager(self) except -1:
+        """What the manager says of the broker waits for no disk: it tells of that disk. None of it needs to be exact."""
+        cdef Ring ring = self.inbox.lane(self.shard.reporter.manager)
+        cdef Py_ssize_t before = len(self.durability.drained)
+        self.drain_lane(self.shard.reporter.manager, ring)
+        del self.durability.drained[before:]
+        if ring.release():
+            self.rings.ring(self.shard.reporter.manager)
+        return 0
+
+    cdef int drain_lane(self, int producer, Ring ring) except -1:
+        cdef int taken = 0
+        self.shard.budget = DRAIN_BUDGET // len(self.inbox.lanes)
+        self.draining_lane = producer
+        while True:
+            try:
+                self.take_records(producer, ring, &taken)
+                break
+            except Exception as error:
+                self.record_failed(producer, error)
+        self.incoming.release()            # what it borrowed is about to be given back
+        if taken:
+            self.durability.drained.append((producer, ring, self.inbox))
+        elif ring.release():
+            self.rings.ring(producer)            # it waits for room that a predecessor gave back
+        return 0
+
+    cdef int take_records(self, int producer, Ring ring, int* taken) except -1:
+        """Goes on behind `taken` records of this pass: one that raised is counted among them."""
+        cdef const uint8_t* record
+        cdef uint32_t size
+        while taken[0] < RECORDS and self.shard.budget > 0:
+            self.shard.budget -= 1
+            record = ring.next(&size)
+            if record == NULL:
+                return 0
+            taken[0] += 1
+            if taken[0] == 1:              # the oldest of the batch
+                self.hop_times.record(<uint32_t>(<uint32_t>self.shard.read_clock() - (<const RecordHeader*>record).sent_us))
+            if not self.on_record(producer, record, size):
+                ring.untake(size)          # what is behind it waits, too
+                taken[0] -= 1
+                return 0
+        return 0
+
+    cdef int record_failed(self, int producer, object error) except -1:
+        """A record cannot be dealt with: its position in the ring is behind it."""
+        cdef bytes topic = b""
+        self.lane_lookups.pop(producer, None)
+        if self.incoming.topic != NULL:
+            topic = PyBytes_FromStringAndSize(<const char*>self.incoming.topic, self.incoming.topic_size)
+        return self.shard.drop_failed("ring", topic, error)
+
+    cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1:
+        """False: its topic is still being looked up, and it has to be taken again in the next pass."""
+        cdef RecordHeader header
+        cdef bytes contents
+        self.incoming.topic = NULL
+        memcpy(&header, record, sizeof(header))
+        if header.flags & FLAG_NOTED:
+            self.durability.note_consumed = True
+        if header.kind == RECORD_PAUSE:
+            self.backpressure.pause_client(PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.client_size))
+            return True
+        if header.kind == RECORD_COMMAND:
+            if self.shard.serving:               # whoever asked before that is gone
+                self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
+            return True
+        if header.flags & FLAG_SPILLED:
+            contents = self.read_spilled(record, &header)
+            if contents is None:
+                return True                # read before this worker was killed and started again
+            if not self.on_publish_record(producer, &header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header)):
+                self.spent.pop()           # it is read again
+                return False
+            return True
+        return self.on_publish_record(producer, &header, record + sizeof(header))
+
+    cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header):
+        """The whole record, which becomes `header` too; None if its file is gone. Raises OSError, ValueError."""
+        cdef bytes contents
+        try:
+            path, contents = read_spilled(
+                self.spill_source, PyBytes_FromStringAndSize(<const char*>record + sizeof(header[0]), header.topic_size))
+        except FileNotFoundError:
+            return None
+        self.spent.append(path)
+        check_record(<const uint8_t*>PyBytes_AS_STRING(contents), PyBytes_GET_SIZE(contents))
+        memcpy(header, PyBytes_AS_STRING(contents), sizeof(header[0]))
+        return contents
+
+    cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1:
+        cdef Publication publication = self.incoming
+        cdef TopicEntry entry = None
+        cdef bytes group, filter
+        cdef bint is_plain = header.kind != RECORD_SHARED and not header.flags & FLAG_ORIGINATE
+        publication.topic = body
+        publication.topic_size = header.topic_size
+        if is_plain:
+            entry = self.shard.cached(body, header.topic_size)
+            if entry is None:
+                entry = self.shard.resolve(body, header.topic_size, self.lane_lookups.setdefault(producer, []))
+                if entry is None:
+                    return False
+                self.lane_lookups.pop(producer)
+        publication.message = None
+        publication.logged = 0
+        body += header.topic_size
+        publication.properties = body
+        publication.properties_size = header.properties_size
+        body += header.properties_size
+        # A publisher's messages come many in a row: its id is made once for them.
+        if publication.client_id is None or <uint32_t>PyBytes_GET_SIZE(publication.client_id) != header.client_size \
+                or memcmp(PyBytes_AS_STRING(publication.client_id), body, header.client_size):
+            publication.client_id = PyBytes_FromStringAndSize(<const char*>body, header.client_size)
+        body += header.client_size
+        group = PyBytes_FromStringAndSize(<const char*>body, header.group_size)
+        body += header.group_size
+        filter = PyBytes_FromStringAndSize(<const char*>body, header.filter_size)
+        body += header.filter_size
+        publication.payload = body
+        publication.payload_size = header.payload_size
+        publication.qos = header.flags & FLAG_QOS
+        publication.retain = header.flags & FLAG_RETAIN
+        publication.payload_format = header.payload_format
+        publication.id_high = header.id_high
+        publication.id_low = header.id_low
+        publication.expires_ms = header.expires_ms
+        if self.shard.watch and not header.flags & FLAG_ORIGINATE:
+            self.shard.watcher.arrived(self.draining_lane, publication)
+        if header.kind == RECORD_SHARED:
+            if not self.shard.deliver_to_member(group, filter, header.member, publication):
+                self.next_member(group, filter, header.member, publication.keep(), header.attempts + 1)
+        elif is_plain:
+            self.shard.deliver_locally(entry, publication, None)
+        elif self.shard.serving:                 # else it is of a manager that is gone
+            self.shard.stamp(publication)
+            self.shard.publish_message(publication.keep(), None, 0)
+        return True
+
+    cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1:
+        """The member that another worker chose is gone: this worker tries the others, once it knows who they are."""
+        cdef Session member
+        if self.elsewhere is not None:
+            # Several workers read this ring, maybe not for the first time: another one has that member, or tries the others.
+            member = self.shard.by_key.get(failed)
+            if failed in self.elsewhere or (not self.heir if member is None else member.ended):
+                return 0
+        if not self.shard.serving or not self.shard.hand_on(group, filter, message, attempts, failed, None):
+            self.shard.hold(hold_for_group(message, group, filter, failed, attempts))
+        return 0
+
+    cdef bint lanes_waiting(self) except -1:
+        cdef uint32_t size
+        cdef Ring lane
+        for lane in self.inbox.lanes:
+            if lane is not None and lane.waiting():
+                return True
+        return False
+
+    cdef int release_lanes(self) except -1:
+        """The records taken in this pass are dealt with: their producers may have the room."""
+        cdef Ring ring
+        if self.durability.behind:
+            return 0
+        if self.durability.drained:
+            drained = self.durability.drained
+            self.durability.drained = []
+            for producer, ring, _ in drained:
+                if ring.release():
+                    self.rings.ring(<int>producer)
+                if self.durability.gate is not None:
+                    self.durability.gate.taken(<int>producer, ring)
+        if self.spent:
+            for path in self.spent:
+                with suppress(OSError):
+                    path.unlink()
+            self.spent = []
+        return 0

@@ -1,0 +1,17 @@
+"""New connections: a socket that an acceptor hands over becomes a Connection, and what was read of it is dealt with."""
+from acceptor.handover cimport Handover
+from shardbroker.worker.rates cimport Quotas
+from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.turn cimport Turn
+
+
+cdef class Intake:
+    cdef Shard shard
+    cdef Turn turn
+    cdef Quotas quotas
+    cdef dict channels                     # descriptor of the worker's end of a channel from an acceptor -> True
+    cdef public object mounted_connection  # makes the Connection of a client below a mount point, see mounted.pyx
+
+    # As many as a step allows.
+    cdef int accept_some(self, int channel) except -1
+    cdef int take_over(self, Handover handover) except -1

@@ -1,0 +1,54 @@
+"""The event loop of a worker: one thread, one core, level-triggered epoll.
+
+    wait -> read sockets, hand-overs and rings -> timers -> commit (routes, retained, SUBACK) -> journal -> rings -> flush sockets
+
+Each part has one owner:
+
+    Turn          buffer, budget and lists that connections share       Intake          sockets that acceptors hand over
+    Outlets       destinations, rings out                               Inlets          rings in
+    Durability    journal, cycles, syncs                                Backpressure    connections that are not read for a while
+    Reporter      events, log lines, registry                           AccessChecks    answers of the access gate
+"""
+from libc.stdint cimport uint64_t
+
+from shardbroker.worker.access_checks cimport AccessChecks
+from shardbroker.worker.backpressure cimport Backpressure
+from shardbroker.worker.durability cimport Durability
+from shardbroker.worker.inlets cimport Inlets
+from shardbroker.worker.intake cimport Intake
+from shardbroker.worker.outlets cimport RingOutlets
+from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.turn cimport Turn
+from shm.counters cimport Counters, Histogram
+from shm.posix cimport epoll_event
+
+
+cdef class Worker(Shard):
+    cdef readonly object topology
+    cdef readonly int number
+    cdef Counters counters_segment
+    cdef RingOutlets rings                 # the router's outlets
+    cdef Turn turn
+    cdef readonly Durability durability
+    cdef Backpressure backpressure
+    cdef Inlets inlets
+    cdef readonly Intake intake
+    cdef readonly AccessChecks access_checks
+    cdef public bint draining
+    cdef bint trim_due                     # something was done since memory was given back
+    cdef uint64_t trim_at_ms
+    cdef Histogram pass_times
+    cdef public object started             # callable once all workers serve: what recovered sessions have missed
+    cdef public object on_command          # callable(command) -> answer, see commands.pyx
+    cdef list answers                      # that the manager's ring had no room for yet
+
+    cdef int one_pass(self, int timeout_ms) except -1
+    cdef int send_all(self) except -1
+    cdef int serve_events(self, epoll_event* events, int count) except -1
+    cdef int run_timers(self) except -1
+    cdef int look_around(self) except -1
+    cdef int flush_sockets(self) except -1
+    cdef int flush_all(self, list dirty) except -1
+    cdef int carry_out_commands(self) except -1
+    cdef int send_answers(self) except -1
+    cdef int change_topics(self, settings) except -1
