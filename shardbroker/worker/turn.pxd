@@ -1,6 +1,6 @@
 """What a pass of the event loop lends its connections: a buffer, a share of the work, and lists of those that have to wait.
 
-A connection that cannot go on puts itself into a list; the pass (loop.pyx) or Backpressure takes it out again.
+A connection that cannot go on puts itself into a list; the pass (one_pass.pyx) or Backpressure takes it out again.
 """
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
