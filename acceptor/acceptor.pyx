@@ -199,7 +199,7 @@ cdef class Acceptor:
         self.workers = topology.workers
         self.owners = topology.division.owners
         self.counters = counters
-        self.process = topology.processes + number
+        self.process = topology.slot_of("acceptor", number)
         self.slot = counters.slot(self.process)
         self.idle_timeout_ms = <uint64_t>(topology.settings.mqtt.idle_timeout * 1000)
         self.max_packet = min(<uint32_t>topology.settings.mqtt.max_packet_size, <uint32_t>LOGIN_PACKET_MAX)

@@ -11,12 +11,9 @@ __all__ = ["run"]
 
 
 def run(topology: Topology, number: int) -> None:
-    """Accepts and hands over until SIGTERM; what can still be handed over then is, and TLS connections are served to their end.
-
-    Its counter slot and its state are those of process number `topology.processes + number`.
-    """
+    """Accepts and hands over until SIGTERM; what can still be handed over then is, and TLS connections are served to their end."""
     counters = Counters.attach(topology.counters_name)
-    slot = topology.processes + number
+    slot = topology.slot_of("acceptor", number)
     counters.reset_gauges(slot)
     acceptor = Acceptor(topology, number, counters)
 

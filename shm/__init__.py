@@ -1,5 +1,8 @@
 """What the processes of one broker share: theory of operation.
 
+    roles        the processes, a row for each kind: numbers, inboxes, titles, order of draining
+    destinations where a route leads: a kind and a number
+
     supervisor   creates all segments and the runtime directory before the first fork, removes them at the end (cleanup)
 
                  /dev/shm/shardbroker-<instance>/, see `runtime`        written by              read by
@@ -38,6 +41,6 @@ docs/ordering.md.
 """
 
 __all__ = [
-    "cleanup", "counters", "destinations", "epochs", "events", "partitions", "records", "registry", "retained", "ring",
+    "cleanup", "counters", "destinations", "epochs", "events", "partitions", "records", "registry", "retained", "ring", "roles",
     "routes", "runtime", "segment", "spill", "topology",
 ]  # fmt: skip

@@ -1,8 +1,4 @@
-"""What the supervisor lays out and every process inherits by fork: names, numbers and descriptors.
-
-Processes have numbers: worker w is w (0..workers-1), the manager is `workers`. The number names the process's inbox, its
-counter slot and its lane in everybody else's inbox.
-"""
+"""What the supervisor lays out and every process inherits by fork: names, numbers (roles.py) and descriptors."""
 
 import os
 from dataclasses import dataclass, field
@@ -11,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shm.partitions import Division
+from shm.roles import Place
 
 __all__ = ["COUNTERS", "INBOX", "RETAINED_DIR", "RINGS_DIR", "SPILL_DIR", "LeftOver", "ListenerSockets", "Topology"]
 
@@ -63,18 +60,14 @@ class Topology:
     runtime_dir: Path
     """On tmpfs, mode 0700, this user's own (shm/runtime.py): segments, LMDB environments, spilled messages."""
     data_dir: Path
-    workers: int
-    acceptors: int
-    cores: tuple[int, ...]
-    """Core of each worker."""
+    places: tuple[Place, ...]
+    """Of all processes that there may be, by slot."""
     weights: tuple[int, ...] = field(default=(), kw_only=True)
     """Of each worker's share of the sessions; none: all get the same."""
-    acceptor_cores: tuple[int, ...] = field(default=(), kw_only=True)
-    """That acceptors are kept to; empty: to none."""
     ring_bytes: int
     """Capacity of one lane, a power of two."""
     doorbells: tuple[int, ...]
-    """eventfd per process number; write 1 to wake it."""
+    """eventfd per process with an inbox; write 1 to wake it."""
     handover: tuple[tuple[tuple[int, int], ...], ...]
     control: tuple[tuple[int, int], ...]
     """SOCK_SEQPACKET pair per acceptor (supervisor's end, acceptor's end): listeners that come, change and go."""
@@ -114,25 +107,36 @@ class Topology:
         """Which worker has which sessions."""
         return Division(self.workers, self.weights)
 
+    def places_of(self, role: str) -> list[Place]:
+        """Returns the places of a role, by number."""
+        return [place for place in self.places if place.role.name == role]
+
     @property
+    def always_there(self) -> list[Place]:
+        """The places of processes that run under any settings."""
+        return [place for place in self.places if place.role.needed is None]
+
+    def slot_of(self, role: str, number: int = 0) -> int:
+        """Returns the slot of process `number` of a role, which is the number of its inbox too if it has one."""
+        return self.places_of(role)[number].slot
+
+    @cached_property
+    def workers(self) -> int:
+        return len(self.places_of("worker"))
+
+    @cached_property
+    def acceptors(self) -> int:
+        return len(self.places_of("acceptor"))
+
+    @cached_property
     def manager(self) -> int:
         """Process number of the manager."""
-        return self.workers
+        return self.slot_of("manager")
 
-    @property
+    @cached_property
     def processes(self) -> int:
-        """Processes with an inbox and a counter slot: workers and the manager."""
-        return self.workers + 1
-
-    @property
-    def integrations(self) -> int:
-        """Counter slot of the process integrations; it has no inbox."""
-        return self.processes + self.acceptors
-
-    @property
-    def api(self) -> int:
-        """Counter slot of the process of the REST API; it has no inbox."""
-        return self.integrations + 1
+        """Processes with an inbox, which have the numbers 0..processes-1."""
+        return sum(place.role.inbox for place in self.places)
 
     def inbox_name(self, process: int) -> str:
         """Path of a process's inbox."""

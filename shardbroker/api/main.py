@@ -70,7 +70,7 @@ async def _serve(topology: Topology) -> None:
         except OSError as error:
             complain(f"api.bind: cannot listen on {host}:{port}: {error.strerror or error}")
             listening = None
-        counters.set_state(topology.api, ProcessState.READY)  # MQTT waits for no address
+        counters.set_state(topology.slot_of("api"), ProcessState.READY)  # MQTT waits for no address
         while listening is None and not stopping.done():
             await asyncio.wait([stopping], timeout=RETRY_S)
             with suppress(OSError):
@@ -83,7 +83,7 @@ async def _serve(topology: Topology) -> None:
         raise SystemExit(1) from None
     finally:
         log.close()
-    counters.set_state(topology.api, ProcessState.DOWN)
+    counters.set_state(topology.slot_of("api"), ProcessState.DOWN)
 
 
 async def _open_accounts(topology: Topology, log: Log) -> Accounts:

@@ -1,6 +1,8 @@
 """The schema of the REST API."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -8,7 +10,10 @@ from shardbroker.config.listeners import parse_address
 from shardbroker.config.section import Section
 from shardbroker.config.units import Allowed, Duration
 
-__all__ = ["Api"]
+__all__ = ["Api", "needs_api"]
+
+PACKAGES = ("argon2", "fastapi", "httptools", "uvicorn")
+"""What the extra `api` brings; looked for before anything is started."""
 
 
 class Api(Section):
@@ -33,3 +38,14 @@ class Api(Section):
         if self.keyfile and not self.certfile:
             raise ValueError("allowed is keyfile only with certfile")
         return self
+
+    @property
+    def missing(self) -> str | None:
+        """What is to be installed before `bind` can be used, as a sentence; None: nothing."""
+        missing = [name for name in PACKAGES if find_spec(name) is None] if self.bind != "disabled" else []
+        return f"api.bind needs {', '.join(missing)}, which are not installed: pip install 'shardbroker[api]'" if missing else None
+
+
+def needs_api(settings: Any, listeners: Sequence[Any]) -> bool:
+    """Returns whether the process of the REST API runs."""
+    return bool(settings.api.bind != "disabled")

@@ -194,7 +194,7 @@ def build(planned: Plan, python: Path, at: Path, prefix: str) -> None:
 
 def _try(at: Path) -> None:
     """Whether all of the broker can be loaded from the copy. Raises CopyError."""
-    code = "from shardbroker.supervisor import Entries; Entries.real()"
+    code = "from shm.roles import ROLES, load; [load(role.entry) for role in ROLES if not role.loads_late]"
     done = subprocess.run([str(at / "bin" / "python"), "-I", "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]

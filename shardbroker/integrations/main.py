@@ -69,7 +69,8 @@ class _Service:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._counters = Counters.attach(topology.counters_name)
-        self._counters.set_state(topology.integrations, ProcessState.STARTING)
+        self._slot = topology.slot_of("integrations")
+        self._counters.set_state(self._slot, ProcessState.STARTING)
         self._generation = self._counters.access_generation
         self._settings = InForce(topology.runtime_dir, topology.settings)
         settings = self._settings()
@@ -91,7 +92,7 @@ class _Service:
         self._links = [_Link(self, worker, ends[1]) for worker, ends in enumerate(self._topology.access)]
         self._hooks.start(self._settings())
         watching = [asyncio.create_task(self._watch_changes()), asyncio.create_task(self._hooks.keep_state())]
-        self._counters.set_state(self._topology.integrations, ProcessState.READY)
+        self._counters.set_state(self._slot, ProcessState.READY)
         await stop.wait()
         for task in [*watching, *self._tasks]:
             task.cancel()
@@ -99,7 +100,7 @@ class _Service:
         await self._backends.close()
         self._stores.close()
         self._log.close()
-        self._counters.set_state(self._topology.integrations, ProcessState.DOWN)
+        self._counters.set_state(self._slot, ProcessState.DOWN)
 
     # --- questions ------------------------------------------------------------------------------------------------------------
 

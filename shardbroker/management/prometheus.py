@@ -78,12 +78,10 @@ def _shared(context: Context) -> Iterator[str]:
 
 def _processes(context: Context) -> Iterator[str]:
     counters, topology = context.counters, context.topology
-    places = [(f"worker-{number}", number) for number in range(topology.workers)]
-    places.append(("manager", topology.manager))
-    places += [(f"acceptor-{number}", topology.processes + number) for number in range(topology.acceptors)]
-    up = [({"process": name}, int(counters.state(slot) == ProcessState.READY)) for name, slot in places]
+    places = topology.always_there
+    up = [({"process": place.title}, int(counters.state(place.slot) == ProcessState.READY)) for place in places]
     yield from _family("process_up", "gauge", "Whether it serves.", up)
-    starts = [({"process": name}, counters.life(slot)[2]) for name, slot in places]
+    starts = [({"process": place.title}, counters.life(place.slot)[2]) for place in places]
     yield from _family("process_starts", "counter", "Times that it was started.", starts)
     uptime_s = (time.time_ns() // 1_000_000 - counters.life(topology.manager)[1]) / 1000
     yield from _family("uptime_seconds", "gauge", "Since the manager was started.", [({}, uptime_s)])

@@ -19,7 +19,6 @@ from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.hooks.plugins import PluginError, installed
 from shardbroker.integrations.building import build_authenticators, build_sources
 from shardbroker.supervisor.layout import StartError, chosen_cores, chosen_weights, usable_cores
-from shardbroker.supervisor.tree import missing_of_api
 
 __all__ = ["Finding", "look"]
 
@@ -131,9 +130,8 @@ def _api(settings: Settings) -> Iterator[Finding]:
     api = settings.api
     if api.bind == "disabled":
         return
-    missing = missing_of_api()
-    if missing:
-        yield Finding("api.bind", f"api.bind: must be disabled or have its libraries, got {api.bind!r}: {missing}")
+    if api.missing is not None:
+        yield Finding("api.bind", f"api.bind: must be disabled or have its libraries, got {api.bind!r}: {api.missing}")
     if api.certfile:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         problem = _problem(lambda: context.load_cert_chain(api.certfile, api.keyfile or None, ""))

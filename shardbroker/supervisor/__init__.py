@@ -11,6 +11,6 @@ process of a killed broker is gone, and its successor never cleans up beneath li
 """
 
 from shardbroker.supervisor.layout import StartError
-from shardbroker.supervisor.tree import Entries, Supervisor
+from shardbroker.supervisor.tree import Supervisor
 
-__all__ = ["Entries", "StartError", "Supervisor"]
+__all__ = ["StartError", "Supervisor"]

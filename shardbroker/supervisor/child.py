@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,10 @@ import multiprocess
 import psutil
 
 from shardbroker.supervisor.signals import StopSignals
+from shm.roles import Place, load
 from shm.topology import Topology
 
-__all__ = ["Child", "Entry"]
+__all__ = ["Child"]
 
 YOUNG_S = 5.0
 """A process that dies younger than this is restarted with a growing delay."""
@@ -23,19 +23,12 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 """From linux/prctl.h."""
 
-Entry = Callable[..., None]
-
 
 @dataclass
 class Child:
     """A place in the tree; processes come and go in it."""
 
-    title: str
-    entry: Entry
-    arguments: tuple[Any, ...]
-    slot: int
-    cores: tuple[int, ...] = ()
-    """That it is kept to; empty: to none."""
+    place: Place
     process: Any = None
     """None while no process fills the place."""
     restart_at: float | None = None
@@ -44,13 +37,19 @@ class Child:
     _started_at: float = 0.0
     _delay_s: float = 0.0
 
-    def start(self, signals: StopSignals) -> None:
+    @property
+    def title(self) -> str:
+        return self.place.title
+
+    @property
+    def slot(self) -> int:
+        return self.place.slot
+
+    def start(self, signals: StopSignals, topology: Topology) -> None:
         """Forks a process. Raises OSError if the system has no room for one."""
         self._started_at = time.monotonic()
         self.restart_at = None
-        process = multiprocess.get_context("fork").Process(
-            target=_run, args=(self.title, os.getpid(), self.entry, self.arguments, self.cores), name=self.title
-        )
+        process = multiprocess.get_context("fork").Process(target=_run, args=(self.place, os.getpid(), topology), name=self.title)
         with signals.held():
             process.start()
         self.process = process
@@ -95,15 +94,14 @@ def _signal_name(number: int) -> str:
         return str(number)  # real-time signals have no names
 
 
-def _run(title: str, parent: int, entry: Entry, arguments: tuple[Any, ...], cores: tuple[int, ...]) -> None:
+def _run(place: Place, parent: int, topology: Topology) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # the supervisor died in between, and nobody will tell us
     StopSignals.forget()
-    libc.prctl(PR_SET_NAME, f"sb-{title}".encode(), 0, 0, 0)
-    if cores:
-        psutil.Process().cpu_affinity(list(cores))
-    if isinstance(arguments[0], Topology):
-        arguments[0].close_listeners(arguments[1] if title.startswith("acceptor") else None)
-    entry(*arguments)
+    libc.prctl(PR_SET_NAME, f"sb-{place.title}".encode(), 0, 0, 0)
+    if place.cores:
+        psutil.Process().cpu_affinity(list(place.cores))
+    topology.close_listeners(place.number if place.role.accepts else None)
+    load(place.role.entry)(topology, *place.arguments)

@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +30,7 @@ from shm.files import sync_path
 from shm.noted import read_number, write_number
 from shm.partitions import Division
 from shm.retained_check import check_retained
+from shm.roles import ROLES, Cores, Role, lay_places
 from shm.runtime import find_runtime_dir, make_runtime_dir
 from shm.topology import RETAINED_DIR, Topology
 
@@ -78,7 +80,10 @@ def lock_data_dir(data_dir: Path) -> int:
     return lock
 
 
-def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None = None, held: HeldSockets | None = None) -> Topology:
+def lay_out(
+    settings: Settings, usable_cores: list[int], loaded: Loaded | None = None, held: HeldSockets | None = None,
+    roles: Sequence[Role] = ROLES,
+) -> Topology:  # fmt: skip
     """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError.
 
     After an error nothing is left of what was made.
@@ -87,10 +92,11 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
     data_dir = process.data_dir.resolve()
     instance = sha256(str(data_dir).encode()).hexdigest()[:12]
     killed = find_runtime_dir(instance)
-    cores = chosen_cores("process.worker_cores", process.worker_cores, usable_cores) or usable_cores
+    worker_cores = chosen_cores("process.worker_cores", process.worker_cores, usable_cores) or usable_cores
     acceptor_cores = chosen_cores("process.acceptor_cores", process.acceptor_cores, usable_cores)
-    workers = len(cores) if process.workers == "auto" else process.workers
-    acceptors = min(2, len(usable_cores)) if process.acceptors == "auto" else process.acceptors
+    places = lay_places(roles, settings, Cores(usable_cores, worker_cores, acceptor_cores))
+    workers, acceptors = (sum(place.role.name == name for place in places) for name in ("worker", "acceptor"))
+    inboxes = sum(place.role.inbox for place in places)
     keeps = settings.durability.level != "none"
     left_over = set_aside(killed) if keeps and killed is not None else ()
     written_by = journals_written_by(data_dir) if keeps else 0
@@ -115,13 +121,10 @@ def lay_out(settings: Settings, usable_cores: list[int], loaded: Loaded | None =
                 instance=instance,
                 runtime_dir=runtime_dir,
                 data_dir=data_dir,
-                workers=workers,
-                acceptors=acceptors,
-                cores=tuple(cores[i % len(cores)] for i in range(workers)),
+                places=places,
                 weights=weights,
-                acceptor_cores=tuple(acceptor_cores),
-                ring_bytes=_ring_bytes(process.ring_size, workers),
-                doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(workers + 1)),
+                ring_bytes=_ring_bytes(process.ring_size, inboxes),
+                doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(inboxes)),
                 access=tuple(_channel(undo) for _ in range(workers)),
                 events=tuple(_channel(undo) for _ in range(workers)),
                 handover=tuple(tuple(_channel(undo) for _ in range(workers)) for _ in range(acceptors)),
@@ -161,7 +164,7 @@ def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
 def _create_shared(topology: Topology) -> None:
     topology.rings_dir.mkdir(mode=0o700)
     topology.spill_dir.mkdir(mode=0o700)
-    Counters.create(topology.counters_name, topology.api + 1, LISTENERS_MAX)
+    Counters.create(topology.counters_name, len(topology.places), LISTENERS_MAX)
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)
@@ -234,9 +237,9 @@ def chosen_weights(text: str, workers: int) -> tuple[int, ...]:
     return weights
 
 
-def _ring_bytes(setting: int | str, workers: int) -> int:
+def _ring_bytes(setting: int | str, inboxes: int) -> int:
     """A power of two: the largest up to the setting."""
-    wanted = int(setting) if setting != "auto" else max(RING_MIN, min(RING_MAX, RINGS_TOTAL // (workers + 1) ** 2))
+    wanted = int(setting) if setting != "auto" else max(RING_MIN, min(RING_MAX, RINGS_TOTAL // inboxes**2))
     return 1 << (wanted.bit_length() - 1)
 
 

@@ -5,20 +5,18 @@ import resource
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from math import inf
 
 from multiprocess.connection import wait
 from shm.counters import Counters, ProcessState
 
 from shardbroker import __version__
-from shardbroker.access.gate import needs_integrations
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.exposed import exposures
 from shardbroker.config.live import in_force
-from shardbroker.supervisor.child import Child, Entry
+from shardbroker.supervisor.child import Child
 from shardbroker.supervisor.held import HeldSockets, SocketStore
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_written_by, tear_down, usable_cores
 from shardbroker.supervisor.listeners import Listeners
@@ -26,12 +24,12 @@ from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, 
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
 from shm.requests import answer, take_request
+from shm.roles import ROLES, Role, load
 from shm.runtime import distrusted
 from shm.topology import LeftOver, Topology
 
-__all__ = ["Entries", "Supervisor", "missing_of_api"]
+__all__ = ["Supervisor"]
 
-DRAIN_ORDER = ("worker", "acceptor", "api", "integrations", "manager")
 STOP_MARGIN_S = 5.0
 """What a stop takes besides waiting for processes, at most: files and segments are removed."""
 NO_PROGRESS_S = 60.0
@@ -44,42 +42,22 @@ FILES_S = 1.0
 """Between two looks at the TLS files of listeners; there is no look without any."""
 RELOAD_S = 30.0
 """How long the manager may take to read the configuration again, before the service manager is told that it is done with."""
-API_PACKAGES = ("argon2", "fastapi", "httptools", "uvicorn")
-"""What the extra `api` brings; looked for before anything is started."""
 DISTRUSTED_LINES = 10
 """Names in shared memory that belong to other users and are logged, at most."""
 READY_POLL_S = 0.02
 """Processes say that they are ready in shared memory, which cannot be waited on."""
 
 
-@dataclass(frozen=True)
-class Entries:
-    """What runs in the processes; tests put their own in."""
-
-    worker: Entry
-    acceptor: Entry
-    manager: Entry
-    integrations: Entry
-    api: Entry
-
-    @classmethod
-    def real(cls) -> "Entries":
-        """The broker's. Imported here, so that commands which start nothing do not load the data plane."""
-        from acceptor.main import run as acceptor
-        from shardbroker.integrations.main import run as integrations
-        from shardbroker.management.main import run as manager
-        from shardbroker.worker.main import run as worker
-
-        return cls(worker, acceptor, manager, integrations, _run_api)
-
-
 class Supervisor:
     """Runs a broker until SIGTERM or SIGINT. Each object runs once, in the main thread."""
 
-    def __init__(self, settings: Settings, entries: Entries | None = None, loaded: Loaded | None = None) -> None:
+    def __init__(self, settings: Settings, loaded: Loaded | None = None, roles: Sequence[Role] = ROLES) -> None:
         self._settings = settings
         self._loaded = loaded
-        self._entries = entries or Entries.real()
+        self._roles = roles
+        for role in roles:
+            if not role.loads_late:
+                load(role.entry)  # here and not earlier: commands which start nothing do not load the data plane
         self._ready = False
         self._exposures: list[str] = []
         self._left_over: tuple[LeftOver, ...] = ()
@@ -98,7 +76,7 @@ class Supervisor:
             lock = lock_data_dir(self._settings.process.data_dir)
             try:
                 _raise_descriptor_limit()
-                topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over())
+                topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over(), self._roles)
                 for path, problem in distrusted(topology.instance)[:DISTRUSTED_LINES]:
                     used = topology.runtime_dir
                     _say(f"shared memory name not trusted path='{path}' reason={problem!r} used='{used}'", "WARNING")
@@ -115,7 +93,7 @@ class Supervisor:
         return 0
 
     def _serve(self, topology: Topology) -> None:
-        self._children = self._places(topology)
+        self._children = self._children_to_start(topology)
         self._beats: dict[int, tuple[int, float]] = {}
         try:
             for child in self._children:
@@ -129,48 +107,34 @@ class Supervisor:
             self._drain()
             forget_left_over(self._left_over)  # there are some only if everybody was ready: it is all in the journals
 
-    def _places(self, topology: Topology) -> list[Child]:
-        entries = self._entries
-        workers = [Child(f"worker-{i}", entries.worker, (topology, i), i, (topology.cores[i],)) for i in range(topology.workers)]
-        manager = Child("manager", entries.manager, (topology,), topology.manager)
-        first = topology.processes
-        kept_to = topology.acceptor_cores
-        acceptors = [Child(f"acceptor-{i}", entries.acceptor, (topology, i), first + i, kept_to) for i in range(topology.acceptors)]
-        # An idle one would take memory for nothing: it runs where somebody is to be asked.
-        asked = needs_integrations(topology.settings, topology.settings.listeners.values())
-        missing = topology.settings.exhook.missing
-        if missing is not None:
-            raise StartError(missing)
-        api = []
-        if topology.settings.api.bind != "disabled":
-            problem = missing_of_api()
-            if problem:
-                raise StartError(problem)
-            api = [Child("api", entries.api, (topology,), topology.api)]
-        return [*workers, manager, *([self._integrations(topology)] if asked else []), *api, *acceptors]
+    def _children_to_start(self, topology: Topology) -> list[Child]:
+        settings = topology.settings
+        for section in (settings.exhook, settings.api):
+            if section.missing is not None:
+                raise StartError(section.missing)
+        listeners = [*settings.listeners.values()]
+        return [Child(place) for place in topology.places if place.role.is_needed(settings, listeners)]
 
-    def _integrations(self, topology: Topology) -> Child:
-        return Child("integrations", self._entries.integrations, (topology,), topology.integrations)
-
-    def _look_who_is_asked(self) -> None:
-        """Somebody is to be asked since listeners or settings have changed: the process for it is started, and then stays."""
+    def _start_what_is_needed(self) -> None:
+        """Starts processes that are needed since listeners or settings have changed; they stay then."""
         topology = self._listeners.topology
         settings = in_force(topology.runtime_dir, topology.settings)
-        there = any(child.title == "integrations" for child in self._children)
-        if not there and needs_integrations(settings, [one.settings for one in topology.listeners]):
-            child = self._integrations(topology)
-            self._children.append(child)
-            self._start(child)
+        listeners = [one.settings for one in topology.listeners]
+        there = {child.slot for child in self._children}
+        for place in topology.places:
+            if place.slot not in there and place.role.is_needed(settings, listeners):
+                child = Child(place)
+                self._children.append(child)
+                self._start(child)
 
     # --- watching -----------------------------------------------------------------------------------------------------------
 
     def _start(self, child: Child) -> None:
         self._counters.set_state(child.slot, ProcessState.STARTING)
-        child.arguments = (self._listeners.topology, *child.arguments[1:])
-        if child.entry is self._entries.acceptor:
-            self._listeners.acceptor_starts(child.arguments[1])
+        if child.place.role.accepts:
+            self._listeners.acceptor_starts(child.place.number)
         try:
-            child.start(self._signals)
+            child.start(self._signals, self._listeners.topology)
             self._counters.note_start(child.slot, child.process.pid, time.time_ns() // 1_000_000)
         except OSError as error:
             self._counters.set_state(child.slot, ProcessState.DOWN)
@@ -180,11 +144,9 @@ class Supervisor:
 
     def _running_acceptors(self) -> list[int]:
         return [
-            child.arguments[1]
+            child.place.number
             for child in self._children
-            if child.entry is self._entries.acceptor
-            and child.process is not None
-            and self._counters.state(child.slot) == ProcessState.READY
+            if child.place.role.accepts and child.process is not None and self._counters.state(child.slot) == ProcessState.READY
         ]
 
     def _answer_request(self, channel: int) -> None:
@@ -198,7 +160,7 @@ class Supervisor:
             return
         try:
             self._listeners.carry_out(request)
-            self._look_who_is_asked()
+            self._start_what_is_needed()
             self._warn_of_exposures()
             problem = ""
         except StartError as error:
@@ -266,11 +228,11 @@ class Supervisor:
 
     def _signs_of_life(self) -> dict[str, int]:
         """Of each process that clients wait for, a number that changes when its loop has turned or its recovery goes on."""
-        signs = {}
-        for child in self._children:
-            if child.entry in (self._entries.worker, self._entries.acceptor):
-                signs[child.title] = self._counters.recorded(child.slot, "pass_us") + self._counters.heartbeat(child.slot)
-        return signs
+        return {
+            child.title: self._counters.recorded(child.slot, "pass_us") + self._counters.heartbeat(child.slot)
+            for child in self._children
+            if child.place.role.watched
+        }
 
     def _status(self) -> str:
         down = [child.title for child in self._children if self._counters.state(child.slot) != ProcessState.READY]
@@ -280,7 +242,7 @@ class Supervisor:
 
     def _tell_manager_to_reload(self) -> None:
         """The manager knows what can change while the broker runs, and says in the log what has."""
-        manager = next(child for child in self._children if child.title == "manager")
+        manager = next(child for child in self._children if child.slot == self._listeners.topology.manager)
         self._notifier.reloading()
         self._reload_until = time.monotonic() + RELOAD_S
         if manager.process is None or self._counters.state(manager.slot) != ProcessState.READY:
@@ -374,19 +336,19 @@ class Supervisor:
     # --- draining -----------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Acceptors stop accepting, so that nobody new comes; workers send their clients away, over TLS by way of the acceptors;
-        the manager is last."""
+        """First no new clients are accepted; then the roles end in their order."""
         process = self._settings.process
-        for kind in ("acceptor", "worker"):
-            self._terminate(kind)
-            if kind == "acceptor":
-                self._await_no_more_clients()
-        for kind in DRAIN_ORDER:
-            group = self._alive(kind)
-            if kind in ("api", "integrations", "manager"):
-                self._terminate(kind)
-            patience_s = process.drain_timeout + (process.drain_time if kind == "worker" else 0.0)
-            for child in self._await_end(group, time.monotonic() + patience_s):
+        accepting = [child for child in self._children if child.place.role.accepts and child.process is not None]
+        for child in accepting:
+            child.terminate()
+        self._await_no_more_clients(accepting)
+        for order in sorted({role.drain_order for role in self._roles}):
+            group = [child for child in self._children if child.place.role.drain_order == order and child.process is not None]
+            for child in group:
+                if not child.place.role.accepts:
+                    child.terminate()
+            drain_time_s = process.drain_time if any(child.place.role.sends_away for child in group) else 0.0
+            for child in self._await_end(group, time.monotonic() + process.drain_timeout + drain_time_s):
                 _say(f"{child.title} (pid {child.process.pid}) did not stop in time and was killed")
                 child.kill()
             for child in group:
@@ -395,23 +357,14 @@ class Supervisor:
     def _longest_drain_s(self) -> float:
         """Acceptors stop accepting, then each group of processes ends in turn, and who does not is killed."""
         process = self._settings.process
-        return process.drain_time + process.drain_timeout * (1 + len(DRAIN_ORDER)) + STOP_MARGIN_S
+        steps = 1 + len({role.drain_order for role in self._roles})
+        return process.drain_time + process.drain_timeout * steps + STOP_MARGIN_S
 
-    def _alive(self, kind: str) -> list[Child]:
-        return [child for child in self._children if child.title.startswith(kind) and child.process is not None]
-
-    def _terminate(self, kind: str) -> None:
-        for child in self._alive(kind):
-            child.terminate()
-
-    def _await_no_more_clients(self) -> None:
+    def _await_no_more_clients(self, accepting: list[Child]) -> None:
         """Until every acceptor has stopped accepting, has ended, or time is up."""
         deadline = time.monotonic() + self._settings.process.drain_timeout
         while time.monotonic() < deadline and self._signals.count < 2:
-            if not any(
-                child.process.is_alive() and self._counters.state(child.slot) == ProcessState.READY
-                for child in self._alive("acceptor")
-            ):
+            if not any(child.process.is_alive() and self._counters.state(child.slot) == ProcessState.READY for child in accepting):
                 return
             time.sleep(READY_POLL_S)
 
@@ -428,18 +381,6 @@ class Supervisor:
                     if ended in alive:
                         self._counters.set_state(alive.pop(ended).slot, ProcessState.DOWN)  # others wait for what it sends
         return list(alive.values())
-
-
-def _run_api(topology: Topology) -> None:
-    from shardbroker.api import run  # in its own process alone: it loads a web server, and is an extra
-
-    run(topology)
-
-
-def missing_of_api() -> str:
-    """What is to be installed before `api.bind` can be used, as a sentence; empty: nothing."""
-    missing = [name for name in API_PACKAGES if find_spec(name) is None]
-    return f"api.bind needs {', '.join(missing)}, which are not installed: pip install 'shardbroker[api]'" if missing else ""
 
 
 def _raise_descriptor_limit() -> None:

@@ -20,6 +20,7 @@ from shm.counters import Counters, ProcessState
 
 from acceptor.main import run
 from shardbroker.config.listeners import Listener, ZoneLimiter
+from shm.roles import ROLES, Cores, lay_places
 from shm.topology import ListenerSockets, Topology
 
 WAIT_S = 20.0
@@ -35,7 +36,8 @@ class FakeBroker:
     def __init__(self, workers: int = 2, listener: dict[str, Any] | None = None, descriptors: int = 0, **mqtt: Any) -> None:
         entrance = Listener(**(listener or {}))
         limits = {"idle_timeout": 15.0, "max_packet_size": 1 << 20, "limiter": ZoneLimiter()}
-        settings = SimpleNamespace(mqtt=SimpleNamespace(**limits | mqtt), listeners={"default": entrance})
+        process = SimpleNamespace(workers=workers, acceptors=1)
+        settings = SimpleNamespace(process=process, mqtt=SimpleNamespace(**limits | mqtt), listeners={"default": entrance})
         self._stack = ExitStack()
         with ExitStack() as cleanup:
             listening = cleanup.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
@@ -52,9 +54,7 @@ class FakeBroker:
                 instance=f"test{uuid4().hex[:8]}",
                 runtime_dir=Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="shardbroker-test-"))),
                 data_dir=Path("/nonexistent"),
-                workers=workers,
-                acceptors=1,
-                cores=(0,) * workers,
+                places=lay_places(ROLES, settings, Cores((0,), (0,))),
                 ring_bytes=1 << 16,
                 doorbells=(),
                 handover=(tuple((near.fileno(), far.fileno()) for near, far in self.pairs),),
@@ -65,7 +65,7 @@ class FakeBroker:
                 settings=settings,
                 node_id=7,
             )
-            self.counters = Counters.create(self.topology.counters_name, self.topology.processes + 1)
+            self.counters = Counters.create(self.topology.counters_name, len(self.topology.places))
             cleanup.callback(self.counters.unlink)
             for worker in range(workers):
                 self.counters.set_state(worker, ProcessState.READY)
@@ -87,10 +87,10 @@ class FakeBroker:
         self.process.join()
 
     def state(self) -> int:
-        return int(self.counters.state(self.topology.processes))
+        return int(self.counters.state(self.topology.slot_of("acceptor")))
 
     def count(self, name: str) -> int:
-        return int(self.counters.of(self.topology.processes)[name])
+        return int(self.counters.of(self.topology.slot_of("acceptor"))[name])
 
     def connect(self) -> socket.socket:
         client = socket.create_connection(self.address, timeout=WAIT_S)

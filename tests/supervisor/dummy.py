@@ -11,37 +11,31 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from shm.counters import Counters, ProcessState
 
 from shardbroker.config import load
-from shardbroker.supervisor import Entries, StartError, Supervisor
+from shardbroker.supervisor import StartError, Supervisor
+from shm.roles import ROLES, Role
 from shm.topology import Topology
 
 
 class Dummies:
-    """The three entry points."""
+    """The entry points of all roles."""
 
     def __init__(self, behaviour: dict[str, str]) -> None:
         self._behaviour = behaviour
 
-    def worker(self, topology: Topology, number: int) -> None:
-        self._live(topology, f"worker-{number}", number)
+    def roles(self) -> list[Role]:
+        return [replace(role, entry=partial(self._live, role.name), loads_late=False) for role in ROLES]
 
-    def acceptor(self, topology: Topology, number: int) -> None:
-        self._live(topology, f"acceptor-{number}", topology.processes + number)
-
-    def manager(self, topology: Topology) -> None:
-        self._live(topology, "manager", topology.manager)
-
-    def integrations(self, topology: Topology) -> None:
-        self._live(topology, "integrations", topology.integrations)
-
-    def api(self, topology: Topology) -> None:
-        self._live(topology, "api", topology.api)
-
-    def _live(self, topology: Topology, title: str, slot: int) -> None:
+    def _live(self, name: str, topology: Topology, number: int = 0) -> None:
+        place = topology.places_of(name)[number]
+        title, slot = place.title, place.slot
         behaviour = self._behaviour.get(title, "obedient")
         note(topology.data_dir, title, "start", os.getpid(), *sorted(os.sched_getaffinity(0)))
         if behaviour == "stillborn":
@@ -64,15 +58,14 @@ def note(data_dir: Path, *words: object) -> None:
     os.close(descriptor)
 
 
-def main() -> int:
+def main(roles: Sequence[Role] = ()) -> int:
+    """Runs a broker of these roles, or of dummies."""
     given = json.loads(sys.argv[1])
     settings = load(None, None, given["set"], {"process.data_dir": given["data_dir"]}).settings
-    dummies = Dummies(given["behaviour"])
     before = set(os.listdir("/proc/self/fd"))
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
-        entries = Entries(dummies.worker, dummies.acceptor, dummies.manager, dummies.integrations, dummies.api)
-        code = Supervisor(settings, entries).run()
+        code = Supervisor(settings, roles=roles or Dummies(given["behaviour"]).roles()).run()
     except StartError as error:
         print(f"cannot start: {error}", file=sys.stderr)
         code = 1

@@ -117,7 +117,7 @@ def test_sys_topics() -> None:
 
 
 def test_a_rest_api_without_its_packages_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("shardbroker.supervisor.tree.find_spec", lambda name: None if name == "fastapi" else object())
+    monkeypatch.setattr("shardbroker.config.api.find_spec", lambda name: None if name == "fastapi" else object())
     asked = ["api.bind=127.0.0.1:0", "listeners.default.bind=127.0.0.1:0"]
     settings = load(None, None, asked, {"process.data_dir": tmp_path}).settings
     with pytest.raises(StartError, match=r"needs fastapi, .* pip install 'shardbroker\[api\]'"):

@@ -24,6 +24,7 @@ from shardbroker.supervisor.child import BACKOFF_MAX_S, YOUNG_S, Child
 from shardbroker.supervisor.layout import lay_out, lock_data_dir, tear_down
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
+from shm.roles import ROLES, Place
 
 pytestmark = pytest.mark.own_broker
 
@@ -38,9 +39,10 @@ def leftovers(data_dir: Path) -> list[Path]:
 
 
 class Tree:
-    """tests.supervisor.dummy as a process of its own; a context manager that cleans up in any case."""
+    """tests.supervisor.dummy as a process of its own, or a program like it; a context manager that cleans up in any case."""
 
-    def __init__(self, settings: tuple[str, ...] = (), **behaviour: str) -> None:
+    def __init__(self, settings: tuple[str, ...] = (), program: str = "tests.supervisor.dummy", **behaviour: str) -> None:
+        self._program = program
         self.data_dir = Path(tempfile.mkdtemp(prefix="shardbroker-test-"))
         self._given = {
             "data_dir": str(self.data_dir),
@@ -51,7 +53,7 @@ class Tree:
 
     def __enter__(self) -> "Tree":
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.supervisor.dummy", json.dumps(self._given)],
+            [sys.executable, "-m", self._program, json.dumps(self._given)],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -212,7 +214,7 @@ def test_a_signal_while_it_starts_is_a_clean_end(tree: Callable[..., Tree]) -> N
 
 
 def test_backoff_ends_at_its_longest_and_begins_anew_after_a_long_life() -> None:
-    child = Child("worker-0", lambda: None, (), 0)
+    child = Child(Place(ROLES[0], 0, 0))
     delays = [child.plan_restart(0.1) for _ in range(10)]
     assert delays == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5])
     assert delays[-1] == BACKOFF_MAX_S

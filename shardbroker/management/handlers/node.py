@@ -16,7 +16,7 @@ from shardbroker.control.losses import losses, lost
 from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params
 from shardbroker.management.context import Context, handles
 from shardbroker.management.prometheus import render
-from shm.topology import Topology
+from shm.roles import Place
 
 SEAL_S = 3.0
 """How long a journal may take to be sealed."""
@@ -38,7 +38,7 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
         "workers": topology.workers,
         "workers_ready": sum(state == ProcessState.READY for state in states),
         "acceptors": topology.acceptors,
-        "acceptor_cores": list(topology.acceptor_cores),
+        "acceptor_cores": list(topology.places_of("acceptor")[0].cores),
         "connections": totals["connections.count"],
         "sessions": totals["sessions.count"],
         "subscriptions": totals["subscriptions.count"] + totals["subscriptions.shared.count"],
@@ -68,24 +68,20 @@ async def prometheus(context: Context, params: Params) -> str:
 
 @handles("workers list")
 async def list_workers(context: Context, params: Params) -> dict[str, Any]:
-    topology = context.topology
-    places = [(f"worker-{number}", number) for number in range(topology.workers)]
-    places.append(("manager", topology.manager))
-    places += [(f"acceptor-{number}", topology.processes + number) for number in range(topology.acceptors)]
-    return {"data": [process_row(context, name, slot) for name, slot in places], "cursor": None}
+    return {"data": [process_row(context, place) for place in context.topology.always_there], "cursor": None}
 
 
-def process_row(context: Context, name: str, slot: int) -> dict[str, Any]:
-    topology = context.topology
-    pid, started_ms, starts = context.counters.life(slot)
-    values = context.counters.of(slot)
+def process_row(context: Context, place: Place) -> dict[str, Any]:
+    is_worker = place.role.name == "worker"
+    pid, started_ms, starts = context.counters.life(place.slot)
+    values = context.counters.of(place.slot)
     return {
-        "name": name,
-        "state": ProcessState(context.counters.state(slot)).name.lower(),
+        "name": place.title,
+        "state": ProcessState(context.counters.state(place.slot)).name.lower(),
         "pid": pid,
-        "core": topology.cores[slot] if slot < topology.workers else None,
-        "cores": _cores(topology, slot),
-        "weight": topology.division.weight(slot) if slot < topology.workers else None,
+        "core": place.cores[0] if is_worker else None,
+        "cores": list(place.cores),
+        "weight": context.topology.division.weight(place.number) if is_worker else None,
         "started_at": started_ms,
         "starts": starts,
         "connections": values["connections.count"],
@@ -95,13 +91,6 @@ def process_row(context: Context, name: str, slot: int) -> dict[str, Any]:
         "messages_received": values["messages.received"],
         "messages_sent": values["messages.sent"],
     }
-
-
-def _cores(topology: Topology, slot: int) -> list[int]:
-    """That a process is kept to; none: it may run on all of the broker's."""
-    if slot < topology.workers:
-        return [topology.cores[slot]]
-    return list(topology.acceptor_cores) if topology.processes <= slot < topology.processes + topology.acceptors else []
 
 
 @handles("load")
@@ -127,7 +116,7 @@ def worker_load(context: Context, worker: int) -> dict[str, Any]:
     lanes = enumerate(context.workers.outboxes[worker].lanes)
     return {
         "worker": worker,
-        "core": context.topology.cores[worker],
+        "core": context.topology.places[worker].cores[0],
         "weight": context.topology.division.weight(worker),
         "pid": pid,
         "state": ProcessState(context.counters.state(worker)).name.lower(),

@@ -1,0 +1,120 @@
+"""The processes of a broker, a row for each kind: numbers, slots, inboxes, lanes, titles and the order of draining follow from it.
+
+Processes are numbered in the order of the table, those with an inbox before the others. The number of a process is that of its
+counter slot and, with an inbox, also that of the inbox, of its doorbell and of its lane in every inbox. Workers come first, since
+the number of a worker is its destination in the route table too (destinations.pxd).
+
+A new kind of process is a row and an entry point: docs/design/0004-a-new-kind-of-process.md.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+__all__ = ["ROLES", "Cores", "Place", "Role", "lay_places", "load"]
+
+
+class Cores(NamedTuple):
+    """Numbers of CPU cores: those that the broker may run on, and those chosen for workers and for acceptors."""
+
+    usable: Sequence[int]
+    workers: Sequence[int]
+    """Never empty: worker w runs on number w of them, and from the first one again when there are more workers."""
+    acceptors: Sequence[int] = ()
+    """Empty: acceptors run on any usable core."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """A kind of process. Functions are named as `module:function`, so that a row loads nothing by itself."""
+
+    name: str
+    entry: str | Callable[..., None]
+    """Runs the process until SIGTERM: `entry(topology)`, or `entry(topology, number)` if the row has a count. In its counter
+    slot it sets the state READY, and DOWN at the end."""
+    drain_order: int
+    """Rows end in this order; the supervisor sends SIGTERM to a row when all rows with a lower one have ended."""
+    inbox: bool = False
+    count: Callable[[Any, Cores], int] | None = None
+    """How many there are, from the settings and the cores, titled <name>-0 and so on; None: one, titled <name>."""
+    cores: Callable[[Cores, int], Sequence[int]] = lambda cores, number: ()
+    """Those that process `number` is kept to; empty: to none."""
+    needed: str | None = None
+    """`needed(settings, listeners)`: whether the process runs. A process that becomes needed is started, and then stays."""
+    loads_late: bool = False
+    """The entry point is loaded in its own process alone, not before the fork: an extra that may be missing."""
+    accepts: bool = False
+    """Has the listening sockets with its number. Draining begins with these, which leave the state READY."""
+    sends_away: bool = False
+    """Sends its clients away over `process.drain_time`, beside the time that every process has to end."""
+    watched: bool = False
+    """Records its passes (`pass_us`): one that makes none is what the service manager's watchdog looks for."""
+
+    def is_needed(self, settings: Any, listeners: Sequence[Any]) -> bool:
+        """Whether its processes run under these settings and settings of listeners."""
+        return self.needed is None or bool(load(self.needed)(settings, listeners))
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one process of a role has, whichever process fills the place."""
+
+    role: Role
+    number: int
+    """Among those of its role."""
+    slot: int
+    """Among all processes: see the head of this module."""
+    cores: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.role.name if self.role.count is None else f"{self.role.name}-{self.number}"
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """What the entry point gets beside the topology."""
+        return () if self.role.count is None else (self.number,)
+
+
+def _workers(settings: Any, cores: Cores) -> int:
+    return len(cores.workers) if settings.process.workers == "auto" else int(settings.process.workers)
+
+
+def _acceptors(settings: Any, cores: Cores) -> int:
+    return min(2, len(cores.usable)) if settings.process.acceptors == "auto" else int(settings.process.acceptors)
+
+
+ROLES = (
+    Role(
+        "worker", "shardbroker.worker.main:run", drain_order=10, inbox=True, count=_workers,
+        cores=lambda cores, number: (cores.workers[number % len(cores.workers)],), sends_away=True, watched=True,
+    ),
+    Role("manager", "shardbroker.management.main:run", drain_order=50, inbox=True),
+    Role("integrations", "shardbroker.integrations.main:run", drain_order=40, needed="shardbroker.access.gate:needs_integrations"),
+    Role("api", "shardbroker.api.main:run", drain_order=30, needed="shardbroker.config.api:needs_api", loads_late=True),
+    # Over TLS clients are sent away by way of the acceptors, which end after the workers for that.
+    Role(
+        "acceptor", "acceptor.main:run", drain_order=20, count=_acceptors, cores=lambda cores, number: cores.acceptors,
+        accepts=True, watched=True,
+    ),
+)  # fmt: skip
+"""In the order in which they are started."""
+
+
+def lay_places(roles: Sequence[Role], settings: Any, cores: Cores) -> tuple[Place, ...]:
+    """Returns the places of all processes, by slot."""
+    places: list[Place] = []
+    for role in sorted(roles, key=lambda role: not role.inbox):
+        for number in range(1 if role.count is None else role.count(settings, cores)):
+            places.append(Place(role, number, len(places), tuple(role.cores(cores, number))))
+    return tuple(places)
+
+
+def load(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function by its `module:function`, or the function itself. Raises ImportError, AttributeError."""
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
