@@ -54,16 +54,21 @@ class Child:
             process.start()
         self.process = process
 
-    def bury(self, was_ready: bool) -> str:
-        """After its process ended: says how, and plans the restart."""
+    def bury(self, was_ready: bool, signed_off: bool) -> tuple[str, str]:
+        """After its process ended: plans the restart; returns the level and text of a log line.
+
+        signed_off: the process had done all that it does when it is told to end.
+        """
         self.process.join()
         pid, code, age = self.process.pid, self.process.exitcode, time.monotonic() - self._started_at
         self.process.close()
         self.process = None
-        self.failed_starts = 0 if was_ready else self.failed_starts + 1
+        ordered = signed_off and code == 0
+        self.failed_starts = 0 if was_ready or ordered else self.failed_starts + 1
         delay_s = self.plan_restart(age)
         cause = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-        return f"{self.title} (pid {pid}) died of {cause} after {age:.1f} s; restart in {delay_s:g} s"
+        end = "ended as ordered" if ordered else f"died of {cause}"
+        return "INFO" if ordered else "ERROR", f"{self.title} (pid {pid}) {end} after {age:.1f} s; restart in {delay_s:g} s"
 
     def plan_restart(self, age_s: float) -> float:
         """Sets when to try again after a process that lived for `age_s`; returns the delay."""

@@ -258,12 +258,14 @@ class Supervisor:
             self._plan_status()
 
     def _bury(self, child: Child) -> None:
-        was_ready = self._counters.state(child.slot) == ProcessState.READY
+        state = self._counters.state(child.slot)
         # Before anything else: acceptors hold new connections of a worker that is down.
         self._counters.set_state(child.slot, ProcessState.DOWN)
         # Its connections went with it, and must not stand in the way of those that come back.
         self._counters.reset_gauges(child.slot)
-        _say(child.bury(was_ready))
+        # A process that is told to end says DOWN itself, as the last thing.
+        level, text = child.bury(state == ProcessState.READY, state == ProcessState.DOWN)
+        _say(text, level)
         self._give_up_on(child)
 
     def _give_up_on(self, child: Child) -> None:

@@ -3,7 +3,8 @@
     python -m tests.supervisor.dummy '{"data_dir": ..., "set": [...], "behaviour": {"worker-0": "stubborn"}}'
 
 Each process appends lines to `events` in the data directory. Behaviours: "obedient" (default) becomes ready and ends on SIGTERM;
-"stubborn" does not end; "stillborn" exits with code 3 before it is ready; "lame" is ready and exits with code 4 at once.
+"stubborn" does not end; "stillborn" exits with code 3 before it is ready; "lame" is ready and exits with code 4 at once, and
+"deserter" with code 0.
 """
 
 import json
@@ -42,13 +43,15 @@ class Dummies:
             sys.exit(3)
         signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else signal.default_int_handler)
         try:
-            Counters.attach(topology.counters_name).set_state(slot, ProcessState.READY)
-            if behaviour == "lame":
-                sys.exit(4)
+            counters = Counters.attach(topology.counters_name)
+            counters.set_state(slot, ProcessState.READY)
+            if behaviour in ("lame", "deserter"):
+                sys.exit(4 if behaviour == "lame" else 0)
             while True:
                 time.sleep(60)
         except KeyboardInterrupt:
             note(topology.data_dir, title, "stop")
+            counters.set_state(slot, ProcessState.DOWN)
 
 
 def note(data_dir: Path, *words: object) -> None:

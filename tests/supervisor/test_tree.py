@@ -157,6 +157,26 @@ def test_a_killed_process_is_restarted_and_the_others_go_on(tree: Callable[..., 
     assert len(running.errors().splitlines()) == 1
 
 
+@pytest.mark.parametrize("title", ["worker-1", "acceptor-0", "manager"])
+def test_a_process_that_is_ordered_to_end_has_not_died(tree: Callable[..., Tree], title: str) -> None:
+    running = tree()
+    running.ready()
+    pid = running.pid(title)
+    os.kill(pid, signal.SIGTERM)
+    running.until(lambda: len(running.events(title, "start")) == 2)
+    assert re.fullmatch(rf"\S+ INFO supervisor {title} \(pid {pid}\) ended as ordered after \S+ s; restart in 0 s\n", running.errors())
+    assert running.end() == 0
+    assert len(running.errors().splitlines()) == 1
+
+
+def test_a_process_that_ends_without_an_order_has_died(tree: Callable[..., Tree]) -> None:
+    running = tree(worker_0="deserter")
+    running.until(lambda: len(running.events("worker-0", "start")) > 2)
+    assert "ERROR supervisor worker-0 (pid " in running.errors() and "died of exit code 0" in running.errors()
+    assert "ended as ordered" not in running.errors()
+    assert running.end() == 0
+
+
 def test_a_process_that_dies_again_and_again_waits_longer_each_time(tree: Callable[..., Tree]) -> None:
     running = tree()
     running.ready()
