@@ -261,7 +261,10 @@ class _Manager:
             self._complain(f"integrations may be missing: {asking.exception()}")
 
     def _prepare(self, settings: Settings) -> None:
-        """Rules of a file are put where workers read them. Raises ControlError."""
+        """Rules of a file are put where workers read them if settings name other ones; those of the same file are read again by a
+        reload only, in all workers. Raises ControlError."""
+        if settings.acl == self._configuration.settings.acl:
+            return
         try:
             publish_rules(settings, self._topology.runtime_dir)
         except FileError as error:

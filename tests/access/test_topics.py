@@ -1,11 +1,14 @@
 """What clients may publish and subscribe: rules in files, of users, after a reload, after a session is resumed."""
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
+from shardbroker.control import Control, ControlError
 from tests.access.guarded import Guarded
-from tests.harness import until, wire
+from tests.harness import client_id_on, until, wire
 from tests.harness.wire import Will
 
 pytestmark = pytest.mark.own_broker
@@ -133,6 +136,36 @@ def test_a_reload_ends_subscriptions_that_are_not_allowed_any_more(ruled: Guarde
         with pytest.raises(AccessError, match=r"line 1: .*ends within a rule"):
             ruled.admin.reload()
         assert sub.subscribe("shared/x", check=False).codes == (NOT_AUTHORIZED,), "the rules before it stay"
+
+
+@pytest.mark.parametrize("how", ["config reload", "acl reload", "SIGHUP"])
+def test_a_changed_file_of_rules_is_read_again_though_no_setting_has_changed(ruled: Guarded, how: str) -> None:
+    with ruled.client("c") as client, Control(ruled.data_dir) as control:
+        assert client.publish("other", b"", 1).code == NOT_AUTHORIZED  # type: ignore[union-attr]
+        (ruled.folder / "acl.conf").write_text("{allow, all}.\n")
+        if how == "SIGHUP":
+            os.kill(ruled.pid, signal.SIGHUP)
+        else:
+            control.ask(how)
+        until(lambda: client.publish("other", b"", 1).code != NOT_AUTHORIZED)  # type: ignore[union-attr]
+        (ruled.folder / "acl.conf").write_text("{allow, all")
+        if how != "SIGHUP":
+            with pytest.raises(ControlError, match=r"line 1: .*ends within a rule"):
+                control.ask(how)
+        assert client.publish("other", b"", 1).code != NOT_AUTHORIZED  # type: ignore[union-attr]
+
+
+def test_another_setting_does_not_bring_a_changed_file_of_rules_into_some_workers(ruled: Guarded) -> None:
+    """The next worker that started would have read it, and the others not."""
+    with Control(ruled.data_dir) as control:
+        before = control.ask("workers list")["data"][0]["starts"]
+        (ruled.folder / "acl.conf").write_text("{allow, all}.\n")
+        control.ask("config set", key="mqtt.max_inflight", value="7")
+        control.ask("workers restart", worker=0)
+        until(lambda: (row := control.ask("workers list")["data"][0])["starts"] > before and row["state"] == "ready")
+        for worker in range(2):
+            with ruled.client(client_id_on(worker, 2, "c")) as client:
+                assert client.publish("other", b"", 1).code == NOT_AUTHORIZED, f"worker {worker}"  # type: ignore[union-attr]
 
 
 def test_a_resumed_session_keeps_only_what_is_allowed(ruled: Guarded) -> None:

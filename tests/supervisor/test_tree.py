@@ -164,7 +164,8 @@ def test_a_process_that_is_ordered_to_end_has_not_died(tree: Callable[..., Tree]
     pid = running.pid(title)
     os.kill(pid, signal.SIGTERM)
     running.until(lambda: len(running.events(title, "start")) == 2)
-    assert re.fullmatch(rf"\S+ INFO supervisor {title} \(pid {pid}\) ended as ordered after \S+ s; restart in 0 s\n", running.errors())
+    line = rf"\S+ INFO supervisor {title} \(pid {pid}\) ended as ordered after \S+ s; restart in 0 s\n"
+    assert re.fullmatch(line, running.errors())
     assert running.end() == 0
     assert len(running.errors().splitlines()) == 1
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from shardbroker.control.verbs import ConfigGet, ConfigReset, ConfigSet, ConfigUpdate, Params
 from shardbroker.management.context import Context, handles
+from shardbroker.management.handlers.access import admin
 
 
 @handles("config get")
@@ -28,11 +29,14 @@ async def reset_value(context: Context, params: ConfigReset) -> dict[str, Any]:
 
 @handles("config reload")
 async def reload(context: Context, params: Params) -> dict[str, Any]:
-    return await in_workers(context, await context.configuration.reload())
+    done = await context.configuration.reload()
+    with admin(context) as access:
+        access.reload()
+    return await in_workers(context, done, files=True)
 
 
-async def in_workers(context: Context, done: dict[str, Any]) -> dict[str, Any]:
+async def in_workers(context: Context, done: dict[str, Any], files: bool = False) -> dict[str, Any]:
     """`done` once it holds in every worker that serves, so that whoever gets this answer may count on it. Workers that do not come
-    to it in time are named in `workers_behind`."""
-    behind = await context.workers.caught_up() if done["applied"] else []
+    to it in time are named in `workers_behind`. files: rules and passwords were read again, though no setting may have changed."""
+    behind = await context.workers.caught_up() if done["applied"] or files else []
     return done | {"workers_behind": behind} if behind else done
