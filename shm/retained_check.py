@@ -17,8 +17,8 @@ from shm.retained import MAP_BYTES, RetainedStore, read_whole
 
 __all__ = ["check_retained"]
 
-PAGE, TXNID_AT = 4096, 144
-"""Bytes of a page, and where in a meta page the number of the transaction stands (MDB_meta of LMDB 0.9)."""
+PAGE, LAST_PAGE_AT, TXNID_AT = 4096, 136, 144
+"""Bytes of a page, and where in a meta page the file's last page and the number of the transaction stand (MDB_meta of LMDB 0.9)."""
 BATCH = 1000
 """Messages copied in one transaction: those of the last one are lost if the process dies of a damaged page."""
 
@@ -30,12 +30,13 @@ def check_retained(path: Path) -> str | None:
         os.rename(clean, path)  # a check before this one was killed when only that was left to do
     if not (path / "data.mdb").exists():
         return None
+    as_of = "" if _metas_fit(path / "data.mdb") else ", perhaps as they were before the last change"
     problem = _in_child(lambda: _read(path))
-    if problem is None:
+    if problem is None and not as_of:
         return None
+    problem = problem or "the numbers of its last two changes do not follow one another"
     shutil.rmtree(clean, ignore_errors=True)
     _salvage(path, clean)
-    as_of = ""
     if not (clean / "data.mdb").exists() or _in_child(lambda: _is_not_empty(clean)) is not None:
         # The root page itself: the state before the last change has another one, and its pages are all there still.
         older = path.with_name(f"{path.name}.older")
@@ -66,6 +67,22 @@ def _is_not_empty(path: Path) -> None:
     with RetainedStore(path) as store:
         if next(store.whole_messages(backwards=False), None) is None:
             raise ValueError("empty")
+
+
+def _metas_fit(file: Path) -> bool:
+    """Whether the two meta pages are those of successive transactions; the lowest bit of a number says which page it takes.
+
+    The greater number wins. With a wrong one that may be the state before, which is sound: reading it finds nothing.
+    """
+    with file.open("rb") as opened:
+        pages = [os.pread(opened.fileno(), PAGE, page * PAGE) for page in (0, 1)]
+    numbers = [int.from_bytes(page[TXNID_AT : TXNID_AT + 8], "little") for page in pages]
+    last_pages = [int.from_bytes(page[LAST_PAGE_AT : LAST_PAGE_AT + 8], "little") for page in pages]
+    if numbers == [0, 0]:
+        return True  # nothing was ever written
+    newer = numbers[1] > numbers[0]
+    follow = abs(numbers[0] - numbers[1]) == 1 and numbers[0] % 2 == 0
+    return follow and last_pages[newer] >= last_pages[not newer]  # a file never gets shorter
 
 
 def _copy_older(file: Path, target: Path) -> None:
