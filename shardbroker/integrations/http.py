@@ -15,7 +15,7 @@ from yarl import URL
 
 from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, SettingError, allow, deny
 from shardbroker.access.placeholders import Template, values_of
-from shardbroker.integrations.connecting import read_body
+from shardbroker.integrations.connecting import PLAIN, read_body
 
 __all__ = ["HttpAuthenticator", "HttpAuthorizer", "HttpService"]
 
@@ -45,6 +45,7 @@ class HttpService:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._section.pool_size),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                headers=PLAIN,
                 auto_decompress=False,
             )
         fields = {key: _sendable(text) for key, template in self._body.items() if (text := template.fill(values)) is not None}
@@ -61,7 +62,7 @@ class HttpService:
         ):
             if answer.status != 200:
                 return answer.status, None
-            return 200, _parsed(await read_body(answer.content, self._section.max_answer_size))
+            return 200, _parsed(await read_body(answer, self._section.max_answer_size))
 
     async def close(self) -> None:
         if self._session is not None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes
 
 from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, SettingError, allow, deny
 from shardbroker.access.placeholders import Template, values_of
-from shardbroker.integrations.connecting import read_body
+from shardbroker.integrations.connecting import PLAIN, read_body
 
 __all__ = ["Tokens"]
 
@@ -111,10 +111,10 @@ class Tokens:
         try:
             async with (
                 asyncio.timeout(self._section.timeout),
-                aiohttp.ClientSession() as session,
+                aiohttp.ClientSession(headers=PLAIN, auto_decompress=False) as session,
                 session.get(self._section.endpoint, allow_redirects=False) as answer,
             ):
-                body = await read_body(answer.content, JWKS_MAX_BYTES)
+                body = await read_body(answer, JWKS_MAX_BYTES)
             self._keys = {key.key_id: key for key in jwt.PyJWKSet.from_json(body.decode()).keys}
             self._problem = ""
         except Exception as error:

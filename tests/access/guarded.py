@@ -101,6 +101,8 @@ class Answers:
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.answer: Callable[[str, dict[str, Any]], tuple[int, bytes] | None] = lambda path, fields: (204, b"")
+        self.compresses = False
+        """Whether answers are compressed for clients that take it, as web servers in front of a service do."""
         self.port = 0
         self.released = threading.Event()
 
@@ -125,7 +127,10 @@ def http_server() -> Iterator[Answers]:
         if answer is None:
             await stop.wait()
             return web.Response(status=500)
-        return web.Response(status=answer[0], body=answer[1], content_type="application/json")
+        response = web.Response(status=answer[0], body=answer[1], content_type="application/json")
+        if answers.compresses:
+            response.enable_compression()
+        return response
 
     async def serve() -> None:
         app = web.Application()

@@ -215,6 +215,23 @@ def test_http(service: Answers) -> None:
         assert asked[0]["X-Token"] == "t0ken" and asked[0]["X-Client"] == "h1"
 
 
+def test_a_server_that_compresses_for_those_who_take_it(service: Answers) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = {**jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "k0"}
+    service.answer = lambda path, fields: result(keys=[public]) if path == "/jwks" else result(result="allow")
+    service.compresses = True
+    secrets = (
+        f'[auth.http]\nurl = "{service.url}"\n[acl.http]\nurl = "{service.url}"\n'
+        f'[auth.jwt]\nalgorithm = "public-key"\nendpoint = "{service.url}/jwks"\n'
+    )
+    with Guarded({"auth.chain": ["jwt", "http"], "acl.sources": ["http"]}, secrets=secrets, workers=1) as broker:
+        with broker.client("c1", username="ada", password="secret") as ada:
+            assert ada.publish("x", b"", 1).code == 0x10  # type: ignore[union-attr]
+        broker.client("c2", username="ada", password=jwt.encode({}, key, "ES256", headers={"kid": "k0"})).close()
+    assert {path for path, _, _ in service.asked} == {"/", "/jwks"}
+    assert {headers.get("Accept-Encoding") for _, headers, _ in service.asked} == {"identity"}
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [(200, b"{"), (200, b"[]"), (200, b'{"result": "perhaps"}'), (302, b""), (200, b'"' + b"x" * 100_000), None],

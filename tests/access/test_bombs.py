@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -26,10 +27,15 @@ GROWTH_MAX = 50_000_000
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 
 
-def bomb() -> bytes:
+def compressed(body: bytes, encoding: bytes = b"gzip") -> bytes:
+    """An answer that is compressed, though that was not asked for."""
+    body = gzip.compress(body, 1)
+    return HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (encoding, len(body)) + body
+
+
+def bomb(start: bytes = b'{"result": "allow", "more": "') -> bytes:
     """A small body that unpacks to BOMB_BYTES."""
-    body = gzip.compress(b'{"result": "allow", "more": "' + bytes(BOMB_BYTES) + b'"}', 1)
-    return HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    return compressed(start + b" " * BOMB_BYTES + b'"}')
 
 
 @pytest.fixture
@@ -91,9 +97,42 @@ def test_a_jwks_of_more_than_a_megabyte_is_a_failure(server: tuple[socket.socket
 
     for size, failure in ((1 << 20, "BackendError"), (1000, "PyJWKSetError")):
         body = b'{"keys": [], "x": "' + b"x" * size + b'"}'
-        answers[:] = [HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body]
-        with pytest.raises(BackendError, match=failure):
+        for answer in (HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body, compressed(body)):
+            answers[:] = [answer]
+            with pytest.raises(BackendError, match=failure):
+                asyncio.run(ask())
+    answers[:] = [bomb(b'{"keys": [], "x": "')]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BackendError, match="BackendError"):
             asyncio.run(ask())
+        assert tracemalloc.get_traced_memory()[1] < GROWTH_MAX
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "refused"), [(b"gzip", ""), (b"br", "content encoding 'br'"), (b"gzip, gzip", "content encoding 'gzip, gzip'")]
+)
+def test_a_small_answer_that_is_compressed_though_that_was_not_asked_for(
+    server: tuple[socket.socket, list[bytes]], encoding: bytes, refused: str
+) -> None:
+    listening, answers = server
+    answers.append(compressed(b'{"result": "allow"}', encoding))
+    section = load(None, None, [f"auth.http.url={url_of(listening)}"]).settings.auth.http
+
+    async def ask() -> tuple[int, object]:
+        service = HttpService(section, "auth.http")
+        try:
+            return await service.ask({})
+        finally:
+            await service.close()
+
+    if refused:
+        with pytest.raises(BackendError, match=refused):
+            asyncio.run(ask())
+    else:
+        assert asyncio.run(ask()) == (200, {"result": "allow"})
 
 
 def test_a_redirect_is_not_followed(server: tuple[socket.socket, list[bytes]]) -> None:
