@@ -1,7 +1,9 @@
 """Counters and gauges: one slot array per process, written by that process alone, summed by readers."""
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-# The one table of counters. Names and groups follow EMQX's metrics; the dotted names stand in counters.pyx, in this order.
+# The one table of counters: a row here, and the place that counts it. What is shown of it is derived: its dotted name from the name
+# (counters.pyx, GROUPS), its kind (a gauge ends in _COUNT), its meaning in docs/counters.md from the comment. Names and groups follow
+# EMQX's metrics. Rows may be put anywhere; only the three of QOS0, QOS1 and QOS2 stay together, as they are counted by QoS.
 cpdef enum Counter:
     BYTES_RECEIVED                         # from sockets of clients
     BYTES_SENT                             # to them
@@ -66,7 +68,7 @@ cpdef enum Counter:
     DELIVERY_DROPPED_EXPIRED               # its Message Expiry Interval was over
     CLIENT_CONNECTED                       # let in
     CLIENT_DISCONNECTED                    # of these, gone again, whoever ended it
-    CLIENT_CLOSED_MALFORMED                # bad input, by reason
+    CLIENT_CLOSED_MALFORMED                # a malformed packet
     CLIENT_CLOSED_PROTOCOL_ERROR           # well-formed, and against the rules of MQTT
     CLIENT_CLOSED_TOO_LARGE                # above mqtt.max_packet_size, or more than an acceptor keeps
     CLIENT_CLOSED_IDLE_TIMEOUT             # no CONNECT in time
@@ -108,20 +110,20 @@ cpdef enum Counter:
     PACKETS_PUBLISH_QUOTA_EXCEEDED         # refused, as its listener's clients, or all, publish more than they may together
     OVERLOAD_RATE_PAUSED                   # times that a client was not read any more, as it sends faster than its listener allows
     MESSAGES_DELAYED                       # taken to be published later
-    CONNECTIONS_COUNT                      # gauges from here on
+    CONNECTIONS_COUNT                      # open connections
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT                    # those that are not shared
     SUBSCRIPTIONS_SHARED_COUNT
     RETAINED_COUNT
     INFLIGHT_COUNT                         # deliveries under way, not acknowledged
     MQUEUE_COUNT                           # deliveries that wait in queues
-    DELAYED_COUNT                                # messages that wait for their time
-    MEMORY_BYTES_COUNT                           # private memory of a worker
-    OVERLOAD_LEVEL_COUNT                         # as worker/memory.pxd has it: all workers come to the same
-    JOURNAL_PENDING_COUNT                        # bytes that wait for a disk that refuses
-    JOURNAL_STAGE_COUNT                          # as worker/disk.pxd has it
-    JOURNAL_ERRNO_COUNT                          # what the disk says; 0: all is well
-    RETAINED_ERRNO_COUNT                         # the same about retained messages
+    DELAYED_COUNT                          # messages that wait for their time
+    MEMORY_BYTES_COUNT                     # private memory of a worker
+    OVERLOAD_LEVEL_COUNT                   # as worker/memory.pxd has it: all workers come to the same
+    JOURNAL_PENDING_COUNT                  # bytes that wait for a disk that refuses
+    JOURNAL_STAGE_COUNT                    # as worker/disk.pxd has it
+    JOURNAL_ERRNO_COUNT                    # what the disk says; 0: all is well
+    RETAINED_ERRNO_COUNT                   # the same about retained messages
     COUNTER_MAX
 
 

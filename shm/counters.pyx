@@ -10,7 +10,6 @@ again, gauges and the state do not.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.string cimport memset
 
 from shm.atomic cimport sb_add, sb_fence, sb_load, sb_store
 from shm.quota cimport SharedBucket
@@ -19,7 +18,7 @@ from enum import IntEnum
 
 from shm import segment
 
-__all__ = ["GAUGES", "HISTOGRAMS", "NAMES", "RETAINED", "CounterSlot", "Counters", "Histogram", "ProcessState"]
+__all__ = ["GAUGES", "HISTOGRAMS", "NAMES", "Counter", "CounterSlot", "Counters", "Histogram", "ProcessState"]
 
 cdef extern from * nogil:
     """
@@ -60,41 +59,39 @@ class ProcessState(IntEnum):
     """A worker whose clients are gone, with all that came of them on its way: it takes what others send, and passes on what is not for it."""
 
 
-NAMES = (
-    "bytes.received", "bytes.sent", "packets.received", "packets.sent", "packets.connect.received", "packets.connack.sent",
-    "packets.connack.error", "packets.connack.auth_error", "packets.publish.received", "packets.publish.sent", "packets.publish.error",
-    "packets.publish.auth_error",
-    "packets.puback.received", "packets.puback.sent", "packets.puback.missed", "packets.pubrec.received",
-    "packets.pubrec.sent", "packets.pubrec.missed", "packets.pubrel.received", "packets.pubrel.sent",
-    "packets.pubrel.missed", "packets.pubcomp.received", "packets.pubcomp.sent", "packets.pubcomp.missed",
-    "packets.subscribe.received", "packets.subscribe.error", "packets.subscribe.auth_error", "packets.suback.sent", "packets.unsubscribe.received",
-    "packets.unsuback.sent", "packets.pingreq.received", "packets.pingresp.sent", "packets.disconnect.received",
-    "packets.disconnect.sent", "packets.auth.received", "packets.auth.sent", "messages.received", "messages.sent", "messages.qos0.received",
-    "messages.qos1.received", "messages.qos2.received", "messages.qos0.sent", "messages.qos1.sent", "messages.qos2.sent",
-    "messages.acked", "messages.forward", "messages.dropped", "messages.dropped.no_subscribers",
-    "messages.dropped.hook", "messages.dropped.outdated", "messages.dropped.await_pubrel_timeout", "messages.dropped.receive_maximum",
-    "messages.dropped.failed", "delivery.dropped",
-    "delivery.dropped.no_local", "delivery.dropped.too_large", "delivery.dropped.qos0_msg", "delivery.dropped.queue_full",
-    "delivery.dropped.output_full", "delivery.dropped.overload", "delivery.dropped.expired", "client.connected",
-    "client.disconnected", "client.closed.malformed",
-    "client.closed.protocol_error", "client.closed.too_large", "client.closed.idle_timeout", "client.closed.keepalive",
-    "client.closed.not_connect", "client.closed.refused", "client.closed.max_connections",
-    "client.closed.access_rules", "client.closed.proxy", "client.closed.tls", "client.closed.upgrade",
-    "client.closed.websocket", "client.closed.overload", "client.closed.kicked", "client.closed.reset", "session.created", "session.resumed",
-    "session.takenover", "session.discarded", "session.terminated", "events.dropped", "retained.dropped",
-    "overload.output_stopped", "overload.publishers_paused", "journal.refused", "journal.given_up", "journal.not_captured",
-    "journal.write_ms",
-    "authentication.success", "authentication.success.anonymous", "authentication.failure", "authentication.unavailable",
-    "authorization.allow", "authorization.deny", "authorization.nomatch", "authorization.superuser", "client.banned", "client.flapping",
-    "packets.publish.quota_exceeded", "overload.rate_paused", "messages.delayed", "connections.count",
-    "sessions.count", "subscriptions.count", "subscriptions.shared.count", "retained.count",
-    "inflight.count", "mqueue.count", "delayed.count", "memory.bytes.count", "overload.level.count", "journal.pending.count",
-    "journal.stage.count", "journal.errno.count", "retained.errno.count",
-)
-"""Dotted names of the counters, in the order of the enum `Counter`."""
+GROUPS = frozenset({
+    "authentication", "authentication.success", "authorization", "bytes", "client", "client.closed", "delivery", "delivery.dropped",
+    "events", "journal", "messages", "messages.dropped", "messages.qos0", "messages.qos1", "messages.qos2", "overload", "packets",
+    "packets.auth", "packets.connack", "packets.connect", "packets.disconnect", "packets.pingreq", "packets.pingresp", "packets.puback",
+    "packets.pubcomp", "packets.publish", "packets.pubrec", "packets.pubrel", "packets.suback", "packets.subscribe",
+    "packets.unsuback", "packets.unsubscribe", "retained", "session",
+})
+"""What a counter's dotted name may begin with, up to its last dot. A counter of a new group takes a line here too."""
 
-GAUGES = NAMES[CONNECTIONS_COUNT:]
-"""The ones that go down as well: they start at 0 again with their process."""
+GAUGE = "_COUNT"
+"""Rows that end so are gauges: they go down as well, and start at 0 again with their process."""
+
+
+def dotted(str row not None) -> str:
+    """The name that users see: PACKETS_CONNACK_AUTH_ERROR -> packets.connack.auth_error. Raises ValueError for a group that is not known."""
+    cdef list words = row.lower().split("_")
+    if row.endswith(GAUGE):
+        return ".".join(words)
+    for size in range(len(words) - 1, 0, -1):
+        group = ".".join(words[:size])
+        if group in GROUPS:
+            return f"{group}.{'_'.join(words[size:])}"
+    raise ValueError(f"counter {row}: none of its words make a group of GROUPS")
+
+
+cdef dict ROWS = {row: int(number) for row, number in (<object>Counter).__members__.items() if number < <int>COUNTER_MAX}
+
+NAMES = tuple([dotted(row) for row in ROWS])
+"""Dotted names of the counters: that of `Counter.X` is `NAMES[Counter.X]`."""
+
+GAUGES = tuple([dotted(row) for row in ROWS if row.endswith(GAUGE)])
+
+cdef list GAUGE_NUMBERS = [number for row, number in ROWS.items() if row.endswith(GAUGE)]
 
 HISTOGRAMS = ("ring.hop_us", "pass_us")
 """Measures with a histogram per process, in microseconds: a record's way through a ring, one pass of a worker's loop."""
@@ -241,7 +238,10 @@ cdef class Counters:
         """A process that died or starts again has no connections."""
         cdef ListenerSockets* sockets = self.sockets_of(number)
         cdef int listener
-        memset(<uint8_t*>self.at(number) + LINE + CONNECTIONS_COUNT * 8, 0, (COUNTER_MAX - CONNECTIONS_COUNT) * 8)
+        cdef uint64_t* values = <uint64_t*>(<uint8_t*>self.at(number) + LINE)
+        cdef int gauge
+        for gauge in GAUGE_NUMBERS:
+            values[gauge] = 0
         for listener in range(self.listeners):
             sockets[listener].balance -= sockets[listener].here
             sockets[listener].here = 0
@@ -383,7 +383,3 @@ cdef class Counters:
     def unlink(self) -> None:
         """Removes the segment's name."""
         segment.unlink(self.name)
-
-
-RETAINED = <int>RETAINED_COUNT
-"""Number of the gauge `retained.count`, which the manager keeps."""

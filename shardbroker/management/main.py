@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import uvloop
-from shm.counters import HISTOGRAMS, RETAINED, Counters, ProcessState
+from shm.counters import HISTOGRAMS, Counter, Counters, ProcessState
 from shm.epochs import Epochs
 from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, KIND_FLAPPING, EventError, kind_of, unpack_event
 from shm.records import ANSWER, DAMAGE, EVENT, NOTE, TRACE, encode_publish, note_of, open_record
@@ -396,7 +396,7 @@ class _Manager:
 
     def _count_retained(self) -> None:
         """The gauge: workers write into one store, and none of them knows what the others have added."""
-        self._slot.add(RETAINED, self._retained.count() - self._counters.of(self._topology.manager)["retained.count"])
+        self._slot.add(Counter.RETAINED_COUNT, self._retained.count() - self._counters.of(self._topology.manager)["retained.count"])
 
     async def _watch(self) -> None:
         """Looks for alarms, and waits for nobody in telling them."""

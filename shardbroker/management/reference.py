@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shm.counters import GAUGES, NAMES
+from shm.counters import GAUGES, NAMES, Counter
 
 import shm
 from shardbroker.control.losses import LOSSES, NO_LOSSES
@@ -41,8 +41,6 @@ Counters of dropped messages that are no losses:
 
 | counter | why |
 |---|---|"""
-SECTIONS = {"client.closed.malformed": "a malformed packet", "connections.count": "open connections"}
-"""Where the comment there is about what follows."""
 _ENTRY = re.compile(r"^    ([A-Z][A-Z0-9_]+) *(?:# (.*))?$", re.MULTILINE)
 
 
@@ -56,8 +54,8 @@ def reference() -> str:
 def rows() -> Iterator[str]:
     text = (Path(shm.__file__).parent / "counters.pxd").read_text()
     table = text.partition("cpdef enum Counter:\n")[2].partition("COUNTER_MAX")[0]
-    for name, (_, comment) in zip(NAMES, _ENTRY.findall(table), strict=True):
-        meaning = SECTIONS.get(name, comment)
+    for row, meaning in _ENTRY.findall(table):
+        name = NAMES[Counter[row]]
         yield f"| `{name}` | {'gauge' if name in GAUGES else 'counter'} | {meaning} |"
 
 

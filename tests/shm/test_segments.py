@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shardbroker.mqtt.topics import matches
-from shm.counters import HISTOGRAMS, NAMES, Counter, Counters, ProcessState, bucket_range
+from shm.counters import GAUGES, HISTOGRAMS, NAMES, Counter, Counters, ProcessState, bucket_range, dotted
 from shm.epochs import Epochs
 from shm.events import ClientEvent, pack_event, unpack_event
 from shm.ring import Inbox
@@ -368,16 +368,25 @@ def test_cleanup_takes_all_but_what_was_set_aside(tmp_path: Path) -> None:
 
 
 def test_counters(instance: str) -> None:
-    assert len(NAMES) == int(Counter.COUNTER_MAX)
+    assert len({*NAMES}) == len(NAMES) == int(Counter.COUNTER_MAX)
     for number, name in enumerate(NAMES):
         assert Counter(number).name == name.replace(".", "_").upper()
+    assert {*GAUGES} == {name for name in NAMES if name.endswith(".count")}
+    for way in ("RECEIVED", "SENT"):
+        assert [Counter[f"MESSAGES_QOS{qos}_{way}"] - Counter[f"MESSAGES_QOS0_{way}"] for qos in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="NEWS_OF_A_DAY"):
+        dotted("NEWS_OF_A_DAY")
     counters = Counters.create(f"/dev/shm/shardbroker-{instance}-counters", 2)
     for slot in range(2):
         counters.slot(slot).add(int(Counter.BYTES_SENT), 5)
         counters.slot(slot).add(int(Counter.CONNECTIONS_COUNT), 1)
+    before = {name: value for name, value in counters.of(0).items() if name not in GAUGES}
+    for number in range(len(NAMES)):
+        counters.slot(0).add(number)
     counters.reset_gauges(0)
+    assert counters.of(0) == dict.fromkeys(NAMES, 0) | {name: value + 1 for name, value in before.items()}
     other = Counters.attach(counters.name)
-    assert other.totals()["bytes.sent"] == 10
+    assert other.totals()["bytes.sent"] == 11
     assert other.totals()["connections.count"] == 1
     other.set_state(1, ProcessState.READY)
     assert counters.state(1) == ProcessState.READY
