@@ -3,16 +3,19 @@
 from collections.abc import Iterable
 from struct import pack
 
+from shardbroker.mqtt.spec import PROPERTIES, PacketType, PropertyId, Wire
+
 __all__ = ["DISCONNECT", "PINGREQ", "connect", "publish_head", "receive_maximum", "subscribe", "unsubscribe"]
 
 DISCONNECT = b"\xe0\x00"
 PINGREQ = b"\xc0\x00"
-RECEIVE_MAXIMUM = 0x21
 RECEIVE_MAXIMUM_DEFAULT = 65_535
 """MQTT 5.0 §3.2.2.3.3"""
-FIXED_SIZES = {0x11: 4, 0x13: 2, 0x21: 2, 0x22: 2, 0x24: 1, 0x25: 1, 0x27: 4, 0x28: 1, 0x29: 1, 0x2A: 1}
+SIZES = {Wire.BYTE: 1, Wire.UINT16: 2, Wire.UINT32: 4}
+FIXED_SIZES = {
+    number: SIZES[spec.wire] for number, spec in PROPERTIES.items() if PacketType.CONNACK in spec.packets and spec.wire in SIZES
+}
 """Bytes of the values of CONNACK properties that have a fixed size; all others are strings (MQTT 5.0 §2.2.2.2)."""
-USER_PROPERTY = 0x26
 
 
 def varint(value: int) -> bytes:
@@ -75,11 +78,11 @@ def receive_maximum(properties: bytes) -> int:
     while at < len(properties):
         identifier = properties[at]
         at += 1
-        if identifier == RECEIVE_MAXIMUM:
+        if identifier == PropertyId.RECEIVE_MAXIMUM:
             return int.from_bytes(properties[at : at + 2])
         if identifier in FIXED_SIZES:
             at += FIXED_SIZES[identifier]
             continue
-        for _ in range(2 if identifier == USER_PROPERTY else 1):
+        for _ in range(2 if identifier == PropertyId.USER_PROPERTY else 1):
             at += 2 + int.from_bytes(properties[at : at + 2])
     return RECEIVE_MAXIMUM_DEFAULT

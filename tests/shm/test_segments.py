@@ -374,6 +374,7 @@ def test_counters(instance: str) -> None:
     assert {*GAUGES} == {name for name in NAMES if name.endswith(".count")}
     for way in ("RECEIVED", "SENT"):
         assert [Counter[f"MESSAGES_QOS{qos}_{way}"] - Counter[f"MESSAGES_QOS0_{way}"] for qos in range(3)] == [0, 1, 2]
+    assert dotted("RETAINED_EXPIRED") == "retained.expired"
     with pytest.raises(ValueError, match="NEWS_OF_A_DAY"):
         dotted("NEWS_OF_A_DAY")
     counters = Counters.create(f"/dev/shm/shardbroker-{instance}-counters", 2)
