@@ -1,10 +1,14 @@
-"""The tables of the protocol in Python and in C: the same names with the same values in both, and nothing declared twice."""
+"""Tables that exist in Python and in C: the same names with the same values in both, and no table declared again elsewhere."""
 
 import re
+from enum import IntEnum
 from pathlib import Path
 
-from shardbroker.journal.schema import Ack, Kind, MessageFlag
+import pytest
+
+from shardbroker.journal.schema import Ack, DropReason, EndReason, HeldFor, Kind, MessageFlag, ReleaseReason, WillEnd
 from shardbroker.mqtt.spec import BRIDGE_BIT, FAILURE, PacketType, PropertyId, ReasonCode, Wire
+from shardbroker.worker.event_messages import EVENTS
 
 ROOT = Path(__file__).parents[2]
 FLAGGED = (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
@@ -21,8 +25,8 @@ _ROW = re.compile(r"^    ([A-Z][A-Z0-9_]*) = (0x[0-9A-F]+|\d+) *(?:#.*)?$", re.M
 
 
 def rows(path: str) -> list[tuple[str, int]]:
-    """Members of the anonymous enums of a .pxd file; one that this cannot read is missing from the result."""
-    enums = re.findall(r"^cdef enum:.*\n((?: {4}.*\n)+)", (ROOT / path).read_text(), re.MULTILINE)
+    """Members of the enums of a .pxd file; one that this cannot read is missing from the result."""
+    enums = re.findall(r"^cdef enum\b.*:.*\n((?: {4}.*\n)+)", (ROOT / path).read_text(), re.MULTILINE)
     return [(name, int(value, 0)) for enum in enums for name, value in _ROW.findall(enum)]
 
 
@@ -41,6 +45,28 @@ def test_kinds_and_flags_of_the_journal_are_those_of_its_schema() -> None:
     assert [row for row in found if row[0].startswith("FLAG_")] == flags
     assert [row for row in found if row[0].startswith("ACK_")] == [(f"ACK_{ack.name}", int(ack)) for ack in Ack]
     assert all(PacketType[ack.name] == ack for ack in Ack)
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "table", "complete"),
+    [
+        ("session/recorder.pxd", "DROPPED_", DropReason, False),
+        ("session/recorder.pxd", "ENDED_", EndReason, False),
+        ("session/recorder.pxd", "WILL_", WillEnd, True),
+        ("session/recorder.pxd", "RELEASED_", ReleaseReason, True),
+        ("worker/held.pxd", "HELD_FOR_", HeldFor, True),
+    ],
+)
+def test_reasons_in_the_journal_are_those_of_its_schema(path: str, prefix: str, table: type[IntEnum], complete: bool) -> None:
+    found = {name: value for name, value in rows(f"shardbroker/{path}") if name.startswith(prefix)}
+    expected = {f"{prefix}{one.name}": int(one) for one in table}
+    assert found and found.items() <= expected.items()
+    assert len(found) == len(expected) or not complete
+
+
+def test_flags_of_event_messages_are_those_of_their_names() -> None:
+    flags = {f"TELL_{name.partition('_')[2].upper()}": 1 << number for number, name in enumerate(EVENTS)}
+    assert dict(rows("shardbroker/session/core.pxd")) == flags
 
 
 def test_no_other_file_declares_a_packet_type_or_a_reason_code() -> None:
