@@ -210,7 +210,7 @@ class Script:
             return
         changed = bytearray(self.key.seal(DATA, self.rng.randbytes(self.rng.randint(0, 300))))
         # The length stays: a longer one would only wait for more.
-        at = self.rng.choice([0, 1, *range(HEADER, len(changed))])
+        at = self.rng.choice([0, 1, 2, *range(HEADER, len(changed))])
         changed[at] ^= 1 << self.rng.randrange(8)
         self.wire.append(bytes(changed))
         self.wrong = True

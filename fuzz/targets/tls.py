@@ -23,7 +23,8 @@ def seeds() -> Iterable[bytes]:
     for suite in range(6):
         yield bytes([suite, DATA_STEP, 0]) + hello + key_update + bytes([DATA_STEP, 3]) + hello + bytes([CONTROL_STEP, 1, 2, 1, 0])
         yield bytes([suite, RAW_STEP, 0]) + hello
-        yield bytes([suite, DATA_STEP, 0]) + hello + bytes([CHANGED_STEP, 7]) + hello
+        for changed in (2, 7):  # the version, and what is sealed
+            yield bytes([suite, DATA_STEP, 0]) + hello + bytes([CHANGED_STEP, changed]) + hello
     yield b"\xff" + bytes(STATE_BYTES)
 
 
@@ -70,8 +71,6 @@ def _wire(key: Key, script: bytes) -> tuple[bytes, bytes]:
         if step == CHANGED_STEP:
             where = kind % len(sealed)
             sealed = sealed[:where] + bytes([sealed[where] ^ 1]) + sealed[where + 1 :]
-            if where == 2:  # the second byte of the version: RFC 8446 §5.1 has it ignored
-                plain += body
         else:
             plain += body
         wire += sealed

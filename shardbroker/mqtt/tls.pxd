@@ -80,7 +80,7 @@ cdef class Records:
     cdef bint make_sealer(self) noexcept
     cdef int put_scratch(self, ssize_t size) except -1
     cdef void make_nonce(self, const Keys* keys, const uint8_t* explicit, uint8_t* nonce) noexcept
-    cdef size_t make_known(self, const Keys* keys, uint8_t kind, const uint8_t* length, size_t size, uint8_t* known) noexcept
+    cdef size_t make_known(self, const Keys* keys, const uint8_t* header, size_t size, uint8_t* known) noexcept
 
     # Bytes between header and ciphertext.
     cdef inline size_t before(self) noexcept:

@@ -106,6 +106,7 @@ cdef class Records:
         cdef uint8_t kind
         while size - at >= HEADER_SIZE and not self.ended:
             length = <size_t>data[at + 3] << 8 | data[at + 4]
+            # The version is authenticated with the rest of the header. Its first byte shows early what is no record at all.
             if data[at] < CHANGE_CIPHER_SPEC or data[at] > DATA or data[at + 1] != 3:
                 self.fail(DECODE_ERROR)
             if length > SEALED_MAX:
@@ -140,7 +141,7 @@ cdef class Records:
         if self.opener is None:
             self.opener = make_aead(self.cipher, self.incoming.key, False)
         self.make_nonce(&self.incoming, record + HEADER_SIZE, nonce)
-        if not (self.opener.begin(nonce, known, self.make_known(&self.incoming, record[0], record + 3, size, known))
+        if not (self.opener.begin(nonce, known, self.make_known(&self.incoming, record, size, known))
                 and self.opener.update(body, body, size) and self.opener.open(body + size)):
             self.fail(BAD_RECORD_MAC)
         self.incoming.sequence += 1
@@ -275,7 +276,7 @@ cdef class Records:
         if self.before():
             put_number(target + HEADER_SIZE, self.outgoing.sequence)
         self.make_nonce(&self.outgoing, target + HEADER_SIZE, nonce)
-        good = self.sealer.begin(nonce, known, self.make_known(&self.outgoing, kind, target + 3, size, known))
+        good = self.sealer.begin(nonce, known, self.make_known(&self.outgoing, target, size, known))
         while left and good:
             if skip >= parts.iov_len:
                 skip -= parts.iov_len
@@ -366,16 +367,14 @@ cdef class Records:
         for i in range(8):
             nonce[NONCE_SIZE - 8 + i] ^= number[i]
 
-    cdef size_t make_known(self, const Keys* keys, uint8_t kind, const uint8_t* length, size_t size, uint8_t* known) noexcept:
-        """What is authenticated beside the plaintext; returns its size. `length`: the two bytes of the header."""
+    cdef size_t make_known(self, const Keys* keys, const uint8_t* header, size_t size, uint8_t* known) noexcept:
+        """What is authenticated beside the `size` bytes of plaintext: the header as it is on the wire (RFC 8446 §5.2), or the counter
+        and the header with the length of the plaintext (RFC 5246 §6.2.3.3). Returns its size in bytes."""
         if not self.older:
-            known[0] = DATA
-            known[1] = known[2] = 3
-            memcpy(known + 3, length, 2)
+            memcpy(known, header, HEADER_SIZE)
             return HEADER_SIZE
         put_number(known, keys.sequence)
-        known[8] = kind
-        known[9] = known[10] = 3
+        memcpy(known + 8, header, 3)
         known[11] = <uint8_t>(size >> 8)
         known[12] = <uint8_t>(size & 0xFF)
         return KNOWN_MAX

@@ -34,9 +34,7 @@ class Ends:
         with contextlib.closing(KeyLog()) as keylog:
             self._shake_hands(settings, authority, client, keylog)
 
-    def _shake_hands(
-        self, settings: Tls, authority: Authority, client: Callable[[ssl.SSLContext], None], keylog: KeyLog
-    ) -> None:
+    def _shake_hands(self, settings: Tls, authority: Authority, client: Callable[[ssl.SSLContext], None], keylog: KeyLog) -> None:
         context = authority.client()
         client(context)
         self.to_client, self.to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -165,6 +163,19 @@ def test_records_that_are_wrong_end_it_with_an_alert(authority: Authority, spoil
     with pytest.raises(ssl.SSLError, match="alert"):
         ends.at_client(ends.records.take_output())
     assert ends.records.decode(more) == b""
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_all_of_a_header_is_authenticated(authority: Authority, version: ssl.TLSVersion) -> None:
+    """RFC 8446 §5.2, RFC 5246 §6.2.3.3: type, version and length are those that the sender has sealed."""
+    ends = Ends(authority, speaking(version))
+    data = ends.from_client(b"data")
+    for at in range(5):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        with pytest.raises(TlsRecordError):
+            Records.unpack(ends.records.pack()).decode(bytes(changed) + bytes(256 if at > 2 else 0))
+    assert ends.records.decode(data) == b"data"
 
 
 def test_keys_are_changed_before_they_have_served_too_long(authority: Authority) -> None:
