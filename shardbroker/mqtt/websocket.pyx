@@ -87,6 +87,11 @@ class WebSocketError(Exception):
         self.code = code
 
 
+cdef bint may_be_sent(int code) noexcept:
+    """Close codes that RFC 6455 §7.4 and IANA's registry define for frames, and those for applications (3000 to 4999)."""
+    return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
+
+
 cdef class Framing:
     def __init__(self, uint64_t max_frame):
         self.max_frame = max_frame
@@ -187,6 +192,8 @@ cdef class Framing:
                 raise WebSocketError(PROTOCOL_ERROR, "a close code of one byte")
             if self.control_size:
                 code = self.control[0] << 8 | self.control[1]
+                if not may_be_sent(code):
+                    raise WebSocketError(PROTOCOL_ERROR, f"close code {code}, which no frame may have")   # RFC 6455 §7.4
             self.close(NORMAL if code == NO_STATUS else code)
             self.close_code = code
         self.opcode = BINARY
