@@ -89,7 +89,8 @@ cdef class Channel(Link):
                 if not read_fixed_header(data + used, size - used, &header):
                     break
                 whole = <uint64_t>header.size + header.remaining
-                if self.state == WAIT_CONNECT and size - used > header.size + LEVEL_AT and data[used + header.size + 1] == 4:
+                if (self.state == WAIT_CONNECT and min(size - used, whole) > header.size + LEVEL_AT
+                        and data[used + header.size + 1] == 4):
                     self.announced_version = data[used + header.size + LEVEL_AT]
                 if self.state != CONNECTED and not self.may_begin(header.first, whole, size - used):
                     break

@@ -112,6 +112,8 @@ _CONNECT = (
     _case("mqtt_3_1_0_1_pingreq_first", "3.1.0-1", send("C0 00"), CLOSED),
     _case("mqtt_3_1_0_1_subscribe_first", "3.1.0-1", send("82 [0001 ('t') 00]"), CLOSED),
     _case("mqtt_3_1_0_2_second_connect", "3.1.0-2", ONLINE, send("10 [<proto> 02 003c ('wire')]"), CLOSED),
+    # The byte behind the packet is no level of it, so a reply of MQTT 5.0 is wrong.
+    _case("mqtt_3_1_4_1_connect_ends_before_its_level", "3.1.4-1", send("10 [('MQTT')] 05 02"), CLOSED, versions=_V311),
     _case(
         "mqtt_3_1_2_1_unknown_protocol_name",
         "3.1.2-1",
