@@ -22,6 +22,8 @@ cdef enum:
     STAMP_SIZE = 29                        # 2026-11-21T06:46:15.547+00:00
     USERNAME_MAX = 256                     # bytes of a user name in a line; it may have 64 KiB
 
+cdef uint64_t STAMP_MAX_MS = 253402300799999  # 9999-12-31T23:59:59.999: later years do not fit into STAMP_SIZE
+
 
 def _reason(int code) -> bytes:
     if code == 0:
@@ -46,9 +48,9 @@ def stamp(uint64_t at_ms) -> str:
 
 
 cdef bytes stamp_of(uint64_t at_ms):
-    """Only the milliseconds are written anew, as long as the second stays the same."""
+    """Formats only the milliseconds as long as the second stays the same. A time beyond STAMP_MAX_MS becomes that time."""
     global stamped, stamped_s
-    cdef uint64_t seconds = at_ms // 1000, rest = at_ms % 1000
+    cdef uint64_t at = min(at_ms, STAMP_MAX_MS), seconds = at // 1000, rest = at % 1000
     cdef bytes text
     cdef char* digits
     if seconds != stamped_s or not stamped:

@@ -97,6 +97,12 @@ def test_stamps_follow_the_seconds() -> None:
     ]
 
 
+@pytest.mark.parametrize("at_ms", [253_402_300_800_000, 2**63, 2**64 - 1])
+def test_a_time_that_no_calendar_has_is_the_latest_one(at_ms: int) -> None:
+    """The line of a damaged event is still a line."""
+    assert client_line(pack_event(*gone(at_ms=at_ms))).startswith(b"9999-12-31T23:59:59.999+00:00 INFO client gone ")
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
