@@ -12,8 +12,8 @@ CLANG ?= clang
 SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
-.PHONY: always packages packages-to-serve install tools spark serve test examples conformance lint types fuzz asan sim torture soak debug \
-    docs proto wheel clean
+.PHONY: always packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
+    torture soak debug docs proto wheel clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,9 @@ packages:
 
 packages-to-serve:
 	@PYTHON="$(PYTHON)" scripts/packages serve
+
+packages-to-fuzz:
+	@PYTHON="$(PYTHON)" CLANG="$(CLANG)" scripts/packages fuzz
 
 # All of that and what tests and builds need; compiled once for both. LDAP is left out where OpenLDAP's headers are not.
 tools: $(VENV)/.tools
@@ -74,16 +77,17 @@ endif
 fuzz: build/asan/.built
 	cd build/asan && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),60) $(KEEP) $(TARGETS)
 
-# A copy in which AddressSanitizer and UndefinedBehaviorSanitizer watch every access: fuzzed, simulated, and a broker of it under the wire table.
+# A copy that AddressSanitizer and UndefinedBehaviorSanitizer watch is fuzzed and simulated, and a broker of it serves the wire table.
+# Two minutes after the build: targets run two at a time.
 asan: build/asan/.built
 	cd build/asan && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),15)
 	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python fuzz/fuzz_codec.py --seconds $(or $(SECONDS),10)
 	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python fuzz/fuzz_tls.py --seconds $(or $(SECONDS),10)
 	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python -m tests.sim.simulator --seed 1 --steps 5000 --seconds 10
-	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python -m pytest -q -n $(PROCESSES) tests/conformance/test_wire_table.py
+	cd build/asan && $(SANITIZED) $(CURDIR)/$(BIN)/python -m pytest -q tests/conformance/test_wire_table.py
 
 # The C that Cython has made of the sources for the release is compiled, not made again.
-build/asan/.built: $(SOURCES) | tools
+build/asan/.built: $(SOURCES) | packages-to-fuzz tools
 	rm -rf build/asan && mkdir -p build/asan
 	cp -rp setup.py pyproject.toml README.md LICENSE shardbroker acceptor shm build/asan/
 	ln -s ../../fuzz ../../tests build/asan/

@@ -47,10 +47,14 @@ def load(name: str) -> Target:
 
 
 def inputs(name: str) -> list[bytes]:
-    """The seeds of a target, and what earlier runs have found to reach more: a line of hex each in fuzz/corpus."""
+    """The seeds of a target, and what earlier runs have found: a line of hex each in fuzz/corpus."""
+    return [*load(name).seeds(), *(bytes.fromhex(line.partition("#")[0]) for line in _lines(name))]
+
+
+def _lines(name: str) -> list[str]:
+    """Inputs that reach more, and findings of the past: those have a comment with what was wrong."""
     path = CORPUS / f"{name}.txt"
-    kept = path.read_text().split() if path.exists() else []
-    return [*load(name).seeds(), *(bytes.fromhex(line) for line in kept)]
+    return path.read_text().splitlines() if path.exists() else []
 
 
 _library = ctypes.CDLL(None)
@@ -59,17 +63,19 @@ _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_ssize_t]
 
 
-def exact(data: bytes) -> bytes:
+def exact(data: bytes, readable: int | None = None) -> bytes:
     """A copy behind whose last byte AddressSanitizer allows no read, not even of CPython's terminating 0.
 
-    Without the sanitizer it is the same object. The empty bytes object is shared by the whole process and stays as it is.
+    `readable`: so many bytes of it may be read, by default all. Without the sanitizer it is the same object. The empty bytes object
+    is shared by the whole process and stays as it is.
     """
     if _poison is None or not data:
         return data
     copy: bytes = _new_bytes(None, len(data))  # one of its own, even for a single byte
     start = id(copy) + _CONTENT_AT
     ctypes.memmove(start, data, len(data))
-    _poison(ctypes.c_void_p(start + len(data)), ctypes.c_size_t(1))
+    size = len(data) if readable is None else readable
+    _poison(ctypes.c_void_p(start + size), ctypes.c_size_t(len(data) + 1 - size))
     return copy
 
 
@@ -78,7 +84,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
     return [exact(data[at : at + size]) for at in range(0, len(data), size)]
 
 
-def _fuzz(check: Callable[[bytes], None], arguments: list[str]) -> int:
+def _fuzz(name: str, check: Callable[[bytes], None], arguments: list[str]) -> int:
     def one(start: int, size: int) -> int:
         try:
             check(exact(ctypes.string_at(start, size)))
@@ -88,7 +94,8 @@ def _fuzz(check: Callable[[bytes], None], arguments: list[str]) -> int:
         return 0
 
     callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(one)
-    words = [os.fsencode(word) for word in ("fuzz", *arguments)]
+    own = f"{sys.executable} -m fuzz.engine {name}"  # -merge=1 has a shell run this with other options
+    words = [os.fsencode(word) for word in (own, *arguments)]
     vector = ctypes.cast((ctypes.c_char_p * (len(words) + 1))(*words), ctypes.POINTER(ctypes.c_char_p))
     return int(_library.LLVMFuzzerRunDriver(ctypes.byref(ctypes.c_int(len(words))), ctypes.byref(vector), callback))
 
@@ -99,17 +106,18 @@ def _write(name: str, directory: Path) -> None:
 
 
 def _keep(name: str, directory: Path) -> None:
-    """The shortest inputs first, without the seeds."""
-    seeds = {data.hex() for data in load(name).seeds()}
-    lines = sorted({path.read_bytes().hex() for path in directory.iterdir()} - seeds, key=lambda line: (len(line), line))
-    kept, size = "", 0
-    for line in lines:
+    """Findings, then the shortest inputs without the seeds."""
+    kept = [line for line in _lines(name) if "#" in line]
+    known = {data.hex() for data in load(name).seeds()} | {line.partition("#")[0].strip() for line in kept}
+    found = {path.read_bytes().hex() for path in directory.iterdir()} - known - {""}
+    size = 0
+    for line in sorted(found, key=lambda line: (len(line), line)):
         size += len(line) + 1
         if size > KEPT_MAX:
             break
-        kept += line + "\n"
+        kept.append(line)
     CORPUS.mkdir(exist_ok=True)
-    (CORPUS / f"{name}.txt").write_text(kept)
+    (CORPUS / f"{name}.txt").write_text("".join(f"{line}\n" for line in kept))
 
 
 def main() -> None:
@@ -118,7 +126,7 @@ def main() -> None:
     if arguments[0] in ("--write", "--keep"):
         {"--write": _write, "--keep": _keep}[arguments[0]](name, Path(arguments[1]))
         return
-    sys.exit(_fuzz(target.check, [f"-max_len={target.MAX_LEN}", *arguments]))
+    sys.exit(_fuzz(name, target.check, [f"-max_len={target.MAX_LEN}", *arguments]))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
     cd build/asan && python -m fuzz.run [TARGET ...] --seconds 60 [--keep]
 
-Two targets run at a time, each for `seconds`. Prints executions and branches reached; exit code 1 and the input on a finding.
-With --keep inputs that reach more than those in fuzz/corpus do are added there.
+Two targets run at a time, each for `seconds`. Prints executions, and the branches reached of each module. Exits with 1 and the input
+on a finding, and if a target does not run. With --keep inputs that reach more than those in fuzz/corpus do are added there.
 """
 
 import argparse
-import os
 import platform
 import re
 import subprocess
@@ -17,36 +16,42 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fuzz.coverage import Share, reached
 from fuzz.engine import TARGETS
 from fuzz.sanitizers import CLANG, environment, library, reports
 
+__all__ = ["Outcome", "fuzz", "report"]
+
+JOBS = 2
 INPUT_TIMEOUT_S = 5
 START_MAX_S = 120
-"""Beyond its time, for the seeds and the end."""
+"""Beyond its time, for the seeds and the end. Inputs of an earlier run are merged in this time, too."""
 MEMORY_MAX_MB = 2048
 """Targets take 200 to 600 with all that AddressSanitizer keeps: more is a reservation of a length that an input only announces."""
-PAST_THE_END = """
-import ctypes
+OUTPUT_MAX = 8000
+"""Characters of a target's output that are shown with a finding: libFuzzer prints a line for each input that reaches more."""
+TOO_FAR = """
+from acceptor.peek import peek_client_id
 from fuzz.engine import exact
-packet = exact(bytes(2))
-ctypes.string_at(id(packet) + bytes.__basicsize__ - 1, 3)
+packet = bytes.fromhex("101000044d5154540402003c000466757a7a")
+peek_client_id(exact(packet, readable=len(packet) - 1), 4096)
 """
-"""What has to end in a report, before anything that does not is believed: the byte behind a packet is read."""
+"""What has to end in a report, before anything that does not is believed: a parser reads a byte that it may not."""
 
 
 @dataclass
 class Outcome:
-    """Of one target."""
+    """What came of one target."""
 
     name: str
-    executions: int
-    reached: int
-    branches: int
-    finding: str
+    executions: int = 0
+    branches: int = 0
+    finding: str = ""
+    """What is wrong, with the input; empty if nothing is."""
 
-    def __str__(self) -> str:
-        share = f"{self.reached} of {self.branches} branches"
-        return f"{self.name:<10} {self.executions:>10} executions, {share}: {'a finding' if self.finding else 'no finding'}"
+
+class Failed(Exception):
+    """A process of a target has ended with an error; the text is its output."""
 
 
 def link_libfuzzer(folder: Path) -> str:
@@ -59,38 +64,68 @@ def link_libfuzzer(folder: Path) -> str:
 
 
 def fuzz(name: str, seconds: int, folder: Path, libfuzzer: str, keep: bool) -> Outcome:
-    """Runs one target in a process of its own."""
-    start, found, logs = folder / name / "start", folder / name / "found", folder / name / "logs"
-    for path in (start, found, logs):
+    """Runs one target in processes of its own. What it reaches goes to `folder`/NAME/reached."""
+    own = folder / name
+    start, found, logs, merged, result = (own / part for part in ("start", "found", "logs", "merged", "reached"))
+    for path in (start, found, logs, merged, result):
         path.mkdir(parents=True)
-    command = [sys.executable, "-m", "fuzz.engine", name]
-    watched = environment(Path.cwd(), logs, libfuzzer)
-    subprocess.run([*command, "--write", str(start)], env=watched, check=True)
-    options = [f"-artifact_prefix={folder / name}/finding-", f"-timeout={INPUT_TIMEOUT_S}", f"-rss_limit_mb={MEMORY_MAX_MB}"]
+    engine = ["fuzz.engine", name]
+    options = [f"-artifact_prefix={own}/finding-", f"-timeout={INPUT_TIMEOUT_S}", f"-rss_limit_mb={MEMORY_MAX_MB}"]
     options += [f"-max_total_time={seconds}", "-print_final_stats=1", "-reload=0"]
-    process = subprocess.run(
-        [*command, *options, str(found), str(start)],
-        env=watched,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=seconds + START_MAX_S,
-    )
-    finding = ""
-    if process.returncode:
-        data = "".join(f"input: {path.read_bytes().hex()}\n" for path in (folder / name).glob("finding-*"))
-        finding = process.stdout[-8000:] + reports(logs) + data
-    elif keep:
-        merged = folder / name / "merged"
-        merged.mkdir()
-        merge = [*command, "-merge=1", str(merged), str(start), str(found)]
-        subprocess.run(merge, env=watched, check=True, capture_output=True)
-        subprocess.run([*command, "--keep", str(merged)], env=watched, check=True)
-    patterns = (r"units: +(\d+)", r" cov: (\d+)", r"(\d+) inline 8-bit counters")
-    numbers = [re.findall(pattern, process.stdout) for pattern in patterns]
-    executions, reached, branches = (int(found[-1]) if found else 0 for found in numbers)
-    return Outcome(name, executions, reached, branches, finding)
+    outcome = Outcome(name)
+    try:
+        _python([*engine, "--write", str(start)], environment(Path.cwd(), logs))
+        output = _python([*engine, *options, str(found), str(start)], environment(Path.cwd(), logs, libfuzzer), seconds)
+        outcome.executions, outcome.branches = _number(r"units: +(\d+)", output), _number(r" cov: (\d+)", output)
+        if not outcome.executions or not outcome.branches:
+            raise Failed(f"nothing was executed, or nothing counts branches\n{output}")
+        _python(["fuzz.coverage", name, str(result), str(start), str(found)], environment(Path.cwd(), logs))
+        if keep:
+            _python([*engine, "-merge=1", str(merged), str(start), str(found)], environment(Path.cwd(), logs, libfuzzer))
+            _python([*engine, "--keep", str(merged)], environment(Path.cwd(), logs))
+    except Failed as error:
+        inputs = "".join(f"input: {path.read_bytes().hex()}\n" for path in own.glob("finding-*"))
+        outcome.finding = f"{name}:\n{error}\n{reports(logs)}\n{inputs}"
+    return outcome
+
+
+def _python(arguments: list[str], watched: dict[str, str], seconds: int = 0) -> str:
+    """What a module of Python prints. Raises Failed if it ends with an error or not in time."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            env=watched,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=seconds + START_MAX_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(str(error)) from None
+    if done.returncode:
+        raise Failed(f"exit code {done.returncode} of {' '.join(arguments)}\n{done.stdout[-OUTPUT_MAX:]}")
+    return done.stdout
+
+
+def _number(pattern: str, output: str) -> int:
+    found = re.findall(pattern, output)
+    return int(found[-1]) if found else 0
+
+
+def report(outcomes: list[Outcome], modules: dict[str, Share]) -> int:
+    """Prints findings and two tables. Returns the exit code."""
+    failed = [outcome.finding for outcome in outcomes if outcome.finding]
+    print(*failed, f"{'target':<40} {'executions':>10} {'branches':>10}", sep="\n")
+    for outcome in outcomes:
+        end = "  FAILED, see above" if outcome.finding else ""
+        print(f"{outcome.name:<40} {outcome.executions:>10} {outcome.branches:>10}{end}")
+    print(f"{'together':<40} {sum(outcome.executions for outcome in outcomes):>10}\n")
+    print(f"{'module':<40} {'functions':>10} {'entered':>10} {'branches':>10} {'reached':>10}")
+    for name, share in modules.items():
+        print(f"{name:<40} {share.functions:>10} {share.entered:>10} {share.branches:>10} {share.reached:>10}")
+    sys.stdout.flush()
+    return 1 if failed else 0
 
 
 def main() -> None:
@@ -103,16 +138,15 @@ def main() -> None:
         folder = Path(name)
         (folder / "logs").mkdir()
         watched = environment(Path.cwd(), folder / "logs")
-        process = subprocess.run([sys.executable, "-c", PAST_THE_END], env=watched, capture_output=True, timeout=60)
-        if process.returncode == 0 or not reports(folder / "logs"):
-            sys.exit("a byte behind a packet was read without a report: modules are not built for this, see fuzz/README.md")
+        process = subprocess.run([sys.executable, "-c", TOO_FAR], env=watched, capture_output=True, timeout=60)
+        if process.returncode == 0 or "peek_client_id" not in reports(folder / "logs"):
+            sys.exit("a parser has read too far without a report: modules are not built for this, see fuzz/README.md")
         libfuzzer = link_libfuzzer(folder)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(JOBS) as pool:
             runs = [pool.submit(fuzz, target, arguments.seconds, folder, libfuzzer, arguments.keep) for target in arguments.targets]
             outcomes = [run.result() for run in runs]
-        for outcome in outcomes:
-            print(outcome.finding + str(outcome), flush=True)
-    sys.exit(1 if any(outcome.finding for outcome in outcomes) else 0)
+        modules = reached([folder / target / "reached" for target in arguments.targets])
+    sys.exit(report(outcomes, modules))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ Processes that the command starts are watched too: what they report goes to file
 started again does not go unseen. Exit code 1 with the reports if there are any, else that of the command.
 """
 
+import functools
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,10 +21,13 @@ CLANG = os.environ.get("CC", "clang")
 ASAN_OPTIONS = {
     "detect_leaks": 0,  # CPython keeps what it has until the process ends
     "quarantine_size_mb": 16,  # of each process, and a broker has many; 256 is for programs that live long
-    "symbolize": 0,  # llvm-symbolizer inherits the preloaded runtime and hangs
+    "symbolize": 0,  # llvm-symbolizer inherits the preloaded runtime and hangs: reports() names functions afterwards
     "handle_abort": 1,  # a failed assertion gets its stack, too
     "verify_asan_link_order": 0,  # libFuzzer's library goes first: its counters, and not the runtime's empty ones
 }
+
+FRAME = re.compile(rf"\(({re.escape(str(Path.cwd()))}/\S+\.so)\+(0x[0-9a-f]+)\)")
+"""An address in a module of this build, as reports have it."""
 
 
 def library(name: str) -> str:
@@ -46,8 +51,16 @@ def environment(build: Path, logs: Path, *preloaded: str) -> dict[str, str]:
 
 
 def reports(logs: Path) -> str:
-    """What sanitizers have written."""
-    return "\n".join(path.read_text(errors="replace") for path in sorted(logs.iterdir()))
+    """What sanitizers have written, with function and line behind each address in a compiled module."""
+    text = "\n".join(path.read_text(errors="replace") for path in sorted(logs.iterdir()))
+    return FRAME.sub(lambda frame: f"{_function(frame[1], frame[2])} {frame[0]}", text)
+
+
+@functools.cache
+def _function(module: str, offset: str) -> str:
+    command = ["addr2line", "--functions", "--pretty-print", "--basenames", "--exe", module, offset]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() or done.stderr.strip()
 
 
 def main() -> None:

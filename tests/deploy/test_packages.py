@@ -48,6 +48,15 @@ def test_a_required_package_is_missing(tmp_path: Path) -> None:
     assert done.stderr == "make serve: missing, and required; to add it: sudo apt-get install gcc libc6-dev\n"
 
 
+def test_fuzzing_requires_clang_and_nothing_of_the_tests(tmp_path: Path) -> None:
+    machine(tmp_path, *TOOLS)
+    done = packages(tmp_path, "fuzz")
+    assert done.returncode == 1
+    assert "make fuzz: missing, and required; to add it: sudo apt-get install clang libclang-rt-dev\n" in done.stderr
+    assert "chromium" not in done.stderr
+    assert "clang" not in packages(tmp_path, "test").stderr
+
+
 def test_sudo_without_a_password_is_used_and_said(tmp_path: Path) -> None:
     log = tmp_path / "log"
     machine(tmp_path, *TOOLS, **{"apt-get": REFUSED, "sudo": SUDO.format(log=log)})

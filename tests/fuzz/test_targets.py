@@ -4,11 +4,13 @@ Reads beyond a packet are AddressSanitizer's matter: `python -m fuzz.run` reads 
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fuzz import engine
 from fuzz.engine import TARGETS, exact, inputs, load, pieces
 
 KEPT_MAX = 100_000
@@ -95,3 +97,16 @@ def test_exact_is_the_same_bytes() -> None:
     for data in (b"", b"a", b"abc"):
         assert exact(data) == data
         assert b"".join(pieces(data, 2)) == data
+
+
+def test_findings_stay_in_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs that reach nothing more go, but for those that were findings once."""
+    monkeypatch.setattr(engine, "CORPUS", tmp_path)
+    (tmp_path / "tls.txt").write_text("0a0b  # was wrong\n0c\n")
+    found = tmp_path / "found"
+    found.mkdir()
+    for number, data in enumerate((b"\x0d\x0e\x0f", b"\x0a\x0b", b"\x0d", next(iter(load("tls").seeds())))):
+        (found / str(number)).write_bytes(data)
+    engine._keep("tls", found)
+    assert (tmp_path / "tls.txt").read_text() == "0a0b  # was wrong\n0d\n0d0e0f\n"
+    assert inputs("tls")[-3:] == [b"\x0a\x0b", b"\x0d", b"\x0d\x0e\x0f"]
