@@ -2,8 +2,8 @@
 
     cd build/asan && python -m fuzz.run [TARGET ...] --seconds 60 [--keep]
 
-Two targets run at a time, each for `seconds`. Prints executions, and the branches reached of each module. Exits with 1 and the input
-on a finding, and if a target does not run. With --keep inputs that reach more than those in fuzz/corpus do are added there.
+Two targets run at a time, each for `seconds`. Prints executions, and the branches reached of each module. Exits with 1 and the
+input on a finding, and if a target does not run. With --keep inputs that reach more than those in fuzz/corpus do are added there.
 """
 
 import argparse
