@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.memory import MemoryWatch
+from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery import Recovery
 from shm.counters import Counters
 from shm.epochs import Epochs
