@@ -58,6 +58,7 @@ cpdef enum Counter:
     MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT  # QoS 2 whose PUBREL did not come in time: the packet id is free again
     MESSAGES_DROPPED_RECEIVE_MAXIMUM       # above mqtt.max_awaiting_rel
     MESSAGES_DROPPED_FAILED                # processing failed; the log line `message dropped` has the reason
+    MESSAGES_DROPPED_UNROUTABLE            # a destination of the topic is not known to this worker; publishers are refused with 0x83
     DELIVERY_DROPPED                       # to one client; the reasons follow
     DELIVERY_DROPPED_NO_LOCAL              # its own message, with No Local or mqtt.ignore_loop_deliver
     DELIVERY_DROPPED_TOO_LARGE             # for its Maximum Packet Size

@@ -29,6 +29,7 @@ cdef class TopicEntry:
     cdef uint64_t stamp
     cdef uint64_t serial                   # unlike that of any other entry of this process: by it others remember what they know of it
     cdef Buckets buckets
+    cdef bint unroutable                   # a destination has no outlet in this worker: messages are refused
     cdef bint captured                     # analytics asks for its messages (journal.capture)
     cdef object rewrite                    # the rule (worker/topics.py) that what is published here goes by; None: it stays here
     cdef Target* targets

@@ -79,6 +79,9 @@ cdef class Core:
     # Likewise, and no message is lost; `what` is a list of key=value.
     cdef int log_failure(self, str what, object error) except -1
 
+    # A message is refused, or lost: a destination of its topic has no outlet (worker/outlets.pxd).
+    cdef void count_unroutable(self) noexcept
+
     # One subscriber, a Session or its Link, does not get a message, a Publication or a Message; counted under `counter`, too.
     cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1
     # Called where the mask says that somebody wants to know.

@@ -4,7 +4,7 @@ from libc.stdlib cimport calloc, free
 
 from shardbroker.hooks.masks cimport HOOK_DELIVERY_DROPPED
 from shardbroker.pubsub.message cimport Message, Publication
-from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, CounterSlot
+from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, MESSAGES_DROPPED_UNROUTABLE, CounterSlot
 from shm.posix cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 __all__ = ["Core"]
@@ -80,6 +80,10 @@ cdef class Core:
         self.count(MESSAGES_DROPPED)
         self.count(MESSAGES_DROPPED_FAILED)
         return self.log_failure(f"message dropped work={work!r} topic={topic.decode(errors='replace')[:<int>TOPIC_SHOWN]!r}", error)
+
+    cdef void count_unroutable(self) noexcept:
+        self.count(MESSAGES_DROPPED)
+        self.count(MESSAGES_DROPPED_UNROUTABLE)
 
     cdef int log_failure(self, str what, object error) except -1:
         if self.now_ms // 1000 != self.failures_s:

@@ -99,6 +99,7 @@ cdef class Channel(Link):
     cdef int on_disconnect(self, Disconnect packet) except -1
     cdef int answer_codes(self, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1
     cdef bytes incoming_topic(self, PublishView* view)
+    cdef bint refuse_unroutable(self, PublishView* view) except -1
     cdef bint reject_publish(self, PublishView* view, uint8_t reason_code, str reason) except -1
     cdef int report_failure(self, object kind, int packet_id, object outcome, int counter, str reason) except -1
     cdef int disconnect(self, int reason_code, str reason) except -1

@@ -506,6 +506,8 @@ cdef class Channel(Link):
                 &view, PAYLOAD_FORMAT_INVALID, "the payload is not UTF-8, as its Payload Format Indicator says")
         if view.topic[0] == c"$" and is_own(view.topic, view.topic_size):
             return self.reject_publish(&view, NOT_AUTHORIZED, OWN_TOPICS)
+        if entry.unroutable:
+            return self.refuse_unroutable(&view)
         if at_ms and not self.may_delay(&view):
             return True
         if view.qos == 2:
@@ -681,6 +683,18 @@ cdef class Channel(Link):
             if self.core.watch:
                 self.core.watcher.denied(self, "publish", topic)
         return DENIED
+
+    cdef bint refuse_unroutable(self, PublishView* view) except -1:
+        """A destination of the topic is not known here: nothing is delivered to any, and the publisher has to know."""
+        cdef str reason = "a destination of this topic is not known to this broker"
+        self.core.count_unroutable()
+        if self.version == 5 or not view.qos:
+            return self.reject_publish(view, IMPLEMENTATION_SPECIFIC_ERROR, reason)
+        self.core.count(PACKETS_PUBLISH_ERROR)
+        if self.core.watch:
+            self.core.watcher.published(self, view)
+        self.close(IMPLEMENTATION_SPECIFIC_ERROR, SIDE_SERVER, reason, True)   # no acknowledgement of MQTT 3 can say it
+        return True
 
     cdef bint reject_publish(self, PublishView* view, uint8_t reason_code, str reason) except -1:
         """Acknowledged as failed in 5.0, as done in 3.x [MQTT-3.3.5-2]; delivered to nobody."""

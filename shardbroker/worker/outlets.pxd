@@ -25,7 +25,7 @@ cdef class Outlets:
     cdef bint unrepeatable                 # the publisher would not send what is published now again: a lost record is lost
     cdef uint64_t forwarded_to             # processes that messages went to since the last acknowledgement, a bit each: number % 64
 
-    # Whether each destination of these has an outlet.
+    # Whether each destination of these has an outlet. One that has none is logged once.
     cdef bint has_all(self, TopicEntry entry) except -1
     # Whether all destinations of these have room for a message of `size` bytes; those that have not ring when they have.
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1
@@ -67,9 +67,11 @@ cdef class RingOutlets(Outlets):
     cdef Gate gate                         # level `machine`, else None
     cdef uint64_t pass_us                  # CLOCK_MONOTONIC at the start of this pass
     cdef uint64_t spill_number
+    cdef set unknown                       # destinations without an outlet, which the log has named
     cdef list touched                      # those with something to commit
     cdef RingOutlet last_touched           # the one of them that was written to last
 
+    cdef int note_unknown(self, long destination) except -1
     # None: it has no outlet.
     cdef RingOutlet outlet_of(self, long destination)
     # Of another process of this broker, by its number.

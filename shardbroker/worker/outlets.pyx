@@ -12,12 +12,14 @@ from shm.destinations cimport RETAINED_STORE, WORKER, kind_of
 from shm.posix cimport write
 from shm.records cimport FLAG_NOTED, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_PUBLISH, RECORD_SHARED, record_size
 
+from shm.destinations import destination_name
 from shm.spill import spill_path
 
 __all__ = ["Outlet", "Outlets", "RingOutlet", "RingOutlets"]
 
 cdef enum:
     CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
+    UNKNOWN_MAX = 1000                     # destinations that are logged
     LANE_BITS = 64                         # of `forwarded_to`
 
 
@@ -88,6 +90,7 @@ cdef class RingOutlets(Outlets):
         self.inboxes = [None] * topology.processes
         self.doorbells = tuple(topology.doorbells)
         self.touched = []
+        self.unknown = set()
 
     cdef RingOutlet outlet_of(self, long destination):
         if kind_of(destination) != WORKER or destination >= len(self.by_process):
@@ -109,12 +112,20 @@ cdef class RingOutlets(Outlets):
         cdef long destination
         for destination in entry.destinations:
             if self.outlet_of(destination) is None:
+                self.note_unknown(destination)
                 return False
         for group in entry.groups:
             for destination, _ in <tuple>group[2]:
                 if destination != self.number and self.outlet_of(destination) is None:
+                    self.note_unknown(destination)
                     return False
         return True
+
+    cdef int note_unknown(self, long destination) except -1:
+        if destination not in self.unknown and len(self.unknown) < UNKNOWN_MAX:
+            self.unknown.add(destination)
+            self.core.tell("error", f"destination unknown destination={destination_name(destination)}: messages for it are refused")
+        return 0
 
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
         cdef RingOutlet outlet
@@ -139,8 +150,10 @@ cdef class RingOutlets(Outlets):
         cdef RingOutlet outlet = self.outlet_of(destination)
         cdef int64_t position
         cdef bint noted = self.unrepeatable and publication.qos and self.core.recorder is not None
-        if outlet is None:
-            return True                    # has_all() has said so: it is counted and refused there
+        if outlet is None:                 # of a journal, or of a shared group that has changed since has_all()
+            self.note_unknown(destination)
+            self.core.count_unroutable()
+            return True
         header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0) | (FLAG_NOTED if noted else 0)
         header.sent_us = <uint32_t>self.pass_us
         header.payload_format = publication.payload_format

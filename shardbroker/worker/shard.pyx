@@ -199,6 +199,7 @@ cdef class Shard(Core):
     cdef TopicEntry finish(self, Lookup lookup):
         cdef TopicEntry entry = lookup.entry
         cdef bytes topic = entry.topic
+        entry.unroutable = not self.outlets.has_all(entry)
         entry.captured = self.recorder is not None and any([matches(filter, topic) for filter in self.capture])
         if self.rewriting is not None:
             entry.rewrite = self.rewriting.of_topic(topic)
@@ -353,6 +354,9 @@ cdef class Shard(Core):
     cdef bint publish_held(self, Message message, Session publisher, list holder) except -1:
         cdef TopicEntry entry = self.resolve(message.block, message.topic_size, holder)
         cdef Publication publication
+        if entry is not None and entry.unroutable:
+            self.count_unroutable()
+            return True
         if entry is None or not self.room_for(entry, <uint64_t>message.topic_size + message.properties_size + message.payload_size):
             return False
         publication = Publication.__new__(Publication)
