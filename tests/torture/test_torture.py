@@ -25,7 +25,9 @@ def torture(kills: int, **options: object) -> Outcome:
 def test_nothing_is_lost_when_acceptors_and_the_manager_are_killed() -> None:
     outcome = torture(50, kinds=("acceptor", "manager"), acceptors=8)
     assert not outcome.faults, str(outcome)
-    assert set(outcome.unseen) == {Seen.DELAYED_OVER_A_KILL, Seen.HELD_OVER_A_KILL}, str(outcome)
+    # Without the death of a worker it is chance whether a publisher that is cut off has something unacknowledged.
+    over_a_kill = {Seen.DELAYED_OVER_A_KILL, Seen.HELD_OVER_A_KILL}
+    assert over_a_kill <= set(outcome.unseen) <= over_a_kill | {Seen.SENT_AGAIN}, str(outcome)
 
 
 @pytest.mark.torture
