@@ -183,6 +183,7 @@ cdef class Acceptor:
     cdef dict pumps                        # both of its descriptors -> Pump
     cdef object endings                    # OrderedDict: Pump -> None, those that are ending, in the order of their times
     cdef object handshaking                # OrderedDict: fd -> Pending, those whose TLS handshake has begun, oldest first
+    cdef list handover                     # of each worker: where its connections go
     cdef int control                       # where the supervisor's orders come from
     cdef object notices                    # Notices
     cdef object keylog                     # KeyLog
@@ -212,8 +213,9 @@ cdef class Acceptor:
         self.pumps = {}
         self.endings = OrderedDict()
         self.handshaking = OrderedDict()
-        self.control = topology.control[number][1]
-        self.notices = Notices(topology.notices[1])
+        self.handover = topology.sending_ends("handover", number)
+        self.control, = topology.receiving_ends("control", number)
+        self.notices = Notices(topology.sending_ends("notices", number)[0])
         self.keylog = KeyLog()
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
@@ -290,7 +292,7 @@ cdef class Acceptor:
     def carry_out_orders(self) -> None:
         """Of the supervisor, which waits for the answer."""
         cdef Listener listener
-        received = receive_order(self.control)
+        received = receive_order(self.control, self.topology.parse_listener)
         while received is not None:
             order, fd = received
             problem = ""
@@ -306,7 +308,7 @@ cdef class Acceptor:
             except (TlsError, OSError) as error:
                 problem = str(error)
             send_answer(self.control, problem)
-            received = receive_order(self.control)
+            received = receive_order(self.control, self.topology.parse_listener)
 
     cdef int watch(self, int fd) except -1:
         cdef epoll_event event
@@ -727,7 +729,7 @@ cdef class Acceptor:
         return 0
 
     cdef bint hand_over(self, Pending pending, const uint8_t* data, size_t size) except -1:
-        cdef int channel = self.topology.handover[self.number][pending.worker][0]
+        cdef int channel = self.handover[pending.worker]
         if self.counters.state(pending.worker) != STATE_READY:
             return False
         if pending.opening is not None and pending.opening.tls is not None:

@@ -1,6 +1,7 @@
 """What the processes of one broker share: theory of operation.
 
     roles        the processes, a row for each kind: numbers, inboxes, titles, order of draining
+    channels     descriptor pairs between processes, a row for each kind: sender, receiver, socket, format
     destinations where a route leads: a kind and a number
 
     supervisor   creates all segments and the runtime directory before the first fork, removes them at the end (cleanup)
@@ -41,6 +42,6 @@ docs/ordering.md.
 """
 
 __all__ = [
-    "cleanup", "counters", "destinations", "epochs", "events", "partitions", "records", "registry", "retained", "ring", "roles",
-    "routes", "runtime", "segment", "spill", "topology",
+    "channels", "cleanup", "counters", "destinations", "epochs", "events", "partitions", "records", "registry", "retained",
+    "ring", "roles", "routes", "runtime", "segment", "spill", "topology",
 ]  # fmt: skip

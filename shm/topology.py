@@ -1,11 +1,13 @@
 """What the supervisor lays out and every process inherits by fork: names, numbers (roles.py) and descriptors."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shm.channels import Pairs
 from shm.partitions import Division
 from shm.roles import Place
 
@@ -49,11 +51,7 @@ class LeftOver:
 
 @dataclass(frozen=True)
 class Topology:
-    """The layout of one running broker.
-
-    handover[a][w] is a SOCK_SEQPACKET pair (acceptor's end, worker's end); the supervisor keeps both ends open, so what
-    was handed to a worker that died is still there for its successor.
-    """
+    """The layout of one running broker."""
 
     instance: str
     """Hex digest of the data directory's path, in the name of the runtime directory."""
@@ -68,13 +66,8 @@ class Topology:
     """Capacity of one lane, a power of two."""
     doorbells: tuple[int, ...]
     """eventfd per process with an inbox; write 1 to wake it."""
-    handover: tuple[tuple[tuple[int, int], ...], ...]
-    control: tuple[tuple[int, int], ...]
-    """SOCK_SEQPACKET pair per acceptor (supervisor's end, acceptor's end): listeners that come, change and go."""
-    requests: tuple[int, int]
-    """SOCK_SEQPACKET pair (supervisor's end, manager's end): what the manager asks for (shm/requests.py)."""
-    notices: tuple[int, int]
-    """SOCK_DGRAM pair (manager's end, the acceptors' end): what is to be logged of connections that no worker has seen."""
+    channels: Pairs = field(repr=False)
+    """Descriptor pairs between processes (channels.py)."""
     listeners: tuple[ListenerSockets, ...]
     settings: Any = field(repr=False)
     """The whole configuration at the start, `shardbroker.config.Settings`."""
@@ -86,10 +79,8 @@ class Topology:
     """What was found damaged before any process started, for the manager to tell."""
     left_over: tuple["LeftOver", ...] = ()
     """Rings of a broker that was killed, oldest first."""
-    access: tuple[tuple[int, int], ...] = ()
-    """A SOCK_SEQPACKET pair for each worker (worker's end, integrations' end): questions about clients, and verdicts."""
-    events: tuple[tuple[int, int], ...] = ()
-    """Likewise, one way: what programs behind hooks are told."""
+    parse_listener: Callable[[Any], Any] = field(default=lambda values: values, repr=False)
+    """Makes the settings of a listener from plain values."""
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"
@@ -106,6 +97,14 @@ class Topology:
     def division(self) -> Division:
         """Which worker has which sessions."""
         return Division(self.workers, self.weights)
+
+    def sending_ends(self, channel: str, number: int = 0) -> list[int]:
+        """Returns the ends of a channel that process `number` of the sender has, by number of the receiver."""
+        return [pair[0] for pair in self.channels[channel][number]]
+
+    def receiving_ends(self, channel: str, number: int = 0) -> list[int]:
+        """Returns the ends of a channel that process `number` of the receiver has, by number of the sender."""
+        return [pairs[number][1] for pairs in self.channels[channel]]
 
     def places_of(self, role: str) -> list[Place]:
         """Returns the places of a role, by number."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import cbor2
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from shardbroker.config.settings import Settings
+from shm.channels import dump_plain
 from shm.files import replace_file
 
 __all__ = ["InForce", "dump", "in_force", "is_live", "keep_in_force", "parse", "replaced"]
@@ -67,11 +68,7 @@ def replaced(settings: Settings, path: Iterable[str], value: Any) -> Settings:
 
 def dump(settings: Settings) -> bytes:
     """Settings as bytes, for another process."""
-    return cbor2.dumps(settings.model_dump(), default=_encode)
-
-
-def _encode(encoder: Any, value: Any) -> None:
-    encoder.encode(value.get_secret_value() if isinstance(value, SecretStr) else str(value))
+    return dump_plain(settings.model_dump())
 
 
 def parse(data: bytes) -> Settings:

@@ -89,7 +89,7 @@ class _Service:
         stop = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor says when it is our turn
-        self._links = [_Link(self, worker, ends[1]) for worker, ends in enumerate(self._topology.access)]
+        self._links = [_Link(self, worker, end) for worker, end in enumerate(self._topology.receiving_ends("access"))]
         self._hooks.start(self._settings())
         watching = [asyncio.create_task(self._watch_changes()), asyncio.create_task(self._hooks.keep_state())]
         self._counters.set_state(self._slot, ProcessState.READY)

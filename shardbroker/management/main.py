@@ -124,7 +124,7 @@ class _Manager:
         self._damage_alarm = StandingAlarm(topology.node_name, "files_damaged", "error")
         self._backend_alarm = StandingAlarm(topology.node_name, "backend_unusable", "error")
         self._damaged = 0
-        self._notices = socket.socket(fileno=os.dup(topology.notices[0]))
+        self._notices = socket.socket(fileno=os.dup(topology.receiving_ends("notices")[0]))
         self._connected_logged = False
         self._unpublished = 0
         self._events_lost = self._counters.totals()["events.dropped"]

@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from hashlib import sha256
@@ -21,16 +22,17 @@ from shm.ring import Inbox
 from shardbroker.access.files import FileError
 from shardbroker.access.gate import publish_rules
 from shardbroker.config import Loaded, Settings
-from shardbroker.config.listeners import LISTENERS_MAX
+from shardbroker.config.listeners import LISTENERS_MAX, Listener
 from shardbroker.config.settings import PROCESSES_MAX, core_numbers, weight_numbers
 from shardbroker.supervisor.held import Held, HeldSockets
 from shardbroker.supervisor.listening import StartError, listen, unlisten
+from shm.channels import CHANNELS, SUPERVISOR, Pairs
 from shm.cleanup import cleanup, set_aside
 from shm.files import sync_path
 from shm.noted import read_number, write_number
 from shm.partitions import Division
 from shm.retained_check import check_retained
-from shm.roles import ROLES, Cores, Role, lay_places
+from shm.roles import ROLES, Cores, Place, Role, lay_places
 from shm.runtime import find_runtime_dir, make_runtime_dir
 from shm.topology import RETAINED_DIR, Topology
 
@@ -125,12 +127,8 @@ def lay_out(
                 weights=weights,
                 ring_bytes=_ring_bytes(process.ring_size, inboxes),
                 doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(inboxes)),
-                access=tuple(_channel(undo) for _ in range(workers)),
-                events=tuple(_channel(undo) for _ in range(workers)),
-                handover=tuple(tuple(_channel(undo) for _ in range(workers)) for _ in range(acceptors)),
-                control=tuple(_channel(undo) for _ in range(acceptors)),
-                requests=_channel(undo),
-                notices=_channel(undo, socket.SOCK_DGRAM),
+                channels=_lay_channels(undo, places),
+                parse_listener=Listener.model_validate,
                 listeners=tuple(listeners),
                 settings=settings,
                 loaded=loaded,
@@ -206,10 +204,8 @@ def tear_down(topology: Topology, keep_paths: bool = False) -> None:
         unlisten(listener, keep_paths)
     for descriptor in topology.doorbells:
         os.close(descriptor)
-    pairs = [pair for channels in topology.handover for pair in channels]
-    for ends in (*pairs, *topology.access, *topology.events, *topology.control, topology.requests, topology.notices):
-        os.close(ends[0])
-        os.close(ends[1])
+    for descriptor in {end for senders in topology.channels.values() for pairs in senders for pair in pairs for end in pair}:
+        os.close(descriptor)
 
 
 def usable_cores() -> list[int]:
@@ -248,7 +244,20 @@ def _kept(undo: ExitStack, descriptor: int) -> int:
     return descriptor
 
 
-def _channel(undo: ExitStack, kind: int = socket.SOCK_SEQPACKET) -> tuple[int, int]:
+def _lay_channels(undo: ExitStack, places: Sequence[Place]) -> Pairs:
+    counts = Counter([SUPERVISOR, *(place.role.name for place in places)])
+    laid = {}
+    for channel in CHANNELS:
+        senders = counts[channel.sender]
+        own = [
+            tuple(_pair(undo, channel.kind) for _ in range(counts[channel.receiver]))
+            for _ in range(1 if channel.shared else senders)
+        ]
+        laid[channel.name] = tuple(own * senders if channel.shared else own)
+    return laid
+
+
+def _pair(undo: ExitStack, kind: int) -> tuple[int, int]:
     near, far = socket.socketpair(socket.AF_UNIX, kind)
     for end in (near, far):
         try:

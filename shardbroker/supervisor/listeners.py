@@ -5,7 +5,6 @@ started later inherit what is there then. Connections stay, whatever happens to 
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from shm.counters import Counters
 
-from acceptor.control import Order, receive_order, send_order, take_answer
+from acceptor.control import Order, discard_orders, send_order, take_answer
 from acceptor.tls import watched_files
 from shardbroker.config import Settings
 from shardbroker.config.errors import explain
@@ -168,9 +167,7 @@ class Listeners:
 
     def acceptor_starts(self, number: int) -> None:
         """What its predecessor was told and has not read is known to it already."""
-        while (left := receive_order(self.topology.control[number][1])) is not None:
-            if left[1] >= 0:
-                os.close(left[1])
+        discard_orders(self.topology.receiving_ends("control", number)[0])
 
     def _find(self, name: str) -> ListenerSockets:
         for one in self.topology.listeners:
@@ -200,7 +197,7 @@ class Listeners:
         """Tells every acceptor that runs; the first problem that one has, empty if there is none."""
         problems = []
         for number in self._running():
-            channel = self.topology.control[number][0]
+            channel = self.topology.sending_ends("control")[number]
             while take_answer(channel, 0):
                 pass  # of an order that was given up
             try:

@@ -187,7 +187,7 @@ class Supervisor:
             until_due = max(0.0, min(due) - time.monotonic())
             timeout_s = until_due if timeout_s is None else min(timeout_s, until_due)
         sentinels = {child.process.sentinel: child for child in self._children if child.process is not None}
-        requests = self._listeners.topology.requests[0]
+        (requests,) = self._listeners.topology.receiving_ends("requests")
         ended = wait([*sentinels, self._signals, requests], timeout_s)
         if self._signals.count:
             return  # children may have got the signal as well: those are no deaths

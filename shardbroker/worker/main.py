@@ -67,9 +67,8 @@ def _load_plugins(hooked: Hooked, topology: Topology, tell: Callable[[str, str],
 def _join_exhook(hooked: Hooked, loop: Worker, topology: Topology, number: int, counters: Counters) -> None:
     """Programs outside take part in hooks, behind plugins. What they want says the process integrations, later too."""
     gate = loop.access_gate
-    exhook = ExHook(
-        hooked.registry, gate.ask, topology.events[number][0], partial(counters.access_changed, rules=True), loop.tell
-    )  # fmt: skip
+    (events,) = topology.sending_ends("events", number)
+    exhook = ExHook(hooked.registry, gate.ask, events, partial(counters.access_changed, rules=True), loop.tell)
     hooked.exhook = gate.on_wanted = exhook
     exhook.take(presumed(topology.settings.exhook.enabled))
     gate.ask(Kind.HOOKS, exhook, Client(""), [], 0.0)
@@ -126,7 +125,8 @@ def _start(topology: Topology, number: int) -> Worker:
     if set_aside is not None:
         loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
     settings = InForce(topology.runtime_dir, topology.settings)
-    loop.access_checks.begin(Gate(settings, topology.data_dir, topology.runtime_dir, topology.access[number][0]))
+    (access,) = topology.sending_ends("access", number)
+    loop.access_checks.begin(Gate(settings, topology.data_dir, topology.runtime_dir, access))
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()

@@ -117,9 +117,9 @@ cdef class Worker(Shard):
         """Every worker knows its sessions again, so no message can miss one of them: clients may come."""
         self.serving = True
         self.first_visits = FIRST_VISITS
-        for ends in self.topology.handover:
-            self.intake.channels[ends[self.number][1]] = True
-            self.turn.listen_to(ends[self.number][1], EPOLLIN)
+        for end in self.topology.receiving_ends("handover", self.number):
+            self.intake.channels[end] = True
+            self.turn.listen_to(end, EPOLLIN)
         self.read_clock()
         if self.started is not None:
             self.started()

@@ -57,10 +57,12 @@ class FakeBroker:
                 places=lay_places(ROLES, settings, Cores((0,), (0,))),
                 ring_bytes=1 << 16,
                 doorbells=(),
-                handover=(tuple((near.fileno(), far.fileno()) for near, far in self.pairs),),
-                control=((self.control[0].fileno(), self.control[1].fileno()),),
-                requests=(-1, -1),
-                notices=(self.notices[0].fileno(), self.notices[1].fileno()),
+                channels={
+                    "handover": (tuple(ends(pair) for pair in self.pairs),),
+                    "control": ((ends(self.control),),),
+                    "notices": ((ends(self.notices),),),
+                },
+                parse_listener=Listener.model_validate,
                 listeners=(ListenerSockets("default", 0, entrance, (listening.fileno(),), "", self.address[1]),),
                 settings=settings,
                 node_id=7,
@@ -133,13 +135,17 @@ def _run(topology: Topology, descriptors: int) -> None:
 
 def _close_what_the_tests_have_open(topology: Topology) -> None:
     """An acceptor has what its supervisor gives it; this one would count all that other tests of this process left open."""
-    handed = {number for pair in (*topology.handover[0], *topology.control, topology.notices) for number in pair}
+    handed = {end for senders in topology.channels.values() for pairs in senders for pair in pairs for end in pair}
     handed |= {number for sockets in topology.listeners for number in sockets.descriptors}
     for link in Path("/proc/self/fd").iterdir():
         number = int(link.name)
         with suppress(OSError):  # the directory's own is closed already
             if number > 2 and number not in handed and not os.readlink(link).startswith("pipe:"):  # multiprocessing waits at one
                 os.close(number)
+
+
+def ends(pair: tuple[socket.socket, socket.socket]) -> tuple[int, int]:
+    return pair[0].fileno(), pair[1].fileno()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

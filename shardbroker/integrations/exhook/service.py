@@ -44,7 +44,7 @@ class HookService:
         self._programs = self._made(settings)
         self._servers = settings.exhook
         loop = asyncio.get_running_loop()
-        for _, end in self._topology.events:
+        for end in self._topology.receiving_ends("events"):
             link = socket.socket(fileno=os.dup(end))
             link.setblocking(False)
             self._sockets.append(link)

@@ -80,7 +80,7 @@ async def ask_supervisor(context: Context, request: dict[str, Any]) -> dict[str,
     """One request at a time; in a thread, since the answer is waited for."""
     async with _turn:
         try:
-            return await asyncio.to_thread(ask, context.topology.requests[1], request, ANSWER_S)
+            return await asyncio.to_thread(ask, context.topology.sending_ends("requests")[0], request, ANSWER_S)
         except OSError as error:
             raise ControlError("NOT_AVAILABLE", f"the supervisor does not answer: {error}") from None
 

@@ -1,0 +1,56 @@
+"""Pairs of connected descriptors between processes, a row for each channel: from which role to which, the socket, the format.
+
+A channel has a pair for each process of the sender and each of the receiver. The supervisor makes all pairs before the first fork
+and keeps both ends open, so that what was sent to a process that has died is still there for its successor. What a worker
+publishes goes through rings instead (ring.pxd).
+"""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cbor2
+
+__all__ = ["CHANNELS", "SUPERVISOR", "Channel", "Pairs", "dump_plain"]
+
+SUPERVISOR = "supervisor"
+"""Stands in the table beside the roles: one process, which is the parent of all."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A kind of descriptor pair. Sockets are non-blocking, and keep the bounds of messages."""
+
+    name: str
+    sender: str
+    """A role (roles.py) or SUPERVISOR."""
+    receiver: str
+    """Likewise. It may answer over the same pair."""
+    format: str
+    """The module that encodes and decodes the messages."""
+    kind: int = socket.SOCK_SEQPACKET
+    shared: bool = False
+    """One pair for all processes of the sender."""
+
+
+CHANNELS = (
+    Channel("handover", "acceptor", "worker", "acceptor.handover"),  # a packed header, with the socket of a client
+    Channel("control", SUPERVISOR, "acceptor", "acceptor.control"),  # CBOR, with a listening socket; answered
+    Channel("requests", "manager", SUPERVISOR, "shm.requests"),  # CBOR; answered
+    Channel("notices", "acceptor", "manager", "acceptor.notices", socket.SOCK_DGRAM, shared=True),  # CBOR
+    Channel("access", "worker", "integrations", "shardbroker.access.wire"),  # CBOR; answered
+    Channel("events", "worker", "integrations", "shardbroker.hooks.exhook"),  # CBOR
+)
+
+Pairs = Mapping[str, tuple[tuple[tuple[int, int], ...], ...]]
+"""Of each channel, by number of the sender, by number of the receiver: (sender's end, receiver's end)."""
+
+
+def dump_plain(values: Any) -> bytes:
+    """Returns values as CBOR. Secrets are written out; what CBOR does not know is written as text."""
+    return cbor2.dumps(values, default=_encode)
+
+
+def _encode(encoder: Any, value: Any) -> None:
+    encoder.encode(value.get_secret_value() if hasattr(value, "get_secret_value") else str(value))
