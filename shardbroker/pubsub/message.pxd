@@ -43,3 +43,22 @@ cdef class Publication:
     cdef Message keep(self)                # the owning copy; made at the first call
     cdef void borrow(self, Message message) noexcept
     cdef void release(self) noexcept       # forget the borrowed bytes
+
+
+# What a source of messages knows of one, as arguments, so that no field keeps the value of the message before. Its id, `message` and
+# `logged` are set by the caller: they depend on whether the message is new here.
+cdef inline void fill(
+    Publication publication, const uint8_t* topic, uint32_t topic_size, const uint8_t* properties, uint32_t properties_size,
+    const uint8_t* payload, uint32_t payload_size, bytes client_id, uint64_t expires_ms, uint8_t qos, bint retain, uint8_t payload_format,
+) noexcept:
+    publication.topic = topic
+    publication.topic_size = topic_size
+    publication.properties = properties
+    publication.properties_size = properties_size
+    publication.payload = payload
+    publication.payload_size = payload_size
+    publication.client_id = client_id
+    publication.expires_ms = expires_ms
+    publication.qos = qos
+    publication.retain = retain
+    publication.payload_format = payload_format

@@ -64,20 +64,13 @@ cdef class Publication:
         return message
 
     cdef void borrow(self, Message message) noexcept:
-        self.topic = message.block
-        self.properties = message.block + message.topic_size
-        self.payload = self.properties + message.properties_size
-        self.topic_size = message.topic_size
-        self.properties_size = message.properties_size
-        self.payload_size = message.payload_size
+        cdef const uint8_t* properties = message.block + message.topic_size
+        fill(
+            self, message.block, message.topic_size, properties, message.properties_size, properties + message.properties_size,
+            message.payload_size, message.client_id, message.expires_ms, message.qos, message.retain, message.payload_format)
         self.id_high = message.id_high
         self.id_low = message.id_low
-        self.expires_ms = message.expires_ms
-        self.qos = message.qos
-        self.retain = message.retain
-        self.payload_format = message.payload_format
         self.logged = message.logged
-        self.client_id = message.client_id
         self.message = message
 
     cdef void release(self) noexcept:
@@ -93,18 +86,12 @@ cdef Message make_message(
     uint8_t payload_format, uint32_t logged,
 ):
     cdef Publication publication = Publication.__new__(Publication)
-    publication.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
-    publication.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
-    publication.properties = <const uint8_t*>PyBytes_AS_STRING(properties)
-    publication.properties_size = <uint32_t>PyBytes_GET_SIZE(properties)
-    publication.payload = <const uint8_t*>PyBytes_AS_STRING(payload)
-    publication.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    fill(
+        publication, <const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic),
+        <const uint8_t*>PyBytes_AS_STRING(properties), <uint32_t>PyBytes_GET_SIZE(properties),
+        <const uint8_t*>PyBytes_AS_STRING(payload), <uint32_t>PyBytes_GET_SIZE(payload),
+        client_id, expires_ms, qos, retain, payload_format)
     publication.id_high = int.from_bytes(id[:8], "big")
     publication.id_low = int.from_bytes(id[8:], "big")
-    publication.expires_ms = expires_ms
-    publication.qos = qos
-    publication.retain = retain
-    publication.payload_format = payload_format
-    publication.client_id = client_id
     publication.logged = logged
     return publication.keep()
