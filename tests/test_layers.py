@@ -36,9 +36,12 @@ MAY_USE = {
     "shardbroker.logs": ("shardbroker.mqtt", "shm"),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
+    # Neither users nor rules: a sink stands on the same connections as an authenticator.
+    "shardbroker.connectors": ("shardbroker.config", "shardbroker.logs"),
     "shardbroker.integrations": (
         "shardbroker.access",
         "shardbroker.config",
+        "shardbroker.connectors",
         "shardbroker.hooks",
         "shardbroker.logs",
         "shardbroker.mqtt",
@@ -137,6 +140,12 @@ def test_imports_point_downwards(package: str) -> None:
         read = imports_of_python if path.suffix == ".py" else imports_of_cython
         wrong += [f"{path.relative_to(ROOT)}: {name}" for name in read(path.read_text()) if part_of(name) not in allowed]
     assert not wrong
+
+
+def test_connectors_know_of_the_settings_only_those_of_connections() -> None:
+    for path in sources("shardbroker.connectors"):
+        for name in imports_of_python(path.read_text()):
+            assert part_of(name) != "shardbroker.config" or name.startswith("shardbroker.config.connectors."), f"{path}: {name}"
 
 
 def test_every_package_has_its_place_and_the_order_has_no_circle() -> None:

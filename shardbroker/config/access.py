@@ -1,33 +1,39 @@
 """Keys of authentication, authorization and flapping detection. Names and defaults are EMQX's unless said otherwise."""
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from shardbroker.config.connectors import (
+    TIMEOUT_S,
+    BackendTimeout,
+    File,
+    HttpConnection,
+    LdapConnection,
+    MongodbConnection,
+    MysqlConnection,
+    PostgresqlConnection,
+    RedisConnection,
+    Secrets,
+    Texts,
+    Url,
+)
 from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
-from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
+from shardbroker.config.units import Allowed, Duration, Secret, Whole
 
-__all__ = ["AUTHENTICATORS", "SOURCES", "Acl", "Auth", "FlappingDetect", "Hashed", "Names", "chain_names"]
-
-AUTHENTICATORS = (
-    "builtin", "file", "http", "jwt", "redis", "postgresql", "mysql", "mongodb", "ldap", "scram", "certificate",
-)  # fmt: skip
-"""What auth.chain may name, beside `modules` and the names of modules that are installed."""
-
-SOURCES = ("file", "builtin", "http", "redis", "postgresql", "mysql", "mongodb")
-"""What acl.sources may name, beside `modules` and the names of modules that are installed."""
-
-TIMEOUT_S = 5.0
-"""Default of how long a back end may take, seconds, as EMQX's query_timeout."""
-
-CHAIN_HELP = "a list of " + ", ".join(AUTHENTICATORS) + ", modules, or names of installed modules"
-SOURCES_HELP = "a list of " + ", ".join(SOURCES) + ", modules, or names of installed modules"
+__all__ = ["AUTHENTICATORS", "CHAIN_HELP", "SOURCES", "Acl", "Auth", "FlappingDetect", "Hashed", "Names", "chain_names"]
 
 Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-Texts = Annotated[dict[str, str], Allowed("a table of text = text")]
-Secrets = Annotated[dict[str, Secret], Allowed("a table of text = text")]
 HashName = Literal["argon2id", "bcrypt", "pbkdf2", "plain", "md5", "sha", "sha256", "sha512"]
+UserQuery = Annotated[
+    str, Field(description="Columns by name: password_hash, salt, is_superuser. Placeholders are bound as parameters.")
+]
+RuleQuery = Annotated[
+    str,
+    Field(description="Columns by name: permission, action, topic and, if there are, qos, retain, username, clientid, ipaddress."),
+]
+USER_QUERY = "SELECT password_hash, salt, is_superuser FROM mqtt_user WHERE username = ${username} LIMIT 1"
+RULE_QUERY = "SELECT permission, action, topic FROM mqtt_acl WHERE username = ${username}"
 
 
 def chain_names(value: list[str]) -> list[str]:
@@ -35,31 +41,6 @@ def chain_names(value: list[str]) -> list[str]:
     if len(set(value)) != len(value):
         raise ValueError(f"allowed is each name once, not {', '.join(value)}")
     return value
-
-
-def _url(value: str) -> str:
-    parts = urlsplit(value)
-    if value and (parts.scheme not in ("http", "https") or not parts.hostname):
-        raise ValueError(f"allowed is http://HOST/PATH or https://HOST/PATH, not {value!r}")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("allowed is a URL without user name and password; put those into headers")
-    if "${" in parts.netloc:
-        raise ValueError("allowed is a URL whose host has no placeholder: a client must not choose who is asked")
-    return value
-
-
-def _server(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if value and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
-        raise ValueError(f"allowed is HOST:PORT, not {value!r}")
-    return value
-
-
-Url = Annotated[str, AfterValidator(_url), Allowed("http://HOST/PATH or https://HOST/PATH")]
-Server = Annotated[str, AfterValidator(_server), Allowed("HOST:PORT")]
-File = Annotated[str, Allowed("a path")]
-BackendTimeout = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
-PoolSize = Annotated[Whole, Field(ge=1, le=1024)]
 
 
 class Hashed(Section):
@@ -85,15 +66,10 @@ class PasswordFile(Hashed):
     hash: HashName = Field("argon2id", description="Of hashes that do not begin with $argon2 or $2b$.")
 
 
-class HttpBackend(Section):
+class HttpBackend(HttpConnection):
     """A service that is asked by HTTP."""
 
     method: Literal["get", "post"] = Field("post", description="GET puts the body's fields into the query.")
-    url: Url = Field("", description="Placeholders in it are encoded.")
-    headers: Secrets = Field({}, description="Sent with each request.")
-    pool_size: PoolSize = Field(8, description="Connections at a time.")
-    timeout: BackendTimeout = Field(TIMEOUT_S, description="For an answer; later it is a failure.")
-    max_answer_size: Size = Field(65536, ge=256, le=16 << 20, description="A longer answer is a failure.")
 
 
 class HttpAuth(HttpBackend):
@@ -129,43 +105,27 @@ class Jwt(Section):
     disconnect_after_expire: bool = Field(True, description="Whether a connection ends with its token (0xA0).")
 
 
-class Connected(Section):
-    """A server that is asked over connections of a pool."""
-
-    server: Server = Field("", description="HOST:PORT.")
-    username: str = Field("", description="To log in there.")
-    password: Secret = Field("", description="To log in there; not with --set. `file:PATH` reads it from a file.")
-    pool_size: PoolSize = Field(8, description="Connections at a time.")
-    timeout: BackendTimeout = Field(TIMEOUT_S, description="For an answer; later it is a failure.")
-    tls: bool = Field(False, description="Whether the connection is encrypted and the server's certificate checked.")
-    tls_ca: File = Field("", description="CA certificates for that; the system's if empty.")
-
-
-class RedisAuth(Connected, Hashed):
+class RedisAuth(RedisConnection, Hashed):
     """Users in Redis."""
 
-    database: Whole = Field(0, ge=0, le=65535, description="Its number.")
     cmd: str = Field("HMGET mqtt_user:${username} password_hash salt is_superuser", description="HGET or HMGET.")
 
 
-class PostgresqlAuth(Connected, Hashed):
+class PostgresqlAuth(PostgresqlConnection, Hashed):
     """Users in PostgreSQL."""
 
-    database: str = Field("mqtt", description="Its name.")
-    query: str = Field(
-        "SELECT password_hash, salt, is_superuser FROM mqtt_user WHERE username = ${username} LIMIT 1",
-        description="Columns by name: password_hash, salt, is_superuser. Placeholders are bound as parameters.",
-    )
+    query: UserQuery = USER_QUERY
 
 
-class MysqlAuth(PostgresqlAuth):
+class MysqlAuth(MysqlConnection, Hashed):
     """Users in MySQL or MariaDB."""
 
+    query: UserQuery = USER_QUERY
 
-class MongodbAuth(Connected, Hashed):
+
+class MongodbAuth(MongodbConnection, Hashed):
     """Users in MongoDB."""
 
-    database: str = Field("mqtt", description="Its name.")
     collection: str = Field("users", description="Its name.")
     filter: Texts = Field({"username": "${username}"}, description="Field = value that a user's document has.")
     password_hash_field: str = Field("password_hash", description="Name of a field.")
@@ -173,7 +133,7 @@ class MongodbAuth(Connected, Hashed):
     is_superuser_field: str = Field("is_superuser", description="Name of a field.")
 
 
-class Ldap(Connected, Hashed):
+class Ldap(LdapConnection, Hashed):
     """Users in an LDAP directory. `username` and `password` are those that searches are done with."""
 
     mode: Literal["hash", "bind"] = Field("hash", description="hash: compare userPassword here; bind: let the server do it.")
@@ -196,19 +156,9 @@ class Certificate(Section):
     identity: Literal["cn", "dn", "any"] = Field("cn", description="What of it must be the user name; any: it need only be there.")
 
 
-class Auth(Section):
-    """Who may connect."""
+class Authenticators(Section):
+    """The table of authenticators: NAME in `auth.chain` and its keys, `auth.NAME`. Its code is `integrations/auth/NAME.py`."""
 
-    chain: Annotated[Names, AfterValidator(chain_names), Allowed(CHAIN_HELP)] = Field(
-        [], description="Who is asked, in this order; empty: everybody may connect."
-    )
-    timeout: Duration = Field(10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="For the verdict of the whole chain.")
-    on_error: Literal["ignore", "deny"] = Field("ignore", description="A back end that fails is passed over, or denies.")
-    on_timeout: Literal["deny", "allow"] = Field("deny", description="What a login gets that had no verdict in time (0x88).")
-    max_waiting: Whole = Field(10_000, ge=1, le=LIMIT_MAX, description="Verdicts that a worker waits for; further logins get 0x89.")
-    quick_deny_anonymous: bool = Field(False, description="Refuse clients without a user name before anybody is asked.")
-    hash_threads: Whole = Field(2, ge=1, le=64, description="Threads that verify passwords.")
-    module_settings: Secrets = Field({}, description="Given to modules: `name.key` = text.")
     builtin: Builtin = Builtin()
     file: PasswordFile = PasswordFile()
     http: HttpAuth = HttpAuth()
@@ -220,6 +170,31 @@ class Auth(Section):
     ldap: Ldap = Ldap()
     scram: Scram = Scram()
     certificate: Certificate = Certificate()
+
+
+AUTHENTICATORS = tuple(Authenticators.model_fields)
+"""What auth.chain may name, beside `modules` and the names of modules that are installed."""
+
+CHAIN_HELP = "a list of " + ", ".join(AUTHENTICATORS) + ", modules, or names of installed modules"
+
+
+class AuthKeys(Section):
+    """Keys of the chain as a whole."""
+
+    chain: Annotated[Names, AfterValidator(chain_names), Allowed(CHAIN_HELP)] = Field(
+        [], description="Who is asked, in this order; empty: everybody may connect."
+    )
+    timeout: Duration = Field(10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="For the verdict of the whole chain.")
+    on_error: Literal["ignore", "deny"] = Field("ignore", description="A back end that fails is passed over, or denies.")
+    on_timeout: Literal["deny", "allow"] = Field("deny", description="What a login gets that had no verdict in time (0x88).")
+    max_waiting: Whole = Field(10_000, ge=1, le=LIMIT_MAX, description="Verdicts that a worker waits for; further logins get 0x89.")
+    quick_deny_anonymous: bool = Field(False, description="Refuse clients without a user name before anybody is asked.")
+    hash_threads: Whole = Field(2, ge=1, le=64, description="Threads that verify passwords.")
+    module_settings: Secrets = Field({}, description="Given to modules: `name.key` = text.")
+
+
+class Auth(Authenticators, AuthKeys):
+    """Who may connect."""
 
 
 class AclFile(Section):
@@ -236,37 +211,50 @@ class AclCache(Section):
     ttl: Duration = Field(60.0, ge=SHORTEST_S, description="How long a back end's verdict is believed.")
 
 
-class RedisAcl(Connected):
+class RedisAcl(RedisConnection):
     """Rules in Redis: they allow, topic -> publish, subscribe, all, or JSON with action, qos and retain."""
 
-    database: Whole = Field(0, ge=0, le=65535, description="Its number.")
     cmd: str = Field("HGETALL mqtt_acl:${username}", description="HGETALL.")
 
 
-class PostgresqlAcl(Connected):
+class PostgresqlAcl(PostgresqlConnection):
     """Rules in PostgreSQL."""
 
-    database: str = Field("mqtt", description="Its name.")
-    query: str = Field(
-        "SELECT permission, action, topic FROM mqtt_acl WHERE username = ${username}",
-        description="Columns by name: permission, action, topic and, if there are, qos, retain, username, clientid, ipaddress.",
-    )
+    query: RuleQuery = RULE_QUERY
 
 
-class MysqlAcl(PostgresqlAcl):
+class MysqlAcl(MysqlConnection):
     """Rules in MySQL or MariaDB."""
 
+    query: RuleQuery = RULE_QUERY
 
-class MongodbAcl(Connected):
+
+class MongodbAcl(MongodbConnection):
     """Rules in MongoDB: documents with permission, action, topics."""
 
-    database: str = Field("mqtt", description="Its name.")
     collection: str = Field("acl", description="Its name.")
     filter: Texts = Field({"username": "${username}"}, description="Field = value that a client's documents have.")
 
 
-class Acl(Section):
-    """Who may publish and subscribe what."""
+class Sources(Section):
+    """The table of sources of rules: NAME in `acl.sources` and its keys, `acl.NAME`. Its code is `integrations/auth/NAME.py`."""
+
+    file: AclFile = AclFile()
+    http: HttpAcl = HttpAcl()
+    redis: RedisAcl = RedisAcl()
+    postgresql: PostgresqlAcl = PostgresqlAcl()
+    mysql: MysqlAcl = MysqlAcl()
+    mongodb: MongodbAcl = MongodbAcl()
+
+
+SOURCES = ("builtin", *Sources.model_fields)
+"""What acl.sources may name, beside `modules` and the names of modules that are installed. The broker's own store has no keys."""
+
+SOURCES_HELP = "a list of " + ", ".join(SOURCES) + ", modules, or names of installed modules"
+
+
+class AclKeys(Section):
+    """Keys of the sources as a whole."""
 
     sources: Annotated[Names, AfterValidator(chain_names), Allowed(SOURCES_HELP)] = Field(
         [], description="Who is asked, in this order; empty: everybody may do everything."
@@ -278,12 +266,10 @@ class Acl(Section):
     on_timeout: Literal["deny", "allow"] = Field("deny", description="What a question gets that had no verdict in time.")
     module_settings: Secrets = Field({}, description="Given to modules: `name.key` = text.")
     cache: AclCache = AclCache()
-    file: AclFile = AclFile()
-    http: HttpAcl = HttpAcl()
-    redis: RedisAcl = RedisAcl()
-    postgresql: PostgresqlAcl = PostgresqlAcl()
-    mysql: MysqlAcl = MysqlAcl()
-    mongodb: MongodbAcl = MongodbAcl()
+
+
+class Acl(Sources, AclKeys):
+    """Who may publish and subscribe what."""
 
 
 class FlappingDetect(Section):

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from shardbroker.config.access import BackendTimeout, PoolSize
+from shardbroker.config.connectors import BackendTimeout, PoolSize
 from shardbroker.config.section import LONGEST_WAIT_S, Section
 from shardbroker.config.units import Allowed, OptionalDuration
 

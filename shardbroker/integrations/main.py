@@ -27,10 +27,11 @@ from shardbroker.access.wire import (
 )  # fmt: skip
 from shardbroker.config import Settings
 from shardbroker.config.live import InForce
-from shardbroker.integrations.backends import Backends, Stores
-from shardbroker.integrations.chain import describe
-from shardbroker.integrations.enhanced import ScramExchange
+from shardbroker.integrations.auth.backends import Backends
+from shardbroker.integrations.auth.scram import ScramExchange
+from shardbroker.integrations.auth.services import Stores
 from shardbroker.integrations.exhook.service import HookService
+from shardbroker.integrations.failures import describe
 from shardbroker.logs.log import Log
 from shardbroker.mqtt.spec import ReasonCode
 from shm.topology import Topology

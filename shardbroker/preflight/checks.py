@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from acceptor.tls import TlsError, build_context
 from shardbroker.access.contract import BackendError, SettingError
@@ -17,7 +17,8 @@ from shardbroker.config import Settings
 from shardbroker.config.keys import allowed_at
 from shardbroker.config.listeners import Listener, parse_address, unix_path
 from shardbroker.hooks.plugins import PluginError, installed
-from shardbroker.integrations.building import build_authenticators, build_sources
+from shardbroker.integrations.auth.factory import build_authenticators, build_sources
+from shardbroker.integrations.auth.services import Services, Stores
 from shardbroker.supervisor.layout import StartError, chosen_cores, chosen_weights, usable_cores
 
 __all__ = ["Finding", "look"]
@@ -50,19 +51,20 @@ def look(settings: Settings) -> list[Finding]:
 def _authenticators(settings: Settings) -> Iterator[Finding]:
     chains = {"auth.chain": settings.auth.chain}
     chains |= {f"listeners.{name}.auth_chain": one.auth_chain for name, one in settings.listeners.items()}
-    threads = ThreadPoolExecutor(1)  # it starts none before there is something to hash
+    services = _services(settings)
     for key, chain in chains.items():
         for name in chain:
             if name != INHERIT and name not in KEPT_HERE:
-                yield from _made(key, name, lambda name=name: build_authenticators(settings, [name], None, threads))  # type: ignore[misc]
+                yield from _made(key, name, lambda name=name: build_authenticators(settings, [name], services))  # type: ignore[misc]
 
 
 def _sources(settings: Settings) -> Iterator[Finding]:
+    services = _services(settings)
     for name in settings.acl.sources:
         if name == "file":
             yield from _rules(settings)
         elif name not in KEPT_HERE:
-            yield from _made("acl.sources", name, lambda name=name: build_sources(settings, [name], _no_store))  # type: ignore[misc]
+            yield from _made("acl.sources", name, lambda name=name: build_sources(settings, [name], services))  # type: ignore[misc]
 
 
 def _made(key: str, name: str, make: Callable[[], object]) -> Iterator[Finding]:
@@ -74,8 +76,9 @@ def _made(key: str, name: str, make: Callable[[], object]) -> Iterator[Finding]:
         yield Finding(key, f"{key}: must be {allowed_at(tuple(key.split('.')))}, got {name!r}: {error}")
 
 
-def _no_store() -> Any:
-    raise AssertionError("builtin is not made here")
+def _services(settings: Settings) -> Services:
+    """Neither a store is opened nor a thread started before one is used, and `KEPT_HERE` is not made here."""
+    return Services(Stores(settings.process.data_dir), ThreadPoolExecutor(1))
 
 
 def _rules(settings: Settings) -> Iterator[Finding]:

@@ -132,7 +132,7 @@ def test_a_value_stays_one_word_of_a_command() -> None:
 
 
 def test_ldap_values_cannot_leave_their_place() -> None:
-    ldap = needed_module("shardbroker.integrations.ldap")
+    ldap = needed_module("shardbroker.integrations.auth.ldap")
     for escape in (ldap.escape_filter, ldap.escape_dn):
         assert not set(escape(EVIL)) & set("*()=,;\"'+<> \r\n\0#")
         assert escape("ada1") == "ada1"

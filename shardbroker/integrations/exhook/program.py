@@ -16,9 +16,9 @@ import grpc.aio
 from shardbroker.access.contract import BackendError
 from shardbroker.config.exhook import ExHookServer
 from shardbroker.hooks.exhook import FORWARDED, Wanted, presumed
-from shardbroker.integrations.chain import Report
 from shardbroker.integrations.exhook.contract import LOADED, METHODS, SERVICES, UNLOADED, Method
 from shardbroker.integrations.exhook.requests import Requests
+from shardbroker.integrations.failures import Report
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter
 

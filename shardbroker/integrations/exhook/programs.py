@@ -8,10 +8,10 @@ from typing import Any
 from shardbroker.access.contract import Client, Question
 from shardbroker.config import Settings
 from shardbroker.hooks.exhook import Event, Wanted
-from shardbroker.integrations.chain import Report
 from shardbroker.integrations.exhook.contract import message
 from shardbroker.integrations.exhook.program import Program
 from shardbroker.integrations.exhook.requests import Requests
+from shardbroker.integrations.failures import Report
 
 __all__ = ["Programs", "Silent", "Verdict"]
 

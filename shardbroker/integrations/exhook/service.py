@@ -13,7 +13,7 @@ from shardbroker.access.wire import EVERYBODY, Asked, Kind, Status, encode_verdi
 from shardbroker.config import Settings
 from shardbroker.config.exhook import STATE_FILE
 from shardbroker.hooks.exhook import EVENT_MAX, Wanted, decode_event
-from shardbroker.integrations.chain import Report
+from shardbroker.integrations.failures import Report
 from shardbroker.mqtt.spec import ReasonCode
 from shm.files import replace_file
 from shm.topology import Topology

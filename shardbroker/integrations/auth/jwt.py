@@ -1,7 +1,7 @@
 """JSON web tokens (RFC 7519) as passwords: signed with a shared secret or a private key, or one of a JWKS.
 
-What is no token, or was signed by somebody else, is ignored, so that another back end may know it. A token of ours that has
-expired, is not valid yet, or says something else than `verify_claims`, is denied.
+What is no token, or has the signature of another key, is ignored, so that another back end may know it. A token with a right
+signature that has expired, is not valid yet, or differs from `verify_claims`, is denied.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import jwt
 import jwt.algorithms
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -19,9 +18,13 @@ from cryptography.hazmat.primitives import hashes
 
 from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, SettingError, allow, deny
 from shardbroker.access.placeholders import Template, values_of
-from shardbroker.integrations.connecting import PLAIN, read_body
+from shardbroker.config.access import Jwt
+from shardbroker.config.connectors import HttpConnection
+from shardbroker.connectors.errors import describe
+from shardbroker.connectors.http import Http, read_body
+from shardbroker.integrations.auth.services import Services
 
-__all__ = ["Tokens"]
+__all__ = ["Tokens", "authenticator"]
 
 HMAC = ["HS256", "HS384", "HS512"]
 PUBLIC_KEY = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
@@ -31,35 +34,41 @@ RETRY_S = 5.0
 """Least time between two reads of the JWKS because a token names a key that is not in it, or the endpoint failed."""
 
 
+def authenticator(settings: Jwt, services: Services) -> "Tokens":
+    return Tokens(settings)
+
+
 class Tokens:
     """auth.jwt"""
 
     priority = 0
 
-    def __init__(self, section: Any) -> None:
-        self._section = section
-        self._claims = {name: Template.parse(text) for name, text in section.verify_claims.items()}
-        self._algorithms = HMAC if section.algorithm == "hmac-based" else PUBLIC_KEY
+    def __init__(self, settings: Jwt) -> None:
+        self._settings = settings
+        self._claims = {name: Template.parse(text) for name, text in settings.verify_claims.items()}
+        self._algorithms = HMAC if settings.algorithm == "hmac-based" else PUBLIC_KEY
         self._key: Any = None
         self._keys: dict[str | None, Any] = {}
         self._read_at = -float("inf")
         self._reading: asyncio.Task[None] | None = None
         self._problem = ""
-        if section.endpoint:
+        if settings.endpoint:
+            connection = HttpConnection(url=settings.endpoint, timeout=settings.timeout, pool_size=1)
+            self._connector = Http(connection, "auth.jwt")
             return
-        if section.algorithm == "hmac-based":
-            self._key = _secret(section)
-        elif not section.public_key:
-            raise SettingError("auth.jwt.public_key", "a PEM file, since there is no auth.jwt.endpoint", section.public_key)
+        if settings.algorithm == "hmac-based":
+            self._key = _secret(settings)
+        elif not settings.public_key:
+            raise SettingError("auth.jwt.public_key", "a PEM file, since there is no auth.jwt.endpoint", settings.public_key)
         else:
             try:
-                self._key = Path(section.public_key).read_bytes()
+                self._key = Path(settings.public_key).read_bytes()
             except OSError as error:
-                raise SettingError("auth.jwt.public_key", "a PEM file", section.public_key, error.strerror or "") from None
-            _check_key(self._key, section.public_key)
+                raise SettingError("auth.jwt.public_key", "a PEM file", settings.public_key, error.strerror or "") from None
+            _check_key(self._key, settings.public_key)
 
     async def authenticate(self, client: Client) -> Answer:
-        token = client.username if self._section.source == "username" else (client.password or b"").decode(errors="replace")
+        token = client.username if self._settings.source == "username" else (client.password or b"").decode(errors="replace")
         if not token or token.count(".") != 2:
             return IGNORE
         try:
@@ -79,18 +88,18 @@ class Tokens:
             wanted = template.fill(values)
             if wanted is None or name not in claims or str(claims[name]) != wanted:
                 return deny()
-        expires_at = claims.get("exp") if self._section.disconnect_after_expire else None
+        expires_at = claims.get("exp") if self._settings.disconnect_after_expire else None
         return allow(
-            is_superuser=claims.get("is_superuser") is True, acl=claims.get(self._section.acl_claim_name), expires_at=expires_at
+            is_superuser=claims.get("is_superuser") is True, acl=claims.get(self._settings.acl_claim_name), expires_at=expires_at
         )
 
     async def _find(self, name: str | None) -> Any:
         """The key of this name, or None. Raises BackendError."""
-        if not self._section.endpoint:
+        if not self._settings.endpoint:
             return self._key
         known = self._known(name)
         age_s = time.monotonic() - self._read_at
-        is_old = age_s > self._section.refresh_interval
+        is_old = age_s > self._settings.refresh_interval
         if self._reading is None and (age_s > RETRY_S if known is None or self._problem else is_old):
             self._reading = asyncio.create_task(self._read_keys())
         # A known key does not wait for an endpoint that fails, nor for keys that other tokens name.
@@ -110,15 +119,14 @@ class Tokens:
         """One read for all logins that wait. Keys that were read before stay if the endpoint fails."""
         try:
             async with (
-                asyncio.timeout(self._section.timeout),
-                aiohttp.ClientSession(headers=PLAIN, auto_decompress=False) as session,
-                session.get(self._section.endpoint, allow_redirects=False) as answer,
+                self._connector.connection() as session,
+                session.get(self._settings.endpoint, allow_redirects=False) as answer,
             ):
                 body = await read_body(answer, JWKS_MAX_BYTES)
             self._keys = {key.key_id: key for key in jwt.PyJWKSet.from_json(body.decode()).keys}
             self._problem = ""
         except Exception as error:
-            self._problem = type(error).__name__
+            self._problem = describe(error)
         finally:
             self._reading = None
             self._read_at = time.monotonic()
@@ -126,6 +134,8 @@ class Tokens:
     async def close(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
+        if self._settings.endpoint:
+            await self._connector.close()
 
 
 def _check_key(key: bytes, path: str) -> None:
@@ -138,12 +148,12 @@ def _check_key(key: bytes, path: str) -> None:
     raise SettingError("auth.jwt.public_key", "a PEM file with a public key of RSA or of an elliptic curve", path)
 
 
-def _secret(section: Any) -> bytes:
-    if not section.secret:
+def _secret(settings: Jwt) -> bytes:
+    if not settings.secret:
         raise SettingError("auth.jwt.secret", "text, since auth.jwt.algorithm is hmac-based", "")
-    if not section.secret_base64_encoded:
-        return bytes(section.secret.encode())
+    if not settings.secret_base64_encoded:
+        return bytes(settings.secret.encode())
     try:
-        return base64.b64decode(section.secret, validate=True)
+        return base64.b64decode(settings.secret, validate=True)
     except binascii.Error:
         raise SettingError("auth.jwt.secret", "base64, since auth.jwt.secret_base64_encoded is true", "******") from None

@@ -1,14 +1,12 @@
 """Chains: one back end after the other, until one decides."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from shardbroker.access.contract import Answer, Authenticator, Authorizer, BackendError, Client, Outcome, Question, deny
+from shardbroker.integrations.failures import Report, describe
 from shardbroker.mqtt.spec import ReasonCode
 
 __all__ = ["AuthenticatorChain", "SourceChain"]
-
-Report = Callable[[str, str], None]
-"""(name of the back end, what went wrong)"""
 
 
 class AuthenticatorChain:
@@ -80,12 +78,3 @@ class SourceChain:
                 decided[place] = answer
             open_places = [place for place in open_places if decided[place] is None]
         return decided
-
-
-def describe(error: Exception) -> str:
-    """What went wrong, in one line. Texts of other libraries may hold what a client sent, so only ours are repeated."""
-    if isinstance(error, BackendError):
-        return str(error)
-    return "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-
-

@@ -1,8 +1,14 @@
 """Clients that have shown a certificate. The listener has verified it; here it is compared with who the client says it is."""
 
 from shardbroker.access.contract import IGNORE, Answer, Client, allow, deny
+from shardbroker.config.access import Certificate
+from shardbroker.integrations.auth.services import Services
 
-__all__ = ["Certificates"]
+__all__ = ["authenticator"]
+
+
+def authenticator(settings: Certificate, services: Services) -> "Certificates":
+    return Certificates(settings.identity)
 
 
 class Certificates:

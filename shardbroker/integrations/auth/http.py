@@ -5,68 +5,57 @@ As in EMQX, 200 with {"result": "allow" | "deny" | "ignore", ...} decides, 204 a
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 from yarl import URL
 
-from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, SettingError, allow, deny
+from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, allow, deny
 from shardbroker.access.placeholders import Template, values_of
-from shardbroker.integrations.connecting import PLAIN, read_body
+from shardbroker.config.access import HttpAcl, HttpAuth
+from shardbroker.connectors.http import Http, read_body
+from shardbroker.integrations.auth.services import Services
 
-__all__ = ["HttpAuthenticator", "HttpAuthorizer", "HttpService"]
+__all__ = ["HttpService", "authenticator", "authorizer"]
 
 Values = Mapping[str, str | None]
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""A field name: a token of RFC 9110."""
+
+
+def authenticator(settings: HttpAuth, services: Services) -> "HttpAuthenticator":
+    return HttpAuthenticator(HttpService(settings, "auth.http"))
+
+
+def authorizer(settings: HttpAcl, services: Services) -> "HttpAuthorizer":
+    return HttpAuthorizer(HttpService(settings, "acl.http"))
 
 
 class HttpService:
     """Asks one URL."""
 
-    def __init__(self, section: Any, name: str) -> None:
-        if not section.url:
-            raise SettingError(f"{name}.url", "http://HOST/PATH or https://HOST/PATH", section.url)
-        for header in section.headers:
-            if not _HEADER.fullmatch(header):
-                raise SettingError(f"{name}.headers", "a table of header = text", header)
-        self._section = section
-        self._url = Template.parse(section.url)
-        self._body = {key: Template.parse(text) for key, text in section.body.items()}
-        self._headers = {key: Template.parse(text) for key, text in section.headers.items()}
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(self, settings: HttpAuth | HttpAcl, key: str) -> None:
+        self._connector = Http(settings, key)
+        self._method, self._most = settings.method, settings.max_answer_size
+        self._url = Template.parse(settings.url)
+        self._body = {name: Template.parse(text) for name, text in settings.body.items()}
+        self._headers = {name: Template.parse(text) for name, text in settings.headers.items()}
+        self.close = self._connector.close
 
     async def ask(self, values: Values) -> tuple[int, Any]:
-        """(status, body as JSON or None). Raises BackendError, TimeoutError, aiohttp.ClientError."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._section.pool_size),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=PLAIN,
-                auto_decompress=False,
-            )
+        """(status, body as JSON or None). Raises BackendError, ConnectorError, TimeoutError, aiohttp.ClientError."""
         fields = {key: _sendable(text) for key, template in self._body.items() if (text := template.fill(values)) is not None}
         url = URL(self._url.fill({name: value or "" for name, value in values.items()}, _quoted) or "", encoded=True)
         if not _DOTS.isdisjoint(url.raw_path.split("/")):
             raise BackendError("a value of the client would be . or .. in the path of the URL")
         headers = {key: (template.fill(values) or "").translate(_NO_LINES) for key, template in self._headers.items()}
-        options: dict[str, Any] = {"params": fields} if self._section.method == "get" else {"json": fields}
+        options: dict[str, Any] = {"params": fields} if self._method == "get" else {"json": fields}
         async with (
-            asyncio.timeout(self._section.timeout),
-            self._session.request(
-                self._section.method, url, headers=headers, allow_redirects=False, **options
-            ) as answer,
+            self._connector.connection() as session,
+            session.request(self._method, url, headers=headers, allow_redirects=False, **options) as answer,
         ):
             if answer.status != 200:
                 return answer.status, None
-            return 200, _parsed(await read_body(answer, self._section.max_answer_size))
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+            return 200, _parsed(await read_body(answer, self._most))
 
 
 class HttpAuthenticator:
@@ -76,6 +65,7 @@ class HttpAuthenticator:
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
+        self.close = service.close
 
     async def authenticate(self, client: Client) -> Answer:
         status, body = await self._service.ask(values_of(client))
@@ -93,9 +83,6 @@ class HttpAuthenticator:
             expires_at=expires_at,
         )
 
-    async def close(self) -> None:
-        await self._service.close()
-
 
 class HttpAuthorizer:
     """acl.http: one request for each topic, as many at a time as the pool has connections."""
@@ -104,14 +91,12 @@ class HttpAuthorizer:
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
+        self.close = service.close
 
     async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._service.ask(values_of(client, question))) for question in questions]
         return [_result(*task.result()) for task in tasks]
-
-    async def close(self) -> None:
-        await self._service.close()
 
 
 _NO_LINES = {ord(c): None for c in "\r\n\0"}

@@ -1,50 +1,41 @@
 """Users and rules in Redis. The command is split before placeholders are filled, so a value is always one argument."""
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import redis.asyncio
-from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
-
 from shardbroker.access.contract import BackendError, SettingError
+from shardbroker.access.hashing import Scheme
 from shardbroker.access.placeholders import Template
-from shardbroker.integrations.connecting import address_of
-from shardbroker.integrations.stored import Record, Values
+from shardbroker.config.access import RedisAcl, RedisAuth
+from shardbroker.connectors.redis import Redis
+from shardbroker.integrations.auth.services import Services
+from shardbroker.integrations.auth.stored import Record, StoredPasswords, StoredRules, Values
 
-__all__ = ["Redis"]
+__all__ = ["authenticator", "authorizer"]
 
 
-class Redis:
-    """One command over a pool of connections. `verbs`: what the command may be."""
+def authenticator(settings: RedisAuth, services: Services) -> StoredPasswords:
+    return StoredPasswords(_Command(settings, "auth.redis", ("HGET", "HMGET")), Scheme.of(settings), services.threads)
 
-    def __init__(self, section: Any, name: str, verbs: Sequence[str]) -> None:
-        self._section = section
-        self._words = Template.parse(section.cmd).words()
-        plain = [word for word in section.cmd.split() if "${" not in word]
+
+def authorizer(settings: RedisAcl, services: Services) -> StoredRules:
+    return StoredRules(_Command(settings, "acl.redis", ("HGETALL",)))
+
+
+class _Command:
+    """One command. `verbs`: what it may be."""
+
+    def __init__(self, settings: RedisAuth | RedisAcl, key: str, verbs: Sequence[str]) -> None:
+        self._words = Template.parse(settings.cmd).words()
+        plain = [word for word in settings.cmd.split() if "${" not in word]
         verb = plain[0].upper() if plain else ""
         if verb not in verbs or len(self._words) < (2 if verb == "HGETALL" else 3):
             what = "a key" if verb == "HGETALL" else "a key and fields"
-            raise SettingError(f"{name}.cmd", f"{' or '.join(verbs)} with {what}", section.cmd)
-        self._fields = section.cmd.split()[2:]
-        host, port = address_of(section, name)
-        tls: dict[str, Any] = {"ssl_ca_certs": section.tls_ca or None} if section.tls else {}
-        pool = BlockingConnectionPool(
-            max_connections=section.pool_size,
-            timeout=section.timeout,
-            connection_class=SSLConnection if section.tls else Connection,
-            host=host,
-            port=port,
-            db=section.database,
-            username=section.username or None,
-            password=section.password or None,
-            socket_timeout=section.timeout,
-            socket_connect_timeout=section.timeout,
-            decode_responses=True,
-            **tls,
-        )
-        self._client = redis.asyncio.Redis(connection_pool=pool)
+            raise SettingError(f"{key}.cmd", f"{' or '.join(verbs)} with {what}", settings.cmd)
+        self._fields = settings.cmd.split()[2:]
+        self._connector = Redis(settings, key)
+        self.close = self._connector.close
 
     async def find(self, values: Values) -> Record | None:
         answer = await self._ask(values)
@@ -67,11 +58,8 @@ class Redis:
         words = [word(values) for word in self._words]
         if any(word is None for word in words):
             return None  # this client has no value for a placeholder, so there can be no key
-        async with asyncio.timeout(self._section.timeout):
-            return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
-
-    async def close(self) -> None:
-        await self._client.aclose()
+        async with self._connector.connection() as client:
+            return await client.execute_command(*words)
 
 
 def _rule(topic: str, text: str) -> dict[str, Any]:

@@ -1,20 +1,17 @@
-"""Back ends that keep a password's hash, or rules: they look up, and the judgement is made here."""
+"""Over back ends that hold hashes of passwords, or rules: these look up, and the decision is made here."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, allow, deny
-from shardbroker.access.files import PasswordLine, read_passwords, read_rules
 from shardbroker.access.hashing import Scheme, verify, verify_nobody
 from shardbroker.access.placeholders import values_of
 from shardbroker.access.rules import RuleError, RuleSet, rule_of
-from shardbroker.access.stores import RuleStore, UserStore
 
-__all__ = ["BuiltinRules", "BuiltinUsers", "FileRules", "PasswordFile", "Record", "StoredPasswords", "StoredRules", "truth"]
+__all__ = ["Judge", "Record", "StoredPasswords", "StoredRules", "Values", "truth"]
 
 Values = Mapping[str, str | None]
 
@@ -60,12 +57,10 @@ class StoredPasswords:
     def __init__(self, backend: PasswordBackend, scheme: Scheme, threads: Executor) -> None:
         self._backend = backend
         self._judge = Judge(scheme, threads)
+        self.close = backend.close
 
     async def authenticate(self, client: Client) -> Answer:
         return await self._judge.judge(client, await self._backend.find(values_of(client)))
-
-    async def close(self) -> None:
-        await self._backend.close()
 
 
 class Judge:
@@ -91,55 +86,6 @@ class Judge:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-class BuiltinUsers:
-    """Users of the broker's own store."""
-
-    priority = 0
-
-    def __init__(self, store: UserStore, user_id_type: str, threads: Executor) -> None:
-        self._store = store
-        self._kind = user_id_type
-        self._judge = Judge(Scheme(), threads)
-
-    async def authenticate(self, client: Client) -> Answer:
-        name = client.username if self._kind == "username" else client.client_id
-        if name is None:
-            return IGNORE
-        user = self._store.get(self._kind, name)
-        record = None if user is None else Record(user.hash, user.salt, user.is_superuser)
-        return await self._judge.judge(client, record)
-
-    async def close(self) -> None:
-        pass  # the store is somebody else's
-
-
-class PasswordFile:
-    """Users of a file; a file that cannot be read at a reload leaves those that were there."""
-
-    priority = 0
-
-    def __init__(self, path: Path, scheme: Scheme, threads: Executor) -> None:
-        self._path = path
-        self._users: dict[str, PasswordLine] = read_passwords(path)
-        self._judge = Judge(scheme, threads)
-
-    def reload(self) -> None:
-        """Raises FileError."""
-        self._users = read_passwords(self._path)
-
-    async def authenticate(self, client: Client) -> Answer:
-        if client.username is None:
-            return IGNORE
-        user = self._users.get(client.username)
-        if user is None:
-            another = next(iter(self._users.values()), None)
-            return await self._judge.judge(client, None, None if another is None else Record(another.hash, another.salt))
-        return await self._judge.judge(client, Record(user.hash, user.salt, user.is_superuser))
-
-    async def close(self) -> None:
-        pass
-
-
 class StoredRules:
     """An authorizer over a back end that has rules."""
 
@@ -147,6 +93,7 @@ class StoredRules:
 
     def __init__(self, backend: RuleBackend) -> None:
         self._backend = backend
+        self.close = backend.close
 
     async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
         try:
@@ -155,46 +102,6 @@ class StoredRules:
             raise BackendError(f"a rule cannot be understood: {error}") from None
         mine = rules.for_client(client)
         return [mine.decide(question) for question in questions]
-
-    async def close(self) -> None:
-        await self._backend.close()
-
-
-class FileRules:
-    """The rules of acl.file, where a source before it is a back end."""
-
-    priority = 0
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._rules = RuleSet(read_rules(path))
-
-    def reload(self) -> None:
-        """Raises FileError."""
-        self._rules = RuleSet(read_rules(self._path))
-
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
-        mine = self._rules.for_client(client)
-        return [mine.decide(question) for question in questions]
-
-    async def close(self) -> None:
-        pass
-
-
-class BuiltinRules:
-    """The rules of the broker's own store, where a source before it is a back end."""
-
-    priority = 0
-
-    def __init__(self, store: RuleStore) -> None:
-        self._store = store
-
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
-        mine = RuleSet(self._store.rules(client.client_id, client.username)).for_client(client)
-        return [mine.decide(question) for question in questions]
-
-    async def close(self) -> None:
-        pass  # the store is somebody else's
 
 
 def truth(value: object) -> bool:

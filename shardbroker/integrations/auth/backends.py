@@ -1,29 +1,30 @@
-"""Everybody who may be asked, made from one state of the settings. When those change, another one takes its place."""
+"""All authenticators and sources of rules of one state of the settings. When those change, another `Backends` takes its place."""
 
 import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from shardbroker.access.contract import Answer, Authenticator, BackendError, Client
 from shardbroker.access.files import FileError
-from shardbroker.access.gate import LOCAL_SOURCES, rules_dir, users_dir
-from shardbroker.access.stores import RuleStore, StoreError, UserStore
-from shardbroker.integrations import modules
-from shardbroker.integrations.building import build_authenticators, build_sources
-from shardbroker.integrations.chain import AuthenticatorChain, Report, SourceChain
+from shardbroker.access.gate import LOCAL_SOURCES
+from shardbroker.access.stores import StoreError
+from shardbroker.config import Settings
+from shardbroker.integrations.auth import modules
+from shardbroker.integrations.auth.chain import AuthenticatorChain, SourceChain
+from shardbroker.integrations.auth.factory import CONVERSATIONS, build_authenticators, build_sources
+from shardbroker.integrations.auth.services import Services, Stores
+from shardbroker.integrations.failures import Report
 
-__all__ = ["Backends", "Stores"]
+__all__ = ["Backends"]
 
-NO_MEMBERS = ("scram", modules.ALL)
-"""Names in a chain that stand for nobody who is asked by themselves."""
+NO_MEMBERS = (*CONVERSATIONS, modules.ALL)
+"""Names in a chain without an authenticator of that name."""
 
 HASHING_NICENESS = 10
 """Of threads that hash passwords. A hash keeps a core for tens of ms, and workers have work for µs: where they meet, workers go
-first. With this the kernel still gives hashing a tenth of a core that somebody else could fill."""
+first. With this the kernel still gives hashing a tenth of a core that other processes could fill."""
 
 
 def _give_way() -> None:
@@ -31,52 +32,25 @@ def _give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HASHING_NICENESS)
 
 
-
-class Stores:
-    """The broker's own users and rules, opened when they are first needed: once in a process, as LMDB wants it."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir
-        self._users: UserStore | None = None
-        self._rules: RuleStore | None = None
-
-    def users(self) -> UserStore:
-        """Raises StoreError."""
-        if self._users is None:
-            self._users = UserStore(users_dir(self._data_dir))
-        return self._users
-
-    def rules(self) -> RuleStore:
-        """Raises StoreError."""
-        if self._rules is None:
-            self._rules = RuleStore(rules_dir(self._data_dir))
-        return self._rules
-
-    def close(self) -> None:
-        for store in (self._users, self._rules):
-            if store is not None:
-                store.close()
-
-
 class Backends:
-    """Raises BackendError or StoreError if somebody whom the settings name cannot be made."""
+    """Raises BackendError or StoreError if an authenticator or a source that the settings name cannot be made."""
 
-    def __init__(self, settings: Any, stores: Stores, report: Report) -> None:
+    def __init__(self, settings: Settings, stores: Stores, report: Report) -> None:
         self.settings = settings
-        self._stores = stores
         self._threads = ThreadPoolExecutor(settings.auth.hash_threads, thread_name_prefix="hash", initializer=_give_way)
+        self._services = Services(stores, self._threads)
         chains = [settings.auth.chain, *(one.auth_chain for one in settings.listeners.values())]
         names = list(dict.fromkeys(name for chain in chains for name in chain if name != "inherit"))
         self._members, self._installed = self._made(names)
         sources = list(settings.acl.sources)
         while sources and sources[0] in LOCAL_SOURCES:
             sources.pop(0)
-        self._sources = build_sources(settings, sources, stores.rules)
+        self._sources = build_sources(settings, sources, self._services)
         self._chain = AuthenticatorChain(self._members, settings.auth.on_error, report)
         self.authorize = SourceChain(self._sources, settings.acl.on_error, report).authorize
 
     async def authenticate(self, names: Sequence[str], client: Client) -> tuple[Answer, str]:
-        """`names`: a chain. A listener that was added while the broker runs may name members that nobody has named before."""
+        """`names`: a chain. That of a listener added while the broker runs may name further authenticators: they are made here."""
         for name in names:
             if name not in self._members and name not in NO_MEMBERS:
                 try:
@@ -86,7 +60,7 @@ class Backends:
         return await self._chain.authenticate(modules.expand(names, self._installed), client)
 
     def reload(self) -> list[str]:
-        """Has those read their files again that have any; what went wrong."""
+        """Has files read again; returns what went wrong."""
         problems = []
         for name, member in [*self._members.items(), *self._sources]:
             reload = getattr(member, "reload", None)
@@ -105,12 +79,13 @@ class Backends:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _made(self, names: Sequence[str]) -> tuple[dict[str, Authenticator], dict[str, Authenticator]]:
-        users = self._stores.users() if {"builtin", "scram"} & set(names) else None
-        return build_authenticators(self.settings, names, users, self._threads)
+        if {"builtin", "scram"} & set(names):
+            self._services.stores.users()  # opened here, so that a store that cannot be opened ends the start
+        return build_authenticators(self.settings, names, self._services)
 
 
 class _Unmade:
-    """Stands for somebody who could not be made: every question to it fails."""
+    """In the place of an authenticator that could not be made: every question to it fails."""
 
     priority = 0
 

@@ -1,0 +1,106 @@
+"""Keys of connections to other systems: the same for an authenticator, a source of rules and a sink."""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from shardbroker.config.section import LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
+
+__all__ = [
+    "TIMEOUT_S",
+    "BackendTimeout",
+    "Connection",
+    "File",
+    "HttpConnection",
+    "LdapConnection",
+    "MongodbConnection",
+    "MysqlConnection",
+    "PoolSize",
+    "PostgresqlConnection",
+    "RedisConnection",
+    "Secrets",
+    "Texts",
+    "Url",
+]
+
+TIMEOUT_S = 5.0
+"""Default of how long a back end may take, seconds, as EMQX's query_timeout."""
+
+
+def _url(value: str) -> str:
+    parts = urlsplit(value)
+    if value and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError(f"allowed is http://HOST/PATH or https://HOST/PATH, not {value!r}")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("allowed is a URL without user name and password; put those into headers")
+    if "${" in parts.netloc:
+        raise ValueError("allowed is a URL whose host has no placeholder: a client must not choose who is asked")
+    return value
+
+
+def _server(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if value and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
+        raise ValueError(f"allowed is HOST:PORT, not {value!r}")
+    return value
+
+
+Texts = Annotated[dict[str, str], Allowed("a table of text = text")]
+Secrets = Annotated[dict[str, Secret], Allowed("a table of text = text")]
+Url = Annotated[str, AfterValidator(_url), Allowed("http://HOST/PATH or https://HOST/PATH")]
+Server = Annotated[str, AfterValidator(_server), Allowed("HOST:PORT")]
+File = Annotated[str, Allowed("a path")]
+BackendTimeout = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
+PoolSize = Annotated[Whole, Field(ge=1, le=1024)]
+
+
+class Connection(Section):
+    """A server that is asked over connections of a pool."""
+
+    server: Server = Field("", description="HOST:PORT.")
+    username: str = Field("", description="To log in there.")
+    password: Secret = Field("", description="To log in there; not with --set. `file:PATH` reads it from a file.")
+    pool_size: PoolSize = Field(8, description="Connections at a time.")
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="For an answer; later it is a failure.")
+    tls: bool = Field(False, description="Whether the connection is encrypted and the server's certificate checked.")
+    tls_ca: File = Field("", description="CA certificates for that; the system's if empty.")
+
+
+class RedisConnection(Connection):
+    """A Redis server."""
+
+    database: Whole = Field(0, ge=0, le=65535, description="Its number.")
+
+
+class DatabaseConnection(Connection):
+    """A server that holds databases by name."""
+
+    database: str = Field("mqtt", description="Its name.")
+
+
+class PostgresqlConnection(DatabaseConnection):
+    """A PostgreSQL server."""
+
+
+class MysqlConnection(DatabaseConnection):
+    """A MySQL or MariaDB server."""
+
+
+class MongodbConnection(DatabaseConnection):
+    """A MongoDB server."""
+
+
+class LdapConnection(Connection):
+    """An LDAP directory."""
+
+
+class HttpConnection(Section):
+    """A service that is asked by HTTP."""
+
+    url: Url = Field("", description="Placeholders in it are encoded.")
+    headers: Secrets = Field({}, description="Sent with each request.")
+    pool_size: PoolSize = Field(8, description="Connections at a time.")
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="For an answer; later it is a failure.")
+    max_answer_size: Size = Field(65536, ge=256, le=16 << 20, description="A longer answer is a failure.")

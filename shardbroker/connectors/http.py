@@ -1,0 +1,83 @@
+"""Services over HTTP, by aiohttp."""
+
+import asyncio
+import re
+import ssl
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from shardbroker.config.connectors import HttpConnection
+from shardbroker.connectors.connector import Connector
+from shardbroker.connectors.errors import ConnectionSettingError, ConnectorError
+
+__all__ = ["Http", "read_body"]
+
+HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A field name: a token of RFC 9110."""
+PLAIN = {"Accept-Encoding": "identity"}
+GZIP = 31
+"""wbits of zlib for a gzip header and the largest window."""
+PORTS = {"http": 80, "https": 443}
+
+
+class Http(Connector[aiohttp.ClientSession]):
+    """Lends a session without cookies. It asks for bodies that are not compressed, and unpacks none: see `read_body`."""
+
+    def __init__(self, settings: HttpConnection, key: str) -> None:
+        super().__init__(settings.timeout)
+        if not settings.url:
+            raise ConnectionSettingError(f"{key}.url", "http://HOST/PATH or https://HOST/PATH", settings.url)
+        for header in settings.headers:
+            if not HEADER.fullmatch(header):
+                raise ConnectionSettingError(f"{key}.headers", "a table of header = text", header)
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def _lend(self) -> AsyncIterator[aiohttp.ClientSession]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._settings.pool_size),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=PLAIN,
+                auto_decompress=False,
+            )
+        yield self._session
+
+    async def _ping(self, lent: aiohttp.ClientSession) -> None:
+        """A connection, with TLS for https: a request could change something there."""
+        parts = urlsplit(self._settings.url)
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port or PORTS[parts.scheme], ssl=tls)
+        writer.close()
+
+    def _is_lost(self, error: Exception) -> bool:
+        return isinstance(error, OSError | aiohttp.ClientConnectionError)
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+async def read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Returns the body of an answer, which arrives in parts and is not unpacked yet. Raises ConnectorError if it has more than
+    `most` bytes, packed or unpacked, or if this cannot unpack it."""
+    parts = bytearray()
+    while len(parts) <= most and not answer.content.at_eof():
+        parts += await answer.content.read(most + 1 - len(parts))
+    body = bytes(parts)
+    encoding = answer.headers.get("Content-Encoding", "identity").lower()
+    if encoding in ("gzip", "x-gzip") and len(body) <= most:
+        try:
+            body = zlib.decompressobj(GZIP).decompress(body, most + 1)
+        except zlib.error as error:
+            raise ConnectorError(f"its answer is no gzip: {error}") from None
+    elif encoding not in ("gzip", "x-gzip", "identity", ""):
+        raise ConnectorError(f"its answer has the content encoding {encoding[:100]!r}")
+    if len(body) > most:
+        raise ConnectorError(f"an answer of more than {most} bytes")
+    return body

@@ -1,0 +1,69 @@
+"""LDAP directories, by bonsai."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import bonsai
+
+from shardbroker.config.connectors import LdapConnection
+from shardbroker.connectors.connector import Connector
+from shardbroker.connectors.server import address_of, tls_of
+
+__all__ = ["Ldap"]
+
+
+class Ldap(Connector[Any]):
+    """Lends connections that are bound as the account of the settings. A connection on which a request failed is closed."""
+
+    def __init__(self, settings: LdapConnection, key: str) -> None:
+        super().__init__(settings.timeout)
+        self._settings = settings
+        host, port = address_of(settings, key)
+        tls_of(settings, key)  # the library makes a context of its own
+        self._url = f"{'ldaps' if settings.tls else 'ldap'}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._places = asyncio.Semaphore(settings.pool_size)
+        self._idle: list[Any] = []
+
+    async def bind(self, name: str, password: str) -> bool:
+        """Whether the server lets an account in, on a connection of its own. To be called while a connection is lent, whose
+        place in the pool and whose timeout it shares."""
+        try:
+            connection = await self._open(name, password)
+        except bonsai.AuthenticationError:
+            return False
+        connection.close()
+        return True
+
+    @asynccontextmanager
+    async def _lend(self) -> AsyncIterator[Any]:
+        async with self._places:
+            connection = self._idle.pop() if self._idle else await self._open(self._settings.username, self._settings.password)
+            try:
+                yield connection
+            except BaseException:
+                with suppress(Exception):
+                    connection.close()
+                raise
+            self._idle.append(connection)
+
+    async def _open(self, name: str, password: str) -> Any:
+        client = bonsai.LDAPClient(self._url)
+        if self._settings.tls_ca:
+            client.set_ca_cert(self._settings.tls_ca)
+        if name:
+            client.set_credentials("SIMPLE", user=name, password=password)
+        return await client.connect(is_async=True, timeout=self._settings.timeout)
+
+    async def _ping(self, lent: Any) -> None:
+        with suppress(bonsai.NoSuchObjectError, bonsai.InsufficientAccess):  # answers too
+            await lent.search("", bonsai.LDAPSearchScope.BASE, "(objectClass=*)", ["1.1"])
+
+    def _is_lost(self, error: Exception) -> bool:
+        return isinstance(error, OSError | bonsai.ConnectionError | bonsai.TimeoutError | bonsai.AuthenticationError)
+
+    async def _close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()

@@ -1,0 +1,51 @@
+"""PostgreSQL, by asyncpg."""
+
+from typing import Any
+
+import asyncpg
+
+from shardbroker.config.connectors import PostgresqlConnection
+from shardbroker.connectors.connector import PooledConnector
+from shardbroker.connectors.server import address_of, tls_of
+
+__all__ = ["Postgresql"]
+
+LOST = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CannotConnectNowError,
+)
+
+
+class Postgresql(PooledConnector):
+    """Lends connections of asyncpg, which are opened when they are needed."""
+
+    def __init__(self, settings: PostgresqlConnection, key: str) -> None:
+        super().__init__(settings.timeout)
+        self._settings = settings
+        self._address = address_of(settings, key)
+        self._tls = tls_of(settings, key)
+
+    async def _open(self) -> Any:
+        return await asyncpg.create_pool(
+            host=self._address[0],
+            port=self._address[1],
+            user=self._settings.username,
+            password=self._settings.password or None,
+            database=self._settings.database,
+            ssl=self._tls or False,
+            min_size=0,
+            max_size=self._settings.pool_size,
+            timeout=self._settings.timeout,
+            command_timeout=self._settings.timeout,
+        )
+
+    async def _ping(self, lent: Any) -> None:
+        await lent.execute("SELECT 1")
+
+    def _is_lost(self, error: Exception) -> bool:
+        return isinstance(error, LOST)

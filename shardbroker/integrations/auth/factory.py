@@ -1,0 +1,58 @@
+"""Makes authenticators and sources of rules from settings.
+
+The tables are `config.access.Authenticators` and `Sources`: a field NAME there stands for the module NAME of this package, with a
+function `authenticator(settings, services)`, or `authorizer(settings, services)`. Modules are loaded, and their libraries with
+them, only for names that are used.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from shardbroker.access.contract import Authenticator, Authorizer, BackendError, SettingError
+from shardbroker.access.files import FileError
+from shardbroker.access.placeholders import PlaceholderError
+from shardbroker.access.stores import StoreError
+from shardbroker.config import Settings
+from shardbroker.config.access import AUTHENTICATORS, SOURCES
+from shardbroker.connectors.errors import ConnectionSettingError, ConnectorError, missing_library
+from shardbroker.integrations.auth import modules
+from shardbroker.integrations.auth.services import Services
+
+__all__ = ["CONVERSATIONS", "build_authenticators", "build_sources"]
+
+CONVERSATIONS = ("scram",)
+"""Rows of the table without an authenticator: they take part in enhanced authentication alone."""
+
+
+def build_authenticators(
+    settings: Settings, names: Sequence[str], services: Services
+) -> tuple[dict[str, Authenticator], dict[str, Authenticator]]:
+    """Returns all that chains name, and those of them that are modules of others. Raises BackendError."""
+    installed = modules.load_modules(modules.AUTHENTICATORS, names, AUTHENTICATORS, settings.auth.module_settings)
+    own = [name for name in names if name in AUTHENTICATORS and name not in CONVERSATIONS]
+    return {name: _made("authenticator", name, getattr(settings.auth, name), services) for name in own} | installed, installed
+
+
+def build_sources(settings: Settings, names: Sequence[str], services: Services) -> list[tuple[str, Authorizer]]:
+    """Returns those of acl.sources that workers do not evaluate, in order, modules of others included. Raises BackendError."""
+    installed = modules.load_modules(modules.AUTHORIZERS, names, SOURCES, settings.acl.module_settings)
+    return [
+        (name, installed[name] if name in installed else _made("authorizer", name, getattr(settings.acl, name, None), services))
+        for name in modules.expand(names, installed)
+    ]
+
+
+def _made(kind: str, name: str, settings: Any, services: Services) -> Any:
+    try:
+        return getattr(import_module(f"shardbroker.integrations.auth.{name}"), kind)(settings, services)
+    except ImportError as error:
+        raise BackendError(f"{name} needs {missing_library(error)}") from None
+    except ConnectionSettingError as error:
+        raise SettingError(*error.args) from None
+    except (ConnectorError, FileError, StoreError, PlaceholderError) as error:
+        raise BackendError(f"{name}: {error}") from None
+    except BackendError:
+        raise
+    except Exception as error:  # of a library: no setting may end the process
+        raise BackendError(f"{name} cannot be made: {type(error).__name__}: {error}") from error

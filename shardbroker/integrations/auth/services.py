@@ -1,0 +1,45 @@
+"""What authenticators and sources of rules are made with, besides their settings."""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardbroker.access.gate import rules_dir, users_dir
+from shardbroker.access.stores import RuleStore, UserStore
+
+__all__ = ["Services", "Stores"]
+
+
+class Stores:
+    """The broker's own users and rules, opened when they are first needed: once in a process, as LMDB wants it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._users: UserStore | None = None
+        self._rules: RuleStore | None = None
+
+    def users(self) -> UserStore:
+        """Raises StoreError."""
+        if self._users is None:
+            self._users = UserStore(users_dir(self._data_dir))
+        return self._users
+
+    def rules(self) -> RuleStore:
+        """Raises StoreError."""
+        if self._rules is None:
+            self._rules = RuleStore(rules_dir(self._data_dir))
+        return self._rules
+
+    def close(self) -> None:
+        for store in (self._users, self._rules):
+            if store is not None:
+                store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Shared by all authenticators and sources of one state of the settings."""
+
+    stores: Stores
+    threads: Executor
+    """They hash passwords."""
