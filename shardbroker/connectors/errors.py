@@ -3,7 +3,7 @@
 __all__ = ["ConnectionSettingError", "ConnectorError", "describe", "missing_library"]
 
 EXTRAS = {
-    "aiohttp": "auth", "aiomysql": "mysql", "argon2": "auth", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap",
+    "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap",
     "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
 }  # fmt: skip
 """Library -> extra of the package that installs it."""

@@ -1,8 +1,11 @@
-"""MySQL and MariaDB, by aiomysql."""
+"""MySQL and MariaDB, by asyncmy."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
-import aiomysql
+import asyncmy
+from asyncmy.cursors import DictCursor
 
 from shardbroker.config.connectors import MysqlConnection
 from shardbroker.connectors.connector import PooledConnector
@@ -24,32 +27,40 @@ class Mysql(PooledConnector):
         self._tls = tls_of(settings, key)
 
     async def _open(self) -> Any:
-        return await aiomysql.create_pool(
+        return await asyncmy.create_pool(
             host=self._address[0],
             port=self._address[1],
             user=self._settings.username,
             password=self._settings.password,
-            db=self._settings.database,
+            database=self._settings.database,
             ssl=self._tls,
             minsize=0,
             maxsize=self._settings.pool_size,
             connect_timeout=self._settings.timeout,
             charset="utf8mb4",
             autocommit=True,
-            cursorclass=aiomysql.DictCursor,
+            cursor_cls=DictCursor,
+            pool_recycle=-1,
         )
 
     async def _ping(self, lent: Any) -> None:
         await lent.ping(reconnect=False)
 
     def _is_lost(self, error: Exception) -> bool:
-        if isinstance(error, aiomysql.OperationalError):
+        if isinstance(error, asyncmy.OperationalError):
             code = error.args[0] if error.args else 0
             return not isinstance(code, int) or code >= 2000 or code in LOST_CODES
         return isinstance(error, OSError)
 
+    async def _close(self) -> None:
+        await super()._close()
+        if self._pool is not None:  # and idle connections, which terminate() leaves open
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    await self._pool.wait_closed()
+
 
 def literal(value: str | None) -> str:
-    """Returns a value as SQL. No asyncio driver knows prepared statements on MySQL and MariaDB, so text travels as hexadecimal
-    digits: nothing in it can end the literal, whatever the server's modes and character sets are."""
+    """Returns a value as SQL. Text travels as hexadecimal digits: nothing in it can end the literal, whatever the modes and the
+    character sets of the server are."""
     return "NULL" if value is None else f"_utf8mb4 X'{value.encode(errors='surrogateescape').hex()}'"

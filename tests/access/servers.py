@@ -88,7 +88,8 @@ def postgresql(sql: str) -> Iterator[int]:
 
 
 @contextmanager
-def mariadb(sql: str) -> Iterator[int]:
+def mariadb(sql: str, *more: str) -> Iterator[int]:
+    """`more`: options of the server."""
     with folder() as where:
         port = free_port()
         user = "nobody" if os.geteuid() == 0 else getpass.getuser()
@@ -97,7 +98,7 @@ def mariadb(sql: str) -> Iterator[int]:
         quietly([needed("mariadb-install-db"), *options, *options_once])
         command = [
             needed("mariadbd"), *options, f"--port={port}", "--bind-address=127.0.0.1", f"--socket={where / 's'}",
-            f"--pid-file={where / 'pid'}", "--innodb-flush-log-at-trx-commit=0",
+            f"--pid-file={where / 'pid'}", "--innodb-flush-log-at-trx-commit=0", *more,
         ]  # fmt: skip
         with running(command, lambda: answers(port), where):
             grant = (

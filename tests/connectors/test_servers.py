@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from shardbroker.config import connectors as keys
@@ -14,6 +16,7 @@ from shardbroker.connectors.connector import Connector, State
 from shardbroker.connectors.errors import ConnectionSettingError, ConnectorError
 from shardbroker.connectors.server import address_of, tls_of
 from tests.access import servers
+from tests.edge.certificates import Authority
 from tests.harness.broker import free_port
 from tests.harness.needed import needed_module
 
@@ -277,8 +280,8 @@ CASES = {"postgresql": _postgresql, "mysql": _mysql, "redis": _redis, "mongodb":
 @pytest.mark.parametrize("kind", CASES)
 def test_a_server_that_is_slow_then_lost_and_found_again(kind: str) -> None:
     case = CASES[kind]()
-    with server_of(kind) as port:
-        asyncio.run(scenario(case, port))
+    with server_of(kind) as port, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as integrations has
+        runner.run(scenario(case, port))
 
 
 def test_settings_that_cannot_work_name_their_key() -> None:
@@ -288,3 +291,40 @@ def test_settings_that_cannot_work_name_their_key() -> None:
     text = r"^k\.tls_ca: must be a PEM file of CA certificates, got '/none': No such file"
     with pytest.raises(ConnectionSettingError, match=text):
         tls_of(keys.Connection(tls=True, tls_ca="/none"), "k")
+
+
+@pytest.mark.parametrize(
+    ("authority", "host", "failure"),
+    [("ours", "localhost", ""), ("ours", "127.0.0.1", "IP address mismatch"), ("other", "localhost", "self-signed certificate")],
+)
+def test_mysql_over_tls_checks_certificate_and_name(authority: str, host: str, failure: str) -> None:
+    import asyncmy
+
+    from shardbroker.connectors.mysql import Mysql
+
+    async def cipher(port: int, ca: Path) -> str:
+        settings = keys.MysqlConnection(
+            server=f"{host}:{port}", username="mqtt", password="dbsecret", timeout=5, tls=True, tls_ca=str(ca)
+        )
+        connector = Mysql(settings, "k")
+        try:
+            async with connector.connection() as lent, lent.cursor() as cursor:
+                await cursor.execute("SHOW STATUS LIKE 'Ssl_cipher'")
+                (row,) = await cursor.fetchall()
+                return str(row["Value"])
+        finally:
+            assert (connector.health.state is State.DISCONNECTED) == bool(failure)
+            await connector.close()
+
+    with servers.folder() as where:
+        authorities = {name: Authority(where, name) for name in ("ours", "other")}
+        certificate = authorities["ours"].issue("server", "server", ("localhost",))
+        for file in where.iterdir():
+            file.chmod(0o644)
+        options = [f"--ssl-ca={authorities['ours'].cafile}", f"--ssl-cert={certificate}", f"--ssl-key={certificate}"]
+        with servers.mariadb("", *options) as port, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            if not failure:
+                assert runner.run(cipher(port, authorities[authority].cafile))
+            else:
+                with pytest.raises(asyncmy.OperationalError, match=failure):
+                    runner.run(cipher(port, authorities[authority].cafile))
