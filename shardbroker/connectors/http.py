@@ -5,7 +5,7 @@ import re
 import ssl
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -54,6 +54,8 @@ class Http(Connector[aiohttp.ClientSession]):
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         _, writer = await asyncio.open_connection(parts.hostname, parts.port or PORTS[parts.scheme], ssl=tls)
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
     def _is_lost(self, error: Exception) -> bool:
         return isinstance(error, OSError | aiohttp.ClientConnectionError)

@@ -43,8 +43,7 @@ class Ldap(Connector[Any]):
             try:
                 yield connection
             except BaseException:
-                with suppress(Exception):
-                    connection.close()
+                _discard(connection)
                 raise
             self._idle.append(connection)
 
@@ -54,7 +53,12 @@ class Ldap(Connector[Any]):
             client.set_ca_cert(self._settings.tls_ca)
         if name:
             client.set_credentials("SIMPLE", user=name, password=password)
-        return await client.connect(is_async=True, timeout=self._settings.timeout)
+        connection = client.connect(is_async=True, timeout=self._settings.timeout)
+        try:
+            return await connection
+        except BaseException:
+            _discard(connection)
+            raise
 
     async def _ping(self, lent: Any) -> None:
         with suppress(bonsai.NoSuchObjectError, bonsai.InsufficientAccess):  # answers too
@@ -67,3 +71,14 @@ class Ldap(Connector[Any]):
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+
+def _discard(connection: Any) -> None:
+    """Closes a connection on which a request failed. A request that is cancelled leaves the library's callbacks on the event loop:
+    they would be called for the next file of this number."""
+    with suppress(Exception):
+        loop, descriptor = asyncio.get_running_loop(), connection.fileno()
+        if descriptor >= 0:
+            loop.remove_reader(descriptor)
+            loop.remove_writer(descriptor)
+        connection.close()

@@ -38,7 +38,7 @@ class Redis(Connector[Any]):
             decode_responses=True,
             **tls,
         )
-        self._client = redis.asyncio.Redis(connection_pool=pool)
+        self._client = redis.asyncio.Redis.from_pool(pool)
 
     def _lend(self) -> AbstractAsyncContextManager[Any]:
         return nullcontext(self._client)

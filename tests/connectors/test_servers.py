@@ -40,6 +40,10 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def connections(self) -> int:
+        return len(self._tasks)
+
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
@@ -269,6 +273,11 @@ async def scenario(case: Case, port: int) -> None:
 
     await connector.close()
     assert health.state is State.STOPPED
+    for _ in range(100):
+        if not proxy.connections:
+            break
+        await asyncio.sleep(0.02)
+    assert not proxy.connections, "idle ones are closed too"
     await proxy.cut()
     if runner is not None:
         await runner.cleanup()
