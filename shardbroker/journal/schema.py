@@ -271,7 +271,7 @@ def decode_items(body: bytes, count: int) -> list[list[Value]]:
     try:
         # As one array, so that the decoder is called once for a block. The item behind the last shows that nothing is left over.
         items = cbor2.loads(b"\x9a" + (count + 1).to_bytes(4, "big") + body + _LAST)
-    except (cbor2.CBORDecodeError, ValueError, RecursionError) as error:
+    except (cbor2.CBORDecodeError, ValueError, RecursionError, OverflowError) as error:  # the last one: 2**32 items
         raise SchemaError(f"not {count} CBOR items: {error}") from None
     if items.pop() != 0:
         raise SchemaError(f"more than {count} CBOR items")

@@ -78,7 +78,7 @@ def test_any_bytes_give_items_or_a_schema_error(body: bytes, count: int) -> None
         pass
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, 4, 2**32 - 2, 2**32 - 1])
 def test_a_body_of_another_count_is_refused(count: int) -> None:
     with pytest.raises(SchemaError):
         decode_items(encode(Kind.RELEASED, session=1, packet_id=2, reason=0) * 3, count)
