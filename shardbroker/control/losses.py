@@ -16,7 +16,7 @@ LOSSES = {
     "expired": ("delivery.dropped.expired", "the Message Expiry Interval was over before the client took it"),
     "too_large": ("delivery.dropped.too_large", "larger than the client's Maximum Packet Size"),
     "outdated": ("messages.dropped.outdated", "a delayed message or a will that is not allowed any more when it is due"),
-    "unroutable": ("messages.dropped.unroutable", "a destination of the topic is not known; the log line `destination unknown` names it"),
+    "unroutable": ("messages.dropped.unroutable", "a destination is not known; the log line `destination unknown` names it"),
     "failed": ("messages.dropped.failed", "processing failed; the log line `message dropped` has the reason"),
     "retained": ("retained.dropped", "delivered, but not retained: limits below `retainer`, or a disk that takes no writes"),
 }
