@@ -72,17 +72,20 @@ def fuzz(name: str, seconds: int, folder: Path, libfuzzer: str, keep: bool) -> O
     engine = ["fuzz.engine", name]
     options = [f"-artifact_prefix={own}/finding-", f"-timeout={INPUT_TIMEOUT_S}", f"-rss_limit_mb={MEMORY_MAX_MB}"]
     options += [f"-max_total_time={seconds}", "-print_final_stats=1", "-reload=0"]
+    # libFuzzer ends its process without Python's clean-up: what a target leaves is removed with the folder.
+    plain = environment(Path.cwd(), logs) | {"TMPDIR": str(own)}
+    guided = environment(Path.cwd(), logs, libfuzzer) | {"TMPDIR": str(own)}
     outcome = Outcome(name)
     try:
-        _python([*engine, "--write", str(start)], environment(Path.cwd(), logs))
-        output = _python([*engine, *options, str(found), str(start)], environment(Path.cwd(), logs, libfuzzer), seconds)
+        _python([*engine, "--write", str(start)], plain)
+        output = _python([*engine, *options, str(found), str(start)], guided, seconds)
         outcome.executions, outcome.branches = _number(r"units: +(\d+)", output), _number(r" cov: (\d+)", output)
         if not outcome.executions or not outcome.branches:
             raise Failed(f"nothing was executed, or nothing counts branches\n{output}")
-        _python(["fuzz.coverage", name, str(result), str(start), str(found)], environment(Path.cwd(), logs))
+        _python(["fuzz.coverage", name, str(result), str(start), str(found)], plain)
         if keep:
-            _python([*engine, "-merge=1", str(merged), str(start), str(found)], environment(Path.cwd(), logs, libfuzzer))
-            _python([*engine, "--keep", str(merged)], environment(Path.cwd(), logs))
+            _python([*engine, "-merge=1", str(merged), str(start), str(found)], guided)
+            _python([*engine, "--keep", str(merged)], plain)
     except Failed as error:
         inputs = "".join(f"input: {path.read_bytes().hex()}\n" for path in own.glob("finding-*"))
         outcome.finding = f"{name}:\n{error}\n{reports(logs)}\n{inputs}"

@@ -4,7 +4,6 @@ Half of the inputs have their checksums made right, so that what stands behind t
 """
 
 import contextlib
-import os
 import tempfile
 import zlib
 from collections.abc import Iterable
@@ -27,7 +26,7 @@ from shardbroker.journal.schema import Kind, SchemaError, encode
 MAX_LEN = 700
 AS_IT_IS, MADE_RIGHT = range(2)
 INCARNATION = 7
-_directory = tempfile.TemporaryDirectory(prefix="shardbroker-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+_directory = tempfile.TemporaryDirectory(prefix="shardbroker-fuzz-")
 _path = Path(_directory.name) / segment_name(0)
 
 

@@ -53,6 +53,12 @@ def test_the_input_of_a_finding_is_printed(tmp_path: Path, monkeypatch: pytest.M
     assert "input: 6162\n" in run.fuzz("tls", 0, tmp_path, "", False).finding
 
 
+def test_what_a_target_leaves_goes_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libFuzzer ends a process without Python's clean-up."""
+    python(tmp_path / "python", "echo in $TMPDIR; exit 1", monkeypatch)
+    assert f"in {tmp_path}/tls\n" in run.fuzz("tls", 0, tmp_path, "", False).finding
+
+
 def test_targets_that_ran(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [run.Outcome("codec", 5, 7), run.Outcome("tls", 6, 8)]
     assert run.report(outcomes, {"shm.ring": coverage.Share(9, 2, 30, 20)}) == 0
