@@ -19,6 +19,7 @@ cdef enum EventFlag:                       # worker.event_messages.EVENTS, in th
 
 cdef class Core:
     cdef uint64_t* counters                # by shm Counter; the worker's slot, or memory of our own
+    cdef uint64_t* own_counters            # NULL: they are in a slot
     cdef object counters_owner
     cdef uint32_t hooks                    # points that have callbacks, see hooks/masks.pxd; what fires them is `hooked`
     cdef object hooked                     # shardbroker.worker.hooked.Hooked; None: there are none

@@ -27,7 +27,7 @@ cdef class Core:
 
     def __init__(self, settings, uint64_t now_ms, CounterSlot slot=None):
         if slot is None:
-            self.counters = <uint64_t*>calloc(COUNTER_MAX, sizeof(uint64_t))
+            self.counters = self.own_counters = <uint64_t*>calloc(COUNTER_MAX, sizeof(uint64_t))
         else:
             self.counters = slot.values
             self.counters_owner = slot
@@ -70,8 +70,7 @@ cdef class Core:
         self.max_output_bytes = settings.max_output_bytes
 
     def __dealloc__(self):
-        if self.counters_owner is None:
-            free(self.counters)
+        free(self.own_counters)            # no Python object can be asked here: the collector may have cleared it
 
     def tell(self, str level, str text) -> None:
         """Writes a line into the log; nowhere without a shell."""

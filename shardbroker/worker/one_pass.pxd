@@ -42,7 +42,7 @@ cdef class Worker(Shard):
     cdef public object on_command          # callable(command) -> answer, see commands.pyx
     cdef list answers                      # that the manager's ring had no room for yet
 
-    cdef int one_pass(self, int timeout_ms) except -1
+    cpdef int one_pass(self, int timeout_ms) except -1
     cdef int send_all(self) except -1
     cdef int serve_events(self, epoll_event* events, int count) except -1
     cdef int run_timers(self) except -1

@@ -125,7 +125,7 @@ cdef class Worker(Shard):
             self.started()
             self.started = None
 
-    cdef int one_pass(self, int timeout_ms) except -1:
+    cpdef int one_pass(self, int timeout_ms) except -1:
         cdef epoll_event events[EVENTS]
         cdef int count
         if timeout_ms and self.inlets.inbox is not None and not self.durability.behind:

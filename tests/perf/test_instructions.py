@@ -1,7 +1,9 @@
-"""What one message costs the protocol core, in instructions: the same on every run, however busy the machine is.
+"""What one message costs, in instructions: the same on every run, however busy the machine is.
 
-A limit is a tenth above what was counted when it was last set. Whoever makes a message dearer sees it here, and whoever makes it
-cheaper lowers the limit.
+Twice: in the protocol core alone, and on the whole way from a socket through two workers and a ring to a socket.
+
+A limit is a little above what was counted when it was last set: a change that makes a message dearer fails here, and one that makes
+it cheaper has to lower the limit.
 """
 
 import re
@@ -17,6 +19,8 @@ COUNTED = {0: 1_173, 1: 2_313, 2: 3_902}
 """QoS -> instructions for one message from the publisher's PUBLISH to the subscriber's, acknowledgements included."""
 COUNTED_THAT_STAY = {1: 2_978, 2: 4_960}
 """The same between sessions that stay, with everything that a recovery needs written into a journal."""
+COUNTED_THROUGH_WORKERS: dict[int, int] = {0: 2_501, 1: 3_715, 2: 5_608}
+"""The same from the publisher's socket on one worker to the subscriber's on another, in both workers together."""
 TOLERANCE = 1.1
 RULES_MAX = 1.05
 """How much dearer a message may be whose publisher is under rules, the verdict being known."""
@@ -29,10 +33,10 @@ pytestmark = [
 ]
 
 
-def instructions(qos: int, batches: int, *how: str) -> int:
+def instructions(qos: int, batches: int, *how: str, load: str = "core_load") -> int:
     command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     done = subprocess.run(
-        [*command, sys.executable, "-m", "tests.perf.core_load", str(qos), str(batches), *how],
+        [*command, sys.executable, "-m", f"tests.perf.{load}", str(qos), str(batches), *how],
         capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "0"},
     )  # fmt: skip
     found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
@@ -68,3 +72,9 @@ def test_rules_that_are_known_cost_next_to_nothing(qos: int, start: int) -> None
     plain, ruled = (instructions(qos, BATCHES, *how) - start for how in ((), ("ruled",)))
     print(f"QoS {qos}: {plain / (BATCHES * MESSAGES):.0f} without rules, {ruled / (BATCHES * MESSAGES):.0f} with")
     assert ruled < plain * RULES_MAX
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_instructions_per_message_through_two_workers(qos: int) -> None:
+    first, second = (instructions(qos, batches, load="worker_load") for batches in (BATCHES // 10, BATCHES // 10 + BATCHES))
+    check(COUNTED_THROUGH_WORKERS[qos], second, first)
