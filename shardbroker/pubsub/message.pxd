@@ -37,6 +37,7 @@ cdef class Publication:
     cdef bint retain
     cdef uint8_t payload_format
     cdef uint32_t logged                   # as of a Message
+    cdef bint unrepeatable                 # its source would not send it again: a lost record is lost
     cdef bytes client_id
     cdef Message message                   # set by keep(), or what this publication was made from
 

@@ -36,6 +36,7 @@ cdef class TopicEntry:
     cdef uint32_t target_count
     cdef uint64_t weight                   # bytes that it takes, about
     cdef list keep                         # references behind the pointers in `targets`
+    cdef bint leaves                       # other workers, or members of groups, are to have its messages: the next two are not empty
     cdef readonly tuple destinations       # u32 destinations other than this worker
     cdef readonly tuple groups             # shared groups: (name, filter, ((destination, member), ...))
 

@@ -65,7 +65,7 @@ cdef class TopicEntry:
         free(self.targets)
 
     cdef bint nobody(self) noexcept:
-        return self.target_count == 0 and not self.destinations and not self.groups
+        return self.target_count == 0 and not self.leaves
 
 
 cdef inline CacheSlot* slot_of(CacheTable* table, uint64_t hash, const uint8_t* topic, size_t size) noexcept:
@@ -247,6 +247,7 @@ cdef class Lookup:
             entry.buckets = self.buckets
             entry.destinations = tuple([destination for destination in self.match.destinations if destination != own])
             entry.groups = tuple([(group.name, group.filter, group.members) for group in self.match.groups])
+            entry.leaves = bool(entry.destinations or entry.groups)
             entry.weight = <uint64_t>ENTRY_BYTES + len(self.topic) + TARGET_BYTES * len(self.matching)
             for group in self.match.groups:
                 entry.weight += <uint64_t>MEMBER_BYTES * len(group.members)

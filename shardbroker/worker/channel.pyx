@@ -491,7 +491,8 @@ cdef class Channel(Link):
             entry = self.rewritten(entry, &view)
             if entry is None:
                 return False
-        if not at_ms and not self.shard.room_for(entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
+        if (entry.leaves or core.disk_full) and not at_ms and not self.shard.room_for(
+                entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
             return False
         if (view.retain or at_ms) and core.disk_full:
             return False
@@ -545,9 +546,9 @@ cdef class Channel(Link):
         publication.logged = 0
         if core.hooks & HOOK_MESSAGE_PUBLISH:
             return self.publish_hooked(publication, &view, at_ms)
-        # Nobody sends it again once its packet id is taken.
-        self.shard.outlets.unrepeatable = view.qos == 2 and self.session.logged
-        if self.shard.outlets.unrepeatable:
+        # A client does not send it again once its packet id is taken.
+        publication.unrepeatable = view.qos == 2 and self.session.logged
+        if publication.unrepeatable:
             core.recorder.received(self.session, view.packet_id, publication.id_high, publication.id_low)
         if unlikely(core.watch):
             return publish_watched(self, entry, &view, publication, at_ms)

@@ -22,7 +22,6 @@ cdef enum:
 
 cdef class Outlets:
     """The base has no outlet: all messages stay in this worker."""
-    cdef bint unrepeatable                 # the publisher would not send what is published now again: a lost record is lost
     cdef uint64_t forwarded_to             # processes that messages went to since the last acknowledgement, a bit each: number % 64
 
     # Whether each destination of these has an outlet. One that has none is logged once.
@@ -31,7 +30,7 @@ cdef class Outlets:
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1
     # False: no room.
     cdef bint put(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
-    # The journal notes that it is to be retained. The caller has looked at `unrepeatable`.
+    # The journal notes that it is to be retained. The caller has looked at `publication.unrepeatable`.
     cdef int note_retained(self, Publication publication) except -1
 
     cdef bint forward(self, long destination, Publication publication) except -1

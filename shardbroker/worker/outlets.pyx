@@ -58,6 +58,7 @@ cdef class Outlets:
         header.attempts = <uint8_t>held.attempts
         header.member = held.member
         publication.borrow(held.message)
+        publication.unrepeatable = True
         return self.put(held.destination, &header, publication, held.group, held.filter)
 
 
@@ -149,7 +150,7 @@ cdef class RingOutlets(Outlets):
     cdef bint put(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
         cdef RingOutlet outlet = self.outlet_of(destination)
         cdef int64_t position
-        cdef bint noted = self.unrepeatable and publication.qos and self.core.recorder is not None
+        cdef bint noted = publication.unrepeatable and publication.qos and self.core.recorder is not None
         if outlet is None:                 # of a journal, or of a shared group that has changed since has_all()
             self.note_unknown(destination)
             self.core.count_unroutable()

@@ -661,14 +661,12 @@ cdef class Recovery:
         cdef Session session
         if self.loop.durability.gate is not None or self.loop.number in self.forwarded:
             self.loop.recorder.arrived()   # or is forwarded again, behind this
-        self.loop.outlets.unrepeatable = True
         for _, items in self.forwarded.get(self.loop.number, {}).values():
             for item in items:
                 try:
                     self.forward_again(item, inboxes)
                 except Exception as error:
                     self.loop.drop_failed("recovery", topic_of(self.message(item[4])), error)
-        self.loop.outlets.unrepeatable = False
         for number, client_id in self.foreign:
             self.loop.recorder.moved(number, client_id)
         for session in list(self.by_key.values()):
@@ -713,6 +711,7 @@ cdef class Recovery:
         if item[2] == RETAINED_STORE:
             publication = Publication.__new__(Publication)
             publication.borrow(message)
+            publication.unrepeatable = True
             return self.loop.retain(publication)
         held = hold_for_ring(message, item[2], item[5], item[6], item[7], field(item, 8), field(item, 9))
         if not self.loop.outlets.put_held(held):

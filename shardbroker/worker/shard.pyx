@@ -240,12 +240,13 @@ cdef class Shard(Core):
                 self.hooked.message_dropped(publication, "no_subscribers")
             return False
         self.deliver_locally(entry, publication, publisher)
-        for destination in entry.destinations:
-            self.forward(destination, publication)
-        if entry.groups:
-            self.budget -= GROUP_COST * <int64_t>len(entry.groups)
-        for group in entry.groups:
-            self.deliver_shared(<tuple>group, publication, publisher, 0, None)
+        if entry.leaves:
+            for destination in entry.destinations:
+                self.forward(destination, publication)
+            if entry.groups:
+                self.budget -= GROUP_COST * <int64_t>len(entry.groups)
+            for group in entry.groups:
+                self.deliver_shared(<tuple>group, publication, publisher, 0, None)
         return True
 
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1:
@@ -363,11 +364,8 @@ cdef class Shard(Core):
         publication.borrow(message)
         if self.watch:
             self.watcher.routed(publication, not entry.nobody())
-        self.outlets.unrepeatable = True
-        try:
-            self.publish(entry, publication, publisher)
-        finally:
-            self.outlets.unrepeatable = False
+        publication.unrepeatable = True
+        self.publish(entry, publication, publisher)
         return True
 
     # --- what waits for room in a ring ---------------------------------------------------------------------------------------
@@ -415,7 +413,6 @@ cdef class Shard(Core):
         return self.delays.take_due(self.retry)
 
     cdef bint try_again(self, Held held) except -1:
-        cdef bint done
         if held.lookups is None:
             held.lookups = []
         if held.purpose == HELD_FOR_ALL:
@@ -424,12 +421,7 @@ cdef class Shard(Core):
             return self.publish_delayed(held)
         if held.purpose == HELD_FOR_GROUP:
             return self.hand_on(held.group, held.filter, held.message, held.attempts, held.member, held.lookups)
-        self.outlets.unrepeatable = True
-        try:
-            done = self.outlets.put_held(held)
-        finally:
-            self.outlets.unrepeatable = False
-        return done
+        return self.outlets.put_held(held)
 
     # --- events as messages -------------------------------------------------------------------------------------------------
 
@@ -575,7 +567,7 @@ cdef class Shard(Core):
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
         if self.disk_full and self.would_record(entry):
             return False
-        return (not entry.destinations and not entry.groups) or self.outlets.room_for(entry, size)
+        return not entry.leaves or self.outlets.room_for(entry, size)
 
     cdef bint would_record(self, TopicEntry entry) noexcept:
         """Whether a message for these would be written into the journal."""
@@ -773,13 +765,10 @@ cdef class Shard(Core):
             return False
         publication = Publication.__new__(Publication)
         publication.borrow(message)
-        self.outlets.unrepeatable = True           # whoever had it has given it out of its hands
-        try:
-            for group in entry.groups:
-                if group[0] == group_name and group[1] == filter:
-                    self.deliver_shared(group, publication, None, attempts, (self.own_destination, failed) if failed else None)
-        finally:
-            self.outlets.unrepeatable = False
+        publication.unrepeatable = True    # the worker that had it has acknowledged it
+        for group in entry.groups:
+            if group[0] == group_name and group[1] == filter:
+                self.deliver_shared(group, publication, None, attempts, (self.own_destination, failed) if failed else None)
         return True
 
     # --- subscriptions ------------------------------------------------------------------------------------------------------
@@ -902,7 +891,7 @@ cdef class Shard(Core):
         cdef bytes topic
         if self.retained is None:
             return 0
-        if self.outlets.unrepeatable and publication.qos and self.recorder is not None:
+        if publication.unrepeatable and publication.qos and self.recorder is not None:
             self.outlets.note_retained(publication)
         topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
         if self.retained_retry_ms:

@@ -21,7 +21,7 @@ COUNTED_THAT_STAY = {1: 2_978, 2: 4_960}
 """The same between sessions that stay, with everything that a recovery needs written into a journal."""
 COUNTED_THROUGH_WORKERS: dict[int, int] = {0: 2_501, 1: 3_715, 2: 5_608}
 """The same from the publisher's socket on one worker to the subscriber's on another, in both workers together."""
-TOLERANCE = 1.1
+TOLERANCE = 1.02
 RULES_MAX = 1.05
 """How much dearer a message may be whose publisher is under rules, the verdict being known."""
 BATCHES = 500
