@@ -58,7 +58,7 @@ cdef class Channel(Link):
     cdef readonly object access            # shardbroker.worker.access.Access; None: nobody checks anything about this client
     cdef Verdicts verdicts                 # None: it may publish and subscribe everything
     cdef bytes wanted_id                   # client id that the acceptor has made for a CONNECT without; from CONNECT on the one in it
-    cdef tuple subscribing                 # a SUBSCRIBE too long for one turn, see go_on_subscribing(); None mostly
+    cdef tuple subscribing                 # a SUBSCRIBE or UNSUBSCRIBE too long for one turn, see go_on_with_filters(); None mostly
     cdef uint64_t last_packet_ms
     cdef uint64_t connected_ms             # Unix ms of the CONNECT that was accepted
     cdef TopicAliases aliases_in           # None mostly
@@ -94,8 +94,12 @@ cdef class Channel(Link):
     cdef bint publish_hooked(self, Publication publication, PublishView* view, uint64_t at_ms) except -1
     cdef TopicEntry rewritten(self, TopicEntry entry, PublishView* view)
     cdef int on_subscribe(self, Subscribe packet) except -1
+    # Filters of a SUBSCRIBE or UNSUBSCRIBE as far as the budget goes. What follows it on the connection waits until it is done.
+    cdef int go_on_with_filters(self) except -1
     cdef int go_on_subscribing(self) except -1
+    cdef int go_on_unsubscribing(self) except -1
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1
+    cdef int unsubscribe_one(self, bytes wire_filter) except -1
     cdef int on_disconnect(self, Disconnect packet) except -1
     cdef int answer_codes(self, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1
     cdef bytes incoming_topic(self, PublishView* view)

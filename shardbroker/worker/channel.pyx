@@ -61,6 +61,7 @@ cdef enum:
     ALIASES_BYTES_MAX = 8388608            # of one connection: all 65,535 with topics of 28 bytes
     ALIASES_BYTES_SHORT = 65536            # while memory is short
     PARTIAL_MAX = 4096                     # bytes of a CONNECT whose end may still be on the way while memory is short
+    FILTERS_PREPARED = 128                 # filters whose rules are looked up at once: as many as a turn deals with
     SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
 
 cdef enum:                                 # what Hooked.ask_publish() returns
@@ -84,7 +85,7 @@ cdef class Channel(Link):
         cdef uint64_t whole
         try:
             if self.subscribing is not None:
-                self.go_on_subscribing()
+                self.go_on_with_filters()
             while used < size and self.state != CLOSING and self.core.budget > 0:
                 if not read_fixed_header(data + used, size - used, &header):
                     break
@@ -383,7 +384,7 @@ cdef class Channel(Link):
         topics = self.shard.auto_topics.of(values)
         if not topics:
             return 0
-        self.subscribing = (0, 0, iter(topics), bytearray(), [], [], self.shard.full_tables)
+        self.subscribing = (SUBSCRIBE, 0, 0, topics, bytearray(), [], [], self.shard.full_tables)
         return self.go_on_subscribing()
 
     def origin_of_will(self) -> dict[str, object]:
@@ -828,17 +829,22 @@ cdef class Channel(Link):
         topics = packet.topics
         if self.core.hooks & HOOK_CLIENT_SUBSCRIBE:
             topics = self.core.hooked.subscribe(self, packet)
-        self.subscribing = (packet.packet_id, identifier, iter(topics), bytearray(), [], [], self.shard.full_tables)
-        if self.verdicts is not None and not self.access.prepare(topics):
-            return 0                       # held until back ends have told
+        self.subscribing = (SUBSCRIBE, packet.packet_id, identifier, topics, bytearray(), [], [], self.shard.full_tables)
         return self.go_on_subscribing()
 
+    cdef int go_on_with_filters(self) except -1:
+        return self.go_on_subscribing() if self.subscribing[0] == SUBSCRIBE else self.go_on_unsubscribing()
+
     cdef int go_on_subscribing(self) except -1:
-        """Filters of a SUBSCRIBE as far as the budget goes. What follows it on the connection waits until it is done."""
         cdef bytearray codes
         cdef Core core = self.core
-        packet_id, identifier, topics, codes, subscribed, replays, full_tables = self.subscribing
-        for wire_filter, options in topics:
+        cdef Py_ssize_t at
+        _, packet_id, identifier, topics, codes, subscribed, replays, full_tables = self.subscribing
+        for at in range(len(codes), len(topics)):
+            if packet_id and at % FILTERS_PREPARED == 0 and self.verdicts is not None and not self.access.prepare(
+                    topics[at:at + FILTERS_PREPARED]):
+                return 0                   # suspended until back ends have answered
+            wire_filter, options = topics[at]
             if not packet_id or self.verdicts is None or self.access.may_subscribe(wire_filter, options):
                 if packet_id and self.shard.rewriting is not None:
                     wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
@@ -929,32 +935,45 @@ cdef class Channel(Link):
         self.shard.start_replay(self.session, replays)
 
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1:
-        cdef bytearray codes = bytearray()
         self.core.count(PACKETS_UNSUBSCRIBE_RECEIVED)
         self.check_room(len(packet.filters))
-        self.core.budget -= SUBSCRIBE_COST * len(packet.filters)
         filters = packet.filters
         if self.core.hooks & HOOK_CLIENT_UNSUBSCRIBE:
             filters = self.core.hooked.unsubscribe(self, packet)
-        for wire_filter in filters:
-            try:
-                check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
-                if self.shard.rewriting is not None:
-                    wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
-                wire_filter = self.below(wire_filter)
-                wire_filter = wire_filter.removeprefix(EXCLUSIVE)
-                found = self.shard.unsubscribe(self.session, wire_filter, 0)
-                if found and self.core.telling & TELL_UNSUBSCRIBED:
-                    self.announce(TELL_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
-                if found and self.session.logged:
-                    self.core.recorder.unsubscribed(self.session, wire_filter)
-                codes.append(0 if found else NO_SUBSCRIPTION_EXISTED)
-            except MqttError as error:
-                codes.append(error.reason_code)
+        self.subscribing = (UNSUBSCRIBE, packet.packet_id, filters, bytearray())
+        return self.go_on_unsubscribing()
+
+    cdef int go_on_unsubscribing(self) except -1:
+        cdef bytearray codes
+        cdef Py_ssize_t at
+        _, packet_id, filters, codes = self.subscribing
+        for at in range(len(codes), len(filters)):
+            codes.append(self.unsubscribe_one(filters[at]))
+            self.core.budget -= SUBSCRIBE_COST
+            if self.core.budget <= 0:
+                return 0
+        self.subscribing = None
         if max(codes) < UNSPECIFIED_ERROR:
-            return self.answer_codes(
-                UNSUBACK_FIRST, packet.packet_id, bytes(codes) if self.version == 5 else b"", PACKETS_UNSUBACK_SENT)
-        return self.report_failure(Unsuback, packet.packet_id, bytes(codes), PACKETS_UNSUBACK_SENT, failed_filters(codes))
+            return self.answer_codes(UNSUBACK_FIRST, packet_id, bytes(codes) if self.version == 5 else b"", PACKETS_UNSUBACK_SENT)
+        return self.report_failure(Unsuback, packet_id, bytes(codes), PACKETS_UNSUBACK_SENT, failed_filters(codes))
+
+    cdef int unsubscribe_one(self, bytes wire_filter) except -1:
+        """Ends the subscription to one filter; returns its UNSUBACK code."""
+        cdef bint found
+        try:
+            check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
+            if self.shard.rewriting is not None:
+                wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
+            wire_filter = self.below(wire_filter)
+        except MqttError as error:
+            return error.reason_code
+        wire_filter = wire_filter.removeprefix(EXCLUSIVE)
+        found = self.shard.unsubscribe(self.session, wire_filter, 0)
+        if found and self.core.telling & TELL_UNSUBSCRIBED:
+            self.announce(TELL_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
+        if found and self.session.logged:
+            self.core.recorder.unsubscribed(self.session, wire_filter)
+        return SUCCESS if found else NO_SUBSCRIPTION_EXISTED
 
     cdef int check_room(self, size_t codes) except -1:
         """Before a SUBSCRIBE or UNSUBSCRIBE: its answer has a code for each filter, and must not be longer than the client takes."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import Broker, Client, until, wire
+from tests.harness import Broker, Client, Puback, Suback, Unsuback, until, wire
 from tests.overload import attacks
 from tests.overload.scenarios import Outcome, pss_mb
 
@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.own_broker, pytest.mark.timeout(120)]
 QUOTA_EXCEEDED = 0x97
 PING_MS = 300
 """Longest round trip beside an attack: what one pass of the attack took before."""
+FILTERS, FILTERS_A_PASS = 40_000, 128
 CACHES_MB = 80
 """What three generations of the topic cache may take, and a heap that has grown."""
 
@@ -50,6 +51,23 @@ def test_nor_do_they_from_another_worker() -> None:
     check(outcome, by_ring=True)
     assert outcome.seen["acknowledged"] == 47
     assert outcome.seen["longest_ping_ms"] < PING_MS, outcome
+
+
+@pytest.mark.parametrize("kind", ["subscribe", "unsubscribe"])
+def test_a_packet_of_many_filters_does_not_stop_others(broker: Broker, kind: str) -> None:
+    """The worker deals with 128 filters in a pass, and with all other clients before the next ones."""
+    filters = [f"many/{number}" for number in range(FILTERS)]
+    with Client(broker.address, 5, "many", timeout=60) as many, Client(broker.address, 5, "probe", timeout=60) as probe:
+        raw = wire.subscribe(9, [(one, 0) for one in filters]) if kind == "subscribe" else wire.unsubscribe(9, filters)
+        many.send_raw(raw)
+        many.publish("behind/it", b"", 1, wait=False)
+        pings = 0
+        while (answer := many.recv(0)) is None:
+            probe.ping()
+            pings += 1
+        assert isinstance(answer, Suback | Unsuback) and len(answer.codes) == FILTERS
+        assert many.expect(Puback)
+        assert pings > FILTERS / FILTERS_A_PASS / 10, "others were served while it was dealt with"
 
 
 def test_a_session_has_a_thousand_subscriptions_by_default() -> None:
