@@ -1,4 +1,5 @@
 """Answers of the access gate, and connections that are checked again when bans or rules have changed."""
+from cython cimport final
 from libc.stdint cimport uint64_t
 
 from shardbroker.worker.shard cimport Shard
@@ -6,6 +7,7 @@ from shardbroker.worker.turn cimport Turn
 from shm.counters cimport Counters
 
 
+@final
 cdef class AccessChecks:
     cdef Shard shard
     cdef Turn turn

@@ -1,5 +1,6 @@
 """Answers of the access gate; see access_checks.pxd."""
 
+from cython cimport final
 from libc.stdint cimport uint32_t
 
 from shardbroker.worker.channel cimport CONNECTED
@@ -11,6 +12,7 @@ from shardbroker.worker.access import Access
 __all__ = ["AccessChecks"]
 
 
+@final
 cdef class AccessChecks:
     def __init__(self, Shard shard not None, Turn turn not None, Counters counters not None):
         self.shard = shard

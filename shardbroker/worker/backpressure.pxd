@@ -7,6 +7,7 @@
     STOP_OUTPUT    it does not read what it has asked for      when its output has gone (Connection.flush)
     STOP_ACCESS    authorization is pending                    with the answer (Channel.resume)
 """
+from cython cimport final
 from libc.stdint cimport uint64_t
 
 from shardbroker.worker.memory cimport MemoryWatch
@@ -15,6 +16,7 @@ from shardbroker.worker.shard cimport Shard
 from shardbroker.worker.turn cimport Turn
 
 
+@final
 cdef class Backpressure:
     cdef Shard shard
     cdef Turn turn

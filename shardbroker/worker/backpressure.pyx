@@ -1,5 +1,6 @@
 """Connections that are not read for a while; see backpressure.pxd."""
 
+from cython cimport final
 from cpython.bytes cimport PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memset
@@ -18,6 +19,7 @@ cdef enum:
     PAUSE_MS = 1500                        # that a greedy publisher is not read after the last word about it
 
 
+@final
 cdef class Backpressure:
     def __init__(self, Shard shard not None, Turn turn not None, RingOutlets rings not None, MemoryWatch memory not None):
         self.shard = shard

@@ -5,6 +5,7 @@
 
 `behind`: the journal has not taken what has happened. Nothing that promises something leaves, and no record is taken from a ring.
 """
+from cython cimport final
 from libc.stdint cimport uint64_t
 
 from shardbroker.journal.writer cimport Writer
@@ -16,6 +17,7 @@ from shardbroker.worker.shard cimport Shard
 from shm.ring cimport Inbox
 
 
+@final
 cdef class Durability:
     cdef Shard shard
     cdef RingOutlets rings

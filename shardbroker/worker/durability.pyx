@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from threading import Thread
 
-
+from cython cimport final
 from shardbroker.session.session cimport Session
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT
 from shardbroker.worker.held cimport Held
@@ -19,6 +19,7 @@ cdef enum:
     CYCLE_BYTES_A_PASS = 65536             # bytes of sessions written again in a pass
 
 
+@final
 cdef class Durability:
     """counters: shm.counters.Counters. settings: of the whole broker."""
 

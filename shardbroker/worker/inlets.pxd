@@ -2,6 +2,7 @@
 
 A record that was taken is given back to its producer in release_lanes(), once the journal has what it led to.
 """
+from cython cimport final
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Message, Publication
@@ -14,6 +15,7 @@ from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
 
+@final
 cdef class Inlets:
     cdef Shard shard
     cdef RingOutlets rings

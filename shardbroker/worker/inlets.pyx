@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+from cython cimport final
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcmp, memcpy
 
@@ -21,6 +22,7 @@ cdef enum:
     DRAIN_BUDGET = 8192                    # units of work in a pass for the records of all lanes
 
 
+@final
 cdef class Inlets:
     """hop_times: shm.counters.Histogram of a worker."""
 

@@ -1,10 +1,12 @@
 """New connections: a socket that an acceptor hands over becomes a Connection, and what was read of it is dealt with."""
+from cython cimport final
 from acceptor.handover cimport Handover
 from shardbroker.worker.rates cimport Quotas
 from shardbroker.worker.shard cimport Shard
 from shardbroker.worker.turn cimport Turn
 
 
+@final
 cdef class Intake:
     cdef Shard shard
     cdef Turn turn

@@ -1,5 +1,6 @@
 """New connections; see intake.pxd."""
 
+from cython cimport final
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -17,6 +18,7 @@ cdef enum:
     ACCEPTS = 256                          # hand-overs taken from one acceptor a pass
 
 
+@final
 cdef class Intake:
     def __init__(self, Shard shard not None, Turn turn not None, Quotas quotas not None):
         self.shard = shard

@@ -6,6 +6,8 @@
 A destination has a kind and a number (shm/destinations.pxd). A kind that has no outlet is unknown here: nothing is ever written
 for it, and has_all() says so before a message is delivered anywhere.
 """
+from cython cimport final
+from cpython.list cimport PyList_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
@@ -13,6 +15,7 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.core cimport Core
 from shardbroker.worker.gate cimport Gate
 from shardbroker.worker.held cimport Held
+from shm.destinations cimport WORKER, kind_of
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
 
@@ -54,6 +57,7 @@ cdef class Outlet:
     cdef uint64_t identity(self) noexcept
 
 
+@final
 cdef class RingOutlets(Outlets):
     """The outlets of a worker process: rings to other processes of this broker."""
     cdef Core core
@@ -72,7 +76,12 @@ cdef class RingOutlets(Outlets):
 
     cdef int note_unknown(self, long destination) except -1
     # None: it has no outlet.
-    cdef RingOutlet outlet_of(self, long destination)
+    cdef inline RingOutlet outlet_of(self, long destination):
+        cdef RingOutlet outlet
+        if kind_of(destination) != WORKER or destination >= PyList_GET_SIZE(self.by_process):
+            return None
+        outlet = <RingOutlet>self.by_process[destination]
+        return outlet if outlet is not None else self.of_process(<int>destination)
     # Of another process of this broker, by its number.
     cdef RingOutlet of_process(self, int process)
     cdef int note_forward(
@@ -84,6 +93,7 @@ cdef class RingOutlets(Outlets):
     cdef int ring(self, int process) except -1
 
 
+@final
 cdef class RingOutlet(Outlet):
     """A lane in the inbox of another process."""
     cdef RingOutlets outlets

@@ -2,13 +2,14 @@
 
 import os
 
+from cython cimport final
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, errno
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memset
 
 from shm.counters cimport MESSAGES_FORWARD
-from shm.destinations cimport RETAINED_STORE, WORKER, kind_of
+from shm.destinations cimport RETAINED_STORE
 from shm.posix cimport write
 from shm.records cimport FLAG_NOTED, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_PUBLISH, RECORD_SHARED, record_size
 
@@ -79,6 +80,7 @@ cdef class Outlet:
         return 0
 
 
+@final
 cdef class RingOutlets(Outlets):
     """topology: shm.topology.Topology. number: of this worker."""
 
@@ -92,11 +94,6 @@ cdef class RingOutlets(Outlets):
         self.doorbells = tuple(topology.doorbells)
         self.touched = []
         self.unknown = set()
-
-    cdef RingOutlet outlet_of(self, long destination):
-        if kind_of(destination) != WORKER or destination >= len(self.by_process):
-            return None
-        return self.of_process(<int>destination)
 
     cdef RingOutlet of_process(self, int process):
         cdef RingOutlet outlet = <RingOutlet>self.by_process[process]
@@ -235,6 +232,7 @@ cdef class RingOutlets(Outlets):
         return 0
 
 
+@final
 cdef class RingOutlet(Outlet):
     cdef bint has_room(self, uint64_t size) except -1:
         """Never asks for more than the lane can have, or a publisher would wait for ever. What is too large for a lane is spilled and

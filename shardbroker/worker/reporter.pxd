@@ -5,6 +5,7 @@
 
 A full ring drops events: the manager is for people, and a worker waits for no other process.
 """
+from cython cimport final
 from libc.stdint cimport uint32_t, uint64_t
 
 from shardbroker.session.core cimport Core
@@ -19,6 +20,7 @@ cdef enum:
     EVENT_DELAY_MS = 50                    # longest time that an event lies in the ring before the manager is woken: that costs more
 
 
+@final
 cdef class Reporter:
     """The base, which has no manager, drops everything: __new__ without __init__ makes one."""
     cdef Core core

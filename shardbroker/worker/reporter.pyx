@@ -1,5 +1,6 @@
 """What the management plane gets to know from a worker; see reporter.pxd."""
 
+from cython cimport final
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t
 from libc.string cimport memcpy, memset
@@ -20,6 +21,7 @@ cdef enum:
     REGISTRY_PAGE = 500                    # records written in one pass: more would hold the worker for ms, and memory for them
 
 
+@final
 cdef class Reporter:
     def __init__(self, Core core not None, RingOutlets outlets not None, Counters counters not None, Epochs epochs, registry,
                  dict sessions not None):

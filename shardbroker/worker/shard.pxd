@@ -4,6 +4,7 @@
                                      \-> Outlets.put()                                  other workers, by ring
     Shard.commit() at the end of a pass: routes, epochs, retained messages, and only then the SUBACKs
 """
+from cython cimport final
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
@@ -121,10 +122,14 @@ cdef class Shard(Core):
     cdef int deliver_shared(self, tuple group, Publication publication, Session publisher, uint8_t attempts, tuple failed) except -1
     cdef bint deliver_to_member(self, bytes group, bytes filter, uint64_t member, Publication publication) except -1
     # Whether a message of `size` bytes for these can be taken: by the disk, and by every ring that it has to go into.
+    @final
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1
     # Whether it would be written into the journal.
+    @final
     cdef bint would_record(self, TopicEntry entry) noexcept
+    @final
     cdef int forward(self, long destination, Publication publication) except -1
+    @final
     cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1
 
     # A connection that is closed, for what is done in the name of a client that is gone; only a loop has one.

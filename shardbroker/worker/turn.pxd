@@ -2,6 +2,7 @@
 
 A connection that cannot go on puts itself into a list; the pass (one_pass.pyx) or Backpressure takes it out again.
 """
+from cython cimport final
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shardbroker.session.core cimport Core
@@ -13,6 +14,7 @@ cdef enum:
     READ_BYTES = 262144                    # most that is read from one connection in a pass, bytes
 
 
+@final
 cdef class Turn:
     cdef Core core
     cdef Outlets outlets

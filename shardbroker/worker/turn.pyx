@@ -1,5 +1,6 @@
 """What a pass lends its connections; see turn.pxd."""
 
+from cython cimport final
 from libc.errno cimport errno
 from libc.stdlib cimport free, malloc
 
@@ -16,6 +17,7 @@ cdef enum:
     UNIT_BYTES = 64                        # bytes that are read for each unit: a small PUBLISH
 
 
+@final
 cdef class Turn:
     """Raises OSError if there is no memory or no descriptor for it."""
 
