@@ -1,6 +1,7 @@
-"""Imports and cimports point downwards: what each package may use of the others.
+"""Imports and cimports point downwards: between packages, between modules, and between the layers inside a large package.
 
-.py files are read by `ast`, .pyx and .pxd by regular expressions; imports within functions count too.
+.py files are read by `ast`, .pyx and .pxd by regular expressions; imports within functions count too. A .pxd and the .pyx of one
+name are one module.
 """
 
 import ast
@@ -97,6 +98,54 @@ MAY_USE = {
 }
 """Package to the packages below it that it may use. `shardbroker` itself, which holds the version, is open to all."""
 
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "shardbroker.worker": (
+        # Of one noun each: a timer, a queue, a limit.
+        ("disk", "event_messages", "gate", "held", "memory", "rates", "retaining", "topics"),
+        # What leaves a worker, and what waits before it leaves.
+        ("delayed", "outlets", "reporter"),
+        ("shard",),
+        # Protocol and journal: no socket yet.
+        ("channel", "durability"),
+        ("access", "sansio", "turn"),
+        ("connection", "hooked"),
+        # Parts that act on connections, one step of a pass each.
+        ("access_checks", "backpressure", "inlets", "intake", "mounted"),
+        ("one_pass",),
+        # What works on a whole worker.
+        ("commands", "drain", "recover", "recovery", "watch_commands", "watching"),
+        ("main",),
+    ),
+    "shardbroker.management": (
+        (
+            "access", "alarms", "audit", "client_topics", "configuration", "disk_alarms", "paging", "preflight", "reference",
+            "server", "sys_topics", "topic_metrics", "trace_lines", "tracing", "workers",
+        ),
+        # What a verb can use.
+        ("context",),
+        ("prometheus", "scrape", "snapshots"),
+        (
+            "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.configuration", "handlers.delayed",
+            "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node", "handlers.plugins",
+            "handlers.snapshots", "handlers.subscriptions", "handlers.watching",
+        ),
+        ("main",),
+    ),
+}  # fmt: skip
+"""Package to its modules, the lowest layer first. A module uses modules of lower layers and of its own."""
+
+KNOWN_LEAKS = {
+    ("shardbroker.management.prometheus", "shardbroker.management.handlers.exhooks"): "read_state() is in the handler",
+}
+"""Imports that point upwards within a package, with the reason. One that is gone has to leave this table."""
+
+KNOWN_CIRCLES = {
+    frozenset(f"shardbroker.session.{name}" for name in ("core", "link", "recorder", "session")): (
+        "a session writes to its link and its recorder, which both read the session, and the core holds recorder and timers of all"
+    ),
+}
+"""Modules that use each other, with the reason. One that is gone has to leave this table."""
+
 _PARTS = sorted([*MAY_USE, "shardbroker"], key=len, reverse=True)
 _FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import\b[ \t]*(\([^)]*\)|.*)", re.MULTILINE)
 _PLAIN = re.compile(r"^[ \t]*c?import[ \t]+([^#\n]+)", re.MULTILINE)
@@ -125,6 +174,37 @@ def imports_of_cython(source: str) -> Iterator[str]:
 def part_of(name: str) -> str | None:
     """The package of ours that a dotted name belongs to; None if it is somebody else's."""
     return next((part for part in _PARTS if name == part or name.startswith(part + ".")), None)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def used_modules() -> dict[str, set[str]]:
+    """Each module of ours with those that it uses. `from a import b` uses `a.b` if that is a module, and else `a`."""
+    files = [path for top in ("shardbroker", "shm", "acceptor", "perf") for path in sources(top)]
+    used: dict[str, set[str]] = {module_of(path): set() for path in files}
+    for path in files:
+        module, read = module_of(path), imports_of_python if path.suffix == ".py" else imports_of_cython
+        for name in read(path.read_text()):
+            while name and name not in used:
+                name = name.rpartition(".")[0]
+            if name and name != module:
+                used[module].add(name)
+    return used
+
+
+def circles(used: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The groups of modules in which each one leads to every other."""
+    reach: dict[str, set[str]] = {}
+    for module in used:
+        left = [*used[module]]
+        reach[module] = set(left)
+        while left:
+            further = used[left.pop()] - reach[module]
+            reach[module] |= further
+            left += further
+    return {frozenset(other for other in reach[module] if module in reach[other]) for module in used if module in reach[module]}
 
 
 def sources(package: str) -> list[Path]:
@@ -160,6 +240,25 @@ def test_every_package_has_its_place_and_the_order_has_no_circle() -> None:
         if all(used in below for used in MAY_USE[package]):
             below[package] = set(MAY_USE[package])
     assert set(below) == set(MAY_USE)
+
+
+def test_modules_have_no_circle() -> None:
+    assert circles(used_modules()) == set(KNOWN_CIRCLES)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_layers_within_a_package(package: str) -> None:
+    used = used_modules()
+    layer = {f"{package}.{name}": number for number, names in enumerate(LAYERS[package]) for name in names}
+    inside = {module for module in used if module.startswith(package + ".")}
+    assert set(layer) == inside, "each module has its layer"
+    upwards = {(module, name) for module in inside for name in used[module] & inside if layer[name] > layer[module]}
+    assert upwards == {leak for leak in KNOWN_LEAKS if leak[0] in inside}
+
+
+def test_a_circle_is_found_through_a_third_module() -> None:
+    used = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}
+    assert circles(used) == {frozenset("abc")}
 
 
 def test_both_readers_find_the_same_imports() -> None:
