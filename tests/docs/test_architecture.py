@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.docs.names import ROOT, definitions, source
+from tests.test_layers import LAYERS, MAY_USE
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 WALKS = ("PUBLISH to a subscriber on another worker", "CONNECT", "A change of the configuration", "A record to Spark")
@@ -35,6 +36,25 @@ def test_steps_of_a_walk(walk: str) -> None:
     steps = walks_of(PAGE)[walk]
     assert 0 < len(steps) <= STEPS_MAX
     assert [step for step in steps if not _NAMED.match(step)] == [], "each step begins with a file and a name"
+
+
+def rows_of(heading: str) -> list[str]:
+    """What stands in backticks first in each row of the table below a heading."""
+    return re.findall(r"^\| `([^`]+)`", PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0], re.MULTILINE)
+
+
+def test_packages_are_those_of_the_layer_test_from_the_bottom_up() -> None:
+    packages = [row.replace("/", ".") for row in rows_of("Packages")]
+    assert packages[-1] == "spark.pyspark_shardbroker"
+    assert sorted(packages[:-1]) == sorted(MAY_USE)
+    assert [package for number, package in enumerate(packages[:-1]) if not {*MAY_USE[package]} <= {*packages[:number]}] == []
+
+
+def test_parts_of_a_worker_are_those_of_the_layer_test_from_the_bottom_up() -> None:
+    layer = {name: number for number, names in enumerate(LAYERS["shardbroker.worker"]) for name in names}
+    parts = [row.removeprefix("worker/").partition(".")[0] for row in rows_of("Parts of a worker")]
+    assert sorted(parts) == sorted(layer)
+    assert [layer[part] for part in parts] == sorted(layer.values())
 
 
 def test_each_name_is_defined_in_the_file_before_it() -> None:
