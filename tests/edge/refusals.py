@@ -379,7 +379,7 @@ def _(place: Place, version: int) -> str:
     return ending(place.dial("default")(), b"\x10\xff\xff\xff\x7f" + b"x" * 100)
 
 
-refusal("whoever waited 5 s for a worker that is down", "MQTT", "CONNACK 0x88", "CONNACK 3", "client.closed.refused",
+refusal("a connection that waited 5 s for a worker that is down", "MQTT", "CONNACK 0x88", "CONNACK 3", "client.closed.refused",
         tested_by="tests/acceptor/test_acceptor.py::test_refused_when_the_worker_stays_down")  # fmt: skip
 
 
@@ -493,13 +493,13 @@ def _(place: Place, version: int) -> str:
     return place.login(version, "users", username="ada", password="wrong")
 
 
-@refusal("user whom nobody knows", "chain", "CONNACK 0x86", "CONNACK 4", "authentication.failure packets.connack.auth_error",
+@refusal("an unknown user name", "chain", "CONNACK 0x86", "CONNACK 4", "authentication.failure packets.connack.auth_error",
          "client gone", "reason=0x86", "nobody knows this client")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return place.login(version, "users", username="eve", password="wrong")
 
 
-@refusal("nobody, without a user name", "chain", "CONNACK 0x87", "CONNACK 5", "authentication.failure",
+@refusal("no user name, and unknown to every authenticator", "chain", "CONNACK 0x87", "CONNACK 5", "authentication.failure",
          "client gone", "reason=0x87", "nobody knows this client")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return place.login(version, "users")
@@ -679,7 +679,7 @@ def _(place: Place, version: int) -> str:
     return answer(place, version, wire.packet(wire.SUBSCRIBE, wire.subscribe(1, [("a", 0)], version=version)[2:], flags=0))
 
 
-@refusal("a topic name that is none", "packets", "DISCONNECT 0x90", "close", "client.closed.protocol_error",
+@refusal("an invalid topic name", "packets", "DISCONNECT 0x90", "close", "client.closed.protocol_error",
          "client gone", "reason=0x90")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.publish("a/#", b"", version=version))
@@ -774,7 +774,7 @@ def _(place: Place, version: int) -> str:
     return place.login(version, "default", will=wire.Will("$delayed/0/$SYS/x", b"", 1, True))
 
 
-@refusal("a will to a time or a topic of `$delayed/` that is none", "CONNECT", "CONNACK 0x90", "close", "packets.connect.received",
+@refusal("a will with an invalid time or topic of `$delayed/`", "CONNECT", "CONNACK 0x90", "close", "packets.connect.received",
          "client gone", "reason=0x90")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return place.login(version, "default", will=wire.Will("$delayed/soon/t", b""))
@@ -796,7 +796,7 @@ def _(place: Place, version: int) -> str:
     return answer(place, version, wire.publish("$SYS/x", b"", version=version, qos=1, packet_id=1))
 
 
-@refusal("a time or a topic of `$delayed/` that is none", "packets", "PUBACK 0x90", "PUBACK", "packets.publish.error")
+@refusal("an invalid time or topic of `$delayed/`", "packets", "PUBACK 0x90", "PUBACK", "packets.publish.error")
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.publish("$delayed/soon/t", b"", version=version, qos=1, packet_id=1))
 
@@ -809,7 +809,7 @@ def _(place: Place, version: int) -> str:
         return told_of(client, packet)
 
 
-@refusal("a filter that is none", "packets", "SUBACK 0x8F", "SUBACK 0x80", "packets.subscribe.error")
+@refusal("an invalid topic filter", "packets", "SUBACK 0x8F", "SUBACK 0x80", "packets.subscribe.error")
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.subscribe(1, [("a#", 0)], version=version))
 
