@@ -4,7 +4,7 @@
 
 Text is what a reader sees: Markdown without code, docstrings, comments, and string literals that contain a space (log lines, reason
 strings, error messages). Quoted code (`...`) and placeholders ({...}) do not count. CHANGELOG.md and tests are left out unless a
-PATH names them. SPEECH is counted separately: mechanisms that say or tell are unidiomatic, error messages that do so are not.
+PATH names them, this file always. Verbs of speech are counted separately: whether their subject is a mechanism takes a reader.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def files(paths: Iterable[Path]) -> Iterator[Path]:
     """Yields the files with text below the given paths, in order."""
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.suffix in SUFFIXES and "build" not in file.parts:
+            if file.suffix in SUFFIXES and "build" not in file.parts and file.resolve() != Path(__file__).resolve():
                 yield file
 
 
