@@ -74,6 +74,8 @@ class Options:
     """Another number of workers, with other weights, at each start of the whole broker."""
     small: bool = False
     """Journals that turn over every second."""
+    exclusive: bool = True
+    """Clients that contend for exclusive subscriptions."""
 
 
 @dataclass
@@ -114,7 +116,8 @@ class Run:
             for number in range(TESTATORS)
         ]
         self.contenders = [
-            Contender(self.network, self._name("x", number), 5 - number % 2, seed, CONTESTED) for number in range(CONTENDERS)
+            Contender(self.network, self._name("x", number), 5 - number % 2, seed, CONTESTED)
+            for number in range(CONTENDERS if options.exclusive else 0)
         ]
         self.readers = [Reader(self.network, f"reader{version}", version, seed, "r/#") for version in (4, 5)]
         self._owners = {topic: self.publishers[number % PUBLISHERS] for number, topic in enumerate(RETAINED)}
@@ -193,7 +196,7 @@ class Run:
     def _take_all_contested(self) -> None:
         """An exclusive subscription that no client has is free."""
         for topic_filter in CONTESTED:
-            if not any(contender.has(topic_filter) for contender in self.contenders):
+            if self.contenders and not any(contender.has(topic_filter) for contender in self.contenders):
                 contender = self._rng.choice(self.contenders)
                 contender.want(EXCLUSIVE + topic_filter, 2)
                 self._step_until(contender.idle, HEAL_TIMEOUT_S)
