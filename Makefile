@@ -57,7 +57,7 @@ serve: install
 
 # Suites whose system packages are missing and may not be installed are left out by name; with CI set, that is an error.
 test: packages tools spark lint types
-	$(BIN)/python -m pytest -q -rsx -n $(PROCESSES) --statements $(STATEMENTS) --durations 40 --ignore tests/spark
+	$(BIN)/python -m pytest -q -rsx -n $(PROCESSES) --statements=$(STATEMENTS) --durations 40 --ignore tests/spark
 	$(BIN)/python -m pytest -q -rsx --durations 10 tests/spark
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
 
@@ -69,7 +69,7 @@ conformance: tools
 ifdef BROKER
 	$(BIN)/python -m pytest -q tests/conformance --broker $(BROKER)
 else
-	$(BIN)/python -m pytest -q --statements $(STATEMENTS) tests/conformance tests/clients tests/edge/test_websocket.py
+	$(BIN)/python -m pytest -q --statements=$(STATEMENTS) tests/conformance tests/clients tests/edge/test_websocket.py
 	$(BIN)/python -m tests.conformance.coverage $(STATEMENTS)
 endif
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import cbor2
 
-__all__ = ["answer", "ask", "take_request"]
+__all__ = ["answer", "ask", "end_requests", "take_request"]
 
 REQUEST_BYTES = 1 << 16
 """Longest request and answer: a listener with hundreds of access rules."""
@@ -27,7 +27,10 @@ def ask(channel: int, request: dict[str, Any], timeout_s: float) -> dict[str, An
             pass
         end.settimeout(timeout_s)
         end.send(cbor2.dumps(request))
-        found: dict[str, Any] = cbor2.loads(end.recv(REQUEST_BYTES))
+        data = end.recv(REQUEST_BYTES)
+        if not data:
+            raise ConnectionError("the broker stops")
+        found: dict[str, Any] = cbor2.loads(data)
         return found
 
 
@@ -40,6 +43,12 @@ def take_request(channel: int) -> dict[str, Any] | None:
             return None
     found: dict[str, Any] = cbor2.loads(data)
     return found
+
+
+def end_requests(channel: int) -> None:
+    """Ends ask() of the other end at once, one that waits already too: nothing will be answered."""
+    with socket.socket(fileno=os.dup(channel)) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def answer(channel: int, result: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
-from shm.requests import answer, take_request
+from shm.requests import answer, end_requests, take_request
 from shm.roles import ROLES, Role, load
 from shm.runtime import distrusted
 from shm.topology import LeftOver, Topology
@@ -340,6 +340,8 @@ class Supervisor:
     def _drain(self) -> None:
         """First no new clients are accepted; then the roles end in their order."""
         process = self._settings.process
+        (requests,) = self._listeners.topology.receiving_ends("requests")
+        end_requests(requests)  # or the manager would wait for an answer and not end in time
         accepting = [child for child in self._children if child.place.role.accepts and child.process is not None]
         for child in accepting:
             child.terminate()
