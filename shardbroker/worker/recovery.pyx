@@ -44,6 +44,7 @@ __all__ = ["Recovery"]
 cdef enum:
     WINDOW_SPAN = 65535
     RINGS_REMEMBERED = 16                  # starts of the broker whose rings are known: producers ask for those of their last few
+    KEY_WORKER_SHIFT = 52                  # of the worker in a session's number, see Shard.next_key
     TAKER_SHIFT = 16                       # of the worker's number plus one in `consumed`, see take_old_rings
     TAKERS_SHIFT = 32                      # of the number of workers, beside it
 
@@ -61,6 +62,7 @@ cdef class Recovery:
     cdef dict by_key                       # session number in the journal -> Session
     cdef readonly dict consumed            # (rings, producer) -> position
     cdef dict notes                        # the same with takers' marks -> (position, weights): as the journal has it
+    cdef uint64_t newest_key               # session number: the greatest that this worker has given, as far as journals have it
     cdef dict origins                      # session key -> worker whose journal it is from
     cdef int source                        # worker whose journal is being read
     cdef dict homes                        # session key -> worker whose journal knows it best; None: there is one journal only
@@ -164,6 +166,8 @@ cdef class Recovery:
     cdef Session open(self, list item, bint anew):
         cdef Worker loop = self.loop
         cdef Session session = self.session(item)
+        if <uint64_t>item[1] >> KEY_WORKER_SHIFT == <uint64_t>loop.number:
+            self.newest_key = max(self.newest_key, <uint64_t>item[1])
         if self.homes is not None and self.homes.get(item[1]) != self.source:
             return None
         if not self.owns(item[2]):
@@ -591,6 +595,8 @@ cdef class Recovery:
     def finish(self, Recorder recorder) -> None:
         """Every session is there; what happens to them from now on is recorded."""
         cdef Session session
+        # A predecessor that began in the same second, or before the clock was set back, has given the numbers that would be next.
+        self.loop.next_key = max(self.loop.next_key, self.newest_key)
         for session in list(self.by_key.values()):
             session.known = True
             session.logged = session.expiry_ms > 0
