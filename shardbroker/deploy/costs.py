@@ -15,7 +15,7 @@ SOCKET_BYTES = 5_150
 TLS_BYTES = 5_700
 """More for one over TLS, whose keys a worker has (docs/design/0003-tls.md)."""
 CONNECT_US = 57.0
-"""CPU of a client that connects, subscribes and goes."""
+"""CPU of a client that connects, subscribes and disconnects."""
 BUSY_MESSAGE_US, SPARSE_MESSAGE_US = {0: 0.23, 1: 0.43, 2: 0.80}, 10.3
 """CPU of a delivered message of 64 bytes where many come at a time, by QoS, and where each wakes its connection."""
 
@@ -42,7 +42,7 @@ COSTS = (
         for qos, cost in BUSY_MESSAGE_US.items()
     ),
     Cost("a delivered message that wakes a connection which slept", SPARSE_MESSAGE_US, "µs of CPU", "QoS 0, 1000 to 1000", SLOWER),
-    Cost("a client that connects, subscribes and goes", CONNECT_US, "µs of CPU", "connect, subscribe, disconnect", SLOWER),
+    Cost("a client that connects, subscribes and disconnects", CONNECT_US, "µs of CPU", "connect, subscribe, disconnect", SLOWER),
     Cost("an idle connection with a subscription", CONNECTION_BYTES / 1000, "KB of the broker", "PSS of the broker for each", 3),
     Cost("its socket", SOCKET_BYTES / 1000, "KB of the kernel", "kernel (slab) for each, both ends", 3, 0.5),
     Cost("the same over TLS, beside it", TLS_BYTES / 1000, "KB of the broker", "An idle TLS connection takes", 0),

@@ -86,7 +86,7 @@ def propose(machine: Machine) -> list[Proposal]:
         Proposal(
             "process.acceptors",
             acceptors,
-            f"a client that connects, subscribes and goes costs {CONNECT_US:g} µs, most of it in its worker; 5 µs are "
+            f"a client that connects, subscribes and disconnects costs {CONNECT_US:g} µs, most of it in its worker; 5 µs are "
             "the hand-over. A TLS handshake is made there too: more of them if many TLS clients come at a time",
         ),
     ]
