@@ -1,6 +1,6 @@
 """A channel and its socket: bytes from the kernel into the channel, and its output back.
 
-A connection is read while `stops` is 0. Each reason to stop has a flag; whoever sets one puts the connection into the list of Turn
+A connection is read while `stops` is 0. Each reason to stop has a flag, and with it the connection goes into the list of Turn
 from which it is resumed.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -18,7 +18,7 @@ cdef enum:
 cdef enum Stop:                            # why a connection is not read
     STOP_RING = 1                          # a PUBLISH waits for room in a ring
     STOP_OUTPUT = 2                        # it does not take what it has asked for
-    STOP_MEMORY = 4                        # memory is short, and it is among those who fill it
+    STOP_MEMORY = 4                        # memory is short, and it is among the clients that fill it
     STOP_DISK = 8                          # its session stays, and the disk does not take what happens to it
     STOP_ACCESS = 16                       # a verdict is waited for
     STOP_RATE = 32                         # it has sent more than its listener allows

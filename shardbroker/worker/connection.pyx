@@ -343,7 +343,7 @@ cdef class Connection(Channel):
             if out.pending() <= self.core.max_output_bytes:
                 self.read_again(STOP_OUTPUT)
         elif out.pending() > 2 * <size_t>self.core.max_output_bytes and self.state != CLOSING:
-            # Deliveries stop at half of that, so these are answers: whoever takes none gets no more.
+            # Deliveries stop at half of that, so these are answers: a client that reads none gets no more.
             self.core.count(OVERLOAD_OUTPUT_STOPPED)
             self.stop_reading(STOP_OUTPUT)
         if out.pending() == 0:
@@ -434,7 +434,7 @@ cdef class Connection(Channel):
         self.layers = None
         self.rates = None
         self.session = None
-        self.access = None                 # it refers to us, and nobody collects cycles here
+        self.access = None                 # it refers to us, and cycles are not collected here
         self.verdicts = None
         self.extra = None
         self.aliases_in = None

@@ -34,7 +34,7 @@ cdef class Durability:
         self.disk = DiskWatch(settings.durability, counters.slot(rings.number))
 
     def keep_journal(self, Recorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
-        """What sessions must not lose goes there from now on. old_bytes, arrivals: what the journal has of before."""
+        """What sessions must not lose goes there from now on. old_bytes, arrivals: what the journal has already."""
         self.shard.recorder = recorder
         self.arrivals = arrivals
         self.cycle_due_bytes = self.cycle_bytes - min(old_bytes, self.cycle_bytes)
@@ -114,7 +114,7 @@ cdef class Durability:
         return self.write_arrivals()
 
     cdef int write_arrivals(self) except -1:
-        """How far rings were dealt with. Those of before included: a successor may find them, and after a power cut their producers ask."""
+        """How far rings were dealt with. Older ones included: a successor may find them, and after a power cut their producers ask."""
         cdef Ring ring
         for (rings, producer), (position, weights) in self.arrivals.items():
             self.shard.recorder.consumed(rings, producer, position, weights)

@@ -114,7 +114,7 @@ cdef class Inlets:
             self.backpressure.pause_client(PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.client_size))
             return True
         if header.kind == RECORD_COMMAND:
-            if self.shard.serving:               # whoever asked before that is gone
+            if self.shard.serving:               # its sender is gone
                 self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
             return True
         if header.flags & FLAG_SPILLED:

@@ -104,7 +104,8 @@ cdef class Worker(Shard):
                 timeout_ms = min(timeout_ms, <int>EVENT_DELAY_MS)
             if self.turn.limited:
                 timeout_ms = min(timeout_ms, <int>RATE_MS)
-            if self.turn.dirty or self.turn.busy or self.lookups or self.leaving or self.replays_moved or self.inlets.commands or self.access_checks.late or (
+            if self.turn.dirty or self.turn.busy or self.lookups or self.leaving or self.replays_moved or self.inlets.commands or (
+                    self.turn.unread and not self.disk_full) or self.access_checks.late or (
                     self.telling and self.announcer.any_noted):
                 timeout_ms = 0
             elif self.replaying or self.retry or self.turn.parked or self.durability.cycle_left or self.answers or not self.serving:
@@ -309,7 +310,7 @@ cdef class Worker(Shard):
         while self.inlets.commands:
             try:
                 self.answers.append(self.on_command(self.inlets.commands.pop(0)))
-            except Exception as error:     # whoever asked waits until its time is up
+            except Exception as error:     # its sender waits until its time is up
                 self.log_failure("command not answered", error)
             if self.step_is_over():
                 break

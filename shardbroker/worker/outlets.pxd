@@ -1,6 +1,6 @@
 """What leaves a worker: from the destination of a route to the place that takes its messages.
 
-    Router.forward() -> Outlets.put(destination) -> Outlet.put()       a record in the ring of another worker; large ones by a file
+    Shard.forward()  -> Outlets.put(destination) -> Outlet.put()       a record in the ring of another worker; large ones by a file
     end of a pass    -> Outlets.commit()         -> Outlet.commit()    the other worker sees all records of the pass at once
 
 A destination has a kind and a number (shm/destinations.pxd). A kind that has no outlet is unknown here: nothing is ever written
