@@ -11,8 +11,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from shardbroker.mqtt.tls import Records, TlsRecordError
-from shardbroker.mqtt.websocket import Framing, WebSocketError
+from shardbroker.transport.tls import Records, TlsRecordError
+from shardbroker.transport.websocket import Framing, WebSocketError
 from shm.counters import Counter
 
 from acceptor.proxy import parse_proxy_header

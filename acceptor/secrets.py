@@ -9,8 +9,8 @@ import os
 import ssl
 from contextlib import suppress
 
-from shardbroker.mqtt.crypto import AVAILABLE
-from shardbroker.mqtt.tls import Records
+from shardbroker.transport.crypto import AVAILABLE
+from shardbroker.transport.tls import Records
 
 __all__ = ["KeyLog", "Secrets"]
 

@@ -34,7 +34,7 @@ from shardbroker.mqtt.packets import (
     Will,
     decode,
 )
-from shardbroker.worker.sansio import SansIoShard
+from shardbroker.worker.sansio import SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt.errors import MqttError
@@ -85,7 +85,7 @@ class Target:
         self._renew()
 
     def _renew(self) -> None:
-        self._shard = SansIoShard(self._settings, MemoryRoutes(), 0, 1_700_000_000_000)
+        self._router = SansIoRouter(self._settings, MemoryRoutes(), 0, 1_700_000_000_000)
         self._since = 0
 
     def __call__(self, data: bytes) -> None:
@@ -106,15 +106,15 @@ class Target:
             self._renew()
 
     def _feed(self, first: bytes, data: bytes) -> None:
-        channel = self._shard.connect("fuzz")
+        channel = self._router.connect("fuzz")
         channel.receive(first)
         cut = len(data) // 3
         for piece in (data[:cut], data[cut : cut + 1], data[cut + 1 :]):
             channel.receive(piece)
-        self._shard.advance(1_700_000_000_000)
+        self._router.advance(1_700_000_000_000)
         channel.take_output()
         if not channel.is_closing:
-            self._shard.cut(channel)
+            self._router.cut(channel)
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:

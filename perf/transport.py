@@ -7,7 +7,7 @@ import os
 import ssl
 import struct
 
-from shardbroker.mqtt.websocket import client_frame
+from shardbroker.transport.websocket import client_frame
 
 __all__ = ["Transport", "context_for"]
 

@@ -15,7 +15,7 @@ cdef enum RecordKind:
     RECORD_COMMAND = 5                 # from the manager to a worker: CBOR in the payload, see worker/commands.pyx
     RECORD_ANSWER = 6                  # the worker's answer to it
     RECORD_NOTE = 7                    # to the manager: a line for its log, its level in the topic
-    RECORD_TRACE = 8                   # to the manager: something that traces wait for, CBOR in the payload, see worker/watching.pyx
+    RECORD_TRACE = 8                   # to the manager: something that traces wait for, CBOR in the payload, see worker/observers.pyx
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits

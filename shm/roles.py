@@ -91,7 +91,8 @@ ROLES = (
         cores=lambda cores, number: (cores.workers[number % len(cores.workers)],), sends_away=True, watched=True,
     ),
     Role("manager", "shardbroker.management.main:run", drain_order=50, inbox=True),
-    Role("integrations", "shardbroker.integrations.main:run", drain_order=40, needed="shardbroker.access.gate:needs_integrations"),
+    Role("integrations", "shardbroker.integrations.main:run", drain_order=40,
+         needed="shardbroker.access.auth_client:needs_integrations"),
     Role("api", "shardbroker.api.main:run", drain_order=30, needed="shardbroker.config.api:needs_api", loads_late=True),
     # Over TLS clients are sent away by way of the acceptors, which end after the workers for that.
     Role(

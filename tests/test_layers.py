@@ -16,6 +16,9 @@ MAY_USE = {
     "shardbroker.mqtt": (),
     # Tables keyed by topic: they match filters as the protocol does.
     "shm": ("shardbroker.mqtt",),
+    "shardbroker.transport": ("shardbroker.mqtt", "shm"),
+    # Files and LMDB tables of a broker.
+    "shardbroker.stores": ("shardbroker.mqtt", "shm"),
     "shardbroker.pubsub": ("shardbroker.mqtt", "shm"),
     "shardbroker.hooks": ("shardbroker.mqtt", "shm"),
     "shardbroker.session": ("shardbroker.hooks", "shardbroker.journal", "shardbroker.pubsub", "shardbroker.mqtt", "shm"),
@@ -101,19 +104,22 @@ MAY_USE = {
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.worker": (
         # Of one noun each: a timer, a queue, a limit.
-        ("disk", "event_messages", "gate", "held", "memory", "rates", "retaining", "topics"),
+        (
+            "deferred", "disk", "features", "features.event_messages", "features.rewrite", "memory", "rates",
+            "retaining", "sync_gate",
+        ),
         # What leaves a worker, and what waits before it leaves.
-        ("delayed", "outlets", "reporter"),
-        ("shard",),
+        ("features.delayed", "outlets", "reporter"),
+        ("router",),
         # Protocol and journal: no socket yet.
         ("channel", "durability"),
-        ("access", "sansio", "turn"),
-        ("connection", "hooked"),
+        ("authorization", "sansio", "turn"),
+        ("connection", "hook_dispatch"),
         # Parts that act on connections, one step of a pass each.
-        ("access_checks", "backpressure", "inlets", "intake", "mounted"),
+        ("access_checks", "backpressure", "features.mountpoint", "inlets", "intake"),
         ("one_pass",),
         # What works on a whole worker.
-        ("commands", "drain", "recover", "recovery", "watch_commands", "watching"),
+        ("commands", "drain", "observers", "recover", "recovery", "watch_commands"),
         ("main",),
     ),
     "shardbroker.management": (
@@ -140,7 +146,7 @@ KNOWN_LEAKS = {
 """Imports that point upwards within a package, with the reason. One that is gone has to leave this table."""
 
 KNOWN_CIRCLES = {
-    frozenset(f"shardbroker.session.{name}" for name in ("core", "link", "recorder", "session")): (
+    frozenset(f"shardbroker.session.{name}" for name in ("client_output", "context", "recorder", "session")): (
         "a session writes to its link and its recorder, which both read the session, and the core holds recorder and timers of all"
     ),
 }

@@ -5,7 +5,7 @@ The core takes PUBLISH and its acknowledgements by the hot parsers, and the rest
 
 from collections.abc import Iterable
 
-from shardbroker.worker.sansio import SansIoChannel, SansIoShard
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
 from fuzz.engine import exact, pieces
 from fuzz.fuzz_codec import CONNECTS, CORPUS
@@ -22,21 +22,21 @@ _SETTINGS = load(None, {}, ["mqtt.max_packet_size=64KB", "mqtt.max_inflight=100"
 class _Core:
     def __init__(self) -> None:
         routes = MemoryRoutes()
-        self.shard = SansIoShard(_SETTINGS, routes, 0, NOW_MS, seed=1)
-        routes.shards = [self.shard]
+        self.router = SansIoRouter(_SETTINGS, routes, 0, NOW_MS, seed=1)
+        routes.shards = [self.router]
 
     def answers(self, parts: list[bytes]) -> tuple[bytes, bool]:
         """What a connection that sends these pieces is sent, and whether it is ended."""
-        channel: SansIoChannel = self.shard.connect("fuzz", b"fuzz")
+        channel: SansIoChannel = self.router.connect("fuzz", b"fuzz")
         for part in parts:
             channel.receive(part)
         output = channel.take_output()
-        self.shard.advance(NOW_MS)
+        self.router.advance(NOW_MS)
         output += channel.take_output()
         closing = bool(channel.is_closing)
         if not closing:
-            self.shard.cut(channel)
-        self.shard.advance(NOW_MS)
+            self.router.cut(channel)
+        self.router.advance(NOW_MS)
         return output, closing
 
 

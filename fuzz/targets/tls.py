@@ -1,4 +1,4 @@
-"""mqtt/tls.pyx: records in any pieces give the same plaintext, or fail alike; a state that is none is refused.
+"""transport/tls.pyx: records in any pieces give the same plaintext, or fail alike; a state that is none is refused.
 
 An input is a script: the cipher, then steps of a peer that seals by the standard (fuzz/fuzz_tls.py) what the input says, with bytes
 changed where it says so. Raw bytes would never get past the tag.
@@ -7,7 +7,7 @@ changed where it says so. Raw bytes would never get past the tag.
 import random
 from collections.abc import Iterable
 
-from shardbroker.mqtt.tls import Records, TlsRecordError
+from shardbroker.transport.tls import Records, TlsRecordError
 
 from fuzz.engine import exact, pieces
 from fuzz.fuzz_tls import STATE_BYTES, SUITES, Key, packed_state

@@ -1,9 +1,9 @@
-"""mqtt/websocket.pyx: frames fed whole, in halves and byte by byte give what a decoder of ten lines gives."""
+"""transport/websocket.pyx: frames fed whole, in halves and byte by byte give what a decoder of ten lines gives."""
 
 import itertools
 from collections.abc import Iterable
 
-from shardbroker.mqtt.websocket import Framing, WebSocketError, client_frame
+from shardbroker.transport.websocket import Framing, WebSocketError, client_frame
 
 from fuzz.engine import pieces
 

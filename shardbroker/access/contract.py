@@ -20,13 +20,13 @@ from shardbroker.mqtt.spec import ReasonCode
 __all__ = [
     "IGNORE",
     "Answer",
+    "AuthRequest",
     "Authenticator",
     "Authorizer",
     "BackendError",
     "Client",
     "Exchange",
     "Outcome",
-    "Question",
     "SettingError",
     "allow",
     "deny",
@@ -88,9 +88,7 @@ class Answer:
 IGNORE = Answer(Outcome.IGNORE)
 
 
-def allow(
-    *, is_superuser: bool = False, acl: Any = None, expires_at: float | None = None, data: bytes | None = None
-) -> Answer:
+def allow(*, is_superuser: bool = False, acl: Any = None, expires_at: float | None = None, data: bytes | None = None) -> Answer:
     """This client may connect."""
     return Answer(Outcome.OK, 0, is_superuser, acl, expires_at, data)
 
@@ -124,7 +122,7 @@ class Exchange(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AuthRequest:
     """May a client do this? `topic` is a topic name, or the topic filter of a subscription without `$share/...`."""
 
     action: str
@@ -139,7 +137,7 @@ class Authorizer(Protocol):
 
     priority: int
 
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
         """For each question True, False, or None if it has no rule for it. Raises for a failure."""
         ...
 

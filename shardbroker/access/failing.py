@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shm.files import replace_file
+from shardbroker.stores.files import replace_file
 
 __all__ = ["failing", "note_failing"]
 

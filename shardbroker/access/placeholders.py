@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from shardbroker.access.contract import Client, Question
+from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import parse_subscription
 
@@ -58,7 +58,7 @@ def _is_head(before: str) -> bool:
         return False
 
 
-def values_of(client: Client, question: Question | None = None) -> dict[str, str | None]:
+def values_of(client: Client, question: AuthRequest | None = None) -> dict[str, str | None]:
     """The value of each placeholder; None: this client has none."""
     values: dict[str, str | None] = {
         "username": client.username,
@@ -132,9 +132,7 @@ class Template:
     def bind(self, marker: Callable[[int], str]) -> tuple[str, tuple[str, ...]]:
         """(text with a marker for each parameter, names of the parameters). Quotes around a placeholder go."""
         count = len(self.names)
-        text = "".join(
-            part if place % 2 == 0 else _MASK % (place // 2) for place, part in enumerate(self.parts)
-        )
+        text = "".join(part if place % 2 == 0 else _MASK % (place // 2) for place, part in enumerate(self.parts))
         for number in range(count):
             mask = _MASK % number
             for quote in ("'", '"'):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from shardbroker.access.contract import Client, Question
+from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.access.placeholders import Template, UnfitValueError, values_of
 
 __all__ = ["ClientRules", "Rule", "RuleError", "RuleSet", "client_rules", "rule_of"]
@@ -117,7 +117,7 @@ class ClientRules:
 
     rules: tuple[tuple[bool, int, tuple[int, ...] | None, bool | None, tuple[Levels, ...] | None], ...]
 
-    def decide(self, question: Question) -> bool | None:
+    def decide(self, question: AuthRequest) -> bool | None:
         """What the first rule that matches says; None: none does."""
         action = ACTIONS[question.action]
         levels = question.topic.split("/")

@@ -25,15 +25,15 @@ from typing import Any, NamedTuple
 
 import cbor2
 
-from shardbroker.access.contract import Client, Question
+from shardbroker.access.contract import AuthRequest, Client
 
 __all__ = [
     "EVERYBODY",
     "MESSAGE_MAX",
     "Asked",
+    "AuthResult",
     "Kind",
     "Status",
-    "Verdict",
     "WireError",
     "decode_question",
     "decode_verdict",
@@ -87,7 +87,7 @@ class Asked(NamedTuple):
     details: list[Any]
 
 
-class Verdict(NamedTuple):
+class AuthResult(NamedTuple):
     """A verdict as a worker reads it."""
 
     id: int
@@ -123,18 +123,18 @@ def encode_verdict(number: int, status: Status, *details: Any) -> bytes:
     return cbor2.dumps([number, int(status), list(details)])
 
 
-def decode_verdict(data: bytes) -> Verdict:
+def decode_verdict(data: bytes) -> AuthResult:
     """Raises WireError."""
     try:
         number, status, details = cbor2.loads(data)
-        return Verdict(number, Status(status), details)
+        return AuthResult(number, Status(status), details)
     except (cbor2.CBORDecodeError, ValueError, TypeError) as error:
         raise WireError(str(error)) from None
 
 
-def question_of(fields: Sequence[Any]) -> Question:
+def question_of(fields: Sequence[Any]) -> AuthRequest:
     """A question from its list. Raises WireError."""
     try:
-        return Question(*fields)
+        return AuthRequest(*fields)
     except TypeError as error:
         raise WireError(str(error)) from None

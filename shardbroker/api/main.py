@@ -14,7 +14,7 @@ from shm.counters import Counters, ProcessState
 from shardbroker.access.accounts import AccountError, Accounts
 from shardbroker.access.hashing import hash_password
 from shardbroker.api.app import build_app
-from shardbroker.api.patience import LookedAfter
+from shardbroker.api.timeouts import LookedAfter
 from shardbroker.config.listeners import parse_address
 from shardbroker.logs.log import Log
 from shm.topology import Topology

@@ -18,7 +18,7 @@ from click.shell_completion import shell_complete
 from pydantic.fields import FieldInfo
 
 from shardbroker.cli import render
-from shardbroker.cli.where import running_data_dir
+from shardbroker.cli.locate import running_data_dir
 from shardbroker.config import ConfigError
 from shardbroker.config.keys import dotted
 from shardbroker.config.sources import KEPT_FILE, read_kept, without, write_kept

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardbroker.deploy import InstallError, Target, install, uninstall
-from shardbroker.deploy.placing import DEFAULT_PREFIX
+from shardbroker.deploy.install_layout import DEFAULT_PREFIX
 
 __all__ = ["add_install"]
 

@@ -188,7 +188,7 @@ def _import(arguments: argparse.Namespace) -> int:
     else:
         imported = read_emqx(text)
     if imported.rules is not None:
-        from shm.files import replace_file
+        from shardbroker.stores.files import replace_file
 
         if arguments.rules.suffix != ".toml":
             raise ConfigError(f"--rules: must be a file whose name ends with .toml, got {arguments.rules}")

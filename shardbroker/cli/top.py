@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from shardbroker.cli.locate import running_data_dir
 from shardbroker.cli.render import console
-from shardbroker.cli.where import running_data_dir
 from shardbroker.control import Control, ControlError
 from shardbroker.control.figures import Window
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.connectors import (
     TIMEOUT_S,
     BackendTimeout,
@@ -18,7 +19,6 @@ from shardbroker.config.connectors import (
     Texts,
     Url,
 )
-from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Secret, Whole
 
 __all__ = ["AUTHENTICATORS", "CHAIN_HELP", "SOURCES", "Acl", "Auth", "FlappingDetect", "Hashed", "Names", "chain_names"]

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from shardbroker.config.base import Section
 from shardbroker.config.listeners import parse_address
-from shardbroker.config.section import Section
 from shardbroker.config.units import Allowed, Duration
 
 __all__ = ["Api", "needs_api"]

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from shardbroker.config.section import LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
 
 __all__ = [

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from shardbroker.config.base import LONGEST_WAIT_S, Section
 from shardbroker.config.connectors import BackendTimeout, PoolSize
-from shardbroker.config.section import LONGEST_WAIT_S, Section
 from shardbroker.config.units import Allowed, OptionalDuration
 
 __all__ = ["STATE_FILE", "ExHook", "ExHookServer", "ExHookTls"]
@@ -102,8 +102,10 @@ class ExHook(Section):
         missing = [name for name in PACKAGES if not _installed(name)] if self.enabled else []
         if not missing:
             return None
-        return f"exhook.servers needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: " \
+        return (
+            f"exhook.servers needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
             "pip install 'shardbroker[exhook]'"
+        )
 
 
 def _installed(name: str) -> bool:

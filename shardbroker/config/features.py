@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from shardbroker.config.section import LEVELS_MAX, LIMIT_MAX, Section
+from shardbroker.config.base import LEVELS_MAX, LIMIT_MAX, Section
 from shardbroker.config.units import Allowed, Limit, Whole
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter, parse_subscription

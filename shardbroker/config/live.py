@@ -12,8 +12,8 @@ import cbor2
 from pydantic import BaseModel
 
 from shardbroker.config.settings import Settings
+from shardbroker.stores.files import replace_file
 from shm.channels import dump_plain
-from shm.files import replace_file
 
 __all__ = ["InForce", "dump", "in_force", "is_live", "keep_in_force", "parse", "replaced"]
 

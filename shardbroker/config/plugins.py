@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shardbroker.config.section import Section
+from shardbroker.config.base import Section
 from shardbroker.config.units import Allowed, Secret
 
 __all__ = ["PluginSettings"]

@@ -8,11 +8,11 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
 from shardbroker.config.api import Api
+from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.plugins import PluginSettings
-from shardbroker.config.section import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shardbroker.config.errors import ConfigError, explain, refusal
 from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, is_secret, takes_text, toml_value
 from shardbroker.config.settings import Settings
-from shm.files import replace_file
+from shardbroker.stores.files import replace_file
 
 __all__ = ["KEPT_FILE", "ConfigError", "Loaded", "load", "parse_assignment", "read_kept", "without", "write_kept"]
 

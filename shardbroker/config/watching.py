@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.features import check_filters
-from shardbroker.config.section import LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Size, Whole
 
 __all__ = ["SlowSubs", "TopicMetrics", "Trace"]

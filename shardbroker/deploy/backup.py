@@ -27,7 +27,7 @@ import lmdb
 from shardbroker import __version__
 from shardbroker.journal import recovery_start
 from shardbroker.journal.layout import segment_paths, segment_start
-from shm.files import replacing, sync_path
+from shardbroker.stores.files import replacing, sync_path
 
 __all__ = ["MANIFEST", "BackupError", "backup", "restore"]
 

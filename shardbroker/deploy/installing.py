@@ -8,8 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardbroker.deploy.environment import CopyError, Plan, build, choose_python, manifest, manifest_of, plan
-from shardbroker.deploy.placing import CONFIGURATION, DEFAULT_PREFIX, DIRECTORIES, LINK, SYSCTL, SYSUSERS, UNITS, USER, placed_files
-from shm.files import replace_file
+from shardbroker.deploy.install_layout import (
+    CONFIGURATION,
+    DEFAULT_PREFIX,
+    DIRECTORIES,
+    LINK,
+    SYSCTL,
+    SYSUSERS,
+    UNITS,
+    USER,
+    placed_files,
+)
+from shardbroker.stores.files import replace_file
 
 __all__ = ["InstallError", "Target", "install", "uninstall"]
 
@@ -140,7 +150,12 @@ def _install_steps(target: Target) -> Iterator[Step]:
     for file in files:
         if file.path != SYSUSERS:
             yield _file_step(
-                target, file.path, file.content, file.mode, file.keep, lambda g=file.group: _owner(target, "root", g)  # type: ignore[misc]
+                target,
+                file.path,
+                file.content,
+                file.mode,
+                file.keep,
+                lambda g=file.group: _owner(target, "root", g),  # type: ignore[misc]
             )
     if target.live:
         if _has_selinux():

@@ -9,7 +9,7 @@ from pathlib import Path
 from shardbroker.config.settings import PROCESSES_MAX
 from shardbroker.deploy.costs import BUSY_MESSAGE_US, CONNECT_US, CONNECTION_BYTES, SOCKET_BYTES, SPARSE_MESSAGE_US, TLS_BYTES
 from shardbroker.deploy.machine import Cpu, Machine
-from shm.files import replace_file
+from shardbroker.stores.files import replace_file
 
 __all__ = ["Finding", "Proposal", "Wanted", "apply", "apply_to", "check", "propose"]
 

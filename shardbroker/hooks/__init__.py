@@ -1,6 +1,6 @@
 """Hooks: where code of others takes part in what a worker does: theory of operation.
 
-    worker: if hooks & HOOK_...: --> worker/hooked.pyx --> Registry.fire() --> callback, callback, ... by priority
+    worker: if hooks & HOOK_...: --> worker/hook_dispatch.pyx --> Registry.fire() --> callback, callback, ... by priority
                                      what MQTT has,        chain of responsibility
                                      as Python objects
     plugins.load(): a package or a file registers its callbacks, in every worker

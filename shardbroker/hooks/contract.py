@@ -1,7 +1,7 @@
 """What callbacks get and what they return.
 
-`client` is a `Client`, `question` a `Question` and `answer` an `Answer` of `shardbroker.access.contract`, whose `allow`, `deny` and
-`IGNORE` make answers. Properties are a dictionary: names of MQTT 5.0 in lower case with underscores, such as
+`client` is a `Client`, `question` an `AuthRequest` and `answer` an `Answer` of `shardbroker.access.contract`, whose `allow`, `deny`
+and `IGNORE` make answers. Properties are a dictionary: names of MQTT 5.0 in lower case with underscores, such as
 `content_type`, to int, str, bytes, or, for `user_property`, (name, value) pairs.
 
 A callback returns one of

@@ -5,7 +5,7 @@ r"""Programs outside that take part in hooks (ExHook): a worker's end.
 
 integrations says what programs want: it alone talks to them. What they are told goes by a channel of its own, and is lost, counted,
 if that is full: a slow program holds nobody up, and takes no room from questions. Questions go the way of all questions about
-clients (access/gate.py).
+clients (access/auth_client.py).
 """
 
 import errno
@@ -115,8 +115,9 @@ def presumed(servers: Sequence[Any]) -> list[Wanted]:
 
 
 class ExHook:
-    """Of one worker. `ask`: asks integrations, as `Gate.ask`; `descriptor`: its end of the channel for events; `rules_changed`: is
-    called when what clients may do must be looked at again; `tell`: gets (level, text) for the log."""
+    """The exhook end of one worker. `ask`: sends a request to integrations, as `AuthClient.ask`; `descriptor`: its end of the channel
+    for events; `rules_changed`: called when permissions of clients must be checked again; `tell`: gets (level, text) for the
+    log."""
 
     def __init__(
         self,

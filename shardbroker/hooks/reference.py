@@ -49,7 +49,7 @@ it was.
 """
 CLOSING = """
 The objects are those of `shardbroker.hooks` (`Connection`, `SessionInfo`, `Subscription`, `Message`, `Refusal`) and of
-`shardbroker.access.contract` (`Client`, `Question`, `Answer`, and `allow`, `deny`, `IGNORE`, which make answers); their fields
+`shardbroker.access.contract` (`Client`, `AuthRequest`, `Answer`, and `allow`, `deny`, `IGNORE`, which make answers); their fields
 stand there. `reason_code` is MQTT 5.0's. Properties are a dictionary of MQTT's names, in lower case with underscores: numbers,
 texts, bytes, and for `user_property` pairs of name and value.
 

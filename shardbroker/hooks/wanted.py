@@ -1,6 +1,6 @@
 """Which plugins are to be loaded, over restarts: a file of the data directory, written by the manager, read by workers that start.
 
-    plugins.json     {"NAME": {"key": "text", ...}, ...}      in the order of loading, with the settings given to `plugins load`
+plugins.json     {"NAME": {"key": "text", ...}, ...}      in the order of loading, with the settings given to `plugins load`
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardbroker.hooks.plugins import NAME, PluginError
-from shm.files import replace_file
+from shardbroker.stores.files import replace_file
 
 __all__ = ["PLUGINS_FILE", "Wanted", "read_wanted", "write_wanted"]
 

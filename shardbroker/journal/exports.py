@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from shm.files import replace_file
+from shardbroker.stores.files import replace_file
 
 __all__ = ["EXPORTS_DIR", "exported_to", "exports", "note_export"]
 

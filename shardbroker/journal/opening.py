@@ -10,7 +10,7 @@ from shardbroker.journal.errors import JournalBusy
 from shardbroker.journal.layout import next_incarnation_start, segment_paths, segment_start
 from shardbroker.journal.reader import find_end
 from shardbroker.journal.writer import BLOCK_BYTES, PENDING_MAX, SEGMENT_BYTES, Writer
-from shm.files import sync_path
+from shardbroker.stores.files import sync_path
 
 __all__ = ["lock", "open_journal"]
 

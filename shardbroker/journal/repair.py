@@ -24,7 +24,7 @@ from shardbroker.journal.opening import lock
 from shardbroker.journal.reader import Block, Damage, read, read_segment
 from shardbroker.journal.schema import SchemaError
 from shardbroker.journal.trust import trusted
-from shm.files import replacing
+from shardbroker.stores.files import replacing
 
 __all__ = ["Report", "repair", "verify"]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shm.noted import read_number, write_number
+from shardbroker.stores.checked_number import read_number, write_number
 
 __all__ = ["recovery_start", "set_recovery_start"]
 

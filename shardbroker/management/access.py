@@ -13,9 +13,9 @@ from typing import Any
 
 from shm.counters import Counters
 
-from shardbroker.access.contract import Client, Question
+from shardbroker.access.auth_client import file_rules, publish_rules, rules_dir, users_dir
+from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.access.files import FileError
-from shardbroker.access.gate import file_rules, publish_rules, rules_dir, users_dir
 from shardbroker.access.hashing import hash_password
 from shardbroker.access.rules import RuleError, RuleSet
 from shardbroker.access.scram import scram_user
@@ -126,7 +126,7 @@ class AccessAdmin:
         _one_of("kind", kind, RULE_KINDS)
         self.set_rules(kind, name, [*self._rule_store.get_rules(kind, name), rule])
 
-    def test_rules(self, client: Client, question: Question) -> list[tuple[str, bool | None]]:
+    def test_rules(self, client: Client, question: AuthRequest) -> list[tuple[str, bool | None]]:
         """What each source says of a question, in their order: None where it has no rule. It ends with the one that decides, or
         with the first that somebody else would have to be asked for. Raises AccessError."""
         said: list[tuple[str, bool | None]] = []
@@ -158,9 +158,7 @@ class AccessAdmin:
         """Whoever falls under it and is connected is sent away, and is not let in until it is over."""
         self.ban_many(kind, [value], seconds=seconds, by=by, reason=reason)
 
-    def ban_many(
-        self, kind: str, values: Iterable[str], *, seconds: float | None = None, by: str = "", reason: str = ""
-    ) -> None:
+    def ban_many(self, kind: str, values: Iterable[str], *, seconds: float | None = None, by: str = "", reason: str = "") -> None:
         """As ban(), and the broker is told once."""
         _one_of("kind", kind, BAN_KINDS)
         now = time.time()

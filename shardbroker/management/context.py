@@ -15,9 +15,9 @@ from shardbroker.management.configuration import Configuration
 from shardbroker.management.topic_metrics import TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
-from shm.exclusive import ExclusiveTable
-from shm.registry import Registry
-from shm.retained import RetainedStore
+from shardbroker.stores.exclusive import ExclusiveTable
+from shardbroker.stores.registry import Registry
+from shardbroker.stores.retained import RetainedStore
 from shm.routes import RouteTable
 from shm.topology import Topology
 

@@ -19,9 +19,9 @@ from shm.records import ANSWER, DAMAGE, EVENT, NOTE, TRACE, encode_publish, note
 from shm.ring import Inbox
 
 from acceptor.notices import NOTICE_BYTES, read_notice
+from shardbroker.access.auth_client import publish_rules
 from shardbroker.access.failing import failing
 from shardbroker.access.files import FileError
-from shardbroker.access.gate import publish_rules
 from shardbroker.config import Settings
 from shardbroker.config.listeners import parse_address
 from shardbroker.config.live import dump
@@ -47,9 +47,9 @@ from shardbroker.management.sys_topics import SysTopics
 from shardbroker.management.topic_metrics import SAMPLE_S, TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
-from shm.exclusive import ExclusiveTable
-from shm.registry import Registry
-from shm.retained import RetainedStore, RetainedStoreFull, RetainedStoreRefused
+from shardbroker.stores.exclusive import ExclusiveTable
+from shardbroker.stores.registry import Registry
+from shardbroker.stores.retained import RetainedStore, RetainedStoreFull, RetainedStoreRefused
 from shm.routes import RouteTable
 from shm.topology import Topology
 

@@ -28,7 +28,7 @@ from shardbroker.control import ControlError
 from shardbroker.management.context import Context, breathe
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import parse_subscription
-from shm.files import sync_path
+from shardbroker.stores.files import sync_path
 
 __all__ = ["DIRECTORY", "FORMAT", "MANIFEST", "newest_us", "take"]
 

@@ -13,7 +13,7 @@ HIDDEN = "******"
 """In place of a payload that a trace hides."""
 
 Event = list[Any]
-"""[numbers of traces, Unix µs, what, client id, user name, peer, details]: worker/watching.pyx."""
+"""[numbers of traces, Unix µs, what, client id, user name, peer, details]: worker/observers.pyx."""
 
 
 def text_line(event: Event, payload_encode: str, payload_limit: int) -> str:

@@ -3,7 +3,7 @@
     <data>/trace/<name>.json     what it looks for, from when until when, how it ended
     <data>/trace/<name>.log      a line for each event
 
-Workers look for what fits (worker/watching.pyx) and send events through the manager's ring. They know the traces that run from a
+Workers look for what fits (worker/observers.pyx) and send events through the manager's ring. They know the traces that run from a
 command, and from a file of the runtime directory when they are started again. The manager writes: threads take its batches, and
 what a slow disk does not take in time is counted and told in the file. Traces that run when the broker ends have ended with it; a
 manager that is started again goes on with them.
@@ -24,9 +24,9 @@ from shardbroker.control import ControlError
 from shardbroker.logs.log import Log
 from shardbroker.management.trace_lines import FORMATTERS
 from shardbroker.management.workers import Workers
-from shm.files import replace_file
+from shardbroker.stores.files import replace_file
+from shardbroker.stores.trace_state import read_traced, write_traced
 from shm.topology import Topology
-from shm.traced import read_traced, write_traced
 
 __all__ = ["TRACE_DIR", "Traces"]
 
@@ -365,4 +365,3 @@ def _read_part(path: Path, position: int, most: int) -> bytes:
             return file.read(most)
     except FileNotFoundError:
         return b""
-

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from acceptor.tls import TlsError, build_context
+from shardbroker.access.auth_client import INHERIT
 from shardbroker.access.contract import BackendError, SettingError
 from shardbroker.access.files import FileError, read_rules
-from shardbroker.access.gate import INHERIT
 from shardbroker.config import Settings
 from shardbroker.config.keys import allowed_at
 from shardbroker.config.listeners import Listener, parse_address, unix_path

@@ -31,7 +31,7 @@ cdef class TopicEntry:
     cdef Buckets buckets
     cdef bint unroutable                   # a destination has no outlet in this worker: messages are refused
     cdef bint captured                     # analytics asks for its messages (journal.capture)
-    cdef object rewrite                    # the rule (worker/topics.py) that what is published here goes by; None: it stays here
+    cdef object rewrite                    # the rule (worker/features/rewrite.py) that what is published here goes by; None: it stays here
     cdef Target* targets
     cdef uint32_t target_count
     cdef uint64_t weight                   # bytes that it takes, about
@@ -40,7 +40,7 @@ cdef class TopicEntry:
     cdef readonly tuple destinations       # u32 destinations other than this worker
     cdef readonly tuple groups             # shared groups: (name, filter, ((destination, member), ...))
 
-    cdef bint nobody(self) noexcept        # no subscriber anywhere
+    cdef bint is_empty(self) noexcept        # no subscriber anywhere
 
 
 cdef struct CacheSlot:

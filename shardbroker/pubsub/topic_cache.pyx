@@ -64,7 +64,7 @@ cdef class TopicEntry:
     def __dealloc__(self):
         free(self.targets)
 
-    cdef bint nobody(self) noexcept:
+    cdef bint is_empty(self) noexcept:
         return self.target_count == 0 and not self.leaves
 
 

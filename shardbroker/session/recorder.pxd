@@ -67,12 +67,12 @@ cdef class Recorder:
         self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,
         bytes group, bytes filter, bint until_arrived,
     ) except -1
-    # A message that waits in this worker for room in a ring (worker.held) or for its time, until let_go().
+    # A message that waits in this worker for room in a ring (worker.held) or for its time, until deferred_done().
     cdef int held(
         self, uint64_t number, int purpose, Message message, long destination, int kind, uint64_t member, int attempts, bytes group,
         bytes filter, uint64_t at_ms,
     ) except -1
-    cdef int let_go(self, uint64_t number) except -1
+    cdef int deferred_done(self, uint64_t number) except -1
     # What block this ends was written when everything below `durable` was on the disk.
     cdef int synced(self) except -1
     # So many messages were to be captured, and are in no block that was written or will be; the count begins anew.

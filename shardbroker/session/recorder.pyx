@@ -252,7 +252,7 @@ cdef class Recorder:
             "filter": filter or None, "at_ms": at_ms or None,
         })
 
-    cdef int let_go(self, uint64_t number) except -1:
+    cdef int deferred_done(self, uint64_t number) except -1:
         return self.add(Kind.LET_GO, {"number": number})
 
     # --- what is on the disk ----------------------------------------------------------------------------------------------

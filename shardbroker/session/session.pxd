@@ -12,9 +12,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport Subscriber, Subscription
-from shardbroker.session.core cimport Core
+from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.delivery cimport Delivery, DeliveryRing
-from shardbroker.session.link cimport Link
+from shardbroker.session.client_output cimport ClientOutput
 from shardbroker.session.mqueue cimport MQueue
 from shardbroker.session.timers cimport Timed
 
@@ -38,8 +38,8 @@ cdef class Will:
 
 
 cdef class Session(Subscriber):
-    cdef Core core
-    cdef Link link                         # None while the client is away
+    cdef WorkerContext context
+    cdef ClientOutput link                         # None while the client is away
     cdef object subscriptions              # None, one Subscription, or filter as subscribed -> Subscription from the second on
     cdef DeliveryRing window
     cdef uint16_t first_id                 # packet id of the window's first slot
@@ -68,7 +68,7 @@ cdef class Session(Subscriber):
     cdef list all_subscriptions(self)
     cdef size_t subscription_count(self) except? 0
     cdef uint32_t window_size(self) noexcept
-    cdef int attach(self, Link link) except -1            # after CONNACK: sends again what was not acknowledged [MQTT-4.4.0-1]
+    cdef int attach(self, ClientOutput link) except -1            # after CONNACK: sends again what was not acknowledged [MQTT-4.4.0-1]
     cdef int detach(self) except -1
     cdef int pump(self) except -1                         # moves from the queue to the window and the link
     cdef bint idle_for_replay(self) noexcept              # nothing queued: a retained message may be added

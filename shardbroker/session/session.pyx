@@ -14,7 +14,7 @@ from shm.counters cimport (
     DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_OVERLOAD,
     DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
-from shardbroker.session.core cimport TELL_ACKED, TELL_DELIVERED
+from shardbroker.session.context cimport TELL_ACKED, TELL_DELIVERED
 from shardbroker.session.recorder cimport (
     DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
 )
@@ -44,12 +44,12 @@ cdef class SessionTimer(Timed):
 
 
 cdef class Session(Subscriber):
-    def __init__(self, Core core, uint64_t key, bytes client_id):
-        self.core = core
+    def __init__(self, WorkerContext context, uint64_t key, bytes client_id):
+        self.context = context
         self.key = key
         self.client_id = client_id
         self.first_id = 1
-        self.created_ms = core.now_ms
+        self.created_ms = context.now_ms
 
     # --- subscriptions: most clients have one, and a dict for it would be a seventh of what they cost -------------------------
 
@@ -96,31 +96,31 @@ cdef class Session(Subscriber):
     # --- delivery -------------------------------------------------------------------------------------------------------
 
     cdef uint32_t window_size(self) noexcept:
-        cdef uint32_t size = self.core.max_inflight
+        cdef uint32_t size = self.context.max_inflight
         if self.link is not None and self.link.receive_maximum < size:
             size = self.link.receive_maximum          # [MQTT-3.3.4-9]
         return size
 
     cdef int deliver(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
         # The lower of the published and the granted QoS [MQTT-3.8.4-8], unless QoS is to be upgraded.
-        if publication.qos < qos and not self.core.upgrade_qos:
+        if publication.qos < qos and not self.context.upgrade_qos:
             qos = publication.qos
         if self.ended:
             return 0
-        if publication.expires_ms and publication.expires_ms < self.core.now_ms:
+        if publication.expires_ms and publication.expires_ms < self.context.now_ms:
             # While it was in a ring, or with another member of its group [MQTT-3.3.2-5].
-            self.core.delivery_dropped(self, publication, DELIVERY_DROPPED_EXPIRED, "expired")
+            self.context.delivery_dropped(self, publication, DELIVERY_DROPPED_EXPIRED, "expired")
             return 0
         return self.send_or_queue(publication, qos, retain, ids, share)
 
     cdef int send_or_queue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
-        cdef Link link = self.link
+        cdef ClientOutput link = self.link
         if link is not None:
             if not link.congested():
                 if qos == 0:
                     if self.queue is None or self.queue.qos0_count == 0:
-                        if link.write_publish(publication, 0, retain, False, 0, ids) and self.core.telling & TELL_DELIVERED:
-                            self.core.announce(TELL_DELIVERED, self, publication)
+                        if link.write_publish(publication, 0, retain, False, 0, ids) and self.context.telling & TELL_DELIVERED:
+                            self.context.publish_event(TELL_DELIVERED, self, publication)
                         return 0
                 elif (self.queue is None or self.queue.count == 0) and self.has_room():
                     self.start(publication, qos, retain, ids, share, False)
@@ -129,7 +129,7 @@ cdef class Session(Subscriber):
                 if link.relieve():
                     return self.send_or_queue(publication, qos, retain, ids, share)
                 # It is connected and takes nothing: QoS 0 waits for clients that are away only, as in EMQX.
-                self.core.delivery_dropped(self, publication, DELIVERY_DROPPED_OUTPUT_FULL, "output_full")
+                self.context.delivery_dropped(self, publication, DELIVERY_DROPPED_OUTPUT_FULL, "output_full")
                 return 0
         return self.enqueue(publication, qos, retain, ids, share)
 
@@ -147,11 +147,11 @@ cdef class Session(Subscriber):
             return False                   # as if it had been sent [MQTT-3.1.2-25]
         self.push_slot(publication.keep(), <uint16_t>packet_id, qos, retain, ids, share)
         if self.logged:
-            self.core.recorder.delivered(self, self.window.at(self.window.count - 1), from_queue)
-        if self.core.retry_interval_ms and self.link.version < 5 and self.inflight == 1:
+            self.context.recorder.delivered(self, self.window.at(self.window.count - 1), from_queue)
+        if self.context.retry_interval_ms and self.link.version < 5 and self.inflight == 1:
             self.set_deadline()
-        if self.core.telling & TELL_DELIVERED:
-            self.core.announce(TELL_DELIVERED, self, publication)
+        if self.context.telling & TELL_DELIVERED:
+            self.context.publish_event(TELL_DELIVERED, self, publication)
         return True
 
     cdef int push_slot(self, Message message, uint16_t packet_id, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
@@ -162,46 +162,46 @@ cdef class Session(Subscriber):
         slot.qos = qos
         slot.retain = retain
         slot.state = AWAITING_PUBACK if qos == 1 else AWAITING_PUBREC
-        slot.sent_ms = self.core.now_ms
+        slot.sent_ms = self.context.now_ms
         self.inflight += 1
-        self.core.budget -= 1
-        self.core.gauge(INFLIGHT_COUNT, 1)
+        self.context.budget -= 1
+        self.context.gauge(INFLIGHT_COUNT, 1)
         return 0
 
     cdef int enqueue(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
-        cdef Core core = self.core
-        cdef int priority = core.mqueue_default_priority
-        core.budget -= QUEUE_COST
-        if qos == 0 and not core.mqueue_store_qos0:
-            core.delivery_dropped(self, publication, DELIVERY_DROPPED_QOS0_MSG, "qos0_msg")
+        cdef WorkerContext context = self.context
+        cdef int priority = context.mqueue_default_priority
+        context.budget -= QUEUE_COST
+        if qos == 0 and not context.mqueue_store_qos0:
+            context.delivery_dropped(self, publication, DELIVERY_DROPPED_QOS0_MSG, "qos0_msg")
             return 0
-        if core.memory_level:
-            if qos == 0 and core.memory_level >= NO_MORE_QOS0:
-                core.delivery_dropped(self, publication, DELIVERY_DROPPED_OVERLOAD, "overload")
+        if context.memory_level:
+            if qos == 0 and context.memory_level >= NO_MORE_QOS0:
+                context.delivery_dropped(self, publication, DELIVERY_DROPPED_OVERLOAD, "overload")
                 return 0
-            core.queued_by(publication.client_id, sizeof(Delivery) + (
+            context.queued_by(publication.client_id, sizeof(Delivery) + (
                 <uint64_t>publication.topic_size + publication.properties_size + publication.payload_size
                 if publication.message is None else 0))
         if self.queue is None:
             self.queue = MQueue.__new__(MQueue)
-        if core.max_mqueue_len and self.queue.count >= core.max_mqueue_len:
+        if context.max_mqueue_len and self.queue.count >= context.max_mqueue_len:
             if self.logged:
-                core.recorder.dropped(self, self.queue.oldest_of_lowest(), DROPPED_QUEUE_FULL)
-            core.delivery_dropped(self, <Message>self.queue.oldest_of_lowest().message, DELIVERY_DROPPED_QUEUE_FULL, "queue_full")
+                context.recorder.dropped(self, self.queue.oldest_of_lowest(), DROPPED_QUEUE_FULL)
+            context.delivery_dropped(self, <Message>self.queue.oldest_of_lowest().message, DELIVERY_DROPPED_QUEUE_FULL, "queue_full")
             self.queue.drop_oldest_of_lowest()
-            core.gauge(MQUEUE_COUNT, -1)
+            context.gauge(MQUEUE_COUNT, -1)
         cdef Message message = publication.keep()
-        if core.mqueue_priorities:
-            priority = core.mqueue_priorities.get(message.topic, priority)
+        if context.mqueue_priorities:
+            priority = context.mqueue_priorities.get(message.topic, priority)
         cdef Delivery* slot = self.queue.push(priority, qos)
         take_delivery(slot, message, ids, share)
         slot.qos = qos
         slot.retain = retain
-        core.gauge(MQUEUE_COUNT, 1)
+        context.gauge(MQUEUE_COUNT, 1)
         if self.logged:
-            core.recorder.queued(self, slot, priority)
-        if core.watch:
-            core.watcher.queued(self, publication, qos)
+            context.recorder.queued(self, slot, priority)
+        if context.watch:
+            context.watcher.queued(self, publication, qos)
         return 0
 
     cdef int pump(self) except -1:
@@ -218,13 +218,13 @@ cdef class Session(Subscriber):
             if front.qos and not self.has_room():
                 break
             self.queue.pop(&taken)
-            self.core.gauge(MQUEUE_COUNT, -1)
+            self.context.gauge(MQUEUE_COUNT, -1)
             message = <Message>taken.message
-            if message.expires_ms and message.expires_ms <= self.core.now_ms:
+            if message.expires_ms and message.expires_ms <= self.context.now_ms:
                 # [MQTT-3.3.2-5]
-                self.core.delivery_dropped(self, message, DELIVERY_DROPPED_EXPIRED, "expired")
+                self.context.delivery_dropped(self, message, DELIVERY_DROPPED_EXPIRED, "expired")
                 if self.logged:
-                    self.core.recorder.dropped(self, &taken, DROPPED_EXPIRED)
+                    self.context.recorder.dropped(self, &taken, DROPPED_EXPIRED)
             else:
                 if publication is None:
                     publication = Publication.__new__(Publication)
@@ -233,12 +233,12 @@ cdef class Session(Subscriber):
                 share = <object>taken.share if taken.share != NULL else None
                 if taken.qos:
                     if not self.start(publication, taken.qos, taken.retain, ids, share, True) and self.logged:
-                        self.core.recorder.dropped(self, &taken, DROPPED_TOO_LARGE)
+                        self.context.recorder.dropped(self, &taken, DROPPED_TOO_LARGE)
                 else:
-                    if self.link.write_publish(publication, 0, taken.retain, False, 0, ids) and self.core.telling & TELL_DELIVERED:
-                        self.core.announce(TELL_DELIVERED, self, publication)
+                    if self.link.write_publish(publication, 0, taken.retain, False, 0, ids) and self.context.telling & TELL_DELIVERED:
+                        self.context.publish_event(TELL_DELIVERED, self, publication)
                     if self.logged:
-                        self.core.recorder.delivered(self, &taken, True)
+                        self.context.recorder.delivered(self, &taken, True)
             message = None
             drop_delivery(&taken)
         if self.queue.count == 0:
@@ -269,7 +269,7 @@ cdef class Session(Subscriber):
         drop_delivery(slot)
         slot.state = DONE
         self.inflight -= 1
-        self.core.gauge(INFLIGHT_COUNT, -1)
+        self.context.gauge(INFLIGHT_COUNT, -1)
         if slot.held:
             slot.held = False
             self.held -= 1
@@ -283,21 +283,21 @@ cdef class Session(Subscriber):
     cdef int announce_acked(self, Delivery* slot) except -1:
         cdef Publication publication = Publication.__new__(Publication)
         publication.borrow(<Message>slot.message)
-        return self.core.announce(TELL_ACKED, self, publication)
+        return self.context.publish_event(TELL_ACKED, self, publication)
 
     cdef bint puback(self, uint16_t packet_id) except -1:
         cdef Delivery* slot = self.in_window(packet_id)
         if slot == NULL or slot.state != AWAITING_PUBACK:
             return False
-        self.core.count(MESSAGES_ACKED)
+        self.context.count(MESSAGES_ACKED)
         if self.logged:
-            self.core.recorder.acknowledged(self, packet_id, PUBACK, 0)
-        if self.core.telling & TELL_ACKED:
+            self.context.recorder.acknowledged(self, packet_id, PUBACK, 0)
+        if self.context.telling & TELL_ACKED:
             self.announce_acked(slot)
-        if unlikely(self.core.watch):
-            self.core.watcher.acknowledged(self, slot)
-        if self.core.hooks & HOOK_MESSAGE_ACKED:
-            self.core.acked(self, <Message>slot.message)
+        if unlikely(self.context.watch):
+            self.context.watcher.acknowledged(self, slot)
+        if self.context.hooks & HOOK_MESSAGE_ACKED:
+            self.context.acked(self, <Message>slot.message)
         self.complete(slot)                # a failure code ends it just so [MQTT-4.4.0-2] [MQTT-4.8.2-6]
         self.pump()
         return True
@@ -308,25 +308,25 @@ cdef class Session(Subscriber):
             return False
         if reason_code >= FAILURE:
             if self.logged:
-                self.core.recorder.acknowledged(self, packet_id, PUBREC, reason_code)
+                self.context.recorder.acknowledged(self, packet_id, PUBREC, reason_code)
             self.complete(slot)
             self.pump()
             return True
         if slot.state == AWAITING_PUBREC:
             if self.logged:
-                self.core.recorder.acknowledged(self, packet_id, PUBREC, reason_code)
-            if self.core.telling & TELL_ACKED:
+                self.context.recorder.acknowledged(self, packet_id, PUBREC, reason_code)
+            if self.context.telling & TELL_ACKED:
                 self.announce_acked(slot)
-            if self.core.watch:
-                self.core.watcher.acknowledged(self, slot)
-            if self.core.hooks & HOOK_MESSAGE_ACKED:
-                self.core.acked(self, <Message>slot.message)
+            if self.context.watch:
+                self.context.watcher.acknowledged(self, slot)
+            if self.context.hooks & HOOK_MESSAGE_ACKED:
+                self.context.acked(self, <Message>slot.message)
             drop_delivery(slot)            # from here on only PUBREL is sent [MQTT-4.3.3-6]
             slot.state = AWAITING_PUBCOMP
             if slot.held:                  # acknowledged before it was sent again
                 slot.held = False
                 self.held -= 1
-        slot.sent_ms = self.core.now_ms
+        slot.sent_ms = self.context.now_ms
         self.send_pubrel(packet_id)
         return True
 
@@ -334,9 +334,9 @@ cdef class Session(Subscriber):
         cdef Delivery* slot = self.in_window(packet_id)
         if slot == NULL or slot.state != AWAITING_PUBCOMP:
             return False
-        self.core.count(MESSAGES_ACKED)
+        self.context.count(MESSAGES_ACKED)
         if self.logged:
-            self.core.recorder.acknowledged(self, packet_id, PUBCOMP, 0)
+            self.context.recorder.acknowledged(self, packet_id, PUBCOMP, 0)
         self.complete(slot)
         self.pump()
         return True
@@ -350,11 +350,11 @@ cdef class Session(Subscriber):
 
     cdef int send_pubrel(self, uint16_t packet_id) except -1:
         write_ack(self.link.out, PUBREL_FIRST, packet_id, 0, self.link.version)
-        self.core.count(PACKETS_SENT)
-        self.core.count(PACKETS_PUBREL_SENT)
+        self.context.count(PACKETS_SENT)
+        self.context.count(PACKETS_PUBREL_SENT)
         self.link.touch()
-        if self.core.watch:
-            self.core.watcher.acked(self.link, PUBREL_FIRST, packet_id, 0, None)
+        if self.context.watch:
+            self.context.watcher.acked(self.link, PUBREL_FIRST, packet_id, 0, None)
         return 0
 
     # --- QoS 2 from the client ---------------------------------------------------------------------------------------------
@@ -365,10 +365,10 @@ cdef class Session(Subscriber):
         elif packet_id in self.awaiting_rel:
             # 3.x has no code to complain with: every repeat is one.
             return QOS2_REPEAT if dup or self.link.version < 5 else QOS2_IN_USE
-        if self.core.max_awaiting_rel and <uint32_t>len(self.awaiting_rel) >= self.core.max_awaiting_rel:
+        if self.context.max_awaiting_rel and <uint32_t>len(self.awaiting_rel) >= self.context.max_awaiting_rel:
             return QOS2_FULL
-        self.awaiting_rel[packet_id] = self.core.now_ms
-        if self.core.await_rel_timeout_ms and len(self.awaiting_rel) == 1:
+        self.awaiting_rel[packet_id] = self.context.now_ms
+        if self.context.await_rel_timeout_ms and len(self.awaiting_rel) == 1:
             self.set_deadline()
         return QOS2_NEW
 
@@ -376,25 +376,25 @@ cdef class Session(Subscriber):
         if self.awaiting_rel is None or self.awaiting_rel.pop(packet_id, None) is None:
             return False
         if self.logged:
-            self.core.recorder.released(self, packet_id, RELEASED_PUBREL)
+            self.context.recorder.released(self, packet_id, RELEASED_PUBREL)
         return True
 
     cdef int expire_awaiting_rel(self) except -1:
-        cdef uint64_t limit = self.core.await_rel_timeout_ms
+        cdef uint64_t limit = self.context.await_rel_timeout_ms
         if not limit or not self.awaiting_rel:
             return 0
         for packet_id, received in list(self.awaiting_rel.items()):
-            if <uint64_t>received + limit > self.core.now_ms:
+            if <uint64_t>received + limit > self.context.now_ms:
                 break                      # the dict is in order of arrival
             del self.awaiting_rel[packet_id]
             if self.logged:
-                self.core.recorder.released(self, packet_id, RELEASED_TIMEOUT)
-            self.core.count(MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT)
+                self.context.recorder.released(self, packet_id, RELEASED_TIMEOUT)
+            self.context.count(MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT)
         return 0
 
     # --- coming and going ---------------------------------------------------------------------------------------------------
 
-    cdef int attach(self, Link link) except -1:
+    cdef int attach(self, ClientOutput link) except -1:
         self.link = link
         self.expires_at_ms = 0
         self.will_at_ms = 0
@@ -456,14 +456,14 @@ cdef class Session(Subscriber):
             return 0
         for i in range(self.window.count):
             slot = self.window.at(i)
-            if slot.state != DONE and not slot.held and slot.sent_ms + self.core.retry_interval_ms <= self.core.now_ms:
+            if slot.state != DONE and not slot.held and slot.sent_ms + self.context.retry_interval_ms <= self.context.now_ms:
                 self.resend_slot(slot)
         self.free_front()
         return 0
 
     cdef int resend_slot(self, Delivery* slot) except -1:
         cdef Publication publication
-        slot.sent_ms = self.core.now_ms
+        slot.sent_ms = self.context.now_ms
         if slot.state == AWAITING_PUBCOMP:
             return self.send_pubrel(slot.packet_id)
         publication = Publication.__new__(Publication)
@@ -472,7 +472,7 @@ cdef class Session(Subscriber):
         if not self.link.write_publish(publication, slot.qos, slot.retain, True, slot.packet_id, ids):  # [MQTT-3.3.1-1]
             if self.logged:
                 # For the journal it is as if the client had refused it.
-                self.core.recorder.acknowledged(self, slot.packet_id, PUBACK if slot.qos == 1 else PUBREC, PACKET_TOO_LARGE)
+                self.context.recorder.acknowledged(self, slot.packet_id, PUBACK if slot.qos == 1 else PUBREC, PACKET_TOO_LARGE)
             self.drop_slot(slot)
         return 0
 
@@ -481,7 +481,7 @@ cdef class Session(Subscriber):
         drop_delivery(slot)
         slot.state = DONE
         self.inflight -= 1
-        self.core.gauge(INFLIGHT_COUNT, -1)
+        self.context.gauge(INFLIGHT_COUNT, -1)
         return 0
 
     cdef int set_deadline(self) except -1:
@@ -491,21 +491,21 @@ cdef class Session(Subscriber):
                 due = self.expires_at_ms
             if self.will_at_ms and self.will_at_ms < due:
                 due = self.will_at_ms
-        elif self.core.retry_interval_ms and self.link.version < 5 and self.inflight:
-            due = self.core.now_ms + self.core.retry_interval_ms
-        if self.core.await_rel_timeout_ms and self.awaiting_rel:
+        elif self.context.retry_interval_ms and self.link.version < 5 and self.inflight:
+            due = self.context.now_ms + self.context.retry_interval_ms
+        if self.context.await_rel_timeout_ms and self.awaiting_rel:
             oldest = next(iter(self.awaiting_rel.values()))
-            due = min(due, <uint64_t>oldest + self.core.await_rel_timeout_ms + AWAIT_REL_GRAIN_MS)
+            due = min(due, <uint64_t>oldest + self.context.await_rel_timeout_ms + AWAIT_REL_GRAIN_MS)
         if due == <uint64_t>-1:
             if self.timer is not None:
-                self.core.timers.disarm(self.timer)
+                self.context.timers.disarm(self.timer)
                 self.timer.session = None
                 self.timer = None
             return 0
         if self.timer is None:
             self.timer = SessionTimer.__new__(SessionTimer)
             self.timer.session = self
-        self.core.timers.arm(self.timer, due)
+        self.context.timers.arm(self.timer, due)
         return 0
 
     cdef int on_timer(self) except -1:
@@ -513,14 +513,14 @@ cdef class Session(Subscriber):
             return 0
         self.expire_awaiting_rel()
         if self.link is not None:
-            if self.core.retry_interval_ms and self.link.version < 5 and not self.link.congested():
+            if self.context.retry_interval_ms and self.link.version < 5 and not self.link.congested():
                 self.resend_late()
         else:
-            if self.will_at_ms and self.will_at_ms <= self.core.now_ms:
+            if self.will_at_ms and self.will_at_ms <= self.context.now_ms:
                 self.will_at_ms = 0
-                self.core.will_due(self)
-            if self.expires_at_ms and self.expires_at_ms <= self.core.now_ms:
-                self.core.session_expired(self)
+                self.context.will_due(self)
+            if self.expires_at_ms and self.expires_at_ms <= self.context.now_ms:
+                self.context.session_expired(self)
                 return 0
         return self.set_deadline()
 
@@ -538,7 +538,7 @@ cdef class Session(Subscriber):
                     found.append((<object>slot.share, <object>slot.message, slot.qos))
         while self.queue is not None and self.queue.count:
             self.queue.pop(&taken)
-            self.core.gauge(MQUEUE_COUNT, -1)
+            self.context.gauge(MQUEUE_COUNT, -1)
             if taken.share != NULL and taken.qos:
                 found.append((<object>taken.share, <object>taken.message, taken.qos))
             drop_delivery(&taken)
@@ -546,9 +546,9 @@ cdef class Session(Subscriber):
 
     cdef int end(self) except -1:
         self.ended = True
-        self.core.gauge(INFLIGHT_COUNT, -<int64_t>self.inflight)
+        self.context.gauge(INFLIGHT_COUNT, -<int64_t>self.inflight)
         if self.queue is not None:
-            self.core.gauge(MQUEUE_COUNT, -<int64_t>self.queue.count)
+            self.context.gauge(MQUEUE_COUNT, -<int64_t>self.queue.count)
         self.inflight = 0
         self.held = 0
         self.window = None
@@ -559,7 +559,7 @@ cdef class Session(Subscriber):
         self.will = None
         self.subscriptions = None
         if self.timer is not None:
-            self.core.timers.disarm(self.timer)
+            self.context.timers.disarm(self.timer)
             self.timer.session = None
             self.timer = None
         return 0

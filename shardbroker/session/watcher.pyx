@@ -4,7 +4,7 @@ __all__ = ["Watcher"]
 
 
 cdef class Watcher:
-    cdef void heard(self, object channel, uint8_t first, const uint8_t* body, uint32_t size) noexcept:
+    cdef void received(self, object channel, uint8_t first, const uint8_t* body, uint32_t size) noexcept:
         pass
 
     cdef void published(self, object channel, const PublishView* view) noexcept:
@@ -22,7 +22,7 @@ cdef class Watcher:
     cdef void replied(self, object channel, bytes packet) noexcept:
         pass
 
-    cdef void told(self, int kind, object channel, bytes client_id, int reason_code, int side, str detail) noexcept:
+    cdef void status_changed(self, int kind, object channel, bytes client_id, int reason_code, int side, str detail) noexcept:
         pass
 
     cdef void denied(self, object channel, str action, bytes topic) noexcept:

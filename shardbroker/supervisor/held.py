@@ -18,7 +18,7 @@ from shardbroker.supervisor.listening import StartError
 from shardbroker.supervisor.notify import Notifier
 from shm.topology import ListenerSockets
 
-__all__ = ["Held", "HeldSockets", "SocketStore"]
+__all__ = ["HeldListener", "HeldSockets", "SocketStore"]
 
 FIRST_DESCRIPTOR = 3
 """SD_LISTEN_FDS_START: the first one handed over, the others follow it."""
@@ -28,7 +28,7 @@ VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldListener:
     """What there is for one listener."""
 
     descriptors: tuple[int, ...] = ()
@@ -65,14 +65,14 @@ class HeldSockets:
             held.by_name.setdefault(name, []).append(descriptor)
         return held
 
-    def take(self, name: str, bind: str) -> Held:
+    def take(self, name: str, bind: str) -> HeldListener:
         """What there is for the listener of this name."""
         activated, kept = self.by_name.pop(name, []), self.by_name.pop(KEPT_PREFIX + name, [])
         fits = [one for one in kept if not activated and _address_of(one) == _wanted(bind)]
         for descriptor in kept:
             if descriptor not in fits:
                 os.close(descriptor)
-        return Held(tuple(activated or fits), bool(activated))
+        return HeldListener(tuple(activated or fits), bool(activated))
 
     def finish(self, listeners: Iterable[str]) -> None:
         """Nothing may be left. Raises StartError for a socket of a unit that no listener is there for: clients would wait in it for

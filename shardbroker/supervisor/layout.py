@@ -19,19 +19,19 @@ from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.ring import Inbox
 
+from shardbroker.access.auth_client import publish_rules
 from shardbroker.access.files import FileError
-from shardbroker.access.gate import publish_rules
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.listeners import LISTENERS_MAX, Listener
 from shardbroker.config.settings import PROCESSES_MAX, core_numbers, weight_numbers
-from shardbroker.supervisor.held import Held, HeldSockets
+from shardbroker.stores.checked_number import read_number, write_number
+from shardbroker.stores.files import sync_path
+from shardbroker.stores.retained_check import check_retained
+from shardbroker.supervisor.held import HeldListener, HeldSockets
 from shardbroker.supervisor.listening import StartError, listen, unlisten
 from shm.channels import CHANNELS, SUPERVISOR, Pairs
 from shm.cleanup import cleanup, set_aside
-from shm.files import sync_path
-from shm.noted import read_number, write_number
 from shm.partitions import Division
-from shm.retained_check import check_retained
 from shm.roles import ROLES, Cores, Place, Role, lay_places
 from shm.runtime import find_runtime_dir, make_runtime_dir
 from shm.topology import RETAINED_DIR, Topology
@@ -113,7 +113,7 @@ def lay_out(
         undo.callback(cleanup, runtime_dir)
         listeners = []
         for number, (name, listener) in enumerate(settings.listeners.items()):
-            own = held.take(name, listener.bind) if held is not None else Held()
+            own = held.take(name, listener.bind) if held is not None else HeldListener()
             listeners.append(listen(name, number, listener, acceptors, own.descriptors, own.activated))
             undo.callback(unlisten, listeners[-1])
         if held is not None:

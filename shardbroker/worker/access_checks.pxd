@@ -2,17 +2,17 @@
 from cython cimport final
 from libc.stdint cimport uint64_t
 
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.router cimport Router
 from shardbroker.worker.turn cimport Turn
 from shm.counters cimport Counters
 
 
 @final
 cdef class AccessChecks:
-    cdef Shard shard
+    cdef Router router
     cdef Turn turn
     cdef Counters counters
-    cdef object gate                       # shardbroker.access.gate.Gate; None: nothing is checked
+    cdef object gate                       # shardbroker.access.auth_client.AuthClient; None: nothing is checked
     cdef int fd                            # answers arrive by it; -1: nothing is checked
     cdef uint64_t seen                     # what Counters.access_generation was last
     cdef list rechecking                   # connections that a reload of rules or bans has not reached yet

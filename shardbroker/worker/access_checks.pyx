@@ -7,68 +7,68 @@ from shardbroker.worker.channel cimport CONNECTED
 from shardbroker.worker.connection cimport Connection
 from shm.posix cimport EPOLLIN
 
-from shardbroker.worker.access import Access
+from shardbroker.worker.authorization import Access
 
 __all__ = ["AccessChecks"]
 
 
 @final
 cdef class AccessChecks:
-    def __init__(self, Shard shard not None, Turn turn not None, Counters counters not None):
-        self.shard = shard
+    def __init__(self, Router router not None, Turn turn not None, Counters counters not None):
+        self.router = router
         self.turn = turn
         self.counters = counters
         self.fd = -1
         self.rechecking = []
 
     def begin(self, gate) -> None:
-        """Clients and what they do are checked from now on; gate: shardbroker.access.gate.Gate."""
-        self.gate = self.shard.access_gate = gate
-        self.shard.auth, self.shard.acl = gate.auth, gate.acl
-        self.shard.access_type = Access
+        """Clients and what they do are checked from now on; gate: shardbroker.access.auth_client.AuthClient."""
+        self.gate = self.router.access_gate = gate
+        self.router.auth, self.router.acl = gate.auth, gate.acl
+        self.router.access_type = Access
         self.fd = gate.fileno()
         self.seen = self.counters.access_generation_c()
-        self.shard.access_generation = <uint32_t>(self.seen >> 32)
+        self.router.access_generation = <uint32_t>(self.seen >> 32)
         self.turn.make_place(self.fd)
         self.turn.listen_to(self.fd, EPOLLIN)
 
     cdef int take_verdicts(self) except -1:
         """As many as STEP_US allows: a login that ends takes as long as hundreds of messages."""
-        self.shard.begin_step()
+        self.router.begin_step()
         for waiter, verdict in self.gate.take_verdicts():
             self.give_verdict(waiter, verdict)
-            if self.shard.step_is_over():
+            if self.router.step_is_over():
                 break
         return 0
 
     cdef int give_verdict(self, waiter, verdict) except -1:
-        self.shard.budget = self.turn.budget
+        self.router.budget = self.turn.budget
         try:
             waiter.on_verdict(verdict)
         except Exception as error:
-            self.shard.log_failure("verdict lost", error)
+            self.router.log_failure("verdict lost", error)
         return 0
 
     cdef int look(self) except -1:
         """Questions that were not answered in time, and what has changed since."""
         cdef Connection connection
         self.late = False
-        self.shard.begin_step()
+        self.router.begin_step()
         for waiter, verdict in self.gate.overdue():
             self.give_verdict(waiter, verdict)
-            if self.shard.step_is_over():
+            if self.router.step_is_over():
                 self.late = True           # a dead back end makes many late at once
                 break
         if self.counters.access_generation_c() != self.seen:
             self.seen = self.counters.access_generation_c()
-            self.rules_moved = self.shard.access_generation != <uint32_t>(self.seen >> 32) or (self.rechecking and self.rules_moved)
-            self.shard.access_generation = <uint32_t>(self.seen >> 32)
+            self.rules_moved = self.router.access_generation != <uint32_t>(self.seen >> 32) or (self.rechecking and self.rules_moved)
+            self.router.access_generation = <uint32_t>(self.seen >> 32)
             self.gate.reload(self.rules_moved)
-            self.shard.auth, self.shard.acl = self.gate.auth, self.gate.acl
+            self.router.auth, self.router.acl = self.gate.auth, self.gate.acl
             self.rechecking = [connection for connection in self.turn.by_fd if connection is not None]
         if self.rechecking:
-            self.shard.begin_step()
-            while self.rechecking and not self.shard.step_is_over():
+            self.router.begin_step()
+            while self.rechecking and not self.router.step_is_over():
                 connection = <Connection>self.rechecking.pop()
                 if connection.fd >= 0 and connection.state == CONNECTED:
                     try:

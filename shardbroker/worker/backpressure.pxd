@@ -12,13 +12,13 @@ from libc.stdint cimport uint64_t
 
 from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.outlets cimport RingOutlets
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.router cimport Router
 from shardbroker.worker.turn cimport Turn
 
 
 @final
 cdef class Backpressure:
-    cdef Shard shard
+    cdef Router router
     cdef Turn turn
     cdef RingOutlets rings
     cdef MemoryWatch memory

@@ -21,8 +21,8 @@ cdef enum:
 
 @final
 cdef class Backpressure:
-    def __init__(self, Shard shard not None, Turn turn not None, RingOutlets rings not None, MemoryWatch memory not None):
-        self.shard = shard
+    def __init__(self, Router router not None, Turn turn not None, RingOutlets rings not None, MemoryWatch memory not None):
+        self.router = router
         self.turn = turn
         self.rings = rings
         self.memory = memory
@@ -64,7 +64,7 @@ cdef class Backpressure:
         cdef Connection connection
         self.turn.limited = []
         for connection in limited:
-            if connection.fd >= 0 and connection.rates.stopped_until_ms > self.shard.now_ms:
+            if connection.fd >= 0 and connection.rates.stopped_until_ms > self.router.now_ms:
                 self.turn.limited.append(connection)
             else:
                 connection.paused = (connection.stops & STOP_MEMORY) != 0
@@ -75,13 +75,13 @@ cdef class Backpressure:
         cdef Connection connection
         cdef list paused
         cdef int worker
-        self.look_at_ms = self.shard.now_ms + LOOK_MS
-        if self.shard.watch:
-            self.shard.watcher.tick()
-        self.shard.memory_level = self.memory.look(self.shard.now_ms)
-        self.shard.cache.grow_old(self.shard.now_ms, self.shard.memory_level > 0)
-        if self.shard.memory_level:
-            for client_id in self.memory.choose(self.shard.now_ms):
+        self.look_at_ms = self.router.now_ms + LOOK_MS
+        if self.router.watch:
+            self.router.watcher.tick()
+        self.router.memory_level = self.memory.look(self.router.now_ms)
+        self.router.cache.grow_old(self.router.now_ms, self.router.memory_level > 0)
+        if self.router.memory_level:
+            for client_id in self.memory.choose(self.router.now_ms):
                 worker = self.rings.topology.division.worker_of(client_id)
                 if worker == self.rings.number:
                     self.pause_client(client_id)
@@ -91,7 +91,7 @@ cdef class Backpressure:
             paused = self.turn.paused
             self.turn.paused = []
             for connection in paused:
-                if connection.paused_until_ms > self.shard.now_ms and connection.fd >= 0:
+                if connection.paused_until_ms > self.router.now_ms and connection.fd >= 0:
                     self.turn.paused.append(connection)
                 else:
                     connection.paused = connection.stops & (STOP_DISK | STOP_RATE) != 0
@@ -100,14 +100,14 @@ cdef class Backpressure:
 
     cdef int pause_client(self, bytes client_id) except -1:
         """Does not read this publisher for a while. Whoever has found it greedy says so again in time."""
-        cdef Session session = self.shard.sessions.get(client_id)
+        cdef Session session = self.router.sessions.get(client_id)
         cdef Connection connection
         if session is None or session.link is None:
             return 0
         connection = <Connection>session.link
-        connection.paused_until_ms = self.shard.now_ms + PAUSE_MS
+        connection.paused_until_ms = self.router.now_ms + PAUSE_MS
         if not connection.stops & STOP_MEMORY:
-            self.shard.count(OVERLOAD_PUBLISHERS_PAUSED)
+            self.router.count(OVERLOAD_PUBLISHERS_PAUSED)
             connection.paused = True
             connection.stop_reading(STOP_MEMORY)
             self.turn.paused.append(connection)

@@ -8,14 +8,14 @@ In CLOSING nothing more is read; the loop flushes `out` and closes the socket.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from shardbroker.access.verdicts cimport Verdicts
+from shardbroker.access.acl_cache cimport AclCache
 from shardbroker.mqtt.codec cimport PublishView
 from shardbroker.mqtt.packets cimport Connect, Disconnect, Subscribe, Unsubscribe
 from shardbroker.pubsub.message cimport Publication
-from shardbroker.session.link cimport Link
+from shardbroker.session.client_output cimport ClientOutput
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.router cimport Router
 from shm.address cimport PeerAddress
 
 cdef enum ChannelState:
@@ -35,8 +35,8 @@ cdef class TopicAliases:                   # those that a client has set (MQTT 5
     cdef uint32_t size                     # what they take, bytes
 
 
-cdef class Channel(Link):
-    cdef Shard shard
+cdef class Channel(ClientOutput):
+    cdef Router router
     cdef readonly Session session
     cdef readonly uint8_t state
     cdef uint8_t announced_version         # level byte of a CONNECT that may turn out to be malformed
@@ -48,15 +48,15 @@ cdef class Channel(Link):
     cdef uint8_t problem_information       # Request Problem Information, 1 unless the client said 0
     cdef uint8_t parked                    # a PUBLISH waits for room in a ring: nothing is read meanwhile
     cdef uint8_t paused                    # memory is short, or the disk refuses: nothing is read meanwhile
-    cdef uint8_t looking                   # the PUBLISH in hand waits for look-ups of its topics: Shard.channel_lookups has them
-    cdef uint8_t mounted                   # topics get a prefix, see shardbroker.worker.mounted
+    cdef uint8_t looking                   # the PUBLISH in hand waits for look-ups of its topics: Router.channel_lookups has them
+    cdef uint8_t mounted                   # topics get a prefix, see shardbroker.worker.features.mountpoint
     cdef uint8_t limited                   # what it publishes counts for limits that it shares with others
     cdef uint16_t listener_number          # its place in the counters
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef PeerAddress peer
     cdef readonly bytes username           # as the authentication, the certificate or CONNECT says, in this order; None without
-    cdef readonly object access            # shardbroker.worker.access.Access; None: nobody checks anything about this client
-    cdef Verdicts verdicts                 # None: it may publish and subscribe everything
+    cdef readonly object access            # shardbroker.worker.authorization.Access; None: nobody checks anything about this client
+    cdef AclCache acl_cache                 # None: it may publish and subscribe everything
     cdef bytes wanted_id                   # client id that the acceptor has made for a CONNECT without; from CONNECT on the one in it
     cdef tuple subscribing                 # a SUBSCRIBE or UNSUBSCRIBE too long for one turn, see go_on_with_filters(); None mostly
     cdef uint64_t last_packet_ms
@@ -64,7 +64,7 @@ cdef class Channel(Link):
     cdef TopicAliases aliases_in           # None mostly
 
     # Handles whole packets; returns the bytes used. Less than `size`: the rest is incomplete, or the channel is parked or closing,
-    # or core.budget is used up.
+    # or context.budget is used up.
     cdef size_t feed(self, const uint8_t* data, size_t size) except? 0
     # The connection is over, for this reason code; once only. The session gets to know, and one line is logged.
     cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1
@@ -75,7 +75,7 @@ cdef class Channel(Link):
     cdef bint on_publish(self, uint8_t first, const uint8_t* body, uint32_t size) except -1
     cdef int reply(self, int counter, bytes packet) except -1
     # An event for the manager, of a kind of shm/events.pxd, and a note for the registry.
-    cdef int report(self, int kind, int reason_code, int side, str detail) except -1
+    cdef int send_event(self, int kind, int reason_code, int side, str detail) except -1
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1
     cdef int fail(self, int reason_code, str message) except -1
     cdef int broken(self, object error) except -1      # an error of ours costs this connection, not the worker [MQTT-4.8.0-2]
@@ -118,11 +118,11 @@ cdef class Channel(Link):
     cdef bytes topic_prefix(self)              # the mount point, empty without one
     cdef bytes below(self, bytes wire_filter)  # a filter of the client as the broker has it; MqttError for what is none
     # Nothing is read until resume(): a verdict is waited for. The loop overrides both.
-    cdef int hold(self) except -1
-    cdef int resume(self) except -1
+    cdef int suspend_reading(self) except -1
+    cdef int resume_reading(self) except -1
     # What the listener knows of the client beyond its address (acceptor/opening.py); None mostly. Its certificate may set what
     # CONNECT says of client id and user name.
-    cdef dict known_before(self)
+    cdef dict listener_facts(self)
     cdef str listener_name(self)
     cdef int may_publish(self, bytes topic, uint64_t serial, PublishView* view) except -2
     cdef list own_lookups(self)

@@ -3,7 +3,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memset
 
-from shardbroker.access.verdicts cimport DENIED, UNKNOWN
+from shardbroker.access.acl_cache cimport DENIED, UNKNOWN
 from shardbroker.hooks.masks cimport (
     HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHORIZE, HOOK_CLIENT_CONNACK, HOOK_CLIENT_CONNECT, HOOK_CLIENT_CONNECTED,
     HOOK_CLIENT_DISCONNECTED, HOOK_CLIENT_SUBSCRIBE, HOOK_CLIENT_UNSUBSCRIBE, HOOK_MESSAGE_PUBLISH, HOOK_SESSION_SUBSCRIBED,
@@ -25,7 +25,7 @@ from shardbroker.pubsub.subscriptions cimport (
     OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription,
 )
 from shardbroker.pubsub.topic_cache cimport Lookup, TopicEntry
-from shardbroker.session.core cimport TELL_CONNECTED, TELL_DISCONNECTED, TELL_UNSUBSCRIBED, Core
+from shardbroker.session.context cimport TELL_CONNECTED, TELL_DISCONNECTED, TELL_UNSUBSCRIBED, WorkerContext
 from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, QOS2_REPEAT, Will
 from shardbroker.session.watcher cimport Watcher, unlikely
 from shm.counters cimport (
@@ -42,16 +42,16 @@ from shm.counters cimport (
 )
 from shm.address cimport address_text
 from shardbroker.worker.memory cimport REFUSE
-from shardbroker.worker.shard cimport is_own, is_text
+from shardbroker.worker.router cimport is_own, is_text
 from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED, EVENT_EXPIRY_NEVER, EVENT_REFUSED, EventHeader
 
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Connack, Puback, Pubcomp, Pubrec, Pubrel, Suback, Unsuback, encode_properties
 from shardbroker.mqtt.spec import REASON_CODES, PacketType, PropertyId, connack_return_code
 from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_filter, check_topic_name, filter_has_wildcard, parse_subscription
-from shardbroker.worker import event_messages
-from shardbroker.worker.delayed import DELAYED
-from shardbroker.worker.shard import OWN_TOPICS
+from shardbroker.worker.features import event_messages
+from shardbroker.worker.features.delayed import DELAYED
+from shardbroker.worker.router import OWN_TOPICS
 
 __all__ = ["Channel"]
 
@@ -64,7 +64,7 @@ cdef enum:
     FILTERS_PREPARED = 128                 # filters whose rules are looked up at once: as many as a turn deals with
     SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
 
-cdef enum:                                 # what Hooked.ask_publish() returns
+cdef enum:                                 # what HookDispatcher.ask_publish() returns
     GO_ON = 0
     ASKED = 1
     REFUSED = 2
@@ -74,7 +74,7 @@ cdef uint32_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 �
 cdef str SHORT_OF_MEMORY = "the broker's memory is short"
 
 
-cdef class Channel(Link):
+cdef class Channel(ClientOutput):
     """A connection whose socket somebody else holds: feed() takes what was received, `out` holds what is to be sent."""
 
     # --- input --------------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ cdef class Channel(Link):
         try:
             if self.subscribing is not None:
                 self.go_on_with_filters()
-            while used < size and self.state != CLOSING and self.core.budget > 0:
+            while used < size and self.state != CLOSING and self.context.budget > 0:
                 if not read_fixed_header(data + used, size - used, &header):
                     break
                 whole = <uint64_t>header.size + header.remaining
@@ -95,18 +95,18 @@ cdef class Channel(Link):
                     self.announced_version = data[used + header.size + LEVEL_AT]
                 if self.state != CONNECTED and not self.may_begin(header.first, whole, size - used):
                     break
-                if whole > self.core.max_packet_size:
+                if whole > self.context.max_packet_size:
                     # Refused at the header: nothing is reserved for what was only announced. [MQTT-3.2.2-15]
-                    raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes, allowed are {self.core.max_packet_size}")
+                    raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes, allowed are {self.context.max_packet_size}")
                 if whole > size - used:
                     break
                 if not self.handle(header.first, data + used + header.size, header.remaining):
                     # One whose look-up goes on has used up its budget: it is busy, not parked.
-                    self.parked = not self.waiting and self.core.budget > 0
+                    self.parked = not self.waiting and self.context.budget > 0
                     break
                 used += whole
-                self.core.budget -= 1
-                self.core.count(PACKETS_RECEIVED)
+                self.context.budget -= 1
+                self.context.count(PACKETS_RECEIVED)
                 if self.waiting:
                     break
         except MqttError as error:
@@ -117,18 +117,18 @@ cdef class Channel(Link):
 
     cdef int broken(self, object error) except -1:
         if self.closed:
-            self.shard.log_failure("internal error while a connection was closing", error)
+            self.router.log_failure("internal error while a connection was closing", error)
         return self.fail(IMPLEMENTATION_SPECIFIC_ERROR, f"internal error: {error!r}")      # the log line of its end carries it
 
     cdef bint may_begin(self, uint8_t first, uint64_t whole, uint64_t here) except -1:
         if self.state == WAIT_CONNECT and first >> 4 != CONNECT:
             # [MQTT-3.1.0-1]: no reply, since nothing says that this is MQTT.
-            self.core.count(CLIENT_CLOSED_NOT_CONNECT)
+            self.context.count(CLIENT_CLOSED_NOT_CONNECT)
             self.close(PROTOCOL_ERROR, SIDE_SERVER, "first packet is not CONNECT", True)
         elif whole > LOGIN_PACKET_MAX:
             raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes before the login, allowed are {LOGIN_PACKET_MAX}")
-        elif whole > here and whole > PARTIAL_MAX and self.core.memory_level >= REFUSE:
-            self.core.count(CLIENT_CLOSED_OVERLOAD)
+        elif whole > here and whole > PARTIAL_MAX and self.context.memory_level >= REFUSE:
+            self.context.count(CLIENT_CLOSED_OVERLOAD)
             if self.announced_version == 5:
                 self.version = 5
                 self.refuse(5, QUOTA_EXCEEDED, SHORT_OF_MEMORY)
@@ -144,10 +144,10 @@ cdef class Channel(Link):
                 return False
             if self.looking:
                 self.end_lookups()
-            self.last_packet_ms = self.core.now_ms
+            self.last_packet_ms = self.context.now_ms
             return True
-        self.last_packet_ms = self.core.now_ms
-        if PUBACK <= kind <= PUBCOMP and self.state == CONNECTED and not self.core.watch:
+        self.last_packet_ms = self.context.now_ms
+        if PUBACK <= kind <= PUBCOMP and self.state == CONNECTED and not self.context.watch:
             self.on_ack(first, body, size)
         else:
             self.handle_rarer(first, body, size)
@@ -158,10 +158,10 @@ cdef class Channel(Link):
         cdef int kind = first >> 4
         if self.state == AUTHENTICATING and kind != AUTH and kind != DISCONNECT:
             raise ProtocolError("only AUTH and DISCONNECT are allowed before CONNACK", "MQTT-3.1.2-30")
-        if self.core.watch:
-            self.core.watcher.heard(self, first, body, size)
+        if self.context.watch:
+            self.context.watcher.received(self, first, body, size)
         if size == 0 and (first == PINGREQ_FIRST or (self.version == 3 and kind == PINGREQ)):
-            self.core.count(PACKETS_PINGREQ_RECEIVED)
+            self.context.count(PACKETS_PINGREQ_RECEIVED)
             self.reply(PACKETS_PINGRESP_SENT, b"\xd0\x00")
         elif PUBACK <= kind <= PUBCOMP:
             self.on_ack(first, body, size)
@@ -176,7 +176,7 @@ cdef class Channel(Link):
             elif kind == DISCONNECT:
                 self.on_disconnect(packet)
             elif kind == AUTH:
-                self.core.count(PACKETS_AUTH_RECEIVED)
+                self.context.count(PACKETS_AUTH_RECEIVED)
                 if self.access is None:
                     raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
                 self.access.on_auth(packet)
@@ -189,7 +189,7 @@ cdef class Channel(Link):
     cdef int on_connect(self, Connect packet) except -1:
         cdef bytes client_id = packet.client_id
         cdef dict properties = packet.properties or {}
-        cdef dict known = self.known_before()
+        cdef dict known = self.listener_facts()
         cdef bint named = bool(packet.username)
         cdef uint64_t at_ms
         if known is not None:
@@ -197,60 +197,60 @@ cdef class Channel(Link):
             packet.username = known.get("username", packet.username)
         if self.state != WAIT_CONNECT:
             raise ProtocolError("a second CONNECT", "MQTT-3.1.0-2")
-        self.core.count(PACKETS_CONNECT_RECEIVED)
+        self.context.count(PACKETS_CONNECT_RECEIVED)
         self.version = packet.version
         self.wanted_id = client_id or self.wanted_id
         # The one place where others find it. With an authentication method it is not known before that has ended.
         self.username = None if PropertyId.AUTHENTICATION_METHOD in properties else packet.username
         if known is not None and (known.get("username") == b"" or known.get("client_id") == b""):
             # Its certificate was to say who this is. What CONNECT says instead is worth nothing.
-            self.core.count(AUTHENTICATION_FAILURE)
+            self.context.count(AUTHENTICATION_FAILURE)
             return self.refuse(
                 self.version, BAD_USER_NAME_OR_PASSWORD if named else NOT_AUTHORIZED, "not authorized",
                 "the client has no certificate, or none with such a name")
-        if self.core.hooks & HOOK_CLIENT_CONNECT:
-            refusal = self.core.hooked.connect(self, packet)
+        if self.context.hooks & HOOK_CLIENT_CONNECT:
+            refusal = self.context.hooked.connect(self, packet)
             if refusal is not None:
                 return self.refuse(self.version, refusal.reason_code, refusal.reason, "refused by a hook")
             properties = packet.properties or {}
         properties.pop(PropertyId.USER_PROPERTY, None)     # only hooks look at them: they need not wait for a verdict
         self.max_packet = min(properties.get(PropertyId.MAXIMUM_PACKET_SIZE, PACKET_MAX), PACKET_MAX)
-        if PropertyId.AUTHENTICATION_METHOD in properties and self.shard.access_gate is None:
+        if PropertyId.AUTHENTICATION_METHOD in properties and self.router.access_gate is None:
             return self.refuse(5, BAD_AUTHENTICATION_METHOD, "no such authentication method")   # [MQTT-4.12.0-1]
         if not client_id:
             if self.version < 5 and not packet.clean_start:
                 # [MQTT-3.1.3-8]
                 return self.refuse(self.version, CLIENT_IDENTIFIER_NOT_VALID, "an empty client id needs a clean session")
             client_id = self.wanted_id
-        elif <uint32_t>PyBytes_GET_SIZE(client_id) > self.core.max_client_id:
+        elif <uint32_t>PyBytes_GET_SIZE(client_id) > self.context.max_client_id:
             return self.refuse(
-                self.version, CLIENT_IDENTIFIER_NOT_VALID, f"client id longer than {self.core.max_client_id} bytes")
+                self.version, CLIENT_IDENTIFIER_NOT_VALID, f"client id longer than {self.context.max_client_id} bytes")
         if self.is_one_too_many(client_id):
             return 0                       # before anything is kept for it while back ends are asked
         will = packet.will
         if will is not None:
-            if will.qos > self.core.max_qos:
+            if will.qos > self.context.max_qos:
                 return self.refuse(self.version, QOS_NOT_SUPPORTED, "will QoS not supported")     # [MQTT-3.2.2-12]
-            if will.retain and not self.core.retain_available:
+            if will.retain and not self.context.retain_available:
                 return self.refuse(self.version, RETAIN_NOT_SUPPORTED, "retain not supported")    # [MQTT-3.2.2-13]
-            check_topic_name(will.topic, self.core.max_topic_levels)
-            self.shard.take_delay(will.topic, &at_ms)
-        if self.shard.access_gate is None or (
-                self.shard.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties
-                and not self.core.hooks & (HOOK_CLIENT_AUTHENTICATE | HOOK_CLIENT_AUTHORIZE)
+            check_topic_name(will.topic, self.context.max_topic_levels)
+            self.router.take_delay(will.topic, &at_ms)
+        if self.router.access_gate is None or (
+                self.router.access_gate.idle and PropertyId.AUTHENTICATION_METHOD not in properties
+                and not self.context.hooks & (HOOK_CLIENT_AUTHENTICATE | HOOK_CLIENT_AUTHORIZE)
                 and (known is None or "authn" not in known)):
             username = self.username
-            self.core.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
+            self.context.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
             return self.accept(packet, client_id) if self.mount(None if username is None else username.decode()) else 0
-        self.access = self.shard.access_type(self, packet, client_id)
+        self.access = self.router.access_type(self, packet, client_id)
         self.access.start()
         return 0
 
     cdef bint is_one_too_many(self, bytes client_id) except -1:
         """Whether it is refused because memory is short. Who has a session is let in: it comes to empty its queue."""
-        if self.core.memory_level < REFUSE or client_id in self.shard.sessions:
+        if self.context.memory_level < REFUSE or client_id in self.router.sessions:
             return False
-        self.core.count(CLIENT_CLOSED_OVERLOAD)
+        self.context.count(CLIENT_CLOSED_OVERLOAD)
         self.refuse(self.version, QUOTA_EXCEEDED, SHORT_OF_MEMORY)
         return True
 
@@ -273,12 +273,12 @@ cdef class Channel(Link):
         """CONNACK with a failure, then close [MQTT-3.2.2-7]; 3.x gets the return code that fits, or none if none does."""
         cdef bytes encoded
         cdef dict properties
-        self.core.count(PACKETS_CONNACK_ERROR)
-        self.core.count(CLIENT_CLOSED_REFUSED)
+        self.context.count(PACKETS_CONNACK_ERROR)
+        self.context.count(CLIENT_CLOSED_REFUSED)
         if version == 5:
             properties = {PropertyId.REASON_STRING: reason.encode()} if reason else {}
-            if self.core.hooks & HOOK_CLIENT_CONNACK:
-                properties = self.core.hooked.connack(self, reason_code, properties)
+            if self.context.hooks & HOOK_CLIENT_CONNACK:
+                properties = self.context.hooked.connack(self, reason_code, properties)
             encoded = Connack(False, reason_code, properties).encode(5)
             if self.max_packet and <uint32_t>len(encoded) > self.max_packet:
                 encoded = Connack(False, reason_code, None).encode(5)      # [MQTT-3.2.2-19]
@@ -287,13 +287,13 @@ cdef class Channel(Link):
         else:
             return_code = connack_return_code(reason_code)
             if return_code is not None:
-                if self.core.hooks & HOOK_CLIENT_CONNACK:
-                    self.core.hooked.connack(self, reason_code, {})
+                if self.context.hooks & HOOK_CLIENT_CONNACK:
+                    self.context.hooked.connack(self, reason_code, {})
                 self.reply(PACKETS_CONNACK_SENT, bytes((CONNACK_FIRST, 2, 0, return_code)))
         return self.close(reason_code, SIDE_SERVER, detail or reason, True)
 
     cdef int accept(self, Connect packet, bytes client_id) except -1:
-        cdef Core core = self.core
+        cdef WorkerContext context = self.context
         cdef dict properties = packet.properties or {}
         cdef bint present = False
         cdef uint64_t expiry_ms
@@ -303,20 +303,20 @@ cdef class Channel(Link):
         if self.version == 5:
             expiry_ms = self.granted_expiry(properties.get(PropertyId.SESSION_EXPIRY_INTERVAL, 0))
         else:
-            expiry_ms = 0 if packet.clean_start else core.session_expiry_ms
-            if core.max_session_expiry_ms and expiry_ms > core.max_session_expiry_ms:
-                expiry_ms = core.max_session_expiry_ms
-        if core.server_keepalive_s:
-            keepalive_s = core.server_keepalive_s
+            expiry_ms = 0 if packet.clean_start else context.session_expiry_ms
+            if context.max_session_expiry_ms and expiry_ms > context.max_session_expiry_ms:
+                expiry_ms = context.max_session_expiry_ms
+        if context.server_keepalive_s:
+            keepalive_s = context.server_keepalive_s
         if self.is_one_too_many(client_id):
             return 0
         if packet.will is not None:
             will = will_of(packet.will, client_id)
             try:
-                self.shard.admit(will.message, self.username, &at_ms)
+                self.router.admit(will.message, self.username, &at_ms)
             except MqttError as error:
                 return self.refuse(self.version, error.reason_code, f"its will: {error}")
-        if core.disk_full and (expiry_ms or packet.will is not None or client_id in self.shard.sessions):
+        if context.disk_full and (expiry_ms or packet.will is not None or client_id in self.router.sessions):
             return self.refuse(self.version, SERVER_UNAVAILABLE, "the disk takes no writes, and too much waits for it")
         if self.version == 5:
             answer = self.connack_properties(packet, properties, client_id, expiry_ms)
@@ -327,51 +327,51 @@ cdef class Channel(Link):
         self.problem_information = properties.get(PropertyId.REQUEST_PROBLEM_INFORMATION, 1) != 0
         self.keepalive_s = keepalive_s
         self.clean_start = packet.clean_start
-        self.session = self.shard.open_session(self, client_id, packet.clean_start, expiry_ms, &present)
+        self.session = self.router.open_session(self, client_id, packet.clean_start, expiry_ms, &present)
         self.state = CONNECTED
-        self.connected_ms = core.now_ms
+        self.connected_ms = context.now_ms
         if will is not None:
             will.origin = self.origin_of_will()
             self.session.will = will
-        if core.recorder is not None:
+        if context.recorder is not None:
             self.record_opened(present, expiry_ms)
         if self.version == 5:
-            if core.hooks & HOOK_CLIENT_CONNACK:
-                answer = core.hooked.connack(self, SUCCESS, answer)
+            if context.hooks & HOOK_CLIENT_CONNACK:
+                answer = context.hooked.connack(self, SUCCESS, answer)
             encoded = Connack(present, SUCCESS, answer).encode(5)
         else:
-            if core.hooks & HOOK_CLIENT_CONNACK:
-                core.hooked.connack(self, SUCCESS, {})
+            if context.hooks & HOOK_CLIENT_CONNACK:
+                context.hooked.connack(self, SUCCESS, {})
             encoded = bytes((CONNACK_FIRST, 2, present and self.version > 3, 0))
         self.reply(PACKETS_CONNACK_SENT, encoded)
-        core.count(CLIENT_CONNECTED)
-        core.gauge(CONNECTIONS_COUNT, 1)
-        self.last_packet_ms = core.now_ms
+        context.count(CLIENT_CONNECTED)
+        context.gauge(CONNECTIONS_COUNT, 1)
+        self.last_packet_ms = context.now_ms
         self.arm_deadline()
-        self.report(EVENT_CONNECTED, SUCCESS, SIDE_CLIENT, "")
-        if core.telling & TELL_CONNECTED:
-            self.announce(TELL_CONNECTED, event_messages.connected(
+        self.send_event(EVENT_CONNECTED, SUCCESS, SIDE_CLIENT, "")
+        if context.telling & TELL_CONNECTED:
+            self.publish_event(TELL_CONNECTED, event_messages.connected(
                 self.version, keepalive_s, self.clean_start, min(expiry_ms // 1000, <uint64_t>EXPIRY_NEVER), self.connected_ms))
-        if core.hooks & HOOK_CLIENT_CONNECTED:
-            core.hooked.connected(self)
+        if context.hooks & HOOK_CLIENT_CONNECTED:
+            context.hooked.connected(self)
         self.session.attach(self)
-        return self.subscribe_by_itself() if self.shard.auto_topics is not None and self.state == CONNECTED else 0
+        return self.subscribe_by_itself() if self.router.auto_topics is not None and self.state == CONNECTED else 0
 
     cdef uint64_t granted_expiry(self, uint32_t seconds) noexcept:
         """Of a Session Expiry Interval of CONNECT or DISCONNECT, ms: never more than mqtt.max_session_expiry_interval."""
         cdef uint64_t expiry_ms = NEVER if seconds == EXPIRY_NEVER else <uint64_t>seconds * 1000
-        cdef uint64_t longest_ms = self.core.max_session_expiry_ms
+        cdef uint64_t longest_ms = self.context.max_session_expiry_ms
         return longest_ms if longest_ms and expiry_ms > longest_ms else expiry_ms
 
     def identity(self) -> dict[str, object]:
         """As event messages tell of a client."""
         return event_messages.identity(self.session.client_id, self.username, address_text(&self.peer))
 
-    def announce(self, int event, dict fields) -> None:
+    def publish_event(self, int event, dict fields) -> None:
         """Something has happened to this client; the caller has looked at `telling`."""
-        topics = [] if self.session is None else self.shard.announcer.listeners(event, self.session.client_id)
+        topics = [] if self.session is None else self.router.announcer.listeners(event, self.session.client_id)
         if topics:
-            self.shard.announcer.note(topics, {**self.identity(), **fields}, self.core.now_ms)
+            self.router.announcer.note(topics, {**self.identity(), **fields}, self.context.now_ms)
 
     cdef int subscribe_by_itself(self) except -1:
         """auto_subscribe.topics, as a SUBSCRIBE that the client has not sent: without packet id, and without a SUBACK."""
@@ -381,15 +381,15 @@ cdef class Channel(Link):
             "clientid": self.session.client_id.decode(), "username": None if username is None else username.decode(),
             "host": host.strip("[]"), "port": port,
         }
-        topics = self.shard.auto_topics.of(values)
+        topics = self.router.auto_topics.of(values)
         if not topics:
             return 0
-        self.subscribing = (SUBSCRIBE, 0, 0, topics, bytearray(), [], [], self.shard.full_tables)
+        self.subscribing = (SUBSCRIBE, 0, 0, topics, bytearray(), [], [], self.router.full_tables)
         return self.go_on_subscribing()
 
     def origin_of_will(self) -> dict[str, object]:
         """Who sends the will of this connection, for the journal, and for the rules once the connection is gone (Access.of_will)."""
-        cdef dict known = self.known_before() or {}
+        cdef dict known = self.listener_facts() or {}
         origin = {
             "username": None if self.username is None else self.username.decode(), "peer": address_text(&self.peer),
             "listener": self.listener_name(), "version": self.version, "cn": known.get("cn"), "dn": known.get("dn"),
@@ -410,39 +410,39 @@ cdef class Channel(Link):
         details = {1: address_text(&self.peer).encode(), 3: self.keepalive_s, 5: self.receive_maximum}
         if self.username is not None:
             details[2] = self.username
-        self.core.recorder.opened(session, present and session.known, self.version, expiry_ms, details)
+        self.context.recorder.opened(session, present and session.known, self.version, expiry_ms, details)
         session.known = True
         if will is not None:
-            self.core.recorder.will_set(
+            self.context.recorder.will_set(
                 session, will.message, will.delay_s, will.expiry_s if will.has_expiry else None, will.origin)
         return 0
 
     def connack_properties(self, packet, dict properties, bytes client_id, uint64_t expiry_ms) -> dict:
         """What a 5.0 client must know of this server (MQTT 5.0 §3.2.2.3): all that differs from the protocol's default."""
-        cdef Core core = self.core
-        answer = {PropertyId.MAXIMUM_PACKET_SIZE: core.max_packet_size}
+        cdef WorkerContext context = self.context
+        answer = {PropertyId.MAXIMUM_PACKET_SIZE: context.max_packet_size}
         requested = properties.get(PropertyId.SESSION_EXPIRY_INTERVAL, 0)
         granted = EXPIRY_NEVER if expiry_ms == NEVER else expiry_ms // 1000
-        if granted != requested or core.hooks & HOOK_CLIENT_CONNECT:       # a hook may have changed what was requested
+        if granted != requested or context.hooks & HOOK_CLIENT_CONNECT:       # a hook may have changed what was requested
             answer[PropertyId.SESSION_EXPIRY_INTERVAL] = granted
-        if core.max_awaiting_rel:
-            answer[PropertyId.RECEIVE_MAXIMUM] = min(core.max_awaiting_rel, 65535)
-        if core.max_qos < 2:
-            answer[PropertyId.MAXIMUM_QOS] = core.max_qos                       # [MQTT-3.2.2-9]
-        if not core.retain_available:
+        if context.max_awaiting_rel:
+            answer[PropertyId.RECEIVE_MAXIMUM] = min(context.max_awaiting_rel, 65535)
+        if context.max_qos < 2:
+            answer[PropertyId.MAXIMUM_QOS] = context.max_qos                       # [MQTT-3.2.2-9]
+        if not context.retain_available:
             answer[PropertyId.RETAIN_AVAILABLE] = 0
         if not packet.client_id:
             answer[PropertyId.ASSIGNED_CLIENT_IDENTIFIER] = client_id           # [MQTT-3.2.2-16]
-        if core.max_topic_alias:
-            answer[PropertyId.TOPIC_ALIAS_MAXIMUM] = core.max_topic_alias
-        if not core.wildcard_subscription:
+        if context.max_topic_alias:
+            answer[PropertyId.TOPIC_ALIAS_MAXIMUM] = context.max_topic_alias
+        if not context.wildcard_subscription:
             answer[PropertyId.WILDCARD_SUBSCRIPTION_AVAILABLE] = 0
-        if not core.shared_subscription:
+        if not context.shared_subscription:
             answer[PropertyId.SHARED_SUBSCRIPTION_AVAILABLE] = 0
-        if core.server_keepalive_s:
-            answer[PropertyId.SERVER_KEEP_ALIVE] = core.server_keepalive_s
-        if core.response_information and properties.get(PropertyId.REQUEST_RESPONSE_INFORMATION, 0):
-            answer[PropertyId.RESPONSE_INFORMATION] = core.response_information  # [MQTT-3.1.2-28]
+        if context.server_keepalive_s:
+            answer[PropertyId.SERVER_KEEP_ALIVE] = context.server_keepalive_s
+        if context.response_information and properties.get(PropertyId.REQUEST_RESPONSE_INFORMATION, 0):
+            answer[PropertyId.RESPONSE_INFORMATION] = context.response_information  # [MQTT-3.1.2-28]
         if self.access is not None:
             answer |= self.access.connack_properties()
         return answer
@@ -451,17 +451,17 @@ cdef class Channel(Link):
 
     cdef bint on_publish(self, uint8_t first, const uint8_t* body, uint32_t size) except -1:
         cdef PublishView view
-        cdef Core core = self.core
-        cdef Publication publication = self.shard.publication
+        cdef WorkerContext context = self.context
+        cdef Publication publication = self.router.publication
         cdef TopicEntry entry
         cdef bytes topic = None, name      # `topic`: what the view points into, if that is not the packet
-        cdef bint heard
+        cdef bint has_subscribers
         cdef int arrival, permission
         cdef uint64_t at_ms = 0
         parse_publish(first, body, size, self.version, &view)
-        if view.qos > core.max_qos:
-            raise MqttError(QOS_NOT_SUPPORTED, f"QoS {view.qos}, allowed is up to {core.max_qos}", "MQTT-3.2.2-11")
-        if view.retain and not core.retain_available:
+        if view.qos > context.max_qos:
+            raise MqttError(QOS_NOT_SUPPORTED, f"QoS {view.qos}, allowed is up to {context.max_qos}", "MQTT-3.2.2-11")
+        if view.retain and not context.retain_available:
             raise MqttError(RETAIN_NOT_SUPPORTED, "RETAIN is not supported here", "MQTT-3.2.2-14")
         if view.topic_alias or view.topic_size == 0 or self.mounted:
             topic = self.incoming_topic(&view)
@@ -470,21 +470,21 @@ cdef class Channel(Link):
         if view.topic[0] == c"$" and not self.take_delay(&view, &at_ms):
             return True
         if self.suback_waits:
-            self.shard.commit(True)        # it publishes right behind its SUBSCRIBE
-        entry = self.shard.cached(view.topic, view.topic_size)
+            self.router.commit(True)        # it publishes right behind its SUBSCRIBE
+        entry = self.router.cached(view.topic, view.topic_size)
         if entry is None:
             # Rules come first: what is denied is not looked up, and leaves nothing in the cache.
-            self.shard.check_name(view.topic, view.topic_size)
+            self.router.check_name(view.topic, view.topic_size)
             name = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
-            if self.verdicts is not None and not self.looking:
+            if self.acl_cache is not None and not self.looking:
                 permission = self.may_publish(name, 0, &view)
                 if permission <= DENIED:
                     return permission == DENIED
-            entry = self.shard.look_up(name, self.own_lookups())
+            entry = self.router.look_up(name, self.own_lookups())
             if entry is None:
                 return False
-        elif self.verdicts is not None and not self.verdicts.passes(
-                entry.serial, view.qos | view.retain << 2, core.now_ms, self.shard.access_generation) and not self.looking:
+        elif self.acl_cache is not None and not self.acl_cache.passes(
+                entry.serial, view.qos | view.retain << 2, context.now_ms, self.router.access_generation) and not self.looking:
             permission = self.may_publish(entry.topic, entry.serial, &view)
             if permission <= DENIED:
                 return permission == DENIED
@@ -492,17 +492,17 @@ cdef class Channel(Link):
             entry = self.rewritten(entry, &view)
             if entry is None:
                 return False
-        if (entry.leaves or core.disk_full) and not at_ms and not self.shard.room_for(
+        if (entry.leaves or context.disk_full) and not at_ms and not self.router.room_for(
                 entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
             return False
-        if (view.retain or at_ms) and core.disk_full:
+        if (view.retain or at_ms) and context.disk_full:
             return False
         if self.limited and self.over_quota(&view):
-            core.count(PACKETS_PUBLISH_RECEIVED)
+            context.count(PACKETS_PUBLISH_RECEIVED)
             return self.reject_publish(&view, QUOTA_EXCEEDED, "more is published than clients may together")
-        core.count(PACKETS_PUBLISH_RECEIVED)
-        core.count(MESSAGES_RECEIVED)
-        core.count(MESSAGES_QOS0_RECEIVED + view.qos)
+        context.count(PACKETS_PUBLISH_RECEIVED)
+        context.count(MESSAGES_RECEIVED)
+        context.count(MESSAGES_QOS0_RECEIVED + view.qos)
         if view.payload_format and not is_text(view.payload, view.payload_size):
             return self.reject_publish(
                 &view, PAYLOAD_FORMAT_INVALID, "the payload is not UTF-8, as its Payload Format Indicator says")
@@ -514,22 +514,22 @@ cdef class Channel(Link):
             return True
         if view.qos == 2:
             arrival = self.session.receive_qos2(view.packet_id, view.dup)
-            if arrival != QOS2_NEW and core.watch:
-                core.watcher.published(self, &view)
+            if arrival != QOS2_NEW and context.watch:
+                context.watcher.published(self, &view)
             if arrival == QOS2_FULL:
-                core.count(MESSAGES_DROPPED_RECEIVE_MAXIMUM)
-                raise MqttError(RECEIVE_MAXIMUM_EXCEEDED, f"more than {core.max_awaiting_rel} QoS 2 messages await PUBREL")
+                context.count(MESSAGES_DROPPED_RECEIVE_MAXIMUM)
+                raise MqttError(RECEIVE_MAXIMUM_EXCEEDED, f"more than {context.max_awaiting_rel} QoS 2 messages await PUBREL")
             if arrival == QOS2_IN_USE:
                 self.report_failure(Pubrec, view.packet_id, PACKET_IDENTIFIER_IN_USE, PACKETS_PUBREC_SENT,
                                     f"packet id {view.packet_id} is in use")
                 return True
-            if arrival == QOS2_REPEAT and core.hooks & HOOK_MESSAGE_PUBLISH and core.hooked.asked_again(self, view.packet_id):
-                self.hold()                # until the verdict
+            if arrival == QOS2_REPEAT and context.hooks & HOOK_MESSAGE_PUBLISH and context.hooked.asked_again(self, view.packet_id):
+                self.suspend_reading()                # until the verdict
                 return True
             if arrival != QOS2_NEW:
                 self.ack(PUBREC_FIRST, view.packet_id, SUCCESS, PACKETS_PUBREC_SENT)
-                if core.watch:
-                    core.watcher.acked(self, PUBREC_FIRST, view.packet_id, SUCCESS, None)
+                if context.watch:
+                    context.watcher.acked(self, PUBREC_FIRST, view.packet_id, SUCCESS, None)
                 return True
         publication.topic = view.topic
         publication.topic_size = view.topic_size
@@ -542,27 +542,27 @@ cdef class Channel(Link):
         publication.payload_format = view.payload_format
         publication.client_id = self.session.client_id
         publication.message = None
-        publication.expires_ms = self.shard.expires_ms(view.has_expiry, view.expiry_s) if view.has_expiry or core.message_expiry_ms else 0
-        self.shard.stamp(publication)
+        publication.expires_ms = self.router.expires_ms(view.has_expiry, view.expiry_s) if view.has_expiry or context.message_expiry_ms else 0
+        self.router.stamp(publication)
         publication.logged = 0
-        if core.hooks & HOOK_MESSAGE_PUBLISH:
+        if context.hooks & HOOK_MESSAGE_PUBLISH:
             return self.publish_hooked(publication, &view, at_ms)
         # A client does not send it again once its packet id is taken.
         publication.unrepeatable = view.qos == 2 and self.session.logged
         if publication.unrepeatable:
-            core.recorder.received(self.session, view.packet_id, publication.id_high, publication.id_low)
-        if unlikely(core.watch):
+            context.recorder.received(self.session, view.packet_id, publication.id_high, publication.id_low)
+        if unlikely(context.watch):
             return publish_watched(self, entry, &view, publication, at_ms)
         if at_ms:
-            self.shard.delay(publication, at_ms)
-            heard = True
+            self.router.delay(publication, at_ms)
+            has_subscribers = True
         else:
-            heard = self.shard.publish(entry, publication, self.session)
+            has_subscribers = self.router.publish(entry, publication, self.session)
         publication.message = None
         if view.qos == 1:
-            self.ack(PUBACK_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBACK_SENT)
+            self.ack(PUBACK_FIRST, view.packet_id, SUCCESS if has_subscribers else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBACK_SENT)
         elif view.qos == 2:
-            self.ack(PUBREC_FIRST, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBREC_SENT)
+            self.ack(PUBREC_FIRST, view.packet_id, SUCCESS if has_subscribers else NO_MATCHING_SUBSCRIBERS, PACKETS_PUBREC_SENT)
         return True
 
     cdef bint take_delay(self, PublishView* view, uint64_t* at_ms) except -1:
@@ -571,9 +571,9 @@ cdef class Channel(Link):
         if not topic.startswith(DELAYED):
             return True
         try:
-            real = self.shard.take_delay(topic, at_ms)
+            real = self.router.take_delay(topic, at_ms)
         except MqttError as error:
-            self.core.count(PACKETS_PUBLISH_RECEIVED)
+            self.context.count(PACKETS_PUBLISH_RECEIVED)
             self.reject_publish(view, error.reason_code, str(error))
             return False
         view.topic += view.topic_size - <uint32_t>PyBytes_GET_SIZE(real)
@@ -585,26 +585,26 @@ cdef class Channel(Link):
         cdef str reason
         if view.qos == 2 and self.session.awaiting_rel is not None and view.packet_id in self.session.awaiting_rel:
             return True
-        reason = self.shard.no_delay()
+        reason = self.router.no_delay()
         if reason is not None:
             self.reject_publish(view, QUOTA_EXCEEDED, reason)
         return reason is None
 
     cdef bint publish_hooked(self, Publication publication, PublishView* view, uint64_t at_ms) except -1:
         """As the end of on_publish, for what callbacks of message.publish make of it. `at_ms`: it waits until then; 0: it does not."""
-        cdef Message message = self.core.hooked.publish(publication)
+        cdef Message message = self.context.hooked.publish(publication)
         cdef int asked = GO_ON
         publication.message = None
-        if self.core.watch:
-            self.core.watcher.published(self, view)
+        if self.context.watch:
+            self.context.watcher.published(self, view)
         if message is not None:
-            asked = self.core.hooked.ask_publish(self, message, view.qos, view.packet_id, at_ms)
+            asked = self.context.hooked.ask_publish(self, message, view.qos, view.packet_id, at_ms)
         if asked == ASKED:
-            self.hold()                    # until the verdict
+            self.suspend_reading()                    # until the verdict
         elif asked == REFUSED:
             self.publish_refused(self.session, view.qos, view.packet_id)
         elif not self.publish_decided(self.session, message, view.qos, view.packet_id, at_ms):
-            self.core.hooked.wait(self)
+            self.context.hooked.wait(self)
         return True
 
     def publish_decided(self, Session session, Message message, int qos, int packet_id, uint64_t at_ms) -> bool:
@@ -613,35 +613,35 @@ cdef class Channel(Link):
         cdef uint8_t first = PUBACK_FIRST if qos == 1 else PUBREC_FIRST
         cdef uint8_t code
         cdef Publication publication
-        cdef bint heard = False, done = True
+        cdef bint has_subscribers = False, done = True
         if qos == 2 and self.is_kept(session):
             if message is None:
-                self.core.recorder.received(session, packet_id, 0, 0)
+                self.context.recorder.received(session, packet_id, 0, 0)
             else:
-                self.core.recorder.received(session, packet_id, message.id_high, message.id_low)
+                self.context.recorder.received(session, packet_id, message.id_high, message.id_low)
         if message is not None and at_ms:
             publication = Publication.__new__(Publication)
             publication.borrow(message)
-            self.shard.delay(publication, at_ms)
-            heard = True
+            self.router.delay(publication, at_ms)
+            has_subscribers = True
         elif message is not None:
-            heard = self.shard.is_heard(message.topic)
-            done = self.shard.publish_in_order(message, session)
+            has_subscribers = self.router.has_subscribers(message.topic)
+            done = self.router.publish_in_order(message, session)
         if qos and not self.closed:
-            code = SUCCESS if heard else NO_MATCHING_SUBSCRIBERS
+            code = SUCCESS if has_subscribers else NO_MATCHING_SUBSCRIBERS
             self.ack(first, packet_id, code, PACKETS_PUBACK_SENT if qos == 1 else PACKETS_PUBREC_SENT)
-            if self.core.watch:
-                self.core.watcher.acked(self, first, packet_id, code, None)
+            if self.context.watch:
+                self.context.watcher.acked(self, first, packet_id, code, None)
         return done
 
     def publish_refused(self, Session session, int qos, int packet_id) -> None:
         """Who was to decide about a PUBLISH has not, and it must not go on without. It is as if it had not come."""
-        self.core.count(PACKETS_PUBLISH_ERROR)
+        self.context.count(PACKETS_PUBLISH_ERROR)
         if qos == 2 and self.version == 5:
             if session.awaiting_rel is not None:
                 session.awaiting_rel.pop(packet_id, None)
         elif qos == 2 and self.is_kept(session):
-            self.core.recorder.received(session, packet_id, 0, 0)
+            self.context.recorder.received(session, packet_id, 0, 0)
         if qos and not self.closed:
             self.report_failure(
                 Puback if qos == 1 else Pubrec, packet_id, IMPLEMENTATION_SPECIFIC_ERROR,
@@ -649,17 +649,17 @@ cdef class Channel(Link):
 
     def is_kept(self, Session session not None) -> bool:
         """Whether a session is there, and stands in the journal."""
-        return session.logged and self.shard.sessions.get(session.client_id) is session
+        return session.logged and self.router.sessions.get(session.client_id) is session
 
     cdef TopicEntry rewritten(self, TopicEntry entry, PublishView* view):
         """Where a PUBLISH goes by its topic's rule; where it was going, if that makes no topic name. None: that is still looked up."""
-        cdef bytes topic = self.shard.rewritten(entry.rewrite, entry.topic, self.session.client_id, self.username)
+        cdef bytes topic = self.router.rewritten(entry.rewrite, entry.topic, self.session.client_id, self.username)
         cdef TopicEntry target
         if topic is None:
             return entry
-        target = self.shard.cached(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
+        target = self.router.cached(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
         if target is None:
-            target = self.shard.look_up(topic, self.own_lookups())
+            target = self.router.look_up(topic, self.own_lookups())
             if target is None:
                 return None
         view.topic = <const uint8_t*>PyBytes_AS_STRING(target.topic)
@@ -673,50 +673,50 @@ cdef class Channel(Link):
         known = self.access.may_publish(topic, view.qos, view.retain, serial)
         if known != DENIED:
             return known
-        self.core.count(PACKETS_PUBLISH_RECEIVED)
-        self.core.count(PACKETS_PUBLISH_AUTH_ERROR)
-        if self.shard.acl.deny_action == "disconnect":
-            if self.core.watch:
-                self.core.watcher.denied(self, "publish", topic)
+        self.context.count(PACKETS_PUBLISH_RECEIVED)
+        self.context.count(PACKETS_PUBLISH_AUTH_ERROR)
+        if self.router.acl.deny_action == "disconnect":
+            if self.context.watch:
+                self.context.watcher.denied(self, "publish", topic)
             self.disconnect(NOT_AUTHORIZED, "not allowed to publish this")
             self.close(NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to publish {topic.decode()}", True)
         else:
             self.reject_publish(view, NOT_AUTHORIZED, "not allowed to publish this")
-            if self.core.watch:
-                self.core.watcher.denied(self, "publish", topic)
+            if self.context.watch:
+                self.context.watcher.denied(self, "publish", topic)
         return DENIED
 
     cdef bint refuse_unroutable(self, PublishView* view) except -1:
         """A destination of the topic is not known here: nothing is delivered to any, and the publisher has to know."""
         cdef str reason = "a destination of this topic is not known to this broker"
-        self.core.count_unroutable()
+        self.context.count_unroutable()
         if self.version == 5 or not view.qos:
             return self.reject_publish(view, IMPLEMENTATION_SPECIFIC_ERROR, reason)
-        self.core.count(PACKETS_PUBLISH_ERROR)
-        if self.core.watch:
-            self.core.watcher.published(self, view)
+        self.context.count(PACKETS_PUBLISH_ERROR)
+        if self.context.watch:
+            self.context.watcher.published(self, view)
         self.close(IMPLEMENTATION_SPECIFIC_ERROR, SIDE_SERVER, reason, True)   # no acknowledgement of MQTT 3 can say it
         return True
 
     cdef bint reject_publish(self, PublishView* view, uint8_t reason_code, str reason) except -1:
         """Acknowledged as failed in 5.0, as done in 3.x [MQTT-3.3.5-2]; delivered to nobody."""
-        self.core.count(PACKETS_PUBLISH_ERROR)
-        if self.core.watch:
-            self.core.watcher.published(self, view)
+        self.context.count(PACKETS_PUBLISH_ERROR)
+        if self.context.watch:
+            self.context.watcher.published(self, view)
         if view.qos == 1:
             self.report_failure(Puback, view.packet_id, reason_code, PACKETS_PUBACK_SENT, reason)
         elif view.qos == 2:
             if self.version < 5 and self.session.receive_qos2(view.packet_id, view.dup) == QOS2_NEW and self.session.logged:
-                self.core.recorder.received(self.session, view.packet_id, 0, 0)
+                self.context.recorder.received(self.session, view.packet_id, 0, 0)
             self.report_failure(Pubrec, view.packet_id, reason_code, PACKETS_PUBREC_SENT, reason)
         return True
 
     cdef bytes incoming_topic(self, PublishView* view):
         """The topic of a PUBLISH with an alias (MQTT 5.0 §3.3.2.3.4)."""
         cdef bytes topic
-        if view.topic_alias > self.core.max_topic_alias:
+        if view.topic_alias > self.context.max_topic_alias:
             raise MqttError(TOPIC_ALIAS_INVALID, f"topic alias {view.topic_alias}, allowed is up to "
-                            f"{self.core.max_topic_alias}", "MQTT-3.3.2-9")
+                            f"{self.context.max_topic_alias}", "MQTT-3.3.2-9")
         if view.topic_size == 0:
             topic = None if self.aliases_in is None or not view.topic_alias else self.aliases_in.topics.get(view.topic_alias)
             if topic is None:
@@ -725,7 +725,7 @@ cdef class Channel(Link):
                 raise ProtocolError("PUBLISH without a topic", "MQTT-4.7.3-1")
             return topic
         topic = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
-        check_topic_name(topic, self.core.max_topic_levels)
+        check_topic_name(topic, self.context.max_topic_levels)
         self.keep_alias(view.topic_alias, topic)
         return topic
 
@@ -734,7 +734,7 @@ cdef class Channel(Link):
         cdef TopicAliases aliases = self.aliases_in
         cdef bytes before
         cdef uint32_t whole
-        cdef uint32_t most = ALIASES_BYTES_SHORT if self.core.memory_level >= REFUSE else ALIASES_BYTES_MAX
+        cdef uint32_t most = ALIASES_BYTES_SHORT if self.context.memory_level >= REFUSE else ALIASES_BYTES_MAX
         if aliases is None:
             aliases = self.aliases_in = TopicAliases.__new__(TopicAliases)
             aliases.topics = {}
@@ -744,8 +744,8 @@ cdef class Channel(Link):
             whole -= <uint32_t>PyBytes_GET_SIZE(before) + ALIAS_BYTES
         if whole > most and whole > aliases.size:
             raise MqttError(QUOTA_EXCEEDED, f"topic aliases of {whole} bytes, allowed are {most}")
-        if self.core.memory_level:
-            self.core.queued_by(self.session.client_id, <uint64_t>PyBytes_GET_SIZE(topic) + ALIAS_BYTES)
+        if self.context.memory_level:
+            self.context.queued_by(self.session.client_id, <uint64_t>PyBytes_GET_SIZE(topic) + ALIAS_BYTES)
         aliases.topics[alias] = topic
         aliases.size = whole
         return 0
@@ -757,28 +757,28 @@ cdef class Channel(Link):
         cdef int kind = first >> 4
         parse_ack(first, body, size, self.version, &view)
         if kind == PUBACK:
-            self.core.count(PACKETS_PUBACK_RECEIVED)
+            self.context.count(PACKETS_PUBACK_RECEIVED)
             if not self.session.puback(view.packet_id):
                 self.missed(kind, view.packet_id, PACKETS_PUBACK_MISSED)
         elif kind == PUBREC:
-            self.core.count(PACKETS_PUBREC_RECEIVED)
+            self.context.count(PACKETS_PUBREC_RECEIVED)
             if not self.session.pubrec(view.packet_id, view.reason_code):
                 self.missed(kind, view.packet_id, PACKETS_PUBREC_MISSED)
                 if view.reason_code < UNSPECIFIED_ERROR:
                     self.report_failure(Pubrel, view.packet_id, PACKET_IDENTIFIER_NOT_FOUND, PACKETS_PUBREL_SENT,
                                         f"no message with packet id {view.packet_id} is in flight")
         elif kind == PUBREL:
-            self.core.count(PACKETS_PUBREL_RECEIVED)
+            self.context.count(PACKETS_PUBREL_RECEIVED)
             if self.session.pubrel(view.packet_id):
                 self.ack(PUBCOMP_FIRST, view.packet_id, SUCCESS, PACKETS_PUBCOMP_SENT)
-                if unlikely(self.core.watch):
-                    self.core.watcher.acked(self, PUBCOMP_FIRST, view.packet_id, SUCCESS, None)
+                if unlikely(self.context.watch):
+                    self.context.watcher.acked(self, PUBCOMP_FIRST, view.packet_id, SUCCESS, None)
             else:
-                self.core.count(PACKETS_PUBREL_MISSED)
+                self.context.count(PACKETS_PUBREL_MISSED)
                 self.report_failure(Pubcomp, view.packet_id, PACKET_IDENTIFIER_NOT_FOUND, PACKETS_PUBCOMP_SENT,
                                     f"no message with packet id {view.packet_id} is in flight")
         else:
-            self.core.count(PACKETS_PUBCOMP_RECEIVED)
+            self.context.count(PACKETS_PUBCOMP_RECEIVED)
             if not self.session.pubcomp(view.packet_id):
                 self.missed(kind, view.packet_id, PACKETS_PUBCOMP_MISSED)
         return 0
@@ -787,7 +787,7 @@ cdef class Channel(Link):
         """An acknowledgement that ends nothing. If its message waits for another one, that will never come: the connection ends, and the
         session sends the message again when the client is back."""
         cdef int awaited = self.session.awaited(packet_id)
-        self.core.count(counter)
+        self.context.count(counter)
         if awaited:
             raise ProtocolError(
                 f"{PacketType(kind).name} for packet id {packet_id}, which waits for {PacketType(awaited).name}", "MQTT-4.13.1-1")
@@ -795,8 +795,8 @@ cdef class Channel(Link):
 
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
         write_ack(self.out, first, packet_id, reason_code, self.version)
-        self.core.count(PACKETS_SENT)
-        self.core.count(counter)
+        self.context.count(PACKETS_SENT)
+        self.context.count(counter)
         self.touch()
         return 0
 
@@ -813,23 +813,23 @@ cdef class Channel(Link):
 
     cdef int reply(self, int counter, bytes packet) except -1:
         self.out.append(PyBytes_AS_STRING(packet), PyBytes_GET_SIZE(packet))
-        self.core.count(PACKETS_SENT)
-        self.core.count(counter)
+        self.context.count(PACKETS_SENT)
+        self.context.count(counter)
         self.touch()
-        if self.core.watch:
-            self.core.watcher.replied(self, packet)
+        if self.context.watch:
+            self.context.watcher.replied(self, packet)
         return 0
 
     # --- SUBSCRIBE and UNSUBSCRIBE ----------------------------------------------------------------------------------------------
 
     cdef int on_subscribe(self, Subscribe packet) except -1:
-        self.core.count(PACKETS_SUBSCRIBE_RECEIVED)
+        self.context.count(PACKETS_SUBSCRIBE_RECEIVED)
         self.check_room(len(packet.topics))
         identifier = (packet.properties or {}).get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
         topics = packet.topics
-        if self.core.hooks & HOOK_CLIENT_SUBSCRIBE:
-            topics = self.core.hooked.subscribe(self, packet)
-        self.subscribing = (SUBSCRIBE, packet.packet_id, identifier, topics, bytearray(), [], [], self.shard.full_tables)
+        if self.context.hooks & HOOK_CLIENT_SUBSCRIBE:
+            topics = self.context.hooked.subscribe(self, packet)
+        self.subscribing = (SUBSCRIBE, packet.packet_id, identifier, topics, bytearray(), [], [], self.router.full_tables)
         return self.go_on_subscribing()
 
     cdef int go_on_with_filters(self) except -1:
@@ -837,72 +837,72 @@ cdef class Channel(Link):
 
     cdef int go_on_subscribing(self) except -1:
         cdef bytearray codes
-        cdef Core core = self.core
+        cdef WorkerContext context = self.context
         cdef Py_ssize_t at
         _, packet_id, identifier, topics, codes, subscribed, replays, full_tables = self.subscribing
         for at in range(len(codes), len(topics)):
-            if packet_id and at % FILTERS_PREPARED == 0 and self.verdicts is not None and not self.access.prepare(
+            if packet_id and at % FILTERS_PREPARED == 0 and self.acl_cache is not None and not self.access.prepare(
                     topics[at:at + FILTERS_PREPARED]):
                 return 0                   # suspended until back ends have answered
             wire_filter, options = topics[at]
-            if not packet_id or self.verdicts is None or self.access.may_subscribe(wire_filter, options):
-                if packet_id and self.shard.rewriting is not None:
-                    wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
+            if not packet_id or self.acl_cache is None or self.access.may_subscribe(wire_filter, options):
+                if packet_id and self.router.rewriting is not None:
+                    wire_filter = self.router.rewriting.filter(wire_filter, self.session.client_id, self.username)
                 code = self.subscribe_one(wire_filter, options, identifier, subscribed, replays)
             else:
-                core.count(PACKETS_SUBSCRIBE_AUTH_ERROR)
-                if core.watch:
-                    core.watcher.denied(self, "subscribe", wire_filter)
+                context.count(PACKETS_SUBSCRIBE_AUTH_ERROR)
+                if context.watch:
+                    context.watcher.denied(self, "subscribe", wire_filter)
                 code = NOT_AUTHORIZED
-                if self.shard.acl.deny_action == "disconnect":
+                if self.router.acl.deny_action == "disconnect":
                     self.disconnect(NOT_AUTHORIZED, "not allowed to subscribe this")
                     return self.close(
                         NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to subscribe {wire_filter.decode()}", True)
             if code >= UNSPECIFIED_ERROR:
-                core.count(PACKETS_SUBSCRIBE_ERROR)
+                context.count(PACKETS_SUBSCRIBE_ERROR)
             codes.append(code)
-            core.budget -= SUBSCRIBE_COST
-            if core.budget <= 0:
+            context.budget -= SUBSCRIBE_COST
+            if context.budget <= 0:
                 return 0
         self.subscribing = None
-        if packet_id and self.verdicts is not None:
+        if packet_id and self.acl_cache is not None:
             self.access.packet_done()
-        if full_tables != self.shard.full_tables:
+        if full_tables != self.router.full_tables:
             # Some of its routes found no room in a pass before this one.
-            codes[:] = self.shard.undo_subscribe(self, bytes(codes), subscribed)
+            codes[:] = self.router.undo_subscribe(self, bytes(codes), subscribed)
             replays = []
         # Answered after the commit: who has its SUBACK gets everything that is published from then on.
         self.suback_waits = True
-        self.shard.subacks.append((self, packet_id, bytes(codes), subscribed, replays))
+        self.router.subacks.append((self, packet_id, bytes(codes), subscribed, replays))
         return 0
 
     def subscribe_one(self, bytes wire_filter, int options, identifier, list subscribed, list replays) -> int:
         """Subscribes to one filter; returns its SUBACK code."""
         cdef Subscription subscription = Subscription.__new__(Subscription), previous
-        cdef Core core = self.core
+        cdef WorkerContext context = self.context
         cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), present
         cdef int retain_handling = options & OPTION_RETAIN_HANDLING
         try:
             group, filter = parse_subscription(wire_filter)
-            check_topic_filter(filter, core.max_topic_levels)
+            check_topic_filter(filter, context.max_topic_levels)
         except MqttError as error:
             return error.reason_code
-        if group is not None and not core.shared_subscription:
+        if group is not None and not context.shared_subscription:
             return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-        if exclusive and not core.exclusive_subscription:
+        if exclusive and not context.exclusive_subscription:
             return TOPIC_FILTER_INVALID
-        if not core.wildcard_subscription and filter_has_wildcard(filter):
+        if not context.wildcard_subscription and filter_has_wildcard(filter):
             return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED                  # [MQTT-3.8.3-2] of 3.1.1
         previous = self.session.find_subscription(filter if group is None else wire_filter)
         present = previous is not None
-        if core.max_subscriptions and not present and self.session.subscription_count() >= core.max_subscriptions:
+        if context.max_subscriptions and not present and self.session.subscription_count() >= context.max_subscriptions:
             return QUOTA_EXCEEDED
-        if core.memory_level >= REFUSE and not present:
+        if context.memory_level >= REFUSE and not present:
             return QUOTA_EXCEEDED
-        if exclusive and not self.shard.claim(self.session, filter):
+        if exclusive and not self.router.claim(self.session, filter):
             return QUOTA_EXCEEDED
         if present and previous.flags & OPTION_EXCLUSIVE and not exclusive:
-            self.shard.release(self.session.key, filter)
+            self.router.release(self.session.key, filter)
         subscription.subscriber = self.session
         subscription.filter = filter
         subscription.group = group
@@ -910,10 +910,10 @@ cdef class Channel(Link):
         subscription.qos = options & OPTION_QOS
         subscription.flags = options & OPTION_FLAGS | (OPTION_EXCLUSIVE if exclusive else 0)
         subscription.identifier = identifier
-        self.shard.subscribe(self.session, subscription)
+        self.router.subscribe(self.session, subscription)
         subscribed.append((subscription.wire_filter, subscription))
-        if core.hooks & HOOK_SESSION_SUBSCRIBED:
-            core.hooked.subscribed(self.session, subscription)
+        if context.hooks & HOOK_SESSION_SUBSCRIBED:
+            context.hooked.subscribed(self.session, subscription)
         # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared subscriptions get no retained messages.
         if group is None and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present)):
             replays.append(subscription)
@@ -932,14 +932,14 @@ cdef class Channel(Link):
             if self.version < 5:
                 codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
             self.report_failure(Suback, packet_id, codes, PACKETS_SUBACK_SENT, failed_filters(codes))
-        self.shard.start_replay(self.session, replays)
+        self.router.start_replay(self.session, replays)
 
     cdef int on_unsubscribe(self, Unsubscribe packet) except -1:
-        self.core.count(PACKETS_UNSUBSCRIBE_RECEIVED)
+        self.context.count(PACKETS_UNSUBSCRIBE_RECEIVED)
         self.check_room(len(packet.filters))
         filters = packet.filters
-        if self.core.hooks & HOOK_CLIENT_UNSUBSCRIBE:
-            filters = self.core.hooked.unsubscribe(self, packet)
+        if self.context.hooks & HOOK_CLIENT_UNSUBSCRIBE:
+            filters = self.context.hooked.unsubscribe(self, packet)
         self.subscribing = (UNSUBSCRIBE, packet.packet_id, filters, bytearray())
         return self.go_on_unsubscribing()
 
@@ -949,8 +949,8 @@ cdef class Channel(Link):
         _, packet_id, filters, codes = self.subscribing
         for at in range(len(codes), len(filters)):
             codes.append(self.unsubscribe_one(filters[at]))
-            self.core.budget -= SUBSCRIBE_COST
-            if self.core.budget <= 0:
+            self.context.budget -= SUBSCRIBE_COST
+            if self.context.budget <= 0:
                 return 0
         self.subscribing = None
         if max(codes) < UNSPECIFIED_ERROR:
@@ -961,18 +961,18 @@ cdef class Channel(Link):
         """Ends the subscription to one filter; returns its UNSUBACK code."""
         cdef bint found
         try:
-            check_topic_filter(parse_subscription(wire_filter)[1], self.core.max_topic_levels)
-            if self.shard.rewriting is not None:
-                wire_filter = self.shard.rewriting.filter(wire_filter, self.session.client_id, self.username)
+            check_topic_filter(parse_subscription(wire_filter)[1], self.context.max_topic_levels)
+            if self.router.rewriting is not None:
+                wire_filter = self.router.rewriting.filter(wire_filter, self.session.client_id, self.username)
             wire_filter = self.below(wire_filter)
         except MqttError as error:
             return error.reason_code
         wire_filter = wire_filter.removeprefix(EXCLUSIVE)
-        found = self.shard.unsubscribe(self.session, wire_filter, 0)
-        if found and self.core.telling & TELL_UNSUBSCRIBED:
-            self.announce(TELL_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
+        found = self.router.unsubscribe(self.session, wire_filter, 0)
+        if found and self.context.telling & TELL_UNSUBSCRIBED:
+            self.publish_event(TELL_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
         if found and self.session.logged:
-            self.core.recorder.unsubscribed(self.session, wire_filter)
+            self.context.recorder.unsubscribed(self.session, wire_filter)
         return SUCCESS if found else NO_SUBSCRIPTION_EXISTED
 
     cdef int check_room(self, size_t codes) except -1:
@@ -986,18 +986,18 @@ cdef class Channel(Link):
 
     cdef int answer_codes(self, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1:
         write_codes(self.out, first, packet_id, codes, self.version)
-        self.core.count(PACKETS_SENT)
-        self.core.count(counter)
+        self.context.count(PACKETS_SENT)
+        self.context.count(counter)
         self.touch()
-        if self.core.watch:
-            self.core.watcher.acked(self, first, packet_id, 0, codes)
+        if self.context.watch:
+            self.context.watcher.acked(self, first, packet_id, 0, codes)
         return 0
 
     # --- the end ----------------------------------------------------------------------------------------------------------------
 
     cdef int on_disconnect(self, Disconnect packet) except -1:
         cdef dict properties = packet.properties or {}
-        self.core.count(PACKETS_DISCONNECT_RECEIVED)
+        self.context.count(PACKETS_DISCONNECT_RECEIVED)
         if PropertyId.SESSION_EXPIRY_INTERVAL in properties and self.session is not None:
             seconds = properties[PropertyId.SESSION_EXPIRY_INTERVAL]
             if self.session.expiry_ms == 0 and seconds:
@@ -1008,11 +1008,11 @@ cdef class Channel(Link):
     cdef int fail(self, int reason_code, str message) except -1:
         """The client broke a rule: it is told so as its version allows, and the connection ends (MQTT 5.0 §4.13)."""
         if reason_code == MALFORMED_PACKET:
-            self.core.count(CLIENT_CLOSED_MALFORMED)
+            self.context.count(CLIENT_CLOSED_MALFORMED)
         elif reason_code == PACKET_TOO_LARGE:
-            self.core.count(CLIENT_CLOSED_TOO_LARGE)
+            self.context.count(CLIENT_CLOSED_TOO_LARGE)
         else:
-            self.core.count(CLIENT_CLOSED_PROTOCOL_ERROR)
+            self.context.count(CLIENT_CLOSED_PROTOCOL_ERROR)
         if self.state == WAIT_CONNECT or self.state == AUTHENTICATING:
             # Without a whole CONNECT its version is not known; 3.x gets a bare close for a malformed one [MQTT-3.1.4-1].
             version = self.version or self.announced_version
@@ -1045,43 +1045,43 @@ cdef class Channel(Link):
         self.subscribing = None
         if self.looking:
             self.end_lookups()
-        self.core.timers.disarm(self)
+        self.context.timers.disarm(self)
         if self.state == CONNECTED:
-            self.core.count(CLIENT_DISCONNECTED)
-            self.core.gauge(CONNECTIONS_COUNT, -1)
-            if self.core.telling & TELL_DISCONNECTED:
-                self.announce(TELL_DISCONNECTED, event_messages.disconnected(
-                    reason_code, side == SIDE_NETWORK, self.connected_ms, self.core.now_ms))
-            if self.core.hooks & HOOK_CLIENT_DISCONNECTED:
-                self.core.hooked.disconnected(self, reason_code)
+            self.context.count(CLIENT_DISCONNECTED)
+            self.context.gauge(CONNECTIONS_COUNT, -1)
+            if self.context.telling & TELL_DISCONNECTED:
+                self.publish_event(TELL_DISCONNECTED, event_messages.disconnected(
+                    reason_code, side == SIDE_NETWORK, self.connected_ms, self.context.now_ms))
+            if self.context.hooks & HOOK_CLIENT_DISCONNECTED:
+                self.context.hooked.disconnected(self, reason_code)
         self.state = CLOSING
-        self.report(EVENT_DISCONNECTED, reason_code, side, detail)
+        self.send_event(EVENT_DISCONNECTED, reason_code, side, detail)
         self.touch()
         if session is not None:
-            self.shard.client_gone(session, reason_code, keep_will)
+            self.router.client_gone(session, reason_code, keep_will)
         return 0
 
     cdef list own_lookups(self):
-        """Those of the PUBLISH in hand, for Shard.look_up()."""
+        """Those of the PUBLISH in hand, for Router.look_up()."""
         self.looking = True
-        return self.shard.channel_lookups.setdefault(self, [])
+        return self.router.channel_lookups.setdefault(self, [])
 
     cdef int end_lookups(self) except -1:
         """The PUBLISH in hand is dealt with, or given up: what is still under way leaves the queue."""
         cdef Lookup lookup
         self.looking = False
-        for lookup in self.shard.channel_lookups.pop(self, ()):
+        for lookup in self.router.channel_lookups.pop(self, ()):
             lookup.abandoned = True
         return 0
 
-    cdef int report(self, int kind, int reason_code, int side, str detail) except -1:
+    cdef int send_event(self, int kind, int reason_code, int side, str detail) except -1:
         cdef EventHeader event
         cdef bytes client_id = self.session.client_id if self.session is not None else self.wanted_id or b""
-        if self.core.watch:
-            self.core.watcher.told(kind, self, client_id, reason_code, side, detail)
+        if self.context.watch:
+            self.context.watcher.status_changed(kind, self, client_id, reason_code, side, detail)
         memset(&event, 0, sizeof(event))
         if self.session is not None:
-            self.shard.reporter.note_session(self.session)
+            self.router.reporter.note_session(self.session)
             event.expiry_s = <uint32_t>min(self.session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER)
         elif kind == EVENT_DISCONNECTED:
             kind = EVENT_REFUSED
@@ -1093,7 +1093,7 @@ cdef class Channel(Link):
         event.peer = self.peer
         event.clean_start = self.clean_start
         event.listener = self.listener_number
-        return self.shard.reporter.send(&event, client_id, self.username, detail)
+        return self.router.reporter.send(&event, client_id, self.username, detail)
 
     cdef dict registry_fields(self):
         fields = {
@@ -1112,7 +1112,7 @@ cdef class Channel(Link):
     def kicked(self, str reason) -> None:
         """Somebody who runs the broker ends the connection; the session stays, and ends as its expiry says."""
         if not self.closed:
-            self.core.count(CLIENT_CLOSED_KICKED)
+            self.context.count(CLIENT_CLOSED_KICKED)
         self.disconnect(ADMINISTRATIVE_ACTION, reason)
         self.close(ADMINISTRATIVE_ACTION, SIDE_SERVER, reason, True)
 
@@ -1127,37 +1127,37 @@ cdef class Channel(Link):
     def lost(self, str detail) -> None:
         """The network connection ended without DISCONNECT."""
         if not self.closed:
-            self.core.count(CLIENT_CLOSED_RESET)
+            self.context.count(CLIENT_CLOSED_RESET)
         self.close(UNSPECIFIED_ERROR, SIDE_NETWORK, detail, True)
 
-    cdef int hold(self) except -1:
+    cdef int suspend_reading(self) except -1:
         self.waiting = True
         return 0
 
-    cdef int resume(self) except -1:
+    cdef int resume_reading(self) except -1:
         self.waiting = False
         return 0
 
     cdef int recheck(self, bint rules) except -1:
         if self.access is None:
-            if not self.shard.access_gate.banned.any and not self.shard.access_gate.has_sources \
-                    and not self.core.hooks & HOOK_CLIENT_AUTHORIZE:
+            if not self.router.access_gate.banned.any and not self.router.access_gate.has_sources \
+                    and not self.context.hooks & HOOK_CLIENT_AUTHORIZE:
                 return 0
             # It came while nobody was banned, and everybody might do everything.
-            self.access = self.shard.access_type(self, None, self.session.client_id)
+            self.access = self.router.access_type(self, None, self.session.client_id)
         self.access.check_ban()
         if rules:
             self.access.recheck()
         return 0
 
-    cdef dict known_before(self):
+    cdef dict listener_facts(self):
         return None
 
     cdef str listener_name(self):
         return ""
 
     cdef uint64_t keepalive_ms(self) noexcept:
-        return <uint64_t>(self.keepalive_s * 1000 * self.core.keepalive_multiplier)
+        return <uint64_t>(self.keepalive_s * 1000 * self.context.keepalive_multiplier)
 
     cdef bint is_unread(self) noexcept:
         """Whether what it has sent waits here."""
@@ -1168,23 +1168,23 @@ cdef class Channel(Link):
         cdef uint64_t due_ms = NEVER
         if self.keepalive_s:
             # Who is not read is not silent.
-            due_ms = self.core.now_ms if self.is_unread() else self.last_packet_ms
+            due_ms = self.context.now_ms if self.is_unread() else self.last_packet_ms
             due_ms += self.keepalive_ms()
         if self.access is not None and self.access.ends_at_ms:
             due_ms = min(due_ms, <uint64_t>self.access.ends_at_ms)
         if due_ms == NEVER:
-            self.core.timers.disarm(self)
+            self.context.timers.disarm(self)
         else:
-            self.core.timers.arm(self, due_ms)
+            self.context.timers.arm(self, due_ms)
         return 0
 
     cdef int expire(self, uint64_t now_ms) except -1:
         """The deadline of CONNECT, or of the keepalive [MQTT-3.1.2-22] (3.1.1: [MQTT-3.1.2-24])."""
         if self.state == WAIT_CONNECT or self.state == AUTHENTICATING:
             if self.waiting:
-                self.core.timers.arm(self, now_ms + self.core.idle_timeout_ms)
+                self.context.timers.arm(self, now_ms + self.context.idle_timeout_ms)
                 return 0                   # for a verdict, whose time is bounded elsewhere
-            self.core.count(CLIENT_CLOSED_IDLE_TIMEOUT)
+            self.context.count(CLIENT_CLOSED_IDLE_TIMEOUT)
             return self.close(KEEP_ALIVE_TIMEOUT, SIDE_SERVER, "no complete CONNECT within mqtt.idle_timeout", True)
         if self.state == CONNECTED:
             if self.access is not None and self.access.ends_at_ms and self.access.ends_at_ms <= now_ms:
@@ -1193,9 +1193,9 @@ cdef class Channel(Link):
             if self.is_unread() or not self.keepalive_s \
                     or self.last_packet_ms + self.keepalive_ms() > now_ms:
                 return self.arm_deadline()
-            self.core.count(CLIENT_CLOSED_KEEPALIVE)
+            self.context.count(CLIENT_CLOSED_KEEPALIVE)
             self.disconnect(KEEP_ALIVE_TIMEOUT, "")
-            return self.close(KEEP_ALIVE_TIMEOUT, SIDE_SERVER, f"nothing heard for {self.keepalive_ms()} ms", True)
+            return self.close(KEEP_ALIVE_TIMEOUT, SIDE_SERVER, f"nothing received for {self.keepalive_ms()} ms", True)
         return 0
 
 
@@ -1203,22 +1203,22 @@ cdef bint publish_watched(
     Channel channel, TopicEntry entry, PublishView* view, Publication publication, uint64_t at_ms,
 ) except -1:
     """The end of on_publish() while somebody looks; apart from it, so that it costs the others one test."""
-    cdef Watcher watcher = channel.core.watcher
-    cdef bint heard = not entry.nobody()
+    cdef Watcher watcher = channel.context.watcher
+    cdef bint has_subscribers = not entry.is_empty()
     cdef uint8_t first = PUBACK_FIRST if view.qos == 1 else PUBREC_FIRST
     if at_ms:
         watcher.published(channel, view)   # routed when its time has come
-        channel.shard.delay(publication, at_ms)
-        heard = True
+        channel.router.delay(publication, at_ms)
+        has_subscribers = True
     else:
-        watcher.publishes(channel, view, publication, heard)
-        heard = channel.shard.publish(entry, publication, channel.session)
+        watcher.publishes(channel, view, publication, has_subscribers)
+        has_subscribers = channel.router.publish(entry, publication, channel.session)
     publication.message = None
     if view.qos:
         channel.ack(
-            first, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS,
+            first, view.packet_id, SUCCESS if has_subscribers else NO_MATCHING_SUBSCRIBERS,
             PACKETS_PUBACK_SENT if view.qos == 1 else PACKETS_PUBREC_SENT)
-        watcher.acked(channel, first, view.packet_id, SUCCESS if heard else NO_MATCHING_SUBSCRIBERS, None)
+        watcher.acked(channel, first, view.packet_id, SUCCESS if has_subscribers else NO_MATCHING_SUBSCRIBERS, None)
     return True
 
 

@@ -17,8 +17,8 @@ from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CONNECTED, Channel
-from shardbroker.worker.delayed cimport id_of
-from shardbroker.worker.held cimport Held
+from shardbroker.worker.features.delayed cimport id_of
+from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.connection cimport Connection
 from shardbroker.worker.one_pass cimport Worker
 from shm.address cimport address_text
@@ -54,7 +54,7 @@ INLINE_BYTES = 8192
 """Answers up to this size go through the ring: the smallest ring takes twice as much."""
 
 HANDLERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
-"""Verb -> function(loop, args)."""
+"""Verb -> function(worker, args)."""
 
 
 class CommandError(Exception):
@@ -66,7 +66,7 @@ class CommandError(Exception):
 
 
 def command(name: str) -> Callable[[Any], Any]:
-    """Decorator: `name` is carried out by this function of the loop and the arguments, which returns the result."""
+    """Decorator: `name` is carried out by this function of the worker and the arguments, which returns the result."""
 
     def register(function: Any) -> Any:
         HANDLERS[name] = function
@@ -76,10 +76,10 @@ def command(name: str) -> Callable[[Any], Any]:
 
 
 class Commands:
-    """Carries out commands for one loop."""
+    """Carries out commands for one worker."""
 
-    def __init__(self, Worker loop, spill_dir) -> None:
-        self.loop = loop
+    def __init__(self, Worker worker, spill_dir) -> None:
+        self.worker = worker
         self._spill_dir = spill_dir
         self._spilled = 0
 
@@ -97,7 +97,7 @@ class Commands:
             handler = HANDLERS.get(asked["verb"])
             if handler is None:
                 raise CommandError("NOT_FOUND", f"workers know no command {asked['verb']!r}")
-            answer = {"id": number, "result": handler(self.loop, asked["args"])}
+            answer = {"id": number, "result": handler(self.worker, asked["args"])}
         except CommandError as error:
             answer = {"id": number, "error": [error.code, str(error)]}
         except Exception as error:
@@ -112,7 +112,7 @@ class Commands:
         if len(record) <= INLINE_BYTES:
             return record
         self._spilled += 1
-        name = f"answer-{self.loop.number}-{os.getpid()}-{self._spilled}"
+        name = f"answer-{self.worker.number}-{os.getpid()}-{self._spilled}"
         (self._spill_dir / name).write_bytes(record)
         return encode_spilled(ANSWER, name.encode())
 
@@ -120,17 +120,17 @@ class Commands:
 # --- clients and sessions -----------------------------------------------------------------------------------------------------
 
 
-cdef Session session_of(Worker loop, bytes client_id):
-    session = loop.sessions.get(client_id)
+cdef Session session_of(Worker worker, bytes client_id):
+    session = worker.sessions.get(client_id)
     if session is None:
         raise CommandError("CLIENTID_NOT_FOUND", f"no session with client id {client_id.decode(errors='replace')!r}")
     return <Session>session
 
 
 @command("session")
-def describe(Worker loop, dict args) -> dict[str, Any]:
+def describe(Worker worker, dict args) -> dict[str, Any]:
     """All that is known of one session."""
-    cdef Session session = session_of(loop, args["client_id"])
+    cdef Session session = session_of(worker, args["client_id"])
     cdef Connection connection = <Connection>session.link if session.link is not None else None
     cdef dict known = {
         "client_id": session.client_id,
@@ -138,13 +138,13 @@ def describe(Worker loop, dict args) -> dict[str, Any]:
         "created_ms": session.created_ms,
         "expiry_s": min(session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER),
         "subscriptions": session.subscription_count(),
-        "subscriptions_max": loop.max_subscriptions,
+        "subscriptions_max": worker.max_subscriptions,
         "inflight": session.inflight,
         "inflight_max": session.window_size(),
         "mqueue": 0 if session.queue is None else session.queue.count,
-        "mqueue_max": loop.max_mqueue_len,
+        "mqueue_max": worker.max_mqueue_len,
         "awaiting_rel": 0 if session.awaiting_rel is None else len(session.awaiting_rel),
-        "awaiting_rel_max": loop.max_awaiting_rel,
+        "awaiting_rel_max": worker.max_awaiting_rel,
         "will": session.will is not None,
         "durable": bool(session.logged),
         "expires_at_ms": 0 if connection is not None else session.expires_at_ms,
@@ -160,19 +160,19 @@ def describe(Worker loop, dict args) -> dict[str, Any]:
 
 
 @command("sessions")
-def describe_many(Worker loop, dict args) -> list[dict[str, Any] | None]:
+def describe_many(Worker worker, dict args) -> list[dict[str, Any] | None]:
     """All that is known of each of `clients`; None for one that has no session."""
-    return [describe(loop, {"client_id": one}) if loop.sessions.get(one) is not None else None for one in args["clients"]]
+    return [describe(worker, {"client_id": one}) if worker.sessions.get(one) is not None else None for one in args["clients"]]
 
 
 @command("kick")
-def kick(Worker loop, dict args) -> list[bool]:
+def kick(Worker worker, dict args) -> list[bool]:
     """Ends connections and sessions of `clients`; for each whether there was one. Their part of shared groups is not handed on."""
     cdef Session session
     cdef Connection connection
     found = []
     for client_id in args["clients"]:
-        session = loop.sessions.get(client_id)
+        session = worker.sessions.get(client_id)
         found.append(session is not None)
         if session is None:
             continue
@@ -181,8 +181,8 @@ def kick(Worker loop, dict args) -> list[bool]:
             if session.expiry_ms == 0:
                 session.expiry_ms = 1000   # it would end by itself with its connection, and hand on what it had
             connection.kicked(args.get("reason", "kicked"))
-        if loop.sessions.get(client_id) is session:
-            loop.end_session(session, False)
+        if worker.sessions.get(client_id) is session:
+            worker.end_session(session, False)
     return found
 
 
@@ -198,7 +198,7 @@ cdef dict row_of(Session session, Subscription subscription):
 
 
 @command("subscriptions")
-def subscriptions(Worker loop, dict args) -> dict[str, Any]:
+def subscriptions(Worker worker, dict args) -> dict[str, Any]:
     """Subscriptions of `clients`, of the first one from its place `start` on, at most `limit`.
 
     `next` is where to go on: [place of the client in the list, place of the subscription], or None.
@@ -210,7 +210,7 @@ def subscriptions(Worker loop, dict args) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     start = args["start"]
     for place, client_id in enumerate(args["clients"]):
-        session = loop.sessions.get(client_id)
+        session = worker.sessions.get(client_id)
         if session is None:
             start = 0
             continue
@@ -225,19 +225,19 @@ def subscriptions(Worker loop, dict args) -> dict[str, Any]:
 
 
 @command("subscribers")
-def subscribers(Worker loop, dict args) -> dict[str, Any]:
+def subscribers(Worker worker, dict args) -> dict[str, Any]:
     """Subscriptions with exactly this filter, without those of shared groups unless `group` names one."""
     cdef bytes filter = args["filter"]
-    present = loop.table.filters.get(filter) if args["group"] is None else loop.table.shared.get((args["group"], filter))
+    present = worker.table.filters.get(filter) if args["group"] is None else worker.table.shared.get((args["group"], filter))
     found = [] if present is None else [present] if isinstance(present, Subscription) else (<dict>present).values()
     rows = [row_of(<Session>(<Subscription>one).subscriber, <Subscription>one) for one in islice(found, SUBSCRIBERS_MAX)]
     return {"rows": rows, "more": max(len(found) - SUBSCRIBERS_MAX, 0)}
 
 
 @command("subscribe")
-def subscribe(Worker loop, dict args) -> list[int]:
+def subscribe(Worker worker, dict args) -> list[int]:
     """Subscribes a connected client as if it had asked for it; the SUBACK code of each of `topics` (filter, options)."""
-    cdef Session session = session_of(loop, args["client_id"])
+    cdef Session session = session_of(worker, args["client_id"])
     cdef Connection connection
     if session.link is None:
         raise CommandError("CLIENTID_NOT_FOUND", "the client is not connected")
@@ -246,23 +246,23 @@ def subscribe(Worker loop, dict args) -> list[int]:
     replays: list[Any] = []
     # Not below the mount point of its listener: whoever runs the broker uses the broker's topics.
     codes = [Channel.subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
-    loop.commit(True)
-    loop.start_replay(session, replays)
+    worker.commit(True)
+    worker.start_replay(session, replays)
     return codes
 
 
 @command("unsubscribe")
-def unsubscribe(Worker loop, dict args) -> list[bool]:
+def unsubscribe(Worker worker, dict args) -> list[bool]:
     """Takes subscriptions from a session; for each of `topics` whether there was one."""
-    cdef Session session = session_of(loop, args["client_id"])
+    cdef Session session = session_of(worker, args["client_id"])
     found = []
     for wire_filter in args["topics"]:
         wire_filter = wire_filter.removeprefix(EXCLUSIVE)
-        was_there = loop.unsubscribe(session, wire_filter, 0)
+        was_there = worker.unsubscribe(session, wire_filter, 0)
         if was_there and session.logged:
-            loop.recorder.unsubscribed(session, wire_filter)
+            worker.recorder.unsubscribed(session, wire_filter)
         found.append(was_there)
-    loop.commit(True)
+    worker.commit(True)
     return found
 
 
@@ -270,98 +270,98 @@ def unsubscribe(Worker loop, dict args) -> list[bool]:
 
 
 @command("publish")
-def publish(Worker loop, dict args) -> dict[str, Any]:
+def publish(Worker worker, dict args) -> dict[str, Any]:
     """Publishes a message as if a client had: its id, and whether anybody subscribes."""
     cdef Publication stamped = Publication.__new__(Publication)
     cdef Message message
     cdef bytes topic, client_id = args["client_id"]
     cdef uint64_t at_ms, expires_ms
-    cdef bint heard = True
+    cdef bint has_subscribers = True
     given = {PropertyId(number): value for number, value in args["properties"].items()}
     for pair in args["user_properties"]:
         given.setdefault(PropertyId.USER_PROPERTY, []).append(tuple(pair))
     properties = encode_properties(given)
     payload_format = given.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0)
-    expires_ms = 0 if args["expiry_s"] is None else loop.now_ms + <uint64_t>args["expiry_s"] * 1000
-    loop.stamp(stamped)
+    expires_ms = 0 if args["expiry_s"] is None else worker.now_ms + <uint64_t>args["expiry_s"] * 1000
+    worker.stamp(stamped)
     id = stamped.id_high.to_bytes(8, "big") + stamped.id_low.to_bytes(8, "big")
     message = make_message(
         args["topic"], args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
     try:
-        topic = loop.admit(message, None, &at_ms)
+        topic = worker.admit(message, None, &at_ms)
     except MqttError as error:
         raise CommandError("BAD_REQUEST", f"topic: {error}") from None
     if at_ms:
-        reason = loop.no_delay()
+        reason = worker.no_delay()
         if reason is not None:
             raise CommandError("NOT_AVAILABLE", reason)
     if topic != message.topic:
         message = make_message(
             topic, args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
     if not at_ms:
-        heard = loop.is_heard(topic)
-    loop.publish_message(message, None, at_ms)
+        heard = worker.has_subscribers(topic)
+    worker.publish_message(message, None, at_ms)
     return {"id": id, "heard": heard}
 
 
 # --- messages that wait for their time ----------------------------------------------------------------------------------------
 
 
-cdef dict row_of_delayed(Held held):
-    cdef Message message = held.message
+cdef dict row_of_delayed(Deferred deferred):
+    cdef Message message = deferred.message
     return {
-        "id": id_of(message), "order": held.order, "at_ms": held.at_ms, "topic": message.topic, "qos": message.qos,
+        "id": id_of(message), "order": deferred.order, "at_ms": deferred.at_ms, "topic": message.topic, "qos": message.qos,
         "retain": bool(message.retain), "payload_size": message.payload_size, "client_id": message.client_id or b"",
     }
 
 
 @command("delayed list")
-def list_delayed(Worker loop, dict args) -> list[dict[str, Any]]:
+def list_delayed(Worker worker, dict args) -> list[dict[str, Any]]:
     """Some of those that came behind the one with the order `after`, at most `limit`; none are left if the list is empty."""
     cdef uint64_t size = 0
     rows: list[dict[str, Any]] = []
-    for held in loop.delays.page(args["after"], min(args["limit"], DELAYED_PAGE)):
-        rows.append(row_of_delayed(<Held>held))
-        size += (<Held>held).message.topic_size
+    for deferred in worker.delays.page(args["after"], min(args["limit"], DELAYED_PAGE)):
+        rows.append(row_of_delayed(<Deferred>deferred))
+        size += (<Deferred>deferred).message.topic_size
         if size >= <uint64_t>PAGE_BYTES:
             break
     return rows
 
 
 @command("delayed show")
-def show_delayed(Worker loop, dict args) -> dict[str, Any] | None:
+def show_delayed(Worker worker, dict args) -> dict[str, Any] | None:
     """One by its message id, with its payload; None if it does not wait here."""
-    cdef Held held = loop.delays.find(args["id"])
-    return None if held is None else {**row_of_delayed(held), "payload": held.message.payload}
+    cdef Deferred deferred = worker.delays.find(args["id"])
+    return None if deferred is None else {**row_of_delayed(deferred), "payload": deferred.message.payload}
 
 
 @command("delayed delete")
-def delete_delayed(Worker loop, dict args) -> bool:
+def delete_delayed(Worker worker, dict args) -> bool:
     """Whether it waited here."""
-    cdef Held held = loop.delays.find(args["id"])
-    if held is not None:
-        loop.forget_delayed(held)
-    return held is not None
+    cdef Deferred deferred = worker.delays.find(args["id"])
+    if deferred is not None:
+        worker.forget_delayed(deferred)
+    return deferred is not None
 
 
 # --- the worker itself ----------------------------------------------------------------------------------------------------------
 
 
 @command("journal")
-def journal(Worker loop, dict args) -> dict[str, Any]:
+def journal(Worker worker, dict args) -> dict[str, Any]:
     """State of the journal; empty without one."""
-    return {} if loop.recorder is None else journal_state(loop.recorder.writer)
+    return {} if worker.recorder is None else journal_state(worker.recorder.writer)
 
 
 @command("journal seal")
-def seal_journal(Worker loop, dict args) -> dict[str, Any]:
+def seal_journal(Worker worker, dict args) -> dict[str, Any]:
     """Closes the segment that is written to: everything up to `durable` can be read from closed segments."""
     cdef Writer writer
-    if loop.recorder is None:
+    if worker.recorder is None:
         raise CommandError("NOT_AVAILABLE", "durability.level is none: there is no journal")
-    writer = loop.recorder.writer
-    loop.commit(False)
-    loop.durability.settle()
+    writer = worker.recorder.writer
+    worker.commit(False)
+    worker.durability.settle()
     if not writer.end_segment() and writer.next_sequence != writer.first_sequence:
         raise CommandError("TRY_AGAIN", writer.problem or "the segment before it is not synced yet")
     return journal_state(writer)
@@ -376,45 +376,45 @@ cdef dict journal_state(Writer writer):
 
 
 @command("plugin load")
-def load_plugin(Worker loop, dict args) -> list[str]:
+def load_plugin(Worker worker, dict args) -> list[str]:
     """Loads a plugin, in place of the one of this name; the hook points that it uses, or used before."""
     try:
-        return loop.hooked.plugins.load(args["name"], args["settings"], args["dir"])
+        return worker.hooked.plugins.load(args["name"], args["settings"], args["dir"])
     except PluginError as error:
         raise CommandError("BAD_REQUEST", str(error)) from None
 
 
 @command("plugin keep")
-def keep_plugin(Worker loop, dict args) -> None:
+def keep_plugin(Worker worker, dict args) -> None:
     """It was loaded in every worker."""
-    loop.hooked.plugins.keep(args["name"])
+    worker.hooked.plugins.keep(args["name"])
 
 
 @command("plugin revert")
-def revert_plugin(Worker loop, dict args) -> None:
+def revert_plugin(Worker worker, dict args) -> None:
     """It could not be loaded in every worker."""
-    loop.hooked.plugins.revert(args["name"], args["wanted"])
+    worker.hooked.plugins.revert(args["name"], args["wanted"])
 
 
 @command("plugin unload")
-def unload_plugin(Worker loop, dict args) -> list[str] | None:
+def unload_plugin(Worker worker, dict args) -> list[str] | None:
     """The hook points that it used; None if it was not loaded here."""
-    return loop.hooked.plugins.unload(args["name"])
+    return worker.hooked.plugins.unload(args["name"])
 
 
 @command("hooks")
-def hooks(Worker loop, dict args) -> dict[str, Any]:
+def hooks(Worker worker, dict args) -> dict[str, Any]:
     """Plugins and callbacks."""
-    return loop.hooked.plugins.state()
+    return worker.hooked.plugins.state()
 
 
 @command("configure")
-def configure(Worker loop, dict args) -> None:
+def configure(Worker worker, dict args) -> None:
     """These settings hold from now on, as far as they can change while it runs."""
-    loop.reconfigure(parse(args["settings"]))
+    worker.reconfigure(parse(args["settings"]))
 
 
 @command("ping")
-def ping(Worker loop, dict args) -> dict[str, Any]:
+def ping(Worker worker, dict args) -> dict[str, Any]:
     """A sign of life."""
     return {"pid": os.getpid()}

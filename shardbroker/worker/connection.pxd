@@ -6,9 +6,9 @@ from which it is resumed.
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.mqtt.codec cimport PublishView
-from shardbroker.mqtt.layers cimport Layers
+from shardbroker.transport.layers cimport Layers
 from shardbroker.worker.channel cimport Channel
-from shardbroker.worker.gate cimport Guard
+from shardbroker.worker.sync_gate cimport OutputFence
 from shardbroker.worker.rates cimport Rates, SharedRates
 from shardbroker.worker.turn cimport READ_BYTES, Turn
 
@@ -41,7 +41,7 @@ cdef class Connection(Channel):
     cdef Rates rates                       # of its listener, None without
     cdef Layers layers                     # TLS, WebSocket; None for plain TCP
     cdef readonly str listener
-    cdef Guard guard                       # level `machine`: how far its output may go; else None
+    cdef OutputFence guard                       # level `machine`: how far its output may go; else None
     cdef dict extra                        # what the listener knows beyond the address, see acceptor.handover; mostly None
 
     cdef int on_readable(self) except -1

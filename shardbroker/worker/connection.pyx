@@ -17,8 +17,8 @@ from shm.posix cimport (
     recv, send, shutdown,
 )
 
-from shardbroker.mqtt.tls import TlsRecordError
-from shardbroker.mqtt.websocket import WebSocketError
+from shardbroker.transport.tls import TlsRecordError
+from shardbroker.transport.websocket import WebSocketError
 
 __all__ = ["Connection"]
 
@@ -73,7 +73,7 @@ cdef class Connection(Channel):
             return self.finish()
         if self.lingering or self.state == CLOSING:
             return 0                       # what comes after the end is not read
-        self.core.gauge(BYTES_RECEIVED, got)
+        self.context.gauge(BYTES_RECEIVED, got)
         if self.layers is not None:
             return self.take_layered(target, before + <size_t>got, False)
         return self.take_received(target, <size_t>got)
@@ -89,14 +89,14 @@ cdef class Connection(Channel):
 
     cdef int keep_rate(self, uint64_t messages, uint64_t bytes) except -1:
         """Whoever sends faster than its listener allows is not read for a while; what was read is dealt with."""
-        cdef uint64_t wait_ms = self.rates.add(self.core.now_ms, messages, bytes)
+        cdef uint64_t wait_ms = self.rates.add(self.context.now_ms, messages, bytes)
         return self.slow_down(wait_ms) if wait_ms else 0
 
     cdef int slow_down(self, uint64_t wait_ms) except -1:
         if self.state != CLOSING:
-            self.rates.stopped_until_ms = max(self.rates.stopped_until_ms, self.core.now_ms + wait_ms)
+            self.rates.stopped_until_ms = max(self.rates.stopped_until_ms, self.context.now_ms + wait_ms)
             if not self.stops & STOP_RATE:
-                self.core.count(OVERLOAD_RATE_PAUSED)
+                self.context.count(OVERLOAD_RATE_PAUSED)
                 self.paused = True
                 self.stop_reading(STOP_RATE)
                 self.turn.limited.append(self)
@@ -108,7 +108,7 @@ cdef class Connection(Channel):
         cdef SharedRates shared = self.rates.shared
         cdef uint64_t wait_ns = shared.over_ns(now_ns)
         if wait_ns and self.version == 5 and view.qos and not view.dup:
-            self.core.count(PACKETS_PUBLISH_QUOTA_EXCEEDED)
+            self.context.count(PACKETS_PUBLISH_QUOTA_EXCEEDED)
             return True
         shared.add(now_ns, <uint64_t>view.topic_size + view.properties_size + view.payload_size)
         if wait_ns:
@@ -121,11 +121,11 @@ cdef class Connection(Channel):
         try:
             mqtt = self.layers.receive(target, got, opened)
         except TlsRecordError as error:
-            self.core.count(CLIENT_CLOSED_TLS)
+            self.context.count(CLIENT_CLOSED_TLS)
             self.out.clear()
             return self.close(PROTOCOL_ERROR, SIDE_NETWORK, f"TLS: {error}", True)
         except WebSocketError as error:
-            self.core.count(CLIENT_CLOSED_WEBSOCKET)
+            self.context.count(CLIENT_CLOSED_WEBSOCKET)
             return self.close(PROTOCOL_ERROR, SIDE_SERVER, f"WebSocket: {error}", True)
         if self.layers.waiting():
             self.touch()
@@ -174,9 +174,9 @@ cdef class Connection(Channel):
         cdef size_t used
         if self.rates is None:
             return self.feed(data, size)
-        before = self.core.counters[<int>MESSAGES_RECEIVED]
+        before = self.context.counters[<int>MESSAGES_RECEIVED]
         used = self.feed(data, size)
-        self.keep_rate(self.core.counters[<int>MESSAGES_RECEIVED] - before, 0)
+        self.keep_rate(self.context.counters[<int>MESSAGES_RECEIVED] - before, 0)
         return used
 
     cdef int keep_rest(self, const uint8_t* data, size_t size) except -1:
@@ -204,7 +204,7 @@ cdef class Connection(Channel):
             if not self.stops & STOP_RING:
                 self.turn.parked.append(self)
                 self.stop_reading(STOP_RING)
-        elif self.subscribing is not None or (more and self.core.budget <= 0):
+        elif self.subscribing is not None or (more and self.context.budget <= 0):
             if not self.busy:
                 self.busy = True
                 self.turn.busy.append(self)
@@ -214,14 +214,14 @@ cdef class Connection(Channel):
         """Continues with what was read before, as far as this turn's budget goes."""
         if self.fd < 0 or self.state == CLOSING or self.stops or self.must_not_add():
             return 0
-        self.core.budget = self.turn.budget
+        self.context.budget = self.turn.budget
         self.parked = False
         self.take_rest()
         return self.end_layers()
 
     cdef bint must_not_add(self) except -1:
         """Whether it is not read because the disk takes nothing of what it says."""
-        if not self.core.disk_full or self.session is None or not self.session.logged or self.state == CLOSING:
+        if not self.context.disk_full or self.session is None or not self.session.logged or self.state == CLOSING:
             return False
         if not self.stops & STOP_DISK:
             self.paused = True
@@ -254,15 +254,15 @@ cdef class Connection(Channel):
             self.touch()                   # output that is left shows the error, and ends it
         return 0
 
-    cdef int hold(self) except -1:
-        Channel.hold(self)
+    cdef int suspend_reading(self) except -1:
+        Channel.suspend_reading(self)
         return self.stop_reading(STOP_ACCESS)
 
-    cdef int resume(self) except -1:
-        Channel.resume(self)
+    cdef int resume_reading(self) except -1:
+        Channel.resume_reading(self)
         return self.read_again(STOP_ACCESS)
 
-    cdef dict known_before(self):
+    cdef dict listener_facts(self):
         return self.extra
 
     cdef str listener_name(self):
@@ -330,7 +330,7 @@ cdef class Connection(Channel):
                 out.clear()
                 self.lost((<bytes>strerror(errno)).decode())
                 return self.finish()
-            self.core.gauge(BYTES_SENT, sent)
+            self.context.gauge(BYTES_SENT, sent)
             out.consume(<size_t>sent)
             if self.guard is not None:
                 self.guard.sent += <size_t>sent
@@ -340,11 +340,11 @@ cdef class Connection(Channel):
                 if self.session is not None and self.session.logged:
                     break                  # what was written just now is not in the journal yet
         if self.stops & STOP_OUTPUT:
-            if out.pending() <= self.core.max_output_bytes:
+            if out.pending() <= self.context.max_output_bytes:
                 self.read_again(STOP_OUTPUT)
-        elif out.pending() > 2 * <size_t>self.core.max_output_bytes and self.state != CLOSING:
+        elif out.pending() > 2 * <size_t>self.context.max_output_bytes and self.state != CLOSING:
             # Deliveries stop at half of that, so these are answers: a client that reads none gets no more.
-            self.core.count(OVERLOAD_OUTPUT_STOPPED)
+            self.context.count(OVERLOAD_OUTPUT_STOPPED)
             self.stop_reading(STOP_OUTPUT)
         if out.pending() == 0:
             self.promised = False
@@ -364,7 +364,7 @@ cdef class Connection(Channel):
             return False                   # the kernel has said that it takes no more, or the gate that it must not
         sent = self.transmit(self.out.pending())
         if sent > 0:
-            self.core.gauge(BYTES_SENT, sent)
+            self.context.gauge(BYTES_SENT, sent)
             self.out.consume(<size_t>sent)
             if self.guard is not None:
                 self.guard.sent += <size_t>sent
@@ -383,7 +383,7 @@ cdef class Connection(Channel):
         self.stops = 0
         shutdown(self.fd, SHUT_WR)
         self.want(EPOLLIN)
-        self.core.timers.arm(self, self.core.now_ms + LINGER_MS)
+        self.context.timers.arm(self, self.context.now_ms + LINGER_MS)
         return 0
 
     cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1:
@@ -392,7 +392,7 @@ cdef class Connection(Channel):
             self.ended_with = reason_code
             Channel.close(self, reason_code, side, detail, keep_will)
             # Unsent output of a peer that reads nothing must not keep the socket for ever.
-            self.core.timers.arm(self, self.core.now_ms + LINGER_MS)
+            self.context.timers.arm(self, self.context.now_ms + LINGER_MS)
         return 0
 
     cdef int expire(self, uint64_t now_ms) except -1:
@@ -404,7 +404,7 @@ cdef class Connection(Channel):
         """Closes the socket. Nothing of this connection is left in the turn."""
         if self.fd < 0:
             return 0
-        self.core.timers.disarm(self)
+        self.context.timers.disarm(self)
         self.turn.by_fd[self.fd] = None
         self.turn.sockets[self.listener_number].balance -= 1
         self.turn.sockets[self.listener_number].here -= 1
@@ -421,7 +421,7 @@ cdef class Connection(Channel):
         try:
             Channel.broken(self, error)
         except Exception as again:
-            self.core.log_failure(f"connection closed peer={address_text(&self.peer)!r}", again)
+            self.context.log_failure(f"connection closed peer={address_text(&self.peer)!r}", again)
             was_closed = True
         return self.finish() if was_closed else 0      # there is no other way to end it
 

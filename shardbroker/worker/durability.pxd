@@ -11,19 +11,19 @@ from libc.stdint cimport uint64_t
 from shardbroker.journal.writer cimport Writer
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.disk cimport DiskWatch
-from shardbroker.worker.gate cimport Gate
+from shardbroker.worker.sync_gate cimport SyncGate
 from shardbroker.worker.outlets cimport RingOutlets
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.router cimport Router
 from shm.ring cimport Inbox
 
 
 @final
 cdef class Durability:
-    cdef Shard shard
+    cdef Router router
     cdef RingOutlets rings
     cdef Inbox inbox
     cdef DiskWatch disk
-    cdef Gate gate                         # level `machine`: what waits for the disk; else None
+    cdef SyncGate gate                         # level `machine`: what waits for the disk; else None
     cdef bint behind
     cdef uint64_t settled                  # position of the journal that the last settle() came to
     cdef list drained                      # lanes with records taken since the last release: (producer, Ring, Inbox)
@@ -47,6 +47,6 @@ cdef class Durability:
     cdef int write_arrivals(self) except -1
     cdef int save_again(self, object left) except -1
     cdef int watch_disk(self) except -1
-    # Shard.hold_retained(), for the store of retained messages.
+    # Router.hold_retained(), for the store of retained messages.
     cdef bint retained_refused(self, bint refused, int error) except -1
     cdef bint is_settled(self) except -1

@@ -7,7 +7,7 @@ from threading import Thread
 from cython cimport final
 from shardbroker.session.session cimport Session
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT
-from shardbroker.worker.held cimport Held
+from shardbroker.worker.deferred cimport Deferred
 from shm.counters cimport JOURNAL_WRITE_MS, RETAINED_ERRNO_COUNT
 from shm.ring cimport Ring
 
@@ -23,8 +23,8 @@ cdef enum:
 cdef class Durability:
     """counters: shm.counters.Counters. settings: of the whole broker."""
 
-    def __init__(self, Shard shard not None, RingOutlets rings not None, Inbox inbox, counters, settings):
-        self.shard = shard
+    def __init__(self, Router router not None, RingOutlets rings not None, Inbox inbox, counters, settings):
+        self.router = router
         self.rings = rings
         self.inbox = inbox
         self.drained = []
@@ -35,46 +35,46 @@ cdef class Durability:
 
     def keep_journal(self, Recorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
         """What sessions must not lose goes there from now on. old_bytes, arrivals: what the journal has already."""
-        self.shard.recorder = recorder
+        self.router.recorder = recorder
         self.arrivals = arrivals
         self.cycle_due_bytes = self.cycle_bytes - min(old_bytes, self.cycle_bytes)
 
     def guard_outputs(self) -> None:
         """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
         cdef Ring ring
-        self.shard.retained.incarnation = self.shard.recorder.writer.incarnation
-        self.gate = self.rings.gate = Gate(
-            self.shard.recorder.writer, self.shard.retained, self.rings.lanes, self.rings.inboxes, self.rings.doorbells, self.rings.topology.workers)
+        self.router.retained.incarnation = self.router.recorder.writer.incarnation
+        self.gate = self.rings.gate = SyncGate(
+            self.router.recorder.writer, self.router.retained, self.rings.lanes, self.rings.inboxes, self.rings.doorbells, self.rings.topology.workers)
         for producer, ring in enumerate(self.inbox.lanes):
             if ring.secure(ring.taken()):
                 self.rings.ring(producer)
 
     def save_sessions(self) -> None:
         """Every session goes into this journal as it is: some came from those of other workers."""
-        self.shard.recorder.next_cycle()         # the messages stand in other journals too
-        for session in self.shard.sessions.values():
-            self.shard.recorder.snapshot(<Session>session)
-        for held in (*self.shard.retry, *self.shard.delays.waiting.values()):
-            self.shard.record_held(<Held>held)
+        self.router.recorder.next_cycle()         # the messages stand in other journals too
+        for session in self.router.sessions.values():
+            self.router.recorder.snapshot(<Session>session)
+        for deferred in (*self.router.retry, *self.router.delays.waiting.values()):
+            self.router.record_deferred(<Deferred>deferred)
 
     cdef int settle(self) except -1:
         """All that this pass has done becomes one block of the journal: it has happened, or it has not."""
         cdef Writer writer
-        if self.shard.recorder is None:
+        if self.router.recorder is None:
             return 0
-        writer = self.shard.recorder.writer
+        writer = self.router.recorder.writer
         if self.gate is not None:
             return self.settle_synced(writer)
         if writer.next_sequence != writer.durable or self.disk.stage:
             if not self.behind:           # else it stands in the block that waits
                 self.write_consumed()
             self.cycle_if_due()
-            writer.seal_c(self.shard.now_ms * 1000)
-            self.shard.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
+            writer.seal_c(self.router.now_ms * 1000)
+            self.router.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
             if writer.error or self.disk.stage or writer.is_full():
                 self.watch_disk()
         self.behind = writer.durable < writer.next_sequence and not (self.disk.goes_on and writer.error)
-        if self.shard.retained_retry_ms and self.shard.retained_changes:
+        if self.router.retained_retry_ms and self.router.retained_changes:
             self.behind = True            # nor may what is retained be promised
         return 0
 
@@ -83,12 +83,12 @@ cdef class Durability:
         if writer.next_sequence != self.settled or self.note_consumed:
             self.note_consumed = False
             self.write_consumed()
-            self.shard.recorder.synced()
+            self.router.recorder.synced()
             self.settled = writer.next_sequence
             self.cycle_if_due()
         if writer.next_sequence != writer.durable:
-            writer.seal_c(self.shard.now_ms * 1000)
-            self.shard.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
+            writer.seal_c(self.router.now_ms * 1000)
+            self.router.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
         if writer.error or self.disk.stage or writer.is_full():
             self.watch_disk()
         self.behind = writer.error != 0 or writer.is_full()
@@ -98,56 +98,56 @@ cdef class Durability:
         """A successor that finds the records of this pass again knows by this that they were dealt with."""
         cdef Ring ring
         for producer, ring, inbox in self.drained:
-            self.shard.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken(), None)
+            self.router.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken(), None)
         return 0
 
     cdef int cycle_if_due(self) except -1:
         """Not before it serves: until then the journal has messages for other workers that only the recovery knows."""
-        if self.shard.recorder.writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.shard.serving:
+        if self.router.recorder.writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.router.serving:
             return self.begin_cycle()
         return 0
 
     cdef int begin_cycle(self) except -1:
-        self.shard.recorder.next_cycle()
-        self.cycle_from = self.shard.recorder.writer.next_sequence
-        self.cycle_left = [*self.shard.sessions.values(), *self.shard.delays.waiting.values()]
+        self.router.recorder.next_cycle()
+        self.cycle_from = self.router.recorder.writer.next_sequence
+        self.cycle_left = [*self.router.sessions.values(), *self.router.delays.waiting.values()]
         return self.write_arrivals()
 
     cdef int write_arrivals(self) except -1:
         """How far rings were dealt with. Older ones included: a successor may find them, and after a power cut their producers ask."""
         cdef Ring ring
         for (rings, producer), (position, weights) in self.arrivals.items():
-            self.shard.recorder.consumed(rings, producer, position, weights)
+            self.router.recorder.consumed(rings, producer, position, weights)
         for producer, ring in enumerate(self.inbox.lanes):
-            self.shard.recorder.consumed(self.inbox.identity, producer, ring.taken(), None)
+            self.router.recorder.consumed(self.inbox.identity, producer, ring.taken(), None)
         return 0
 
     cdef int save_again(self, object left) except -1:
         """One session or delayed message, as it is now."""
         if isinstance(left, Session):
-            return self.shard.recorder.snapshot(<Session>left)
-        return self.shard.record_held(<Held>left) if self.shard.delays.has(<Held>left) else 0
+            return self.router.recorder.snapshot(<Session>left)
+        return self.router.record_deferred(<Deferred>left) if self.router.delays.has(<Deferred>left) else 0
 
     cdef int watch_disk(self) except -1:
         """The disk does not take the journal, or did not until now."""
-        cdef int stage = self.disk.look(self.shard.recorder)
+        cdef int stage = self.disk.look(self.router.recorder)
         if stage == DISK_WITHOUT:
             self.cycle_left = None
-        elif stage == DISK_AGAIN and self.shard.serving and self.cycle_left is None and not self.disk.written_anew:
+        elif stage == DISK_AGAIN and self.router.serving and self.cycle_left is None and not self.disk.written_anew:
             self.begin_cycle()
-        self.shard.disk_full = stage == DISK_LIMIT or self.shard.retained_waiting > self.disk.limit
+        self.router.disk_full = stage == DISK_LIMIT or self.router.retained_waiting > self.disk.limit
         return 0
 
     cdef bint retained_refused(self, bint refused, int error) except -1:
-        self.shard.counters[<int>RETAINED_ERRNO_COUNT] = <uint64_t>error
-        if self.shard.recorder is None:
+        self.router.counters[<int>RETAINED_ERRNO_COUNT] = <uint64_t>error
+        if self.router.recorder is None:
             return False
         self.watch_disk()
         return refused and not self.disk.goes_on
 
     cdef int take_snapshots(self) except -1:
         """Writes the state of some more sessions; when all are through, what is older can go."""
-        cdef Writer writer = self.shard.recorder.writer
+        cdef Writer writer = self.router.recorder.writer
         cdef uint64_t begin = writer.pending_bytes(), end
         if self.behind:
             return 0
@@ -155,12 +155,12 @@ cdef class Durability:
             self.save_again(self.cycle_left.pop())
         if not self.cycle_left:
             self.cycle_left = None
-            for held in self.shard.retry:
-                self.shard.record_held(<Held>held)
+            for deferred in self.router.retry:
+                self.router.record_deferred(<Deferred>deferred)
             position = self.cycle_from
-            self.shard.recorder.checkpoint(position)
+            self.router.recorder.checkpoint(position)
             if self.disk.stage:
-                self.disk.through(self.shard.recorder)
+                self.disk.through(self.router.recorder)
             # Before it is settled, or the next one would begin there.
             end = writer.pending_bytes()
             self.cycle_due_bytes = end + max(self.cycle_bytes, 2 * (end - min(end, self.cycle_due_bytes)))
@@ -174,7 +174,7 @@ cdef class Durability:
 
     def forget_older(self, position) -> None:
         """What lies before this position of the journal is not needed any more."""
-        arguments = (self.shard.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None)
+        arguments = (self.router.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None)
         Thread(target=forget, args=arguments).start()
 
     cdef int go_on_with_cycle(self) except -1:
@@ -182,8 +182,8 @@ cdef class Durability:
             self.take_snapshots()
         except Exception as error:         # nothing of the journal may be forgotten: the next cycle tries again
             self.cycle_left = None
-            self.cycle_due_bytes = self.shard.recorder.writer.bytes_written + self.cycle_bytes
-            self.shard.log_failure("journal cycle given up", error)
+            self.cycle_due_bytes = self.router.recorder.writer.bytes_written + self.cycle_bytes
+            self.router.log_failure("journal cycle given up", error)
         return 0
 
     cdef bint is_settled(self) except -1:
@@ -194,11 +194,11 @@ cdef class Durability:
         """The worker ends: its journal is written to the end if the disk takes it in this time."""
         if self.gate is not None:
             if self.gate.all_arrived():
-                self.shard.recorder.arrived()      # the next start need not ask the others
+                self.router.recorder.arrived()      # the next start need not ask the others
             if self.gate.retained is not None:
                 self.gate.retained.close()
-        if self.shard.recorder is not None:
-            self.shard.recorder.writer.close(timeout_s)
+        if self.router.recorder is not None:
+            self.router.recorder.writer.close(timeout_s)
 
 
 def forget(directory, keep_from, age_s, most_bytes, sync) -> None:

@@ -9,7 +9,7 @@ from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.worker.backpressure cimport Backpressure
 from shardbroker.worker.durability cimport Durability
 from shardbroker.worker.outlets cimport RingOutlets
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.router cimport Router
 from shm.counters cimport Histogram
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
@@ -17,7 +17,7 @@ from shm.ring cimport Inbox, Ring
 
 @final
 cdef class Inlets:
-    cdef Shard shard
+    cdef Router router
     cdef RingOutlets rings
     cdef Durability durability
     cdef Backpressure backpressure

@@ -8,7 +8,7 @@ from libc.string cimport memcmp, memcpy
 
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
-from shardbroker.worker.held cimport hold_for_group
+from shardbroker.worker.deferred cimport defer_for_group
 from shm.records cimport (
     FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_PAUSE, RECORD_SHARED, check_record,
 )
@@ -26,9 +26,9 @@ cdef enum:
 cdef class Inlets:
     """hop_times: shm.counters.Histogram of a worker."""
 
-    def __init__(self, Shard shard not None, RingOutlets rings not None, Durability durability not None, Backpressure backpressure not None,
+    def __init__(self, Router router not None, RingOutlets rings not None, Durability durability not None, Backpressure backpressure not None,
                  Inbox inbox, Histogram hop_times not None):
-        self.shard = shard
+        self.router = router
         self.rings = rings
         self.durability = durability
         self.backpressure = backpressure
@@ -51,17 +51,17 @@ cdef class Inlets:
 
     cdef int drain_manager(self) except -1:
         """What the manager says of the broker waits for no disk: it tells of that disk. None of it needs to be exact."""
-        cdef Ring ring = self.inbox.lane(self.shard.reporter.manager)
+        cdef Ring ring = self.inbox.lane(self.router.reporter.manager)
         cdef Py_ssize_t before = len(self.durability.drained)
-        self.drain_lane(self.shard.reporter.manager, ring)
+        self.drain_lane(self.router.reporter.manager, ring)
         del self.durability.drained[before:]
         if ring.release():
-            self.rings.ring(self.shard.reporter.manager)
+            self.rings.ring(self.router.reporter.manager)
         return 0
 
     cdef int drain_lane(self, int producer, Ring ring) except -1:
         cdef int taken = 0
-        self.shard.budget = DRAIN_BUDGET // len(self.inbox.lanes)
+        self.router.budget = DRAIN_BUDGET // len(self.inbox.lanes)
         self.draining_lane = producer
         while True:
             try:
@@ -80,14 +80,14 @@ cdef class Inlets:
         """Goes on behind `taken` records of this pass: one that raised is counted among them."""
         cdef const uint8_t* record
         cdef uint32_t size
-        while taken[0] < RECORDS and self.shard.budget > 0:
-            self.shard.budget -= 1
+        while taken[0] < RECORDS and self.router.budget > 0:
+            self.router.budget -= 1
             record = ring.next(&size)
             if record == NULL:
                 return 0
             taken[0] += 1
             if taken[0] == 1:              # the oldest of the batch
-                self.hop_times.record(<uint32_t>(<uint32_t>self.shard.read_clock() - (<const RecordHeader*>record).sent_us))
+                self.hop_times.record(<uint32_t>(<uint32_t>self.router.read_clock() - (<const RecordHeader*>record).sent_us))
             if not self.on_record(producer, record, size):
                 ring.untake(size)          # what is behind it waits, too
                 taken[0] -= 1
@@ -100,7 +100,7 @@ cdef class Inlets:
         self.lane_lookups.pop(producer, None)
         if self.incoming.topic != NULL:
             topic = PyBytes_FromStringAndSize(<const char*>self.incoming.topic, self.incoming.topic_size)
-        return self.shard.drop_failed("ring", topic, error)
+        return self.router.drop_failed("ring", topic, error)
 
     cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1:
         """False: its topic is still being looked up, and it has to be taken again in the next pass."""
@@ -114,7 +114,7 @@ cdef class Inlets:
             self.backpressure.pause_client(PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.client_size))
             return True
         if header.kind == RECORD_COMMAND:
-            if self.shard.serving:               # its sender is gone
+            if self.router.serving:               # its sender is gone
                 self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
             return True
         if header.flags & FLAG_SPILLED:
@@ -148,9 +148,9 @@ cdef class Inlets:
         publication.topic = body
         publication.topic_size = header.topic_size
         if is_plain:
-            entry = self.shard.cached(body, header.topic_size)
+            entry = self.router.cached(body, header.topic_size)
             if entry is None:
-                entry = self.shard.resolve(body, header.topic_size, self.lane_lookups.setdefault(producer, []))
+                entry = self.router.resolve(body, header.topic_size, self.lane_lookups.setdefault(producer, []))
                 if entry is None:
                     return False
                 self.lane_lookups.pop(producer)
@@ -177,16 +177,16 @@ cdef class Inlets:
         publication.id_high = header.id_high
         publication.id_low = header.id_low
         publication.expires_ms = header.expires_ms
-        if self.shard.watch and not header.flags & FLAG_ORIGINATE:
-            self.shard.watcher.arrived(self.draining_lane, publication)
+        if self.router.watch and not header.flags & FLAG_ORIGINATE:
+            self.router.watcher.arrived(self.draining_lane, publication)
         if header.kind == RECORD_SHARED:
-            if not self.shard.deliver_to_member(group, filter, header.member, publication):
+            if not self.router.deliver_to_member(group, filter, header.member, publication):
                 self.next_member(group, filter, header.member, publication.keep(), header.attempts + 1)
         elif is_plain:
-            self.shard.deliver_locally(entry, publication, None)
-        elif self.shard.serving:                 # else it is of a manager that is gone
-            self.shard.stamp(publication)
-            self.shard.publish_message(publication.keep(), None, 0)
+            self.router.deliver_locally(entry, publication, None)
+        elif self.router.serving:                 # else it is of a manager that is gone
+            self.router.stamp(publication)
+            self.router.publish_message(publication.keep(), None, 0)
         return True
 
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1:
@@ -194,11 +194,11 @@ cdef class Inlets:
         cdef Session member
         if self.elsewhere is not None:
             # Several workers read this ring, maybe not for the first time: another one has that member, or tries the others.
-            member = self.shard.by_key.get(failed)
+            member = self.router.by_key.get(failed)
             if failed in self.elsewhere or (not self.heir if member is None else member.ended):
                 return 0
-        if not self.shard.serving or not self.shard.hand_on(group, filter, message, attempts, failed, None):
-            self.shard.hold(hold_for_group(message, group, filter, failed, attempts))
+        if not self.router.serving or not self.router.hand_on(group, filter, message, attempts, failed, None):
+            self.router.defer(defer_for_group(message, group, filter, failed, attempts))
         return 0
 
     cdef bint lanes_waiting(self) except -1:

@@ -2,17 +2,17 @@
 from cython cimport final
 from acceptor.handover cimport Handover
 from shardbroker.worker.rates cimport Quotas
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.router cimport Router
 from shardbroker.worker.turn cimport Turn
 
 
 @final
 cdef class Intake:
-    cdef Shard shard
+    cdef Router router
     cdef Turn turn
     cdef Quotas quotas
     cdef dict channels                     # descriptor of the worker's end of a channel from an acceptor -> True
-    cdef public object mounted_connection  # makes the Connection of a client below a mount point, see mounted.pyx
+    cdef public object mounted_connection  # makes the Connection of a client below a mount point, see mountpoint.pyx
 
     # As many as a step allows.
     cdef int accept_some(self, int channel) except -1

@@ -7,7 +7,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from acceptor.handover cimport Handover, receive
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.worker.connection cimport Connection
-from shardbroker.worker.gate cimport Guard
+from shardbroker.worker.sync_gate cimport OutputFence
 from shardbroker.worker.rates cimport Rates, SharedRates
 from shm.counters cimport BYTES_RECEIVED
 from shm.posix cimport EPOLLIN, close
@@ -20,8 +20,8 @@ cdef enum:
 
 @final
 cdef class Intake:
-    def __init__(self, Shard shard not None, Turn turn not None, Quotas quotas not None):
-        self.shard = shard
+    def __init__(self, Router router not None, Turn turn not None, Quotas quotas not None):
+        self.router = router
         self.turn = turn
         self.quotas = quotas
         self.channels = {}
@@ -29,9 +29,9 @@ cdef class Intake:
     cdef int accept_some(self, int channel) except -1:
         cdef Handover handover
         cdef int taken
-        self.shard.begin_step()
+        self.router.begin_step()
         for taken in range(ACCEPTS):
-            if taken and self.shard.step_is_over():
+            if taken and self.router.step_is_over():
                 return 0                   # epoll reports the others again
             handover = receive(channel)
             if handover is None:
@@ -48,7 +48,7 @@ cdef class Intake:
                     continue
                 close(handover.fd)
                 self.turn.sockets[handover.header.listener].balance -= 1
-                self.shard.log_failure(f"connection closed peer={handover.peer!r}", error)
+                self.router.log_failure(f"connection closed peer={handover.peer!r}", error)
         return 0
 
     cdef int take_over(self, Handover handover) except -1:
@@ -59,15 +59,15 @@ cdef class Intake:
             connection = Connection.__new__(Connection)
         else:
             connection = self.mounted_connection(handover.extra["mountpoint"])
-        connection.core = self.shard
-        connection.shard = self.shard
+        connection.context = self.router
+        connection.router = self.router
         connection.turn = self.turn
         connection.out = Buffer.__new__(Buffer)
         connection.peer = handover.header.peer
         connection.listener = handover.listener
         connection.listener_number = handover.header.listener
         if self.turn.durability.gate is not None:
-            connection.guard = Guard.__new__(Guard)
+            connection.guard = OutputFence.__new__(OutputFence)
             connection.guard.link = connection
         connection.wanted_id = handover.assigned_id
         connection.extra = handover.extra
@@ -77,8 +77,8 @@ cdef class Intake:
         self.turn.by_fd[handover.fd] = connection
         self.turn.sockets[connection.listener_number].here += 1
         # [mqtt.idle_timeout] runs from accept, whatever trickles in between.
-        self.shard.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.shard.clock_offset_ms + self.shard.idle_timeout_ms)
-        self.shard.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
+        self.router.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.router.clock_offset_ms + self.router.idle_timeout_ms)
+        self.router.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
         if handover.extra is not None:
             connection.note_extra(handover.extra)
         shared = self.quotas.of(connection.listener_number, None if handover.extra is None else handover.extra.get("limiter"))
@@ -88,7 +88,7 @@ cdef class Intake:
             connection.rates.shared = shared
             connection.limited = True
         if handover.data:
-            self.shard.budget = self.turn.budget
+            self.router.budget = self.turn.budget
             # Nobody else has seen these bytes: they can be changed where they are, as a WebSocket's must.
             if connection.layers is None:
                 connection.take_received(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))

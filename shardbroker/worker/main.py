@@ -15,29 +15,29 @@ from shm.records import DAMAGE
 from shm.ring import Inbox
 
 import shardbroker.worker.watch_commands  # noqa: F401 - registers them
+from shardbroker.access.auth_client import AuthClient
 from shardbroker.access.contract import Client
-from shardbroker.access.gate import Gate
 from shardbroker.access.wire import Kind
 from shardbroker.config import machine_memory, mark_bytes
 from shardbroker.config.live import InForce, in_force
 from shardbroker.hooks.exhook import ExHook, presumed
 from shardbroker.hooks.plugins import PluginError, own_settings
 from shardbroker.hooks.wanted import read_wanted
+from shardbroker.stores.exclusive import ExclusiveTable
+from shardbroker.stores.registry import Registry
+from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
+from shardbroker.stores.trace_state import read_traced
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.drain import drain as drain_worker
-from shardbroker.worker.hooked import Hooked
+from shardbroker.worker.features.mountpoint import mounted_connection
+from shardbroker.worker.hook_dispatch import HookDispatcher
 from shardbroker.worker.memory import MemoryWatch, memory_share
-from shardbroker.worker.mounted import mounted_connection
+from shardbroker.worker.observers import Observers
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recover import recover
 from shardbroker.worker.retaining import SyncedRetained
-from shardbroker.worker.watching import Watching
-from shm.exclusive import ExclusiveTable
-from shm.registry import Registry
-from shm.retained import RetainedStore, RetainedStoreRefused
 from shm.routes import RouteTable
 from shm.topology import Topology
-from shm.traced import read_traced
 
 __all__ = ["run"]
 
@@ -52,23 +52,23 @@ def _retained(topology: Topology, number: int) -> tuple[RetainedStore | SyncedRe
     return SyncedRetained(store, number, topology.doorbells[number]) if sync else store, store.set_aside
 
 
-def _load_plugins(hooked: Hooked, topology: Topology, tell: Callable[[str, str], None]) -> None:
+def _load_plugins(hooked: HookDispatcher, topology: Topology, log: Callable[[str, str], None]) -> None:
     """Those that were loaded before it was started; what cannot be loaded is told."""
     settings = topology.settings.plugins
     try:
         wanted = read_wanted(topology.data_dir)
     except PluginError as error:
-        tell("error", str(error))
+        log("error", str(error))
         return
     given = {name: {**own_settings(settings.settings, name), **own} for name, own in wanted.items()}
     hooked.plugins.start(given, settings.dir)
 
 
-def _join_exhook(hooked: Hooked, loop: Worker, topology: Topology, number: int, counters: Counters) -> None:
+def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, number: int, counters: Counters) -> None:
     """Programs outside take part in hooks, behind plugins. What they want says the process integrations, later too."""
-    gate = loop.access_gate
+    gate = worker.access_gate
     (events,) = topology.sending_ends("events", number)
-    exhook = ExHook(hooked.registry, gate.ask, events, partial(counters.access_changed, rules=True), loop.tell)
+    exhook = ExHook(hooked.registry, gate.ask, events, partial(counters.access_changed, rules=True), worker.log)
     hooked.exhook = gate.on_wanted = exhook
     exhook.take(presumed(topology.settings.exhook.enabled))
     gate.ask(Kind.HOOKS, exhook, Client(""), [], 0.0)
@@ -77,11 +77,11 @@ def _join_exhook(hooked: Hooked, loop: Worker, topology: Topology, number: int, 
 def run(topology: Topology, number: int) -> None:
     """Serves as worker `number` until SIGTERM; returns after the drain. Ends with one line if the disk does not let it start."""
     try:
-        loop = _start(topology, number)
+        worker = _start(topology, number)
     except (OSError, RetainedStoreRefused) as error:
         sys.exit(f"worker-{number} cannot start: {error}")
-    loop.run()
-    drain_worker(loop)
+    worker.run()
+    drain_worker(worker)
     Counters.attach(topology.counters_name).set_state(number, ProcessState.DOWN)
 
 
@@ -100,7 +100,7 @@ def _start(topology: Topology, number: int) -> Worker:
     inbox = Inbox.attach(topology.inbox_name(number))
     retained, set_aside = _retained(topology, number)
     mark = mark_bytes(topology.settings.overload.memory_high_water, machine_memory())
-    loop = Worker(
+    worker = Worker(
         topology,
         number,
         counters,
@@ -117,16 +117,16 @@ def _start(topology: Topology, number: int) -> Worker:
             [folder / "data.mdb" for folder in (topology.routes_dir, *map(topology.registry_dir, range(topology.workers)))],
         ),
     )
-    loop.intake.mounted_connection = mounted_connection
-    loop.on_command = Commands(loop, topology.spill_dir)
-    watching = Watching(loop)
+    worker.intake.mounted_connection = mounted_connection
+    worker.on_command = Commands(worker, topology.spill_dir)
+    watching = Observers(worker)
     watching.configure(topology.settings)
     watching.set_traces(read_traced(topology.runtime_dir) or [])
     if set_aside is not None:
-        loop.tell(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
+        worker.log(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
     settings = InForce(topology.runtime_dir, topology.settings)
     (access,) = topology.sending_ends("access", number)
-    loop.access_checks.begin(Gate(settings, topology.data_dir, topology.runtime_dir, access))
+    worker.access_checks.begin(AuthClient(settings, topology.data_dir, topology.runtime_dir, access))
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()
@@ -134,22 +134,22 @@ def _start(topology: Topology, number: int) -> Worker:
     if topology.settings.durability.level == "none":
         routes.purge(worker_destination(number))
     else:
-        recover(loop, topology, number, inbox)
-    for claim in loop.keep_exclusive(ExclusiveTable(topology.exclusive_dir)):
-        loop.tell(
+        recover(worker, topology, number, inbox)
+    for claim in worker.keep_exclusive(ExclusiveTable(topology.exclusive_dir)):
+        worker.log(
             "warning",
             f"{claim.client_id.decode()!r} no longer has {claim.filter.decode()!r} for itself: another client took it over",
         )
     epochs.bump_all()
-    hooked = Hooked(loop, number, loop.tell)
-    _load_plugins(hooked, topology, loop.tell)
-    _join_exhook(hooked, loop, topology, number, counters)
+    hooked = HookDispatcher(worker, number, worker.log)
+    _load_plugins(hooked, topology, worker.log)
+    _join_exhook(hooked, worker, topology, number, counters)
 
     def drain(_signal: int, _frame: object) -> None:
-        loop.draining = True
+        worker.draining = True
 
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     counters.set_state(number, ProcessState.READY)
-    return loop
+    return worker

@@ -1,4 +1,4 @@
-"""The event loop of a worker: one thread, one core, level-triggered epoll.
+"""The event loop of a worker: one thread, one context, level-triggered epoll.
 
     wait -> read sockets, hand-overs and rings -> timers -> commit (routes, retained, SUBACK) -> journal -> rings -> flush sockets
 
@@ -17,13 +17,13 @@ from shardbroker.worker.durability cimport Durability
 from shardbroker.worker.inlets cimport Inlets
 from shardbroker.worker.intake cimport Intake
 from shardbroker.worker.outlets cimport RingOutlets
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.router cimport Router
 from shardbroker.worker.turn cimport Turn
 from shm.counters cimport Counters, Histogram
 from shm.posix cimport epoll_event
 
 
-cdef class Worker(Shard):
+cdef class Worker(Router):
     cdef readonly object topology
     cdef readonly int number
     cdef Counters counters_segment

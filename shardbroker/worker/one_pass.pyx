@@ -28,7 +28,7 @@ from shm.posix cimport (
 )
 from shm.ring cimport Inbox
 
-from shardbroker.worker.topics import AutoTopics, Rewriting
+from shardbroker.worker.features.rewrite import AutoTopics, Rewriting
 from shm.destinations import worker_destination
 
 __all__ = ["Worker"]
@@ -56,7 +56,7 @@ cdef extern from "<malloc.h>" nogil:
     int M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
-cdef class Worker(Shard):
+cdef class Worker(Router):
     """topology: shm.topology.Topology; the rest are the shared parts, opened in this process. number: of this worker."""
 
     def __init__(self, topology, int number, counters, routes, retained, Epochs epochs, registry, Inbox inbox, MemoryWatch memory):
@@ -65,7 +65,7 @@ cdef class Worker(Shard):
         clock_gettime(CLOCK_MONOTONIC, &steady)
         clock_gettime(CLOCK_REALTIME, &wall)
         self.clock_offset_ms = (wall.tv_sec - steady.tv_sec) * 1000 + (wall.tv_nsec - steady.tv_nsec) // 1000000
-        Shard.__init__(self, settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
+        Router.__init__(self, settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
                        worker_destination(number), topology.node_id)
         self.topology = topology
         self.number = number
@@ -364,8 +364,8 @@ cdef class Worker(Shard):
 
     cdef object absent_channel(self):
         cdef Connection connection = Connection.__new__(Connection)
-        connection.core = self
-        connection.shard = self
+        connection.context = self
+        connection.router = self
         connection.turn = self.turn
         connection.state = CLOSING
         connection.closed = True
@@ -375,7 +375,7 @@ cdef class Worker(Shard):
     cdef int64_t delayed_count(self) except? -1:
         return self.counters_segment.total_of(DELAYED_COUNT)
 
-    def tell(self, str level, str text) -> None:
+    def log(self, str level, str text) -> None:
         self.reporter.log(level, text)
 
     cdef bint hold_retained(self, bint refused, int error) except -1:

@@ -1,6 +1,6 @@
 """What leaves a worker: from the destination of a route to the place that takes its messages.
 
-    Shard.forward()  -> Outlets.put(destination) -> Outlet.put()       a record in the ring of another worker; large ones by a file
+    Router.forward()  -> Outlets.put(destination) -> Outlet.put()       a record in the ring of another worker; large ones by a file
     end of a pass    -> Outlets.commit()         -> Outlet.commit()    the other worker sees all records of the pass at once
 
 A destination has a kind and a number (shm/destinations.pxd). A kind that has no outlet is unknown here: nothing is ever written
@@ -12,9 +12,9 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
-from shardbroker.session.core cimport Core
-from shardbroker.worker.gate cimport Gate
-from shardbroker.worker.held cimport Held
+from shardbroker.session.context cimport WorkerContext
+from shardbroker.worker.sync_gate cimport SyncGate
+from shardbroker.worker.deferred cimport Deferred
 from shm.destinations cimport WORKER, kind_of
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
@@ -38,7 +38,7 @@ cdef class Outlets:
 
     cdef bint forward(self, long destination, Publication publication) except -1
     cdef bint forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1
-    cdef bint put_held(self, Held held) except -1
+    cdef bint put_deferred(self, Deferred deferred) except -1
 
 
 cdef class Outlet:
@@ -60,14 +60,14 @@ cdef class Outlet:
 @final
 cdef class RingOutlets(Outlets):
     """The outlets of a worker process: rings to other processes of this broker."""
-    cdef Core core
+    cdef WorkerContext context
     cdef readonly object topology
     cdef int number                        # of this worker
     cdef list by_process                   # process number -> RingOutlet, attached at first use
     cdef list lanes                        # process number -> our Ring in its inbox; likewise
     cdef list inboxes                      # process number -> Inbox; likewise
     cdef tuple doorbells
-    cdef Gate gate                         # level `machine`, else None
+    cdef SyncGate gate                         # level `machine`, else None
     cdef uint64_t pass_us                  # CLOCK_MONOTONIC at the start of this pass
     cdef uint64_t spill_number
     cdef set unknown                       # destinations without an outlet, which the log has named

@@ -51,16 +51,16 @@ cdef class Outlets:
         header.attempts = attempts
         return self.put(destination, &header, publication, <bytes>group[0], <bytes>group[1])
 
-    cdef bint put_held(self, Held held) except -1:
+    cdef bint put_deferred(self, Deferred deferred) except -1:
         cdef RecordHeader header
         cdef Publication publication = Publication.__new__(Publication)
         memset(&header, 0, sizeof(header))
-        header.kind = <uint8_t>held.record
-        header.attempts = <uint8_t>held.attempts
-        header.member = held.member
-        publication.borrow(held.message)
+        header.kind = <uint8_t>deferred.record
+        header.attempts = <uint8_t>deferred.attempts
+        header.member = deferred.member
+        publication.borrow(deferred.message)
         publication.unrepeatable = True
-        return self.put(held.destination, &header, publication, held.group, held.filter)
+        return self.put(deferred.destination, &header, publication, deferred.group, deferred.filter)
 
 
 cdef class Outlet:
@@ -84,8 +84,8 @@ cdef class Outlet:
 cdef class RingOutlets(Outlets):
     """topology: shm.topology.Topology. number: of this worker."""
 
-    def __init__(self, Core core not None, topology, int number):
-        self.core = core
+    def __init__(self, WorkerContext context not None, topology, int number):
+        self.context = context
         self.topology = topology
         self.number = number
         self.by_process = [None] * topology.processes
@@ -122,7 +122,7 @@ cdef class RingOutlets(Outlets):
     cdef int note_unknown(self, long destination) except -1:
         if destination not in self.unknown and len(self.unknown) < UNKNOWN_MAX:
             self.unknown.add(destination)
-            self.core.tell("error", f"destination unknown destination={destination_name(destination)}: messages for it are refused")
+            self.context.log("error", f"destination unknown destination={destination_name(destination)}: messages for it are refused")
         return 0
 
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
@@ -147,10 +147,10 @@ cdef class RingOutlets(Outlets):
     cdef bint put(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
         cdef RingOutlet outlet = self.outlet_of(destination)
         cdef int64_t position
-        cdef bint noted = publication.unrepeatable and publication.qos and self.core.recorder is not None
+        cdef bint noted = publication.unrepeatable and publication.qos and self.context.recorder is not None
         if outlet is None:                 # of a journal, or of a shared group that has changed since has_all()
             self.note_unknown(destination)
-            self.core.count_unroutable()
+            self.context.count_unroutable()
             return True
         header.flags |= (publication.qos & FLAG_QOS) | (FLAG_RETAIN if publication.retain else 0) | (FLAG_NOTED if noted else 0)
         header.sent_us = <uint32_t>self.pass_us
@@ -167,13 +167,13 @@ cdef class RingOutlets(Outlets):
         position = outlet.put(header, publication, group, filter)
         if position == NO_ROOM:
             return False
-        if self.core.watch:
-            self.core.watcher.forwarded(destination, publication)
+        if self.context.watch:
+            self.context.watcher.forwarded(destination, publication)
         if noted:
             self.note_forward(outlet, <uint64_t>position, header, publication, group, filter)
         self.forwarded_to |= <uint64_t>1 << (destination % LANE_BITS)
         self.touch(outlet)
-        self.core.count(MESSAGES_FORWARD)
+        self.context.count(MESSAGES_FORWARD)
         return True
 
     cdef int note_forward(
@@ -182,7 +182,7 @@ cdef class RingOutlets(Outlets):
         """The publisher would not send this message again: should it not leave, the journal knows where it was to go."""
         if self.gate is not None:
             self.gate.noted.add(outlet.destination)
-        return self.core.recorder.forwarded(
+        return self.context.recorder.forwarded(
             outlet.identity(), outlet.destination, position, publication.keep(), header.kind, header.member, header.attempts, group,
             filter, self.gate is not None)
 
@@ -190,8 +190,8 @@ cdef class RingOutlets(Outlets):
         """The store of retained messages is a destination like a worker, with numbers for positions."""
         if self.gate is not None and self.gate.retained is not None:
             self.gate.retained.noted += 1
-            self.core.recorder.forwarded(
-                self.core.recorder.writer.incarnation, RETAINED_STORE, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0,
+            self.context.recorder.forwarded(
+                self.context.recorder.writer.incarnation, RETAINED_STORE, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0,
                 0, b"", b"", True)
         return 0
 
@@ -266,7 +266,7 @@ cdef class RingOutlet(Outlet):
             path.write_bytes(contents)
         except OSError as error:           # no room in shared memory is no room in the ring
             path.unlink(missing_ok=True)
-            outlets.core.log_failure(f"message waits: not spilled bytes={len(contents)}", error)
+            outlets.context.log_failure(f"message waits: not spilled bytes={len(contents)}", error)
             return NO_ROOM
         memset(&note, 0, sizeof(note))
         note.kind = header.kind

@@ -25,7 +25,7 @@ RETRY_S = 0.1
 """Between two tries to write what was recovered, while the disk refuses."""
 
 
-def recover(loop: Worker, topology: Topology, number: int, inbox: Inbox) -> None:
+def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> None:
     """Makes the sessions of worker `number` again and opens its journal. Raises JournalBusy, OSError."""
 
     def owns(client_id: bytes) -> bool:
@@ -33,7 +33,7 @@ def recover(loop: Worker, topology: Topology, number: int, inbox: Inbox) -> None
 
     # Once all have served, each has its sessions in its own journal; what others have of them is old.
     moving = topology.written_by not in (0, topology.division.number) and not Counters.attach(topology.counters_name).serving
-    recovery = Recovery(loop, owns)
+    recovery = Recovery(worker, owns)
     own = topology.journal_dir(number)
     others = [worker for worker in range(max(workers_of(topology.written_by), topology.workers)) if worker != number]
     sources = [worker for worker in (*others, number) if topology.journal_dir(worker).exists()] if moving else [number]
@@ -43,7 +43,7 @@ def recover(loop: Worker, topology: Topology, number: int, inbox: Inbox) -> None
     for worker in sources:
         with suppress(FileNotFoundError):
             recovery.replay(topology.journal_dir(worker), worker)
-    _tell_damage(loop, [str(damage) for damage in recovery.damage if damage.error])
+    _tell_damage(worker, [str(damage) for damage in recovery.damage if damage.error])
     recovery.take_own_ring(inbox)
     synced = topology.settings.durability.level == "machine"
     journal = open_journal(
@@ -58,9 +58,11 @@ def recover(loop: Worker, topology: Topology, number: int, inbox: Inbox) -> None
         pending_max=topology.settings.durability.max_pending_bytes,
     )
     recorder = Recorder(journal)
-    loop.durability.keep_journal(recorder, sum(path.stat().st_size for path in segment_paths(own)), recovery.latest_arrivals(inbox))
+    worker.durability.keep_journal(
+        recorder, sum(path.stat().st_size for path in segment_paths(own)), recovery.latest_arrivals(inbox)
+    )
     if synced:
-        loop.durability.guard_outputs()
+        worker.durability.guard_outputs()
     recovery.finish(recorder)
     old_rings = {}
     for left_over in topology.left_over:
@@ -70,7 +72,7 @@ def recover(loop: Worker, topology: Topology, number: int, inbox: Inbox) -> None
             except FileNotFoundError:
                 continue  # everybody has served for a while: what was in it is in the journals
             except (OSError, ValueError) as error:
-                loop.tell(DAMAGE, f"ring of a broker that was killed: {error}; messages in it are lost")
+                worker.log(DAMAGE, f"ring of a broker that was killed: {error}; messages in it are lost")
                 continue
             if len(old.lanes) != len(left_over.inboxes):
                 continue  # that broker was killed while it made or removed them
@@ -79,10 +81,10 @@ def recover(loop: Worker, topology: Topology, number: int, inbox: Inbox) -> None
                 recovery.take_old_rings(old, process, left_over.spill_dir)
     if moving:
         recovery.take_forwarded(old_rings)
-        loop.durability.save_sessions()
+        worker.durability.save_sessions()
         recovery.note_connected()
     counters = Counters.attach(topology.counters_name)
-    while not loop.settle_now():
+    while not worker.settle_now():
         counters.beat(number, time.monotonic_ns() // 1_000_000)
         time.sleep(RETRY_S)  # the alarm says why; the others go on without this worker
     for process in range(topology.workers):
@@ -91,11 +93,11 @@ def recover(loop: Worker, topology: Topology, number: int, inbox: Inbox) -> None
             old_rings[other.identity, process] = other
     if not moving:
         recovery.ask_others(old_rings, topology.journal_dir)
-    loop.started = lambda: recovery.resume(old_rings)
+    worker.started = lambda: recovery.resume(old_rings)
 
 
-def _tell_damage(loop: Worker, damages: list[str]) -> None:
+def _tell_damage(worker: Worker, damages: list[str]) -> None:
     for text in damages[:DAMAGE_LINES]:
-        loop.tell(DAMAGE, text)
+        worker.log(DAMAGE, text)
     if len(damages) > DAMAGE_LINES:
-        loop.tell(DAMAGE, f"{len(damages) - DAMAGE_LINES} more damaged places; `shardbroker journal verify` names all")
+        worker.log(DAMAGE, f"{len(damages) - DAMAGE_LINES} more damaged places; `shardbroker journal verify` names all")

@@ -1,9 +1,9 @@
 """Making the sessions of a worker again from its journal.
 
-    Recovery(loop).replay(directory)      records -> sessions, as they were at the last block
+    Recovery(worker).replay(directory)      records -> sessions, as they were at the last block
     .take_old_rings(inboxes)              what was in rings that nobody reads any more
     .finish(recorder)                     routes; from here on the journal is written
-    .resume()                             once clients may come: connections that are gone, wills, messages that never left
+    .resume_reading()                             once clients may come: connections that are gone, wills, messages that never left
 
 A block is a pass of the worker that wrote it: all of it happened, or nothing. Nothing of what the broker had said to a client or to
 another worker can be newer than the last block (docs/design/0002-durability.md).
@@ -21,8 +21,8 @@ from shardbroker.session.delivery cimport (
 from shardbroker.session.mqueue cimport MQueue
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session, Will
-from shardbroker.worker.held cimport (
-    HELD_FOR_GROUP, HELD_FOR_RING, HELD_FOR_TIME, Held, hold_for_all, hold_for_group, hold_for_ring, hold_for_time,
+from shardbroker.worker.deferred cimport (
+    HELD_FOR_GROUP, HELD_FOR_RING, HELD_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time,
 )
 from shardbroker.worker.one_pass cimport Worker
 from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
@@ -44,7 +44,7 @@ __all__ = ["Recovery"]
 cdef enum:
     WINDOW_SPAN = 65535
     RINGS_REMEMBERED = 16                  # starts of the broker whose rings are known: producers ask for those of their last few
-    KEY_WORKER_SHIFT = 52                  # of the worker in a session's number, see Shard.next_key
+    KEY_WORKER_SHIFT = 52                  # of the worker in a session's number, see Router.next_key
     TAKER_SHIFT = 16                       # of the worker's number plus one in `consumed`, see take_old_rings
     TAKERS_SHIFT = 32                      # of the number of workers, beside it
 
@@ -56,8 +56,8 @@ ENDED, MOVED, CONSUMED = int(Kind.SESSION_ENDED), int(EndReason.MOVED), int(Kind
 
 
 cdef class Recovery:
-    """loop: a worker that serves nobody yet, and writes no journal."""
-    cdef Worker loop
+    """worker: one that serves nobody yet, and writes no journal."""
+    cdef Worker worker
     cdef dict messages                     # id -> Message, or the fields of its record until somebody needs it
     cdef dict by_key                       # session number in the journal -> Session
     cdef readonly dict consumed            # (rings, producer) -> position
@@ -80,8 +80,8 @@ cdef class Recovery:
     cdef uint64_t block                    # its first sequence
     cdef dict arrivals                     # (rings, destination) -> position: how far that worker's journal says that it has come
 
-    def __init__(self, Worker loop not None, owns):
-        self.loop = loop
+    def __init__(self, Worker worker not None, owns):
+        self.worker = worker
         self.owns = owns
         self.foreign = []
         self.messages = {}
@@ -147,7 +147,7 @@ cdef class Recovery:
 
     cdef int beat(self) except -1:
         """The supervisor sees that there is progress."""
-        self.loop.counters_segment.beat(self.loop.number, <uint64_t>(time.monotonic() * 1000))
+        self.worker.counters_segment.beat(self.worker.number, <uint64_t>(time.monotonic() * 1000))
         return 0
 
     def on_message(self, list item) -> None:
@@ -164,14 +164,14 @@ cdef class Recovery:
         return message
 
     cdef Session open(self, list item, bint anew):
-        cdef Worker loop = self.loop
+        cdef Worker worker = self.worker
         cdef Session session = self.session(item)
-        if <uint64_t>item[1] >> KEY_WORKER_SHIFT == <uint64_t>loop.number:
+        if <uint64_t>item[1] >> KEY_WORKER_SHIFT == <uint64_t>worker.number:
             self.newest_key = max(self.newest_key, <uint64_t>item[1])
         if self.homes is not None and self.homes.get(item[1]) != self.source:
             return None
         if not self.owns(item[2]):
-            if self.source == self.loop.number:
+            if self.source == self.worker.number:
                 self.foreign.append((item[1], item[2]))
             self.elsewhere.add(item[1])
             return None
@@ -179,15 +179,15 @@ cdef class Recovery:
             self.forget(session)
             session = None
         if session is None:
-            session = Session(loop, item[1], item[2])
+            session = Session(worker, item[1], item[2])
             session.created_ms = self.time_ms
             self.by_key[session.key] = session
-            previous = loop.sessions.get(session.client_id)
+            previous = worker.sessions.get(session.client_id)
             if previous is not None:
                 self.forget(previous)
-            loop.sessions[session.client_id] = session
-            loop.by_key[session.key] = session
-            loop.gauge(SESSIONS_COUNT, 1)
+            worker.sessions[session.client_id] = session
+            worker.by_key[session.key] = session
+            worker.gauge(SESSIONS_COUNT, 1)
         self.origins[session.key] = self.source
         expiry = item[4] if len(item) > 4 else None
         session.expiry_ms = NEVER if expiry is None else expiry
@@ -212,17 +212,17 @@ cdef class Recovery:
 
     cdef int forget(self, Session session) except -1:
         """It has ended, and nothing of it is left."""
-        cdef Worker loop = self.loop
+        cdef Worker worker = self.worker
         cdef Subscription subscription
         for subscription in session.all_subscriptions():
-            loop.unsubscribe(session, subscription.wire_filter, 0)
+            worker.unsubscribe(session, subscription.wire_filter, 0)
         session.end()
         self.connected.discard(session)
         self.by_key.pop(session.key, None)
-        loop.by_key.pop(session.key, None)
-        if loop.sessions.get(session.client_id) is session:
-            del loop.sessions[session.client_id]
-        loop.gauge(SESSIONS_COUNT, -1)
+        worker.by_key.pop(session.key, None)
+        if worker.sessions.get(session.client_id) is session:
+            del worker.sessions[session.client_id]
+        worker.gauge(SESSIONS_COUNT, -1)
         return 0
 
     def on_session_ended(self, list item) -> None:
@@ -253,12 +253,12 @@ cdef class Recovery:
         subscription.qos = options & OPTION_QOS
         subscription.flags = options & ~<uint32_t>OPTION_QOS
         subscription.identifier = item[4]
-        self.loop.subscribe(session, subscription)
+        self.worker.subscribe(session, subscription)
 
     def on_unsubscribed(self, list item) -> None:
         cdef Session session = self.session(item)
         if session is not None:
-            self.loop.unsubscribe(session, item[2], 0)
+            self.worker.unsubscribe(session, item[2], 0)
 
     # --- deliveries -----------------------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ cdef class Recovery:
         take_delivery(slot, message, field_or_none(item, 5), share_of(item, 6))
         slot.qos = flags & FLAG_QOS
         slot.retain = (flags & FLAG_RETAIN) != 0
-        self.loop.gauge(MQUEUE_COUNT, 1)
+        self.worker.gauge(MQUEUE_COUNT, 1)
 
     cdef bint unqueue(self, Session session, bytes id, Delivery* taken) except -1:
         """Takes the oldest queue entry of this message out: nearly always the first one. False if there is none."""
@@ -302,7 +302,7 @@ cdef class Recovery:
                         slot[0] = one
             session.queue = kept
         if found:
-            self.loop.gauge(MQUEUE_COUNT, -1)
+            self.worker.gauge(MQUEUE_COUNT, -1)
         if session.queue.count == 0:
             session.queue = None
         return found
@@ -436,12 +436,12 @@ cdef class Recovery:
         inboxes: as for resume(). journal_of: worker -> directory of its journal.
         """
         cdef dict found = {}
-        for (rings, destination), (_, items) in self.forwarded.get(self.loop.number, {}).items():
+        for (rings, destination), (_, items) in self.forwarded.get(self.worker.number, {}).items():
             if destination == RETAINED_STORE:
-                self.arrivals[rings, destination] = self.loop.retained.arrived(rings)
+                self.arrivals[rings, destination] = self.worker.retained.arrived(rings)
             elif (rings, destination) not in inboxes and until_arrived(items[0]):
                 if destination not in found:
-                    found[destination] = consumed_from(journal_of(destination), self.loop.number)
+                    found[destination] = consumed_from(journal_of(destination), self.worker.number)
                 self.arrivals[rings, destination] = found[destination].get(rings, 0)
 
     def latest_arrivals(self, Inbox inbox not None) -> dict:
@@ -470,13 +470,13 @@ cdef class Recovery:
         cdef int taken = 0
         cdef list others
         self.take_own_ring(inbox)
-        self.loop.inlets.spill_source = spill_dir
+        self.worker.inlets.spill_source = spill_dir
         others = self.take_part(inbox.identity, worker)
         for producer, ring in enumerate(inbox.lanes):
             before = taken
             damage = (<Ring>ring).damage()
             if damage:
-                self.loop.tell(DAMAGE, f"{inbox.name}: lane {producer}: {damage}; messages in it are lost")
+                self.worker.log(DAMAGE, f"{inbox.name}: lane {producer}: {damage}; messages in it are lost")
                 continue
             while True:
                 record = ring.next(&size)
@@ -485,13 +485,13 @@ cdef class Recovery:
                 taken += 1
                 try:
                     check_record(record, size)
-                    self.loop.inlets.on_record(producer, record, size)
+                    self.worker.inlets.on_record(producer, record, size)
                 except Exception as error:
-                    self.loop.inlets.record_failed(producer, error)
+                    self.worker.inlets.record_failed(producer, error)
             if taken > before:
                 self.note_taken(inbox.identity, producer, ring.taken())
         self.take_all(others)
-        self.loop.inlets.spill_source = self.loop.topology.spill_dir
+        self.worker.inlets.spill_source = self.worker.topology.spill_dir
         return taken
 
     cdef list take_part(self, rings, int worker):
@@ -507,8 +507,8 @@ cdef class Recovery:
                 session.ended = True
                 others.append(session)
         if self.homes is not None or takers:
-            self.loop.inlets.elsewhere = self.elsewhere
-            self.loop.inlets.heir = worker % self.loop.topology.workers == self.loop.number and not any(
+            self.worker.inlets.elsewhere = self.elsewhere
+            self.worker.inlets.heir = worker % self.worker.topology.workers == self.worker.number and not any(
                 [taker == worker % division.workers for taker, division in takers])
         return others
 
@@ -517,23 +517,23 @@ cdef class Recovery:
         cdef object mark = 0
         cdef bytes weights = None
         if self.homes is not None:
-            mark = self.loop.topology.workers << TAKERS_SHIFT | (self.loop.number + 1) << TAKER_SHIFT
-            weights = bytes(self.loop.topology.division.weights) or None
-        self.loop.durability.arrivals[rings, producer | mark] = position, weights
-        return self.loop.recorder.consumed(rings, producer | mark, position, weights)
+            mark = self.worker.topology.workers << TAKERS_SHIFT | (self.worker.number + 1) << TAKER_SHIFT
+            weights = bytes(self.worker.topology.division.weights) or None
+        self.worker.durability.arrivals[rings, producer | mark] = position, weights
+        return self.worker.recorder.consumed(rings, producer | mark, position, weights)
 
     cdef int take_all(self, list others) except -1:
         cdef Session session
         for session in others:
             session.ended = False
-        self.loop.inlets.elsewhere = None
+        self.worker.inlets.elsewhere = None
         return 0
 
     def note_connected(self) -> None:
         """The sessions of other journals stand in this one, as if their clients had gone. They had not."""
         cdef Session session
         for session in self.connected:
-            self.loop.recorder.open(Kind.SESSION_RESUMED, session, 0, session.expiry_ms, None)
+            self.worker.recorder.open(Kind.SESSION_RESUMED, session, 0, session.expiry_ms, None)
 
     def take_forwarded(self, inboxes) -> None:
         """The number of workers has changed: messages that never came into the rings of before are taken here as if they had, each
@@ -541,7 +541,7 @@ cdef class Recovery:
         for source, forwarded in self.forwarded.items():
             for (rings, destination), (_, items) in forwarded.items():
                 if destination == RETAINED_STORE:
-                    if source % self.loop.topology.workers == self.loop.number:
+                    if source % self.worker.topology.workers == self.worker.number:
                         self.retain_again(rings, items)
                     continue
                 come_to = self.consumed.get((rings, source), 0)
@@ -569,25 +569,25 @@ cdef class Recovery:
         publication.borrow(message)
         try:
             if item[5] == RECORD_PUBLISH:
-                entry = self.loop.resolve(message.block, message.topic_size, None)
-                return self.loop.deliver_locally(entry, publication, None)
+                entry = self.worker.resolve(message.block, message.topic_size, None)
+                return self.worker.deliver_locally(entry, publication, None)
             group, filter = field(item, 8), field(item, 9)
-            if not self.loop.deliver_to_member(group, filter, item[6], publication):
-                self.loop.inlets.next_member(group, filter, item[6], message, item[7] + 1)
+            if not self.worker.deliver_to_member(group, filter, item[6], publication):
+                self.worker.inlets.next_member(group, filter, item[6], message, item[7] + 1)
         except Exception as error:
-            self.loop.drop_failed("recovery", message.topic, error)
+            self.worker.drop_failed("recovery", message.topic, error)
         return 0
 
     cdef int retain_again(self, rings, list items) except -1:
         cdef Message message
         cdef Publication publication
-        arrived = self.loop.retained.arrived(rings)
+        arrived = self.worker.retained.arrived(rings)
         for item in items:
             message = self.message(item[4])
             if message is not None and item[3] >= arrived:
                 publication = Publication.__new__(Publication)
                 publication.borrow(message)
-                self.loop.retain(publication)
+                self.worker.retain(publication)
         return 0
 
     # --- the end ----------------------------------------------------------------------------------------------------------------
@@ -596,57 +596,57 @@ cdef class Recovery:
         """Every session is there; what happens to them from now on is recorded."""
         cdef Session session
         # A predecessor that began in the same second, or before the clock was set back, has given the numbers that would be next.
-        self.loop.next_key = max(self.loop.next_key, self.newest_key)
+        self.worker.next_key = max(self.worker.next_key, self.newest_key)
         for session in list(self.by_key.values()):
             session.known = True
             session.logged = session.expiry_ms > 0
             session.named_in = 0
             self.give_up_lost(session)
-            self.loop.reporter.note_session(session)
+            self.worker.reporter.note_session(session)
         self.hold_again()
         self.messages = {
             item[4]: self.messages.get(item[4])
             for forwarded in self.forwarded.values() for _, items in forwarded.values() for item in items
         }
-        self.loop.recover_routes()
+        self.worker.recover_routes()
 
     cdef int hold_again(self) except -1:
         """What waited for room in a ring or for its time waits again. If the number of workers has changed, each has those of the journals that its own
         takes the place of."""
-        cdef Worker loop = self.loop
+        cdef Worker worker = self.worker
         cdef Message message
-        cdef Held held
+        cdef Deferred deferred
         cdef set known = set()
-        for (source, number), item in sorted(self.held.items(), key=lambda entry: (entry[0][0] != loop.number, entry[0])):
+        for (source, number), item in sorted(self.held.items(), key=lambda entry: (entry[0][0] != worker.number, entry[0])):
             message = self.message(item[3])
-            if source % loop.topology.workers != loop.number or message is None:
+            if source % worker.topology.workers != worker.number or message is None:
                 continue
             group, filter = field(item, 8), field(item, 9)
             if item[2] == HELD_FOR_RING and self.homes is None:
-                held = hold_for_ring(message, item[4], item[5], item[6], item[7], group, filter)
+                deferred = defer_for_ring(message, item[4], item[5], item[6], item[7], group, filter)
             elif item[2] == HELD_FOR_RING and item[5] != RECORD_SHARED:
                 continue                   # of a worker whose sessions are all over the place: see docs/design/0002
             elif item[2] == HELD_FOR_RING:
-                held = hold_for_group(message, group, filter, 0, item[7])
+                deferred = defer_for_group(message, group, filter, 0, item[7])
             elif item[2] == HELD_FOR_GROUP:
-                held = hold_for_group(message, group, filter, item[6], item[7])
+                deferred = defer_for_group(message, group, filter, item[6], item[7])
             elif item[2] == HELD_FOR_TIME:
-                held = hold_for_time(message, field_or_none(item, 10) or 0)
+                deferred = defer_for_time(message, field_or_none(item, 10) or 0)
             else:
-                held = hold_for_all(message)
-            if (item[3], group, filter, held.destination) in known:
+                deferred = defer_for_all(message)
+            if (item[3], group, filter, deferred.destination) in known:
                 continue                   # an earlier start was killed behind taking it from the other journal
-            known.add((item[3], group, filter, held.destination))
-            if source == loop.number:
-                held.number = number
-                loop.last_held = max(loop.last_held, <uint64_t>number)
+            known.add((item[3], group, filter, deferred.destination))
+            if source == worker.number:
+                deferred.number = number
+                worker.last_held = max(worker.last_held, <uint64_t>number)
             else:
-                loop.last_held += 1
-                held.number = loop.last_held
-            if held.purpose == HELD_FOR_TIME:
-                loop.delays.add(held)
+                worker.last_held += 1
+                deferred.number = worker.last_held
+            if deferred.purpose == HELD_FOR_TIME:
+                worker.delays.add(deferred)
             else:
-                loop.retry.append(held)
+                worker.retry.append(deferred)
         return 0
 
     cdef int give_up_lost(self, Session session) except -1:
@@ -665,26 +665,26 @@ cdef class Recovery:
         """Everybody serves. Connections that broke with their worker are over; what has run out meanwhile ends; messages for other
         workers that never left go now. inboxes: identity -> Inbox of the rings that there were."""
         cdef Session session
-        if self.loop.durability.gate is not None or self.loop.number in self.forwarded:
-            self.loop.recorder.arrived()   # or is forwarded again, behind this
-        for _, items in self.forwarded.get(self.loop.number, {}).values():
+        if self.worker.durability.gate is not None or self.worker.number in self.forwarded:
+            self.worker.recorder.arrived()   # or is forwarded again, behind this
+        for _, items in self.forwarded.get(self.worker.number, {}).values():
             for item in items:
                 try:
                     self.forward_again(item, inboxes)
                 except Exception as error:
-                    self.loop.drop_failed("recovery", topic_of(self.message(item[4])), error)
+                    self.worker.drop_failed("recovery", topic_of(self.message(item[4])), error)
         for number, client_id in self.foreign:
-            self.loop.recorder.moved(number, client_id)
+            self.worker.recorder.moved(number, client_id)
         for session in list(self.by_key.values()):
-            if session.ended or session.link is not None or self.loop.sessions.get(session.client_id) is not session:
+            if session.ended or session.link is not None or self.worker.sessions.get(session.client_id) is not session:
                 continue
             try:
                 if session in self.connected:
-                    self.loop.client_gone(session, UNSPECIFIED_ERROR, True)      # the connection broke with its worker
+                    self.worker.client_gone(session, UNSPECIFIED_ERROR, True)      # the connection broke with its worker
                 else:
                     session.set_deadline()
             except Exception as error:
-                self.loop.log_failure(f"session not resumed client_id={session.client_id.decode(errors='replace')!r}", error)
+                self.worker.log_failure(f"session not resumed client_id={session.client_id.decode(errors='replace')!r}", error)
         self.forwarded = {}
         self.foreign = []
         self.messages = {}
@@ -693,21 +693,21 @@ cdef class Recovery:
 
     cdef int forward_again(self, list item, dict inboxes) except -1:
         cdef Inbox inbox = inboxes.get((item[1], item[2]))
-        cdef Held held
+        cdef Deferred deferred
         cdef Ring lane
         if item[1] in self.takers:
             return 0                       # when the number of workers changed: every worker has taken it, see take_forwarded()
         cdef Publication publication
         cdef Message message
         if inbox is not None:
-            lane = inbox.lane(self.loop.number)
+            lane = inbox.lane(self.worker.number)
             if lane.committed() > <uint64_t>item[3]:
                 # It had left. If it is in a ring still, it is not on that worker's disk, and stays on record.
-                if not until_arrived(item) or inbox.name != self.loop.topology.inbox_name(item[2]) or lane.is_secure(item[3] + 1):
+                if not until_arrived(item) or inbox.name != self.worker.topology.inbox_name(item[2]) or lane.is_secure(item[3] + 1):
                     return 0
-                self.loop.rings.outlet_of(item[2])     # the gate sees how far a lane has arrived if it is open
+                self.worker.rings.outlet_of(item[2])     # the gate sees how far a lane has arrived if it is open
                 message = self.message(item[4])
-                return 0 if message is None else self.loop.recorder.forwarded(
+                return 0 if message is None else self.worker.recorder.forwarded(
                     item[1], item[2], item[3], message, item[5], item[6], item[7], field_or_none(item, 8), field_or_none(item, 9), True)
         elif self.arrivals.get((item[1], item[2]), NEVER) > <uint64_t>item[3]:
             return 0                       # it had arrived, or the broker had ended in peace
@@ -718,10 +718,10 @@ cdef class Recovery:
             publication = Publication.__new__(Publication)
             publication.borrow(message)
             publication.unrepeatable = True
-            return self.loop.retain(publication)
-        held = hold_for_ring(message, item[2], item[5], item[6], item[7], field(item, 8), field(item, 9))
-        if not self.loop.outlets.put_held(held):
-            self.loop.hold(held)
+            return self.worker.retain(publication)
+        deferred = defer_for_ring(message, item[2], item[5], item[6], item[7], field(item, 8), field(item, 9))
+        if not self.worker.outlets.put_deferred(deferred):
+            self.worker.defer(deferred)
         return 0
 
 

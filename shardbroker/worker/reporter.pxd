@@ -8,7 +8,7 @@ A full ring drops events: the manager is for people, and a worker waits for no o
 from cython cimport final
 from libc.stdint cimport uint32_t, uint64_t
 
-from shardbroker.session.core cimport Core
+from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.session cimport Session
 from shardbroker.worker.outlets cimport RingOutlet, RingOutlets
 from shm.counters cimport Counters
@@ -23,7 +23,7 @@ cdef enum:
 @final
 cdef class Reporter:
     """The base, which has no manager, drops everything: __new__ without __init__ makes one."""
-    cdef Core core
+    cdef WorkerContext context
     cdef RingOutlets outlets               # None: there is no manager
     cdef int manager                       # its process number
     cdef Counters counters
@@ -31,7 +31,7 @@ cdef class Reporter:
     cdef Buckets sys_buckets               # what subscriptions to messages about clients concern
     cdef uint32_t events                   # that the manager was not woken for yet
     cdef uint64_t events_due_ms
-    cdef object registry                   # shm.registry.Registry
+    cdef object registry                   # shardbroker.stores.registry.Registry
     cdef dict sessions                     # client id -> Session; the router's
     cdef dict changes                      # client id -> Session that came, went or ended since the last flush
     cdef uint64_t registry_due_ms

@@ -23,10 +23,10 @@ cdef enum:
 
 @final
 cdef class Reporter:
-    def __init__(self, Core core not None, RingOutlets outlets not None, Counters counters not None, Epochs epochs, registry,
+    def __init__(self, WorkerContext context not None, RingOutlets outlets not None, Counters counters not None, Epochs epochs, registry,
                  dict sessions not None):
         cdef bytes prefix = clients_prefix(outlets.topology.node_name)
-        self.core = core
+        self.context = context
         self.outlets = outlets
         self.manager = outlets.topology.manager
         self.counters = counters
@@ -50,7 +50,7 @@ cdef class Reporter:
             return 0
         cut = detail.encode(errors="replace")[:<int>DETAIL_MAX] if detail else b""
         username = username or b""
-        event.at_ms = self.core.now_ms
+        event.at_ms = self.context.now_ms
         event.client_size = <uint16_t>PyBytes_GET_SIZE(client_id)
         event.detail_size = <uint16_t>PyBytes_GET_SIZE(cut)
         event.username_size = <uint16_t>PyBytes_GET_SIZE(username)
@@ -60,7 +60,7 @@ cdef class Reporter:
         if size <= outlet.lane.max_record():
             target = outlet.lane.reserve(<uint32_t>size)
         if target == NULL:
-            self.core.count(EVENTS_DROPPED)
+            self.context.count(EVENTS_DROPPED)
             return 0
         header = <RecordHeader*>target
         memset(header, 0, sizeof(header[0]))
@@ -78,11 +78,11 @@ cdef class Reporter:
 
     cdef void note_event(self) noexcept:
         if not self.events:
-            self.events_due_ms = self.core.now_ms + EVENT_DELAY_MS
+            self.events_due_ms = self.context.now_ms + EVENT_DELAY_MS
         self.events += 1
 
     cdef int commit(self) except -1:
-        if self.events and (self.events >= EVENT_BATCH or self.core.now_ms >= self.events_due_ms):
+        if self.events and (self.events >= EVENT_BATCH or self.context.now_ms >= self.events_due_ms):
             self.events = 0
             self.outlet().wake()
         return 0
@@ -93,7 +93,7 @@ cdef class Reporter:
         if outlet.lane.put(encode_note(level, f"worker-{self.outlets.number}: {text}")):
             outlet.wake()
         else:
-            self.core.count(EVENTS_DROPPED)
+            self.context.count(EVENTS_DROPPED)
 
     cdef int note_session(self, Session session) except -1:
         cdef Session previous
@@ -109,7 +109,7 @@ cdef class Reporter:
         """Writes what has changed in the last REGISTRY_MS, a page in each pass. Who came and went in between leaves no trace."""
         cdef Session session
         cdef int left = REGISTRY_PAGE
-        self.registry_due_ms = self.core.now_ms + REGISTRY_MS
+        self.registry_due_ms = self.context.now_ms + REGISTRY_MS
         if not self.changes:
             return
         puts, deletes = {}, []
@@ -122,7 +122,7 @@ cdef class Reporter:
             elif session.registered and client_id not in self.sessions:
                 deletes.append(client_id)
         if self.changes:
-            self.registry_due_ms = self.core.now_ms
+            self.registry_due_ms = self.context.now_ms
         else:
             self.changes = {}              # an emptied dict keeps its table
         if puts or deletes:
@@ -131,7 +131,7 @@ cdef class Reporter:
     cdef dict record_of(self, Session session):
         record = {
             "connected": session.link is not None, "session": session.key, "created_ms": session.created_ms,
-            "expiry_s": min(session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER), "since_ms": self.core.now_ms,
+            "expiry_s": min(session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER), "since_ms": self.context.now_ms,
         }
         if session.link is not None:
             record |= session.link.registry_fields()

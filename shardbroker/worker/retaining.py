@@ -12,7 +12,7 @@ import sys
 from queue import SimpleQueue
 from threading import Event, Thread
 
-from shm.retained import Cursor, Mark, RetainedMessage, RetainedStore
+from shardbroker.stores.retained import Cursor, Mark, RetainedMessage, RetainedStore
 
 __all__ = ["SyncedRetained"]
 

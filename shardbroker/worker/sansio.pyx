@@ -1,16 +1,16 @@
 """The protocol core driven by hand: no socket, no ring, no clock. The simulator and the session tests use it.
 
-    shard = SansIoShard(settings, routes, number, now_ms)
-    channel = shard.connect("peer")      channel.receive(data)      channel.take_output() -> bytes
-    shard.advance(now_ms)                the end of a pass: timers, commits, SUBACKs
-    shard.outgoing                       what would have gone into rings: (destination, record), for shard.deliver(record)
+    router = SansIoRouter(settings, routes, number, now_ms)
+    channel = router.connect("peer")      channel.receive(data)      channel.take_output() -> bytes
+    router.advance(now_ms)                the end of a pass: timers, commits, SUBACKs
+    router.outgoing                       what would have gone into rings: (destination, record), for router.deliver(record)
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from shardbroker.access.verdicts cimport Verdicts
+from shardbroker.access.acl_cache cimport AclCache
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
@@ -18,11 +18,11 @@ from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CLOSING, Channel
 from shardbroker.worker.outlets cimport Outlets
-from shardbroker.worker.shard cimport Shard
+from shardbroker.worker.router cimport Router
 from shm.epochs cimport WILDCARD_BUCKET
 from shm.address cimport parse_address
 
-__all__ = ["SansIoChannel", "SansIoShard"]
+__all__ = ["SansIoChannel", "SansIoRouter"]
 
 
 cdef class SansIoChannel(Channel):
@@ -49,13 +49,13 @@ cdef class SansIoChannel(Channel):
 
     def put_under_rules(self, bytes topic not None) -> None:
         """From now on it is looked up what it may publish, and that it may publish to this topic is known."""
-        cdef TopicEntry entry = self.shard.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), None)
-        cdef uint32_t generation = self.shard.access_generation
+        cdef TopicEntry entry = self.router.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), None)
+        cdef uint32_t generation = self.router.access_generation
         cdef int combination
-        self.verdicts = Verdicts(1)
+        self.acl_cache = AclCache(1)
         for combination in range(8):
-            self.verdicts.remember(topic, False, <uint8_t>combination, True, <uint64_t>-1, generation)
-        self.verdicts.look(topic, False, 0, self.core.now_ms, generation, entry.serial)
+            self.acl_cache.remember(topic, False, <uint8_t>combination, True, <uint64_t>-1, generation)
+        self.acl_cache.look(topic, False, 0, self.context.now_ms, generation, entry.serial)
 
     @property
     def is_closing(self) -> bool:
@@ -76,12 +76,12 @@ cdef class SansIoOutlets(Outlets):
         return True
 
 
-cdef class SansIoShard(Shard):
+cdef class SansIoRouter(Router):
     """A worker's core. `routes` is shared by the shards of one simulation; it has search() and update()."""
     cdef SansIoOutlets lists
 
     def __init__(self, settings, routes, int number, uint64_t now_ms, retained=None, seed=None):
-        Shard.__init__(self, settings, now_ms, None, routes, retained, None, number, 0, seed)
+        Router.__init__(self, settings, now_ms, None, routes, retained, None, number, 0, seed)
         self.outlets = self.lists = SansIoOutlets.__new__(SansIoOutlets)
         self.outgoing = []
 
@@ -97,8 +97,8 @@ cdef class SansIoShard(Shard):
     def connect(self, str peer, bytes assigned_id=b"auto") -> SansIoChannel:
         """A new connection."""
         cdef SansIoChannel channel = SansIoChannel.__new__(SansIoChannel)
-        channel.core = self
-        channel.shard = self
+        channel.context = self
+        channel.router = self
         channel.out = Buffer.__new__(Buffer)
         channel.peer = parse_address(peer)
         channel.wanted_id = assigned_id

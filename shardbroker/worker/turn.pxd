@@ -5,7 +5,7 @@ A connection that cannot go on puts itself into a list; the pass (one_pass.pyx) 
 from cython cimport final
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from shardbroker.session.core cimport Core
+from shardbroker.session.context cimport WorkerContext
 from shardbroker.worker.durability cimport Durability
 from shardbroker.worker.outlets cimport Outlets
 from shm.counters cimport ListenerSockets
@@ -16,7 +16,7 @@ cdef enum:
 
 @final
 cdef class Turn:
-    cdef Core core
+    cdef WorkerContext context
     cdef Outlets outlets
     cdef Durability durability
     cdef int epoll

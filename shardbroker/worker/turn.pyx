@@ -4,7 +4,7 @@ from cython cimport final
 from libc.errno cimport errno
 from libc.stdlib cimport free, malloc
 
-from shardbroker.mqtt.tls cimport RECORD_MAX
+from shardbroker.transport.tls cimport RECORD_MAX
 from shm.counters cimport CounterSlot
 from shm.posix cimport EPOLL_CLOEXEC, EPOLL_CTL_ADD, close, epoll_create1, epoll_ctl, epoll_event
 
@@ -21,11 +21,11 @@ cdef enum:
 cdef class Turn:
     """Raises OSError if there is no memory or no descriptor for it."""
 
-    def __init__(self, Core core not None, Outlets outlets not None, Durability durability not None):
-        self.core = core
+    def __init__(self, WorkerContext context not None, Outlets outlets not None, Durability durability not None):
+        self.context = context
         self.outlets = outlets
         self.durability = durability
-        self.sockets = (<CounterSlot>core.counters_owner).sockets
+        self.sockets = (<CounterSlot>context.counters_owner).sockets
         self.by_fd = []
         self.dirty = []
         self.busy = []

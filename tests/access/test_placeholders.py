@@ -8,8 +8,8 @@ import jwt
 import pytest
 
 from shardbroker.access.acl_conf import parse_acl_conf
+from shardbroker.access.contract import AuthRequest
 from shardbroker.access.contract import Client as Who
-from shardbroker.access.contract import Question
 from shardbroker.access.placeholders import Template, UnfitValueError
 from shardbroker.access.rules import RuleSet, client_rules, rule_of
 from tests.access.guarded import Guarded, http_server
@@ -31,7 +31,7 @@ DENYING = """
 
 
 def decide(text: str, action: str, topic: str, client: Who) -> bool | None:
-    return RuleSet(parse_acl_conf(text)).for_client(client).decide(Question(action, topic, 0))
+    return RuleSet(parse_acl_conf(text)).for_client(client).decide(AuthRequest(action, topic, 0))
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------------------
@@ -82,10 +82,10 @@ def test_every_place_rules_come_from() -> None:
     topic = "devices/${clientid}/#"
     row = {"permission": "allow", "action": "all", "topic": topic}
     for rules in (RuleSet([rule_of(row)]), client_rules([row]), client_rules({"sub": [topic], "pub": [topic]})):
-        assert rules.for_client(Who("victim")).decide(Question("subscribe", VICTIM, 0)) is True
+        assert rules.for_client(Who("victim")).decide(AuthRequest("subscribe", VICTIM, 0)) is True
         for value in UNFIT:
             for asked in (VICTIM, f"devices/{value}/#", "devices/+/#"):
-                assert not rules.for_client(Who(value)).decide(Question("subscribe", asked, 0)), (value, asked)
+                assert not rules.for_client(Who(value)).decide(AuthRequest("subscribe", asked, 0)), (value, asked)
 
 
 def test_a_filled_topic_keeps_its_shape() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from shardbroker.access.acl_conf import parse_acl_conf
-from shardbroker.access.contract import Client, Question
+from shardbroker.access.auth_client import AuthClient
+from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.access.files import FileError, read_passwords, read_rules
-from shardbroker.access.gate import Gate
 from shardbroker.access.rules import RuleError, RuleSet, client_rules, rule_of
 from shardbroker.access.stores import RuleStore, StoreError, UserStore
 
@@ -15,7 +15,7 @@ ADA = Client("c1", "ada", None, "10.1.2.3", 5000, "default")
 
 
 def decide(text: str, action: str, topic: str, client: Client = ADA, qos: int = 0, retain: bool = False) -> bool | None:
-    return RuleSet(parse_acl_conf(text)).for_client(client).decide(Question(action, topic, qos, retain))
+    return RuleSet(parse_acl_conf(text)).for_client(client).decide(AuthRequest(action, topic, qos, retain))
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_the_first_rule_that_matches_decides() -> None:
         ('{ipaddr, "10.0.0.0/8"}', True),
         ('{ipaddr, "127.0.0.1"}', False),
         ('{ipaddrs, ["127.0.0.1", "10.1.2.3"]}', True),
-        ("{'and', [{user, \"ada\"}, {ipaddr, \"127.0.0.1\"}]}", False),
-        ("{'or', [{user, \"bob\"}, {client, \"c1\"}]}", True),
+        ('{\'and\', [{user, "ada"}, {ipaddr, "127.0.0.1"}]}', False),
+        ('{\'or\', [{user, "bob"}, {client, "c1"}]}', True),
         ("{listener, default}", True),
     ],
 )
@@ -135,9 +135,9 @@ topics = ["x/${clientid}", "eq +"]
 permission = "deny"
 """)
     rules = RuleSet(read_rules(file))
-    assert rules.for_client(ADA).decide(Question("publish", "x/c1", 1)) is True
-    assert rules.for_client(ADA).decide(Question("publish", "x/c1", 0)) is False
-    assert rules.for_client(Client("c1", "bob")).decide(Question("publish", "x/c1", 1)) is False
+    assert rules.for_client(ADA).decide(AuthRequest("publish", "x/c1", 1)) is True
+    assert rules.for_client(ADA).decide(AuthRequest("publish", "x/c1", 0)) is False
+    assert rules.for_client(Client("c1", "bob")).decide(AuthRequest("publish", "x/c1", 1)) is False
     file.write_text('[[rules]]\npermission = "allow"\n[[rules]]\npermission = "maybe"\n')
     with pytest.raises(FileError, match=r"rule 2: permission 'maybe': allowed are allow, deny"):
         read_rules(file)
@@ -146,19 +146,19 @@ permission = "deny"
 def test_rows_of_databases() -> None:
     row = {"permission": "allow", "action": "publish", "topic": "eq a/+", "qos": "1,2", "retain": 0, "username": "ada"}
     rules = RuleSet([rule_of(row)])
-    assert rules.for_client(ADA).decide(Question("publish", "a/+", 1)) is True
-    assert rules.for_client(ADA).decide(Question("publish", "a/b", 1)) is None
-    assert rules.for_client(Client("c1", "bob")).decide(Question("publish", "a/+", 1)) is None
+    assert rules.for_client(ADA).decide(AuthRequest("publish", "a/+", 1)) is True
+    assert rules.for_client(ADA).decide(AuthRequest("publish", "a/b", 1)) is None
+    assert rules.for_client(Client("c1", "bob")).decide(AuthRequest("publish", "a/+", 1)) is None
 
 
 def test_rules_of_a_token() -> None:
     old = client_rules({"pub": ["a/#"], "sub": ["b/${clientid}"]}).for_client(ADA)
-    assert old.decide(Question("publish", "a/x", 0)) is True
-    assert old.decide(Question("subscribe", "b/c1", 0)) is True
-    assert old.decide(Question("subscribe", "a/x", 0)) is False, "what is not listed is denied"
+    assert old.decide(AuthRequest("publish", "a/x", 0)) is True
+    assert old.decide(AuthRequest("subscribe", "b/c1", 0)) is True
+    assert old.decide(AuthRequest("subscribe", "a/x", 0)) is False, "what is not listed is denied"
     new = client_rules([{"permission": "deny", "action": "all", "topic": "secret/#"}]).for_client(ADA)
-    assert new.decide(Question("publish", "secret/x", 0)) is False
-    assert new.decide(Question("publish", "other", 0)) is None, "the sources are asked"
+    assert new.decide(AuthRequest("publish", "secret/x", 0)) is False
+    assert new.decide(AuthRequest("publish", "other", 0)) is None, "the sources are asked"
     for wrong in ("x", {"pub": "a"}, [{"permission": "allow", "action": 1}], [1]):
         with pytest.raises(RuleError):
             client_rules(wrong)
@@ -196,6 +196,6 @@ def test_stores_are_of_the_owner_alone(tmp_path: Path, store: type[UserStore | R
 
 
 def test_lines_about_denied_topics_are_bounded() -> None:
-    gate = Gate.__new__(Gate)
+    gate = AuthClient.__new__(AuthClient)
     gate._told_s = gate._told = 0
     assert [sum(gate.may_tell(second * 1000 + ms) for ms in range(0, 1000, 10)) for second in (5, 6)] == [10, 10]

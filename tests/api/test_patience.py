@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
-from shardbroker.api.patience import LookedAfter
+from shardbroker.api.timeouts import LookedAfter
 
 
 class Hasty(LookedAfter):

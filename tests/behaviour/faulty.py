@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardbroker.cli.main import main
-from shardbroker.worker import event_messages
+from shardbroker.worker.features import event_messages
 from shm.routes import Match, Search
 
 FAULT = b"fault"

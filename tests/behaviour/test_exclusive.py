@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardbroker.control import Control
-from shm.exclusive import Claim, ExclusiveTable
+from shardbroker.stores.exclusive import Claim, ExclusiveTable
 from tests.behaviour.test_durability import ENDS, WORKERS, come_back, stay
 from tests.harness import Broker, Client, Publish, client_id_on, until, wire
 from tests.harness.wire import Suback

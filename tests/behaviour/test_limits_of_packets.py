@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from shardbroker.worker.sansio import SansIoShard
+from shardbroker.worker.sansio import SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
@@ -190,20 +190,20 @@ def test_no_topic_is_longer_than_its_length_can_say(broker_with: Callable[..., B
 def test_a_topic_from_an_alias_makes_no_packet_longer_than_there_is(version: int) -> None:
     """Five bytes of length stood in four that were reserved, and the byte behind the buffer was overwritten."""
     routes, settings = MemoryRoutes(), load(None, {}, ["mqtt.max_packet_size=256MB"]).settings
-    shard = SansIoShard(settings, routes, 0, NOW_MS, seed=1)
-    routes.shards = [shard]
-    subscriber, publisher = shard.connect("subscriber"), shard.connect("publisher")
+    router = SansIoRouter(settings, routes, 0, NOW_MS, seed=1)
+    routes.shards = [router]
+    subscriber, publisher = router.connect("subscriber"), router.connect("publisher")
     publisher.receive(mqtt.Connect(5, b"publisher").encode(5))
     subscriber.receive(mqtt.Connect(version, b"subscriber").encode(version))
     subscriber.receive(mqtt.Subscribe(1, [(b"t/" * 50, 0)]).encode(version))
-    shard.advance(NOW_MS)
+    router.advance(NOW_MS)
     subscriber.take_output()
     publisher.receive(mqtt.Publish(b"t/" * 50, b"", properties={PropertyId.TOPIC_ALIAS: 1}).encode(5))
     subscriber.take_output()
     head = b"\x00\x00\x03\x23\x00\x01"  # no topic, the alias
     remaining = settings.mqtt.max_packet_size - 5
     publisher.receive(b"\x30" + wire.varint(remaining) + head + bytes(remaining - len(head)))
-    shard.advance(NOW_MS)
+    router.advance(NOW_MS)
     assert len(publisher.take_output()) < 200 and not publisher.is_closing
     output = subscriber.take_output()
     assert len(output) <= PACKET_MAX, len(output)

@@ -20,9 +20,9 @@ from shm.ring import Inbox
 from shardbroker.config import Settings
 from shardbroker.journal import Block, read_segment
 from shardbroker.journal.layout import segment_paths
+from shardbroker.stores.registry import Registry
+from shardbroker.stores.retained import RetainedStore
 from shardbroker.supervisor.layout import lay_out, tear_down
-from shm.registry import Registry
-from shm.retained import RetainedStore
 from shm.routes import RouteTable
 from tests.harness import Broker, Client
 from tests.harness.wire import Will

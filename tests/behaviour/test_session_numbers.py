@@ -10,16 +10,16 @@ from shardbroker.session.recorder import Recorder
 from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery import Recovery
-from shardbroker.worker.sansio import SansIoShard
+from shardbroker.worker.sansio import SansIoRouter
 from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.ring import Inbox
 
 from shardbroker.config import Settings
 from shardbroker.journal import open_journal
+from shardbroker.stores.registry import Registry
+from shardbroker.stores.retained import RetainedStore
 from shardbroker.supervisor.layout import lay_out, tear_down
-from shm.registry import Registry
-from shm.retained import RetainedStore
 from shm.routes import RouteTable
 from tests.sim.simulator import MemoryRoutes
 
@@ -42,7 +42,7 @@ def test_a_worker_that_starts_in_the_second_of_its_predecessor_gives_other_numbe
             topology, 0, counters, routes, retained, Epochs.attach(topology.epochs_name),
             Registry(topology.registry_dir(0), create=True), Inbox.attach(topology.inbox_name(0)), MemoryWatch(counters, 0, 1, 0),
         )  # fmt: skip
-        predecessor = SansIoShard(settings, MemoryRoutes(), 0, now_ms)
+        predecessor = SansIoRouter(settings, MemoryRoutes(), 0, now_ms)
         journal = open_journal(tmp_path / "journal")
         predecessor.keep_journal(Recorder(journal))
         for name in (b"a", b"b"):

@@ -14,7 +14,7 @@ from pydantic import create_model
 
 from shardbroker.access.contract import Client, Outcome
 from shardbroker.config import access
-from shardbroker.config.section import Section
+from shardbroker.config.base import Section
 from shardbroker.integrations.auth.services import Services, Stores
 from tests.access import servers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardbroker.deploy.placing import CONFIGURATION, DEFAULT_PREFIX, DIRECTORIES, UNITS, placed_files
+from shardbroker.deploy.install_layout import CONFIGURATION, DEFAULT_PREFIX, DIRECTORIES, UNITS, placed_files
 
 pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 

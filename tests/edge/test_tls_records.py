@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from shardbroker.mqtt.tls import Records, TlsRecordError
+from shardbroker.transport.tls import Records, TlsRecordError
 
 from acceptor.secrets import KeyLog, Secrets
 from acceptor.tls import build_context

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from shardbroker.mqtt.packets import decode
 from shardbroker.mqtt.topics import check_topic_name
-from shardbroker.worker.sansio import SansIoChannel, SansIoShard
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
@@ -48,8 +48,8 @@ def all_of(channel: SansIoChannel, version: int) -> list[Any]:
     return found
 
 
-def connection(shard: SansIoShard, name: bytes, version: int) -> SansIoChannel:
-    channel = shard.connect("peer")
+def connection(router: SansIoRouter, name: bytes, version: int) -> SansIoChannel:
+    channel = router.connect("peer")
     channel.receive(mqtt.Connect(version, name, keepalive_s=0).encode(version))
     return channel
 
@@ -59,12 +59,12 @@ class Core:
 
     def __init__(self) -> None:
         routes = MemoryRoutes()
-        self.shard = SansIoShard(SETTINGS, routes, 0, NOW_MS, seed=1)
-        routes.shards = [self.shard]
-        self.subscribers = {version: connection(self.shard, b"subscriber%d" % version, version) for version in (3, 5)}
+        self.router = SansIoRouter(SETTINGS, routes, 0, NOW_MS, seed=1)
+        routes.shards = [self.router]
+        self.subscribers = {version: connection(self.router, b"subscriber%d" % version, version) for version in (3, 5)}
         for version, channel in self.subscribers.items():
             channel.receive(mqtt.Subscribe(1, [(b"#", 2 if version < 5 else 2 | 8)]).encode(version))
-        self.shard.advance(NOW_MS)
+        self.router.advance(NOW_MS)
         for channel in self.subscribers.values():
             channel.take_output()
 
@@ -83,13 +83,13 @@ class Core:
 
     def send(self, version: int, data: bytes, size: int) -> tuple[list[Any], bool]:
         """Answers to a new client that sends this in pieces of `size` bytes, and whether it was cut off."""
-        client = connection(self.shard, b"client", version)
+        client = connection(self.router, b"client", version)
         client.take_output()
         for at in range(0, len(data), size):
             client.receive(data[at : at + size])
         answers, ended = all_of(client, version), client.is_closing
         if not ended:
-            self.shard.cut(client)
+            self.router.cut(client)
         return answers, ended
 
 
@@ -256,9 +256,9 @@ def test_the_same_bytes_split_anywhere_do_the_same(packets: list[Any], edits: li
         [data[a:b] for a, b in pairwise(places)],
     ):
         core = Core()
-        channel = core.shard.connect("peer")
+        channel = core.router.connect("peer")
         for piece in pieces:
             channel.receive(piece)
-        core.shard.advance(NOW_MS)
+        core.router.advance(NOW_MS)
         results.append((channel.take_output(), channel.is_closing, *(one.take_output() for one in core.subscribers.values())))
     assert results[0] == results[1] == results[2]

@@ -8,7 +8,7 @@ import pytest
 
 from shardbroker.journal.schema import Ack, DropReason, EndReason, HeldFor, Kind, MessageFlag, ReleaseReason, WillEnd
 from shardbroker.mqtt.spec import BRIDGE_BIT, FAILURE, PacketType, PropertyId, ReasonCode, Wire
-from shardbroker.worker.event_messages import EVENTS
+from shardbroker.worker.features.event_messages import EVENTS
 
 ROOT = Path(__file__).parents[2]
 FLAGGED = (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
@@ -18,7 +18,7 @@ NAMESAKES = {
     "shardbroker/access/rules.py": "actions of a rule, as bits",
     "shardbroker/access/wire.py": "kinds of questions",
     "shardbroker/journal/schema.py": "a file format, which does not follow this table",
-    "shardbroker/mqtt/websocket.pyx": "close codes of WebSocket",
+    "shardbroker/transport/websocket.pyx": "close codes of WebSocket",
 }
 """Files with a constant of the same name and another meaning."""
 _ROW = re.compile(r"^    ([A-Z][A-Z0-9_]*) = (0x[0-9A-F]+|\d+) *(?:#.*)?$", re.MULTILINE)
@@ -54,7 +54,7 @@ def test_kinds_and_flags_of_the_journal_are_those_of_its_schema() -> None:
         ("session/recorder.pxd", "ENDED_", EndReason, False),
         ("session/recorder.pxd", "WILL_", WillEnd, True),
         ("session/recorder.pxd", "RELEASED_", ReleaseReason, True),
-        ("worker/held.pxd", "HELD_FOR_", HeldFor, True),
+        ("worker/deferred.pxd", "HELD_FOR_", HeldFor, True),
     ],
 )
 def test_reasons_in_the_journal_are_those_of_its_schema(path: str, prefix: str, table: type[IntEnum], complete: bool) -> None:
@@ -66,7 +66,7 @@ def test_reasons_in_the_journal_are_those_of_its_schema(path: str, prefix: str, 
 
 def test_flags_of_event_messages_are_those_of_their_names() -> None:
     flags = {f"TELL_{name.partition('_')[2].upper()}": 1 << number for number, name in enumerate(EVENTS)}
-    assert dict(rows("shardbroker/session/core.pxd")) == flags
+    assert dict(rows("shardbroker/session/context.pxd")) == flags
 
 
 def test_no_other_file_declares_a_packet_type_or_a_reason_code() -> None:

@@ -1,8 +1,8 @@
 """A fixed load on the protocol core, for counting instructions: `python -m tests.perf.core_load QOS BATCHES [stays|ruled]`.
 
-One publisher and one subscriber on one shard, no socket. Each batch is MESSAGES messages of 64 bytes, read in one piece, with their
-acknowledgements. With `stays` both sessions do, so all of it is written into a journal; with `ruled` the publisher is under rules,
-whose verdict is known.
+One publisher and one subscriber on one router, no socket. Each batch is MESSAGES messages of 64 bytes, read in one piece,
+with their acknowledgements. With `stays` both sessions do, so all of it is written into a journal; with `ruled` the
+publisher is under rules, whose verdict is known.
 """
 
 import struct
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardbroker.mqtt.packets import Connect, Publish, Subscribe
 from shardbroker.session.recorder import Recorder
-from shardbroker.worker.sansio import SansIoShard
+from shardbroker.worker.sansio import SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.journal import open_journal
@@ -34,15 +34,15 @@ def main(qos: int, batches: int, journal: Path | None = None, ruled: bool = Fals
     """Publishes and delivers MESSAGES messages a batch. journal: a directory for it, if the sessions stay."""
     routes = MemoryRoutes()
     settings = load(None, {}, ["mqtt.max_inflight=1000", "mqtt.max_awaiting_rel=1000"]).settings
-    shard = SansIoShard(settings, routes, 0, 1_000)
-    routes.shards.append(shard)
+    router = SansIoRouter(settings, routes, 0, 1_000)
+    routes.shards.append(router)
     if journal is not None:
-        shard.keep_journal(Recorder(open_journal(journal)))
-    publisher, subscriber = (shard.connect("127.0.0.1:1", b"") for _ in range(2))
+        router.keep_journal(Recorder(open_journal(journal)))
+    publisher, subscriber = (router.connect("127.0.0.1:1", b"") for _ in range(2))
     for channel, client_id in ((publisher, b"publisher"), (subscriber, b"subscriber")):
         channel.receive(Connect(4, client_id, clean_start=journal is None).encode(4))
     subscriber.receive(Subscribe(1, [(b"bench/topic", qos)]).encode(4))
-    shard.advance(1_000)
+    router.advance(1_000)
     subscriber.take_output()
     if ruled:
         publisher.put_under_rules(b"bench/topic")
@@ -61,7 +61,7 @@ def main(qos: int, batches: int, journal: Path | None = None, ruled: bool = Fals
             subscriber.receive(answer[start : start + 4 * MESSAGES])
         publisher.take_output()
         subscriber.take_output()
-        shard.advance(1_000)
+        router.advance(1_000)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from shm.epochs import Epochs
 from shm.ring import Inbox
 
 from shardbroker.config import load
+from shardbroker.stores.registry import Registry
 from shardbroker.supervisor.layout import lay_out, tear_down
-from shm.registry import Registry
 from shm.routes import RouteTable
 from tests.harness import client_id_on
 from tests.perf.core_load import ANSWERS, MESSAGES, acknowledgements

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from shardbroker.worker.sansio import SansIoChannel, SansIoShard
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
@@ -12,16 +12,16 @@ LAST_ID = 65535
 NOW_MS = 1_700_000_000_000
 
 
-def shard_with_subscriber() -> tuple[SansIoShard, SansIoChannel, SansIoChannel]:
+def shard_with_subscriber() -> tuple[SansIoRouter, SansIoChannel, SansIoChannel]:
     routes = MemoryRoutes()
-    shard = SansIoShard(load(None, {}, ["mqtt.max_mqueue_len=0", "mqtt.max_inflight=4"]).settings, routes, 0, NOW_MS, seed=1)
-    routes.shards = [shard]
-    subscriber, publisher = shard.connect("subscriber"), shard.connect("publisher")
+    router = SansIoRouter(load(None, {}, ["mqtt.max_mqueue_len=0", "mqtt.max_inflight=4"]).settings, routes, 0, NOW_MS, seed=1)
+    routes.shards = [router]
+    subscriber, publisher = router.connect("subscriber"), router.connect("publisher")
     publisher.receive(mqtt.Connect(4, b"publisher").encode(4))
     subscriber.receive(mqtt.Connect(4, b"subscriber").encode(4) + mqtt.Subscribe(1, [(b"t", 1)]).encode(4))
-    shard.advance(NOW_MS)
+    router.advance(NOW_MS)
     subscriber.take_output()
-    return shard, subscriber, publisher
+    return router, subscriber, publisher
 
 
 def deliveries(channel: SansIoChannel) -> Iterator[tuple[int, bytes]]:
@@ -32,18 +32,18 @@ def deliveries(channel: SansIoChannel) -> Iterator[tuple[int, bytes]]:
 
 
 def test_after_the_last_id_comes_1() -> None:
-    shard, subscriber, publisher = shard_with_subscriber()
+    router, subscriber, publisher = shard_with_subscriber()
     for number in range(LAST_ID + 10):
         publisher.receive(mqtt.Publish(b"t", b"%d" % number, 1, packet_id=1).encode(4))
         assert list(deliveries(subscriber)) == [(number % LAST_ID + 1, b"%d" % number)]
         subscriber.receive(mqtt.Puback(number % LAST_ID + 1).encode(4))
         publisher.take_output()
-    assert shard.leftovers()[b"subscriber"] == (0, 0, 0)
+    assert router.leftovers()[b"subscriber"] == (0, 0, 0)
 
 
 def test_one_message_that_is_never_acknowledged_does_not_lend_its_id() -> None:
     """All other ids are used once; then the session waits, and goes on where it stopped."""
-    shard, subscriber, publisher = shard_with_subscriber()
+    router, subscriber, publisher = shard_with_subscriber()
     seen: list[tuple[int, bytes]] = []
     for number in range(LAST_ID + 10):
         publisher.receive(mqtt.Publish(b"t", b"%d" % number, 1, packet_id=1).encode(4))
@@ -53,7 +53,7 @@ def test_one_message_that_is_never_acknowledged_does_not_lend_its_id() -> None:
             if packet_id != 1:
                 subscriber.receive(mqtt.Puback(packet_id).encode(4))
     assert seen == [(number + 1, b"%d" % number) for number in range(LAST_ID - 1)]
-    assert shard.leftovers()[b"subscriber"] == (1, 11, 0)
+    assert router.leftovers()[b"subscriber"] == (1, 11, 0)
     subscriber.receive(mqtt.Puback(1).encode(4))
     while got := list(deliveries(subscriber)):
         seen += got
@@ -61,4 +61,4 @@ def test_one_message_that_is_never_acknowledged_does_not_lend_its_id() -> None:
             subscriber.receive(mqtt.Puback(packet_id).encode(4))
     assert [payload for _, payload in seen] == [b"%d" % number for number in range(LAST_ID + 10)]
     assert [packet_id for packet_id, _ in seen[-11:]] == [LAST_ID, *range(1, 11)]
-    assert shard.leftovers()[b"subscriber"] == (0, 0, 0)
+    assert router.leftovers()[b"subscriber"] == (0, 0, 0)

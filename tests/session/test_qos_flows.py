@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from shardbroker.worker.sansio import SansIoShard
+from shardbroker.worker.sansio import SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
@@ -38,10 +38,12 @@ def unknown(kind: Any, packet_id: int) -> Any:
 class Connection:
     """A client's connection to the core; what the core sends is decoded at once."""
 
-    def __init__(self, shard: SansIoShard, client_id: bytes, version: int, clean: bool, receive_maximum: int, whole: bool) -> None:
-        self.shard, self.version, self.whole = shard, version, whole
+    def __init__(
+        self, router: SansIoRouter, client_id: bytes, version: int, clean: bool, receive_maximum: int, whole: bool
+    ) -> None:
+        self.router, self.version, self.whole = router, version, whole
         self.receive_maximum = receive_maximum if version == 5 else WIDE
-        self.channel = shard.connect("peer")
+        self.channel = router.connect("peer")
         # A clean start with an expiry keeps a session from now on; 3.x cannot say that, so there it is done without a clean start.
         properties = {0x11: 1_000_000, 0x21: receive_maximum} if version == 5 else None
         self.send(mqtt.Connect(version, client_id, clean and version == 5, 0, properties=properties))
@@ -76,8 +78,8 @@ class QosFlows(RuleBasedStateMachine):
         ]
         self.now_ms = 1_700_000_000_000
         routes = MemoryRoutes()
-        self.shard = SansIoShard(load(None, {}, chosen).settings, routes, 0, self.now_ms, seed=1)
-        routes.shards = [self.shard]
+        self.router = SansIoRouter(load(None, {}, chosen).settings, routes, 0, self.now_ms, seed=1)
+        routes.shards = [self.router]
         self.max_inflight, self.whole = inflight, whole
         self.publisher: Connection | None = None
         self.subscriber: Connection | None = None
@@ -101,15 +103,15 @@ class QosFlows(RuleBasedStateMachine):
     @precondition(lambda self: self.publisher is None)
     @rule(version=VERSIONS)
     def publisher_comes(self, version: int) -> None:
-        known = self.shard.leftovers().get(b"publisher") is not None
-        self.publisher = Connection(self.shard, b"publisher", version, False, WIDE, self.whole)
+        known = self.router.leftovers().get(b"publisher") is not None
+        self.publisher = Connection(self.router, b"publisher", version, False, WIDE, self.whole)
         (answer,) = self.publisher.received()
         assert answer == mqtt.Connack(known and version > 3, 0, answer.properties)
 
     @precondition(lambda self: self.publisher is not None)
     @rule()
     def publisher_goes(self) -> None:
-        self.shard.cut(self.publisher.channel)
+        self.router.cut(self.publisher.channel)
         self.publisher = None
 
     @precondition(lambda self: self.publisher is not None)
@@ -159,9 +161,9 @@ class QosFlows(RuleBasedStateMachine):
     @rule(version=VERSIONS, receive_maximum=RECEIVE_MAXIMA, clean=st.booleans())
     def subscriber_comes(self, version: int, receive_maximum: int, clean: bool) -> None:
         """For the first time, again, or while its last connection is still there."""
-        known = b"subscriber" in self.shard.leftovers()
+        known = b"subscriber" in self.router.leftovers()
         clean = clean and version == 5
-        old, self.subscriber = self.subscriber, Connection(self.shard, b"subscriber", version, clean, receive_maximum, self.whole)
+        old, self.subscriber = self.subscriber, Connection(self.router, b"subscriber", version, clean, receive_maximum, self.whole)
         if old is not None:
             assert old.channel.is_closing
         answer, *rest = self.subscriber.received()
@@ -176,7 +178,7 @@ class QosFlows(RuleBasedStateMachine):
         self._resumed(rest)
         if clean or not known:
             self.subscriber.send(mqtt.Subscribe(1, [(b"flow/+", 2)]))
-            self.shard.advance(self.now_ms)
+            self.router.advance(self.now_ms)
             assert [type(one) for one in self.subscriber.received()] == [mqtt.Suback]
 
     def _resumed(self, packets: list[Any]) -> None:
@@ -205,7 +207,7 @@ class QosFlows(RuleBasedStateMachine):
         if orderly:
             self.subscriber.send(mqtt.Disconnect())
         else:
-            self.shard.cut(self.subscriber.channel)
+            self.router.cut(self.subscriber.channel)
         assert self.subscriber.received() == []
         self.subscriber = None
 
@@ -293,7 +295,7 @@ class QosFlows(RuleBasedStateMachine):
     def time_passes(self, elapsed_ms: int) -> None:
         """3.x clients get again what they have not acknowledged; 5.0 clients do not [MQTT-4.4.0-1]."""
         self.now_ms += elapsed_ms
-        self.shard.advance(self.now_ms)
+        self.router.advance(self.now_ms)
         if self.subscriber is None:
             return
         for packet in self.subscriber.received():
@@ -311,7 +313,7 @@ class QosFlows(RuleBasedStateMachine):
     @invariant()
     def nothing_is_late(self) -> None:
         """The window is used, and not more than it."""
-        if not hasattr(self, "shard") or self.subscriber is None:
+        if not hasattr(self, "router") or self.subscriber is None:
             return
         self._take_new(self.subscriber.received())
         sent = len(self.inflight) - len(self.held)
@@ -320,13 +322,13 @@ class QosFlows(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_over(self) -> None:
-        if hasattr(self, "shard"):
-            left = self.shard.leftovers()
+        if hasattr(self, "router"):
+            left = self.router.leftovers()
             assert left.get(b"subscriber", (0, 0, 0)) == (len(self.inflight), len(self.pending), 0)
             assert left.get(b"publisher", (0, 0, 0)) == (0, 0, len(self.awaiting))
 
     def teardown(self) -> None:
-        if not hasattr(self, "shard"):
+        if not hasattr(self, "router"):
             return
         if self.publisher is None:
             self.publisher_comes(4)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shm.destinations import worker_destination
 
-from shm.retained import RetainedMessage, RetainedStore
+from shardbroker.stores.retained import RetainedMessage, RetainedStore
 from shm.routes import RouteChange, RouteTable
 
 SIZES = (10_000, 100_000)

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from shardbroker.worker.sansio import SansIoChannel, SansIoShard
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
 from shardbroker.mqtt import packets as mqtt
 
@@ -50,8 +50,8 @@ class Mortal:
     """A client with a will that comes and goes. Knows of each will whether it must come, may come (a matter of milliseconds) or
     must not, and not before when (MQTT 5.0 §3.1.2.5, §3.1.3.2.2); and of each session whether it is still there (§3.1.2.11.2)."""
 
-    def __init__(self, name: str, shard: SansIoShard) -> None:
-        self.name, self.shard = name, shard
+    def __init__(self, name: str, router: SansIoRouter) -> None:
+        self.name, self.router = name, router
         self.channel: SansIoChannel | None = None
         self.life: Life | None = None
         self.count = 0
@@ -74,7 +74,7 @@ class Mortal:
         self.count += 1
         self.life = Life(self.count, qos, delay_s, expiry_s)
         will = mqtt.Will(b"wills/" + self.name.encode(), f"{self.name}:{self.count}".encode(), qos, False, {WILL_DELAY: delay_s})
-        self.channel = self.shard.connect(self.name)
+        self.channel = self.router.connect(self.name)
         connect = mqtt.Connect(5, self.name.encode(), clean, 0, will=will, properties={SESSION_EXPIRY: expiry_s})
         self.channel.receive(connect.encode(5))
         (answer,) = take(self.channel)
@@ -112,7 +112,7 @@ class Mortal:
     def go(self, now_ms: int, how: str) -> None:
         assert self.channel is not None
         if how == "cut":
-            self.shard.cut(self.channel)
+            self.router.cut(self.channel)
         else:
             self.channel.receive(mqtt.Disconnect(0 if how == "disconnect" else 4).encode(5))
             assert self.channel.is_closing
@@ -146,7 +146,7 @@ class Sleeper:
 
     TOPIC = b"brief/news"
 
-    def __init__(self, here: SansIoShard, there: SansIoShard) -> None:
+    def __init__(self, here: SansIoRouter, there: SansIoRouter) -> None:
         self.here, self.there = here, there
         self.channel: SansIoChannel | None = None
         self.unacknowledged: list[int] = []

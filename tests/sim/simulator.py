@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shardbroker.mqtt.topics import matches
-from shardbroker.worker.sansio import SansIoChannel, SansIoShard
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
@@ -44,7 +44,7 @@ class MemoryRoutes:
     def __init__(self) -> None:
         self._plain: dict[bytes, set[int]] = {}
         self._members: dict[tuple[bytes, bytes], set[tuple[int, int]]] = {}
-        self.shards: list[SansIoShard] = []
+        self.shards: list[SansIoRouter] = []
 
     def update(self, changes: Iterable[tuple[bool, bytes, int, bytes, int]]) -> None:
         for change in map(RouteChange._make, changes):
@@ -55,8 +55,8 @@ class MemoryRoutes:
             else:
                 destinations = self._plain.setdefault(change.filter, set())
                 destinations.add(change.destination) if change.add else destinations.discard(change.destination)
-        for shard in self.shards:
-            shard.forget_topics()
+        for router in self.shards:
+            router.forget_topics()
 
     def match(self, topic: bytes) -> Match:
         filters = [filter for filter, found in self._plain.items() if found and matches(filter, topic)]
@@ -100,7 +100,7 @@ class SimClient:
 
     def __init__(self, sim: "Simulation", name: str, version: int, filter: bytes | None, expiry_s: int = LONG_S) -> None:
         self.sim, self.name, self.version, self.filter, self.expiry_s = sim, name, version, filter, expiry_s
-        self.shard = sim.shard_of(name)
+        self.router = sim.shard_of(name)
         self.wire: Wire | None = None
         self.received_bytes = b""
         self.connected = False
@@ -115,7 +115,7 @@ class SimClient:
     # --- network ---------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        self.wire = Wire(self.shard.connect(self.name))
+        self.wire = Wire(self.router.connect(self.name))
         self.received_bytes = b""
         properties = {0x11: self.expiry_s} if self.version == 5 else None
         self.send(mqtt.Connect(self.version, self.name.encode(), False, 0, properties=properties))
@@ -124,7 +124,7 @@ class SimClient:
         assert self.wire is not None
         # If its session ends before it is back, what is in flight to it at QoS 2 goes to nobody else [MQTT-4.8.2-5].
         self.sim.losses += self.at_risk()
-        self.shard.cut(self.wire.channel)
+        self.router.cut(self.wire.channel)
         self.wire = None
         self.connected = False
 
@@ -135,7 +135,7 @@ class SimClient:
 
     def at_risk(self) -> int:
         """How many messages at QoS 2 would be lost if its session ended now."""
-        inflight, _, _ = self.shard.leftovers().get(self.name.encode(), (0, 0, 0))
+        inflight, _, _ = self.router.leftovers().get(self.name.encode(), (0, 0, 0))
         return inflight if self.expiry_s < LONG_S else 0
 
     def send(self, packet: Any) -> None:
@@ -262,7 +262,7 @@ class Simulation:
             ],
         ).settings
         self.routes = MemoryRoutes()
-        self.shards = [SansIoShard(settings, self.routes, i, self.now_ms, seed=seed) for i in range(SHARDS)]
+        self.shards = [SansIoRouter(settings, self.routes, i, self.now_ms, seed=seed) for i in range(SHARDS)]
         self.routes.shards = self.shards
         self.rings: dict[tuple[int, int], deque[Any]] = {(a, b): deque() for a in range(SHARDS) for b in range(SHARDS) if a != b}
         self.publishers = self._clients("pub", PUBLISHERS, None)
@@ -279,7 +279,7 @@ class Simulation:
     def _clients(self, kind: str, count: int, filter: bytes | None) -> list[SimClient]:
         return [SimClient(self, f"{kind}{i}", self.rng.choice((4, 5)), filter) for i in range(count)]
 
-    def shard_of(self, name: str) -> SansIoShard:
+    def shard_of(self, name: str) -> SansIoRouter:
         return self.shards[zlib.crc32(name.encode()) % 1024 % SHARDS]
 
     def all_subscribed(self) -> bool:
@@ -316,11 +316,11 @@ class Simulation:
     def end_pass(self, elapsed_ms: int) -> None:
         self.sleeper.drain(self.now_ms)
         self.now_ms += elapsed_ms
-        for number, shard in enumerate(self.shards):
-            shard.advance(self.now_ms)
-            for destination, record in shard.outgoing:
+        for number, router in enumerate(self.shards):
+            router.advance(self.now_ms)
+            for destination, record in router.outgoing:
                 self.rings[number, destination].append(record)
-            shard.outgoing = []
+            router.outgoing = []
 
     def carry_ring(self, pair: tuple[int, int], count: int) -> None:
         for _ in range(min(count, len(self.rings[pair]))):
@@ -344,13 +344,13 @@ class Simulation:
             for pair in self.rings:
                 self.carry_ring(pair, 1000)
             busy = any(client.outbox or client.open_qos2 or not client.connected for client in self.clients) or any(
-                any(state) for shard in self.shards for state in shard.leftovers().values()
+                any(state) for router in self.shards for state in router.leftovers().values()
             )
             if not busy and not any(self.rings.values()) and self.now_ms >= last_ms:
                 for mortal in self.mortals.values():
                     mortal.rest_in_peace(self.now_ms)
                 return self.sleeper.check(self.now_ms)
-        raise AssertionError(f"not quiet: {[shard.leftovers() for shard in self.shards]}")
+        raise AssertionError(f"not quiet: {[router.leftovers() for router in self.shards]}")
 
     def check(self) -> int:
         """Raises AssertionError if an invariant is broken; returns how many deliveries were checked."""
@@ -369,10 +369,10 @@ class Simulation:
                     checked += len(numbers)
         checked += self.check_group()
         checked += sum(mortal.check(self.watcher.seen) for mortal in self.mortals.values())
-        left = {client_id for shard in self.shards for client_id in shard.leftovers()}
+        left = {client_id for router in self.shards for client_id in router.leftovers()}
         assert not left & {name.encode() for name in self.mortals}, "a session has outlived its expiry"
-        for shard in self.shards:
-            for client_id, state in shard.leftovers().items():
+        for router in self.shards:
+            for client_id, state in router.leftovers().items():
                 assert state == (0, 0, 0), f"{client_id!r} has packet ids or messages left: {state}"
         return checked
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from shardbroker.access.auth_client import LOCAL_SOURCES
 from shardbroker.access.contract import Answer, Authenticator, BackendError, Client
 from shardbroker.access.files import FileError
-from shardbroker.access.gate import LOCAL_SOURCES
 from shardbroker.access.stores import StoreError
 from shardbroker.config import Settings
 from shardbroker.integrations.auth import modules

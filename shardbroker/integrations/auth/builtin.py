@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-from shardbroker.access.contract import IGNORE, Answer, Client, Question
+from shardbroker.access.contract import IGNORE, Answer, AuthRequest, Client
 from shardbroker.access.hashing import Scheme
 from shardbroker.access.rules import RuleSet
 from shardbroker.access.stores import RuleStore, UserStore
@@ -52,7 +52,7 @@ class BuiltinRules:
     def __init__(self, store: RuleStore) -> None:
         self._store = store
 
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
         mine = RuleSet(self._store.rules(client.client_id, client.username)).for_client(client)
         return [mine.decide(question) for question in questions]
 

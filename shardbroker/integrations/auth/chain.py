@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from shardbroker.access.contract import Answer, Authenticator, Authorizer, BackendError, Client, Outcome, Question, deny
+from shardbroker.access.contract import Answer, Authenticator, Authorizer, AuthRequest, BackendError, Client, Outcome, deny
 from shardbroker.integrations.failures import Report, describe
 from shardbroker.mqtt.spec import ReasonCode
 
@@ -56,7 +56,7 @@ class SourceChain:
         self._denies_on_error = on_error == "deny"
         self._report = report
 
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> list[bool | None]:
+    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> list[bool | None]:
         """True, False, or None where no source has a rule."""
         decided: list[bool | None] = [None] * len(questions)
         open_places = list(range(len(questions)))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from shardbroker.access.contract import IGNORE, Answer, Client, Question, SettingError
+from shardbroker.access.contract import IGNORE, Answer, AuthRequest, Client, SettingError
 from shardbroker.access.files import PasswordLine, read_passwords, read_rules
 from shardbroker.access.hashing import Scheme
 from shardbroker.access.rules import RuleSet
@@ -70,7 +70,7 @@ class FileRules:
         """Raises FileError."""
         self._rules = RuleSet(read_rules(self._path))
 
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
         mine = self._rules.for_client(client)
         return [mine.decide(question) for question in questions]
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, allow, deny
+from shardbroker.access.contract import IGNORE, Answer, AuthRequest, BackendError, Client, allow, deny
 from shardbroker.access.placeholders import Template, values_of
 from shardbroker.config.access import HttpAcl, HttpAuth
 from shardbroker.connectors.http import Http, read_body
@@ -93,7 +93,7 @@ class HttpAuthorizer:
         self._service = service
         self.close = service.close
 
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._service.ask(values_of(client, question))) for question in questions]
         return [_result(*task.result()) for task in tasks]

@@ -4,7 +4,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardbroker.access.gate import rules_dir, users_dir
+from shardbroker.access.auth_client import rules_dir, users_dir
 from shardbroker.access.stores import RuleStore, UserStore
 
 __all__ = ["Services", "Stores"]

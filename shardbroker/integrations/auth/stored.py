@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shardbroker.access.contract import IGNORE, Answer, BackendError, Client, Question, allow, deny
+from shardbroker.access.contract import IGNORE, Answer, AuthRequest, BackendError, Client, allow, deny
 from shardbroker.access.hashing import Scheme, verify, verify_nobody
 from shardbroker.access.placeholders import values_of
 from shardbroker.access.rules import RuleError, RuleSet, rule_of
@@ -95,7 +95,7 @@ class StoredRules:
         self._backend = backend
         self.close = backend.close
 
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
         try:
             rules = RuleSet(rule_of(row) for row in await self._backend.find_rules(values_of(client)))
         except RuleError as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
-from shardbroker.access.contract import Client, Question
+from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.config import Settings
 from shardbroker.hooks.exhook import Event, Wanted
 from shardbroker.integrations.exhook.contract import message
@@ -13,7 +13,7 @@ from shardbroker.integrations.exhook.program import Program
 from shardbroker.integrations.exhook.requests import Requests
 from shardbroker.integrations.failures import Report
 
-__all__ = ["Programs", "Silent", "Verdict"]
+__all__ = ["MessageResult", "Programs", "Silent"]
 
 IGNORE, STOP = message("ValuedResponse").IGNORE, message("ValuedResponse").STOP_AND_RETURN
 ALLOW_PUBLISH = "allow_publish"
@@ -24,7 +24,7 @@ class Silent(Exception):
     """One that may not be passed over has not answered; the text says which."""
 
 
-class Verdict(Enum):
+class MessageResult(Enum):
     """What is to become of a message."""
 
     AS_IT_IS = "as it is"
@@ -94,11 +94,11 @@ class Programs:
         """Raises Silent."""
         return await self._decision("client.authenticate", client, lambda result: self._requests.authenticate(client, result))
 
-    async def authorize(self, client: Client, questions: Sequence[Question]) -> tuple[list[bool | None], bool]:
+    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> tuple[list[bool | None], bool]:
         """(decisions, whether one of them only stands for an answer that has not come)."""
         silent = False
 
-        async def decided(question: Question) -> bool | None:
+        async def decided(question: AuthRequest) -> bool | None:
             nonlocal silent
             try:
                 return await self._decision(
@@ -110,8 +110,8 @@ class Programs:
 
         return await asyncio.gather(*map(decided, questions)), silent
 
-    async def publish(self, client: Client, fields: Sequence[Any]) -> Verdict | tuple[str, bytes, int]:
-        """What becomes of a message: a Verdict, or its new topic, payload and QoS. Raises Silent."""
+    async def publish(self, client: Client, fields: Sequence[Any]) -> MessageResult | tuple[str, bytes, int]:
+        """What becomes of a message: a MessageResult, or its new topic, payload and QoS. Raises Silent."""
         *now, at_ms = fields
         topic = now[0]
         async for answer, stops in self._answers(
@@ -119,11 +119,11 @@ class Programs:
         ):
             if answer.WhichOneof("value") == "message":
                 if answer.message.headers.get(ALLOW_PUBLISH) == "false":
-                    return Verdict.DROPPED
+                    return MessageResult.DROPPED
                 now[:3] = answer.message.topic, answer.message.payload, answer.message.qos
                 if stops:
                     break
-        return Verdict.AS_IT_IS if now[:3] == list(fields[:3]) else (now[0], now[1], now[2])
+        return MessageResult.AS_IT_IS if now[:3] == list(fields[:3]) else (now[0], now[1], now[2])
 
     def tell(self, event: Event) -> None:
         """Passes an event on to those that want it."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shardbroker import __version__
-from shardbroker.access.contract import Client, Question
+from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.hooks.exhook import Event
 from shardbroker.integrations.exhook.contract import LOADED, METHODS, UNLOADED, message
 from shardbroker.mqtt.spec import REASON_CODES
@@ -77,7 +77,7 @@ class Requests:
         info.password = (client.password or b"").decode(errors="replace")
         return METHODS["client.authenticate"].request(clientinfo=info, result=result, meta=self._meta)
 
-    def authorize(self, client: Client, question: Question, result: bool) -> Any:
+    def authorize(self, client: Client, question: AuthRequest, result: bool) -> Any:
         info, kind = self._client(_listed(client)), question.action.upper()
         return METHODS["client.authorize"].request(
             clientinfo=info, type=kind, topic=question.topic, result=result, meta=self._meta

@@ -15,7 +15,7 @@ from shardbroker.config.exhook import STATE_FILE
 from shardbroker.hooks.exhook import EVENT_MAX, Wanted, decode_event
 from shardbroker.integrations.failures import Report
 from shardbroker.mqtt.spec import ReasonCode
-from shm.files import replace_file
+from shardbroker.stores.files import replace_file
 from shm.topology import Topology
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class HookService:
         """About what a worker has asked programs."""
         if self._programs is None:
             return encode_verdict(asked.id, Status.IGNORE)  # they have gone meanwhile
-        from shardbroker.integrations.exhook.programs import Silent, Verdict
+        from shardbroker.integrations.exhook.programs import MessageResult, Silent
 
         try:
             if asked.kind is Kind.HOOK_LOGIN:
@@ -104,8 +104,8 @@ class HookService:
             become = await self._programs.publish(asked.client, asked.details)
         except Silent as error:
             return encode_verdict(asked.id, Status.FAILED, str(error))
-        if isinstance(become, Verdict):
-            return encode_verdict(asked.id, Status.DENY if become is Verdict.DROPPED else Status.OK)
+        if isinstance(become, MessageResult):
+            return encode_verdict(asked.id, Status.DENY if become is MessageResult.DROPPED else Status.OK)
         return encode_verdict(asked.id, Status.OK, *become)
 
     def _read(self, link: socket.socket) -> None:

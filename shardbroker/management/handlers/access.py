@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from shardbroker.access.contract import Client, Question
-from shardbroker.access.gate import LOCAL_SOURCES
+from shardbroker.access.auth_client import LOCAL_SOURCES
+from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.control import ControlError
 from shardbroker.control.access_verbs import AclAdd, AclOf, AclSet, AclTest, BannedAdd, BannedDelete, UserAdd, UserDelete, UserList
 from shardbroker.control.verbs import Params
@@ -82,7 +82,7 @@ async def test_rules(context: Context, params: AclTest) -> dict[str, Any]:
     acl = context.topology.settings.acl
     client = Client(params.clientid, params.username, peerhost=params.ip_address, listener=params.listener)
     with admin(context) as access:
-        said = access.test_rules(client, Question(params.action, params.topic, params.qos, params.retain))
+        said = access.test_rules(client, AuthRequest(params.action, params.topic, params.qos, params.retain))
     asked = [{"source": name, "says": SAYS[answer] if name in LOCAL_SOURCES else "not asked"} for name, answer in said]
     if said and said[-1][0] not in LOCAL_SOURCES:
         return {"allowed": None, "decided_by": said[-1][0], "sources": asked}

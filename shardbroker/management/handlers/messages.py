@@ -11,7 +11,7 @@ from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import PropertyId
 from shardbroker.mqtt.topics import check_topic_filter, check_topic_name
-from shm.retained import RetainedMessage
+from shardbroker.stores.retained import RetainedMessage
 
 PAGE_BYTES = 8 << 20
 """Bytes of retained messages read for one page."""

@@ -1,0 +1,101 @@
+"""What all sessions of a worker share: settings, counters, clock, timers."""
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from shardbroker.pubsub.message cimport Publication
+from shardbroker.session.recorder cimport Recorder
+from shardbroker.session.timers cimport TimerWheel
+from shardbroker.session.watcher cimport Watcher
+
+
+cdef enum EventFlag:                       # worker.event_messages.EVENTS, in this order
+    TELL_CONNECTED = 1
+    TELL_DISCONNECTED = 2
+    TELL_SUBSCRIBED = 4
+    TELL_UNSUBSCRIBED = 8
+    TELL_DELIVERED = 16
+    TELL_ACKED = 32
+    TELL_DROPPED = 64
+
+
+cdef class WorkerContext:
+    cdef uint64_t* counters                # by shm Counter; the worker's slot, or memory of our own
+    cdef uint64_t* own_counters            # NULL: they are in a slot
+    cdef object counters_owner
+    cdef uint32_t hooks                    # points that have callbacks, see hooks/masks.pxd; what fires them is `hooked`
+    cdef object hooked                     # shardbroker.worker.hook_dispatch.HookDispatcher; None: there are none
+    cdef uint64_t now_ms                   # Unix ms on a steady clock: set once per pass by the shell
+    cdef TimerWheel timers
+    cdef Recorder recorder                 # None: nothing outlives this process
+    cdef int memory_level                  # as worker/memory.pxd has it; 0: there is enough
+    cdef uint8_t telling                   # EventFlags of events that are published as messages; 0: none
+    cdef bint disk_full                    # as much waits for a disk that refuses as may: nothing is done that would add to it
+    cdef uint32_t watch                    # what somebody looks for, by session/watcher.pxd; 0: nobody looks at single messages
+    cdef readonly Watcher watcher          # who is told of it then
+    cdef int64_t budget                    # units of work left to whoever has its turn: a packet or a delivery is one
+    # Settings, see docs/configuration.md. Times in ms; 0 means none unless said otherwise.
+    cdef uint32_t max_inflight             # messages
+    cdef uint32_t max_mqueue_len           # messages, 0: no limit
+    cdef bint mqueue_store_qos0
+    cdef dict mqueue_priorities            # topic -> 1..255
+    cdef int mqueue_default_priority
+    cdef uint32_t max_awaiting_rel         # packet ids, 0: no limit
+    cdef uint64_t await_rel_timeout_ms
+    cdef uint64_t retry_interval_ms        # 0: never on a live connection
+    cdef bint upgrade_qos
+    cdef uint64_t session_expiry_ms        # of 3.x sessions
+    cdef uint64_t max_session_expiry_ms    # 0: no limit
+    cdef uint32_t max_packet_size          # bytes
+    cdef double keepalive_multiplier
+    cdef uint32_t server_keepalive_s       # 0: the client's own
+    cdef uint8_t max_qos
+    cdef uint16_t max_topic_alias
+    cdef uint32_t max_topic_levels
+    cdef uint32_t max_client_id
+    cdef uint32_t max_subscriptions        # per session, 0: no limit
+    cdef bint retain_available, wildcard_subscription, shared_subscription, exclusive_subscription, ignore_loop_deliver
+    cdef uint64_t idle_timeout_ms
+    cdef uint64_t message_expiry_ms        # largest Message Expiry Interval, 0: no limit
+    cdef bytes response_information
+    cdef uint32_t max_output_bytes         # waiting for one client; above it QoS 0 is dropped, QoS 1 and 2 are queued
+
+    cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
+    cdef uint64_t step_end_us              # see begin_step(); 0: the time of a step has no end, as in the simulator
+    cdef readonly bint serving             # all workers are ready: clients may come
+    cdef uint64_t failures_s               # second of the newest log line about a failure, and how many there were in it
+    cdef uint32_t failures_logged
+
+    # Sets now_ms; returns CLOCK_MONOTONIC in µs.
+    cdef uint64_t read_clock(self) noexcept
+    # A step of a pass, such as accepting connections, is over after STEP_US; what is left of its work waits for the next pass.
+    cdef void begin_step(self) noexcept
+    cdef bint step_is_over(self) noexcept
+    cdef inline void count(self, int counter) noexcept:
+        self.counters[counter] += 1
+    cdef inline void gauge(self, int counter, int64_t change) noexcept:
+        self.counters[counter] += <uint64_t>change
+
+    # Where work for a single message, session or connection is done outside of Channel.feed(), an exception must not end the worker: it
+    # comes here, and the work behind it goes on. A message that is lost with it is counted.
+    cdef int drop_failed(self, str work, bytes topic, object error) except -1
+    # Likewise, and no message is lost; `what` is a list of key=value.
+    cdef int log_failure(self, str what, object error) except -1
+
+    # A message is refused, or lost: a destination of its topic has no outlet (worker/outlets.pxd).
+    cdef void count_unroutable(self) noexcept
+
+    # One subscriber, a Session or its ClientOutput, does not get a message, a Publication or a Message; counted under `counter`, too.
+    cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1
+    # Called where the mask says that somebody wants to know.
+    cdef int delivered(self, object link, object publication, int qos, bint retain) except -1
+    cdef int acked(self, object session, object message) except -1
+
+    # What a session's deadlines lead to; the router, which owns the sessions, says how.
+    cdef int will_due(self, object session) except -1
+    cdef int session_expired(self, object session) except -1
+    # One of TELL_DELIVERED, TELL_ACKED (a session), TELL_DROPPED (its publisher, or None) has happened to this message. The caller has
+    # looked at `telling`.
+    cdef int publish_event(self, int event, object subscriber, Publication publication) except -1
+    # Delayed messages have waited long enough.
+    cdef int messages_due(self) except -1
+    # A client has added so many bytes to a queue while memory is short.
+    cdef int queued_by(self, bytes client_id, uint64_t size) except -1

@@ -1,0 +1,146 @@
+"""What all sessions of a worker share; see context.pxd."""
+
+from libc.stdlib cimport calloc, free
+
+from shardbroker.hooks.masks cimport HOOK_DELIVERY_DROPPED
+from shardbroker.pubsub.message cimport Message, Publication
+from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, MESSAGES_DROPPED_UNROUTABLE, CounterSlot
+from shm.posix cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+__all__ = ["WorkerContext"]
+
+cdef enum:
+    STEP_US = 1000                         # for one step of a pass, µs
+    FAILURES_A_SECOND = 10                 # log lines about work that failed
+    TOPIC_SHOWN = 200                      # most characters of a topic in such a line
+
+UNBOUNDED = 1 << 62
+"""The budget of a core that nobody else waits for: a shell that has many connections sets it before each one's turn."""
+
+
+cdef class WorkerContext:
+    """Shared by all sessions of a worker.
+
+    settings: the `mqtt` section of the configuration (durations in seconds, None for infinity or disabled).
+    slot: the worker's counter slot; None counts in private memory, as the simulator does.
+    """
+
+    def __init__(self, settings, uint64_t now_ms, CounterSlot slot=None):
+        if slot is None:
+            self.counters = self.own_counters = <uint64_t*>calloc(COUNTER_MAX, sizeof(uint64_t))
+        else:
+            self.counters = slot.values
+            self.counters_owner = slot
+        self.now_ms = now_ms
+        self.timers = TimerWheel(now_ms)
+        self.configure(settings)
+        self.budget = UNBOUNDED
+
+    def configure(self, settings) -> None:
+        """The `mqtt` section of the configuration holds from now on; what was granted to clients before stays."""
+        self.max_inflight = settings.max_inflight
+        self.max_mqueue_len = settings.max_mqueue_len or 0
+        self.mqueue_store_qos0 = settings.mqueue_store_qos0
+        self.mqueue_priorities = {
+            topic.encode(): priority for topic, priority in (settings.mqueue_priorities or {}).items()
+        }
+        self.mqueue_default_priority = 256 if settings.mqueue_default_priority == "highest" else 0
+        self.max_awaiting_rel = settings.max_awaiting_rel or 0
+        self.await_rel_timeout_ms = milliseconds(settings.await_rel_timeout)
+        self.retry_interval_ms = milliseconds(settings.retry_interval)
+        self.upgrade_qos = settings.upgrade_qos
+        self.session_expiry_ms = milliseconds(settings.session_expiry_interval) or <uint64_t>-1
+        self.max_session_expiry_ms = milliseconds(settings.max_session_expiry_interval)
+        self.max_packet_size = settings.max_packet_size
+        self.keepalive_multiplier = settings.keepalive_multiplier
+        self.server_keepalive_s = int(settings.server_keepalive or 0)
+        self.max_qos = settings.max_qos_allowed
+        self.max_topic_alias = settings.max_topic_alias
+        self.max_topic_levels = settings.max_topic_levels
+        self.max_client_id = settings.max_clientid_len
+        self.max_subscriptions = settings.max_subscriptions or 0
+        self.retain_available = settings.retain_available
+        self.wildcard_subscription = settings.wildcard_subscription
+        self.shared_subscription = settings.shared_subscription
+        self.exclusive_subscription = settings.exclusive_subscription
+        self.ignore_loop_deliver = settings.ignore_loop_deliver
+        self.idle_timeout_ms = milliseconds(settings.idle_timeout)
+        self.message_expiry_ms = milliseconds(settings.message_expiry_interval)
+        self.response_information = settings.response_information.encode()
+        self.max_output_bytes = settings.max_output_bytes
+
+    def __dealloc__(self):
+        free(self.own_counters)            # no Python object can be asked here: the collector may have cleared it
+
+    def log(self, str level, str text) -> None:
+        """Writes a line into the log; nowhere without a shell."""
+
+    cdef int drop_failed(self, str work, bytes topic, object error) except -1:
+        self.count(MESSAGES_DROPPED)
+        self.count(MESSAGES_DROPPED_FAILED)
+        return self.log_failure(f"message dropped work={work!r} topic={topic.decode(errors='replace')[:<int>TOPIC_SHOWN]!r}", error)
+
+    cdef void count_unroutable(self) noexcept:
+        self.count(MESSAGES_DROPPED)
+        self.count(MESSAGES_DROPPED_UNROUTABLE)
+
+    cdef int log_failure(self, str what, object error) except -1:
+        if self.now_ms // 1000 != self.failures_s:
+            self.failures_s = self.now_ms // 1000
+            self.failures_logged = 0
+        self.failures_logged += 1
+        if self.failures_logged <= <uint32_t>FAILURES_A_SECOND:
+            self.log("error", f"{what} reason={f'{type(error).__name__}: {error}'!r}")
+        return 0
+
+    cdef uint64_t read_clock(self) noexcept:
+        cdef timespec now
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        self.now_ms = <uint64_t>(now.tv_sec * 1000 + now.tv_nsec // 1000000 + self.clock_offset_ms)
+        return <uint64_t>(now.tv_sec * 1000000 + now.tv_nsec // 1000)
+
+    cdef void begin_step(self) noexcept:
+        self.step_end_us = self.read_clock() + STEP_US
+
+    cdef bint step_is_over(self) noexcept:
+        return self.step_end_us != 0 and self.read_clock() > self.step_end_us
+
+    cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1:
+        self.count(DELIVERY_DROPPED)
+        self.count(counter)
+        if self.watch:
+            if isinstance(what, Message):
+                self.watcher.dropped(whom, (<Message>what).block, (<Message>what).topic_size, reason)
+            else:
+                self.watcher.dropped(whom, (<Publication>what).topic, (<Publication>what).topic_size, reason)
+        if self.hooks & HOOK_DELIVERY_DROPPED:
+            self.hooked.delivery_dropped(whom, what, reason)
+        return 0
+
+    cdef int delivered(self, object link, object publication, int qos, bint retain) except -1:
+        self.hooked.delivered(link, publication, qos, retain)
+        return 0
+
+    cdef int acked(self, object session, object message) except -1:
+        self.hooked.acked(session, message)
+        return 0
+
+    cdef int will_due(self, object session) except -1:
+        raise NotImplementedError("WorkerContext.will_due")
+
+    cdef int session_expired(self, object session) except -1:
+        raise NotImplementedError("WorkerContext.session_expired")
+
+    cdef int publish_event(self, int event, object subscriber, Publication publication) except -1:
+        raise NotImplementedError("WorkerContext.publish_event")
+
+    cdef int messages_due(self) except -1:
+        raise NotImplementedError("WorkerContext.messages_due")
+
+    cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
+        return 0
+
+
+def milliseconds(seconds) -> int:
+    """0 for None or infinity: no limit."""
+    return 0 if seconds is None or seconds == float("inf") else int(seconds * 1000)

@@ -1,0 +1,51 @@
+"""What files on a real disk need: a write that is there after a power cut, and a replacement that is there as a whole."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["replace_file", "replacing", "sync_path"]
+
+
+def sync_path(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o600, owner: tuple[int, int] | None = None, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` at the end of the block: at any moment the old or the new one is there as
+    a whole. With `sync` that holds after a power cut too, and it is the new one from the end of the block on; `sync=False` is for
+    shared memory. `mode` and `owner` (user, group) are those of the new file.
+
+    Raises OSError. After an error in the block or at its end the old file is as it was, and nothing of the new one is left.
+    """
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)  # of an attempt that was killed
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask
+            if owner is not None:
+                os.fchown(file.fileno(), *owner)
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_path(path.parent)
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None, sync: bool = True) -> None:
+    """Puts `content` in the place of a file, or where there is none yet; see replacing(). Raises OSError."""
+    with replacing(path, mode=mode, owner=owner, sync=sync) as file:
+        file.write(content)

@@ -1,0 +1,139 @@
+"""Whether the file of retained messages is sound, found out before anybody opens it, and what to save of one that is not.
+
+LMDB trusts its pages: one with a flipped bit can end whoever reads it with SIGSEGV or SIGBUS. So all of this happens in processes
+that may die: one reads every page. If it finds damage, or dies of it, others copy what can be read, one from the front and one
+from the back, so that what lies outside the damaged pages is kept; the file as it was is set aside.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shardbroker.stores.retained import MAP_BYTES, RetainedStore, read_whole
+
+__all__ = ["check_retained"]
+
+PAGE, LAST_PAGE_AT, TXNID_AT = 4096, 136, 144
+"""Bytes of a page, and where in a meta page the file's last page and the number of the transaction stand (MDB_meta of LMDB 0.9)."""
+BATCH = 1000
+"""Messages copied in one transaction: those of the last one are lost if the process dies of a damaged page."""
+
+
+def check_retained(path: Path) -> str | None:
+    """Mends the store in `path` if it is damaged; None if it is sound or not there, else what was done. Nobody else may use it."""
+    clean = path.with_name(f"{path.name}.new")
+    if clean.exists() and not path.exists():
+        os.rename(clean, path)  # a check before this one was killed when only that was left to do
+    if not (path / "data.mdb").exists():
+        return None
+    as_of = "" if _metas_fit(path / "data.mdb") else ", perhaps as they were before the last change"
+    problem = _in_child(lambda: _read(path))
+    if problem is None and not as_of:
+        return None
+    problem = problem or "the numbers of its last two changes do not follow one another"
+    shutil.rmtree(clean, ignore_errors=True)
+    _salvage(path, clean)
+    if not (clean / "data.mdb").exists() or _in_child(lambda: _is_not_empty(clean)) is not None:
+        # The root page itself: the state before the last change has another one, and its pages are all there still.
+        older = path.with_name(f"{path.name}.older")
+        shutil.rmtree(older, ignore_errors=True)
+        older.mkdir(mode=0o700)
+        _copy_older(path / "data.mdb", older / "data.mdb")
+        _salvage(older, clean)
+        shutil.rmtree(older, ignore_errors=True)
+        as_of = ", as they were before the last change"
+    aside = path.with_name(f"{path.name}.bad-{time.time_ns() // 1_000_000}")
+    os.rename(path, aside)
+    if not clean.exists() or _in_child(lambda: _read(clean)) is not None:
+        shutil.rmtree(clean, ignore_errors=True)
+        return f"{aside}/data.mdb: {problem}; nothing of it can be read, and no message is retained any more"
+    os.rename(clean, path)
+    path.with_name(f"{clean.name}.lock").unlink(missing_ok=True)
+    with RetainedStore(path) as store:
+        count = store.count()
+    return f"{aside}/data.mdb: {problem}; {count} retained messages that can be read were kept{as_of}"
+
+
+def _salvage(path: Path, clean: Path) -> None:
+    for backwards in (False, True):
+        _in_child(lambda: _copy(path, clean, backwards))  # noqa: B023
+
+
+def _is_not_empty(path: Path) -> None:
+    with RetainedStore(path) as store:
+        if next(store.whole_messages(backwards=False), None) is None:
+            raise ValueError("empty")
+
+
+def _metas_fit(file: Path) -> bool:
+    """Whether the two meta pages are those of successive transactions; the lowest bit of a number says which page it takes.
+
+    The greater number wins. With a wrong one that may be the state before, which is sound: reading it finds nothing.
+    """
+    with file.open("rb") as opened:
+        pages = [os.pread(opened.fileno(), PAGE, page * PAGE) for page in (0, 1)]
+    numbers = [int.from_bytes(page[TXNID_AT : TXNID_AT + 8], "little") for page in pages]
+    last_pages = [int.from_bytes(page[LAST_PAGE_AT : LAST_PAGE_AT + 8], "little") for page in pages]
+    if numbers == [0, 0]:
+        return True  # nothing was ever written
+    newer = numbers[1] > numbers[0]
+    follow = abs(numbers[0] - numbers[1]) == 1 and numbers[0] % 2 == 0
+    return follow and last_pages[newer] >= last_pages[not newer]  # a file never gets shorter
+
+
+def _copy_older(file: Path, target: Path) -> None:
+    """A copy in which the newer of the two meta pages counts as the older one."""
+    shutil.copyfile(file, target)
+    with target.open("r+b") as copy:
+        metas = [os.pread(copy.fileno(), 8, page * PAGE + TXNID_AT) for page in (0, 1)]
+        newer = max((0, 1), key=lambda page: int.from_bytes(metas[page], "little"))
+        os.pwrite(copy.fileno(), bytes(8), newer * PAGE + TXNID_AT)
+
+
+def _read(path: Path) -> None:
+    """Every page and every message. Raises lmdb.Error."""
+    with read_whole(path, MAP_BYTES) as store:
+        store.verify()
+        with open(os.devnull, "wb") as nowhere:
+            store.copy_to(nowhere.fileno())  # looks at the free pages as well
+
+
+def _copy(path: Path, clean: Path, backwards: bool) -> None:
+    """Whatever is whole, as far as one gets."""
+    with read_whole(path, MAP_BYTES) as store, RetainedStore(clean, sync=True) as target:
+        batch = []
+        try:
+            for message in store.whole_messages(backwards):
+                batch.append(message)
+                if len(batch) == BATCH:
+                    target.update(batch)
+                    batch = []
+        finally:
+            target.update(batch)
+
+
+def _in_child(work: Callable[[], None]) -> str | None:
+    """Runs it in a process of its own; None if all went well, else what went wrong."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            work()
+        except BaseException as error:
+            os.write(writing, str(error).encode()[:1000])
+            code = 1
+        os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return f"damaged ({signal.Signals(os.WTERMSIG(status)).name} on reading it)"
+    return None if status == 0 else text or "damaged"

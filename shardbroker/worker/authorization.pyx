@@ -1,0 +1,719 @@
+"""What one connection is allowed; see access.pxd."""
+
+from cpython.bytes cimport PyBytes_GET_SIZE
+
+from shardbroker.access.acl_cache cimport ALLOWED, DENIED, UNKNOWN, AclCache
+from shardbroker.hooks.masks cimport HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHORIZE
+from shardbroker.mqtt.packets cimport Connect
+from shardbroker.mqtt.spec cimport (
+    ADMINISTRATIVE_ACTION, BAD_AUTHENTICATION_METHOD, BAD_USER_NAME_OR_PASSWORD, BANNED, CONTINUE_AUTHENTICATION,
+    NOT_AUTHORIZED, REAUTHENTICATE, SERVER_BUSY, SERVER_UNAVAILABLE,
+)
+from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.worker.channel cimport AUTHENTICATING, CLOSING, CONNECTED, SIDE_SERVER, Channel
+from shardbroker.session.session cimport Will
+from shardbroker.worker.router cimport Router
+from shm.address cimport address_text, parse_address
+from shm.counters cimport (
+    AUTHENTICATION_FAILURE, AUTHENTICATION_SUCCESS, AUTHENTICATION_SUCCESS_ANONYMOUS, AUTHENTICATION_UNAVAILABLE, AUTHORIZATION_ALLOW,
+    AUTHORIZATION_DENY, AUTHORIZATION_NOMATCH, AUTHORIZATION_SUPERUSER, CLIENT_BANNED, CLIENT_FLAPPING, PACKETS_AUTH_SENT,
+    PACKETS_CONNACK_AUTH_ERROR,
+)
+from shm.events cimport EVENT_DENIED, EVENT_FLAPPING
+
+import time
+from dataclasses import replace
+
+from shardbroker.access.contract import Client, Outcome, AuthRequest
+from shardbroker.access.rules import RuleError, client_rules
+from shardbroker.access.wire import Kind, Status
+from shardbroker.hooks.contract import ASK
+from shardbroker.mqtt.errors import MqttError, ProtocolError
+from shardbroker.mqtt.packets import Auth
+from shardbroker.mqtt.spec import PropertyId
+from shardbroker.mqtt.topics import parse_subscription
+
+__all__ = ["Access"]
+
+cdef uint64_t NEVER = <uint64_t>-1
+
+TOLD = {
+    BAD_USER_NAME_OR_PASSWORD: "bad user name or password", NOT_AUTHORIZED: "not authorized", SERVER_UNAVAILABLE: "try again later",
+    BANNED: "banned",
+}
+"""What a client is told; the log has the details. Who tries names must not learn which of them exist."""
+
+AUTHENTICATE, AUTHORIZE = "client.authenticate", "client.authorize"
+"""Points at which programs behind hooks are asked."""
+
+QUESTIONS_A_MESSAGE = 64
+"""Topics that are asked about at a time."""
+
+WAITING_BYTES_MAX = 8 << 20
+"""Bytes of questions that one worker waits for, which integrations keep: 20,000 of usual size, 20 of the largest."""
+
+QUESTION_BYTES = 65536
+"""Of topics that are asked about at a time."""
+
+
+cdef class Inquiry:
+    """Questions about topics that only back ends can decide."""
+
+    def __init__(self, Access access, list questions, then):
+        self.access = access
+        self.open = questions
+        self.asked = []
+        self.then = then
+
+    cdef bint send(self) except -1:
+        """The next ones; False if there are none left. Those for programs behind hooks and those for sources go by themselves."""
+        cdef Access access = self.access
+        cdef int size = 0
+        while self.open:
+            self.asked = []
+            size = 0
+            while self.open and len(self.asked) < QUESTIONS_A_MESSAGE and size < QUESTION_BYTES:
+                question = self.open[len(self.open) - 1]
+                if access.decide(question) is None:
+                    of_hooks = access.hooked is not None and access.hooked.get(question) is ASK
+                    if self.asked and of_hooks != self.of_hooks:
+                        break
+                    self.of_hooks = of_hooks
+                    self.asked.append(question)
+                    size += len(question.topic)
+                self.open.pop()
+            if not self.asked:
+                continue
+            details = [[one.action, one.topic, one.qos, one.retain] for one in self.asked]
+            if self.of_hooks:
+                timeout = access.channel.context.hooked.exhook.patience(AUTHORIZE)
+                self.id = access.gate.ask(Kind.HOOK_ACL, self, access.client, details, timeout)
+            else:
+                self.id = access.gate.ask(Kind.ACL, self, access.client, details, access.channel.router.acl.timeout)
+            if self.id:
+                return True
+            if self.of_hooks:
+                self.answer_hooks(None, True)
+            else:
+                self.answer(None, True)
+        return False
+
+    cdef int answer_hooks(self, object decisions, bint unsure) except -1:
+        """Notes what programs behind hooks have said. What they leave open is for rules and sources."""
+        cdef Access access = self.access
+        if decisions is None or len(decisions) != len(self.asked):
+            unsure = True
+            refused = access.channel.context.hooked.exhook.refuses(AUTHORIZE) and not access.granted
+            decisions = [False if refused else None] * len(self.asked)
+        if access.hooked is None:
+            access.hooked = {}
+        access.unsure = access.unsure or unsure
+        for question, decision in zip(self.asked, decisions):
+            access.hooked[question] = decision
+            if decision is None:
+                self.open.append(question)
+        self.asked = []
+        return 0
+
+    cdef int answer(self, object decisions, bint failed) except -1:
+        """Notes what was decided. What failed is not remembered beyond the packet in hand."""
+        cdef Access access = self.access
+        cdef Channel channel = access.channel
+        cdef AclCache acl_cache = channel.acl_cache
+        cdef bint allowed
+        acl = channel.router.acl
+        if decisions is None or len(decisions) != len(self.asked):
+            failed = True
+        for place, question in enumerate(self.asked):
+            if failed:
+                allowed = access.granted or acl.on_timeout == "allow"
+            elif decisions[place] is None:
+                channel.context.count(AUTHORIZATION_NOMATCH)
+                allowed = acl.no_match == "allow"
+            else:
+                allowed = bool(decisions[place])
+            access.decided[question] = allowed
+            if not failed and acl.cache.enable and acl_cache is not None:
+                acl_cache.remember(question.topic.encode(), question.action == "subscribe", question.qos | question.retain << 2, allowed,
+                                  channel.context.now_ms + <uint64_t>(acl.cache.ttl * 1000), channel.router.access_generation)
+        self.asked = []
+        return 0
+
+    def on_verdict(self, verdict) -> None:
+        """Called by the loop with what integrations has said, or that it said nothing in time."""
+        cdef Channel channel = self.access.channel
+        self.id = 0
+        try:
+            decided = verdict.status == Status.DECIDED and verdict.details
+            if self.of_hooks:
+                self.answer_hooks(verdict.details[0] if decided else None, not decided or verdict.details[1])
+            else:
+                self.answer(verdict.details[0] if decided else None, not decided)
+            if not self.send():
+                self.access.inquiries.discard(self)
+                self.then()
+        except MqttError as error:
+            channel.fail(error.reason_code, str(error))
+        except Exception as error:
+            channel.broken(error)
+
+    def cancel(self) -> None:
+        if self.id:
+            self.access.gate.forget(self.id)
+
+
+cdef object client_of(Channel channel, bytes client_id, bytes password):
+    cdef bytes username = channel.username
+    cdef dict known
+    if channel.access is not None and password is None:
+        client = channel.access.client
+        return client if client.password is None else replace(client, password=None)
+    known = channel.listener_facts() or {}
+    host, _, port = address_text(&channel.peer).rpartition(":")
+    return Client(
+        client_id.decode(), None if username is None else username.decode(), password, host.strip("[]"), int(port or 0),
+        channel.listener_name(), channel.version, known.get("cn"), known.get("dn"))
+
+
+cdef class Access:
+    def __init__(self, Channel channel not None, Connect packet, bytes client_id not None):
+        cdef bytes password = None
+        self.channel = channel
+        self.gate = channel.router.access_gate
+        self.packet = packet
+        self.client_id = client_id
+        if packet is not None:
+            self.method = (packet.properties or {}).get(PropertyId.AUTHENTICATION_METHOD)
+            password = packet.password
+            packet.password = None         # `client` has it until it was sent
+        self.prefix = b""
+        self.decided = {}
+        self.inquiries = set()
+        self.authn = (channel.listener_facts() or {}).get("authn")
+        self.client = client_of(channel, client_id, password)
+
+    # --- who is it? ---------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The CONNECT is well-formed: may this client come in?"""
+        entrance = self.gate.entrance(self.client.listener, self.authn)
+        if self.banned():
+            return
+        if self.method is not None and self.method.decode() not in entrance.methods:
+            self.denied(BAD_AUTHENTICATION_METHOD, "no such authentication method")      # [MQTT-4.12.0-1]
+        elif not self.client.username and self.method is None and entrance.denies_anonymous:
+            self.channel.context.count(AUTHENTICATION_FAILURE)
+            self.denied(NOT_AUTHORIZED, "clients without a user name are not let in")
+        elif not (self.channel.context.hooks & HOOK_CLIENT_AUTHENTICATE and self.method is None and self.hooks_decide()):
+            self.ask_chain()
+
+    cdef bint banned(self) except -1:
+        """Whether it is banned, and refused. Asked at CONNECT, and again where more is known, or bans may have come meanwhile."""
+        ban = self.gate.ban_of(self.client)
+        if ban is None:
+            return False
+        self.channel.context.count(CLIENT_BANNED)
+        self.denied(BANNED, f"banned by {ban.kind}" + (f": {ban.reason}" if ban.reason else ""))
+        return True
+
+    cdef bint take_name(self, bytes username) except -1:
+        """The authentication has told the user name, which takes the place of what CONNECT says. False: refused."""
+        cdef Channel channel = self.channel
+        cdef bytes bound = (channel.listener_facts() or {}).get("username")
+        if bound is not None and bound != username:
+            self.denied(NOT_AUTHORIZED, "the user is another one than the client's certificate names")
+            return False
+        if channel.state == CONNECTED and channel.mounted and channel.username != username:
+            self.denied(NOT_AUTHORIZED, "the mount point is that of another user")
+            return False
+        channel.username = username
+        self.client = replace(self.client, username=username.decode())
+        return True
+
+    cdef int ask_chain(self) except -1:
+        entrance = self.gate.entrance(self.client.listener, self.authn)
+        if not entrance.chain:
+            self.channel.context.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
+            self.check_and_accept()
+        elif self.too_many_wait():
+            return 0
+        else:
+            data = (self.packet.properties or {}).pop(PropertyId.AUTHENTICATION_DATA, None)
+            self.ask_login(Kind.LOGIN, [entrance.chain, None if self.method is None else self.method.decode(), data])
+            self.client = replace(self.client, password=None)
+        return 0
+
+    def too_many_wait(self) -> bool:
+        """Whether this login is refused, since as many wait as may."""
+        if self.gate.waiting < self.channel.router.auth.max_waiting and self.gate.waiting_bytes < WAITING_BYTES_MAX:
+            return False
+        self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
+        self.denied(SERVER_BUSY, "too many logins wait for a verdict")
+        return True
+
+    cdef bint hooks_decide(self) except -1:
+        """Whether a callback of client.authenticate has said who may come in, or who is to say so; then the chain is not asked."""
+        answer = self.channel.context.hooked.authenticate(self.client)
+        if answer is ASK:
+            return self.ask_hooks()
+        if answer.outcome is Outcome.IGNORE:
+            return False
+        self.client = replace(self.client, password=None)
+        if answer.outcome is Outcome.OK:
+            self.logged_in([answer.is_superuser, answer.acl, answer.expires_at, answer.data, None])
+        else:
+            self.channel.context.count(AUTHENTICATION_FAILURE)
+            self.denied(answer.reason_code or BAD_USER_NAME_OR_PASSWORD, "denied by a hook")
+        return True
+
+    cdef bint ask_hooks(self) except -1:
+        """Asks programs behind hooks. False: they cannot be asked, and nobody minds."""
+        if self.too_many_wait():
+            return True
+        exhook = self.channel.context.hooked.exhook
+        self.login = self.gate.ask(Kind.HOOK_LOGIN, self, self.client, [], exhook.patience(AUTHENTICATE))
+        if not self.login:
+            if exhook.refuses(AUTHENTICATE):
+                self.hooks_failed("the process integrations takes no more questions")
+                return True
+            return False
+        self.asks_hooks = True
+        self.channel.suspend_reading()
+        return True
+
+    cdef int hooks_told(self, object verdict) except -1:
+        """What programs behind hooks have said about who this is."""
+        if verdict.status == Status.OK:
+            self.client = replace(self.client, password=None)
+            self.logged_in([False, None, None, None, None])
+        elif verdict.status == Status.DENY:
+            self.channel.context.count(AUTHENTICATION_FAILURE)
+            self.denied(verdict.details[0], verdict.details[1])
+        elif verdict.status == Status.IGNORE or not self.channel.context.hooked.exhook.refuses(AUTHENTICATE):
+            self.ask_chain()
+        else:
+            self.hooks_failed(verdict.details[0] if verdict.details else "no verdict")
+        return 0
+
+    def hooks_failed(self, str text) -> None:
+        """Who is not to be passed over has not answered."""
+        self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
+        self.denied(SERVER_UNAVAILABLE, text)
+
+    cdef int ask_login(self, object kind, list details) except -1:
+        self.challenged = False
+        self.login = self.gate.ask(kind, self, self.client, details, self.channel.router.auth.timeout)
+        if not self.login:
+            return self.login_failed("the authentication service takes no more questions")
+        if kind == Kind.LOGIN:
+            self.conversation = self.login
+        return self.channel.suspend_reading()
+
+    def on_verdict(self, verdict) -> None:
+        """Called by the loop with what integrations has said, or that it said nothing in time."""
+        cdef Channel channel = self.channel
+        self.login = 0
+        try:
+            if self.asks_hooks:
+                self.asks_hooks = False
+                self.hooks_told(verdict)
+            elif verdict.status == Status.OK:
+                self.logged_in(verdict.details)
+            elif verdict.status == Status.CONTINUE:
+                self.challenge(verdict.details[0])
+            elif verdict.status == Status.DENY:
+                channel.context.count(AUTHENTICATION_UNAVAILABLE if verdict.details[0] == SERVER_UNAVAILABLE else AUTHENTICATION_FAILURE)
+                self.denied(verdict.details[0], verdict.details[1])
+            else:
+                self.login_failed(verdict.details[0] if verdict.details else "no verdict")
+        except MqttError as error:
+            channel.fail(error.reason_code, str(error))
+        except Exception as error:
+            channel.broken(error)
+
+    cdef int login_failed(self, str text) except -1:
+        """Nobody could say who this is; the configuration says what follows."""
+        self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
+        if self.channel.router.auth.on_timeout == "allow" and self.method is None:
+            return self.logged_in([False, None, None, None, None])
+        return self.denied(SERVER_UNAVAILABLE, text)
+
+    cdef int logged_in(self, list details) except -1:
+        """[superuser, acl, expires at, authentication data, user name]"""
+        cdef Channel channel = self.channel
+        self.superuser, self.own_acl, expires_at, self.data, username = details
+        if self.own_acl is not None:
+            try:
+                client_rules(self.own_acl)
+            except RuleError as error:
+                return self.denied(NOT_AUTHORIZED, f"the rules that came with the verdict cannot be used: {error}")
+        if username is not None and not self.take_name(username.encode()):
+            return 0
+        if expires_at is not None:
+            # CLOCK_MONOTONIC drives now_ms, so a clock that is set moves no deadline.
+            self.ends_at_ms = channel.context.now_ms + <uint64_t>max(1.0, (expires_at - time.time()) * 1000)
+        channel.context.count(AUTHENTICATION_SUCCESS if self.client.username else AUTHENTICATION_SUCCESS_ANONYMOUS)
+        self.rules = None
+        if channel.state != CONNECTED:
+            self.check_and_accept()
+        elif not self.banned():
+            self.reauthenticated()
+        return 0
+
+    cdef int denied(self, int reason_code, str text) except -1:
+        """CONNACK, or DISCONNECT to one that was to authenticate again [MQTT-4.12.1-2]."""
+        cdef Channel channel = self.channel
+        if channel.state == CONNECTED:
+            channel.disconnect(NOT_AUTHORIZED, text)
+            return channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"re-authentication: {text}", True)
+        channel.context.count(PACKETS_CONNACK_AUTH_ERROR)
+        return channel.refuse(channel.version, reason_code, TOLD.get(reason_code, text), text)
+
+    # --- enhanced authentication (MQTT 5.0 §4.12) ------------------------------------------------------------------------------------
+
+    cdef int challenge(self, bytes data) except -1:
+        cdef Channel channel = self.channel
+        cdef bytes packet = Auth(
+            CONTINUE_AUTHENTICATION, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: data}).encode(5)
+        if channel.max_packet and <uint32_t>PyBytes_GET_SIZE(packet) > channel.max_packet:
+            return self.denied(NOT_AUTHORIZED, "the client takes no packet that is large enough for the challenge")
+        if channel.state != CONNECTED:
+            channel.state = AUTHENTICATING
+            channel.context.timers.arm(channel, channel.context.now_ms + channel.context.idle_timeout_ms)
+        self.challenged = True
+        channel.reply(PACKETS_AUTH_SENT, packet)             # [MQTT-4.12.0-2] [MQTT-4.12.0-5]
+        return channel.resume_reading()
+
+    def on_auth(self, packet) -> None:
+        """AUTH of the client: its answer, or the wish to authenticate again."""
+        properties = packet.properties or {}
+        if self.method is None:
+            raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
+        if properties.get(PropertyId.AUTHENTICATION_METHOD) != self.method:
+            raise ProtocolError("AUTH with another authentication method than CONNECT", "MQTT-4.12.0-5")
+        data = properties.get(PropertyId.AUTHENTICATION_DATA, b"")
+        if packet.reason_code == CONTINUE_AUTHENTICATION and self.challenged:
+            self.ask_login(Kind.AUTH, [self.conversation, data])
+        elif packet.reason_code == REAUTHENTICATE and self.channel.state == CONNECTED and not self.challenged:
+            self.ask_login(Kind.LOGIN, [self.gate.entrance(self.client.listener, self.authn).chain, self.method.decode(), data])
+        else:
+            raise ProtocolError(f"AUTH with reason 0x{packet.reason_code:02x} is not expected here", "MQTT-4.12.0-3")
+
+    cdef int reauthenticated(self) except -1:
+        """It is who it was, or somebody else by now: what it may do is looked at again."""
+        cdef Channel channel = self.channel
+        cdef bytes packet = Auth(
+            0, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: self.data or b""}).encode(5)
+        if <uint32_t>PyBytes_GET_SIZE(packet) > channel.max_packet:
+            return self.denied(NOT_AUTHORIZED, "the client takes no packet that is large enough for the answer")    # [MQTT-3.1.2-24]
+        channel.reply(PACKETS_AUTH_SENT, packet)
+        channel.arm_deadline()
+        self.note_will()
+        channel.acl_cache = None if self.unchecked() else AclCache(channel.router.acl.cache.max_size)
+        channel.resume_reading()
+        self.recheck()
+        return 0
+
+    cdef int note_will(self) except -1:
+        """Its will is to be judged by what it may do now."""
+        cdef Session session = self.channel.session
+        cdef Will will = session.will
+        if will is not None:
+            will.origin = will.origin | self.rights()
+            if session.known:
+                self.channel.context.recorder.will_set(
+                    session, will.message, will.delay_s, will.expiry_s if will.has_expiry else None, will.origin)
+        return 0
+
+    def connack_properties(self) -> dict:
+        """What CONNACK says of the authentication [MQTT-4.12.0-5] [MQTT-4.12.0-6]."""
+        if self.method is None:
+            return {}
+        return {PropertyId.AUTHENTICATION_METHOD: self.method} | (
+            {} if self.data is None else {PropertyId.AUTHENTICATION_DATA: self.data})
+
+    # --- from the verdict to CONNACK --------------------------------------------------------------------------------------------------
+
+    cdef bint unchecked(self) except -1:
+        """Whether it may do everything."""
+        return self.superuser or (
+            self.own_acl is None and not self.gate.has_sources and not self.channel.context.hooks & HOOK_CLIENT_AUTHORIZE)
+
+    def check_and_accept(self) -> None:
+        """Topics that it has asked for before it says a word: of its will, and of the session that it comes back to."""
+        cdef Session session = self.channel.router.sessions.get(self.client_id)
+        cdef list questions = []
+        if self.banned() or not self.channel.mount(self.client.username):
+            return
+        if self.superuser:
+            self.channel.context.count(AUTHORIZATION_SUPERUSER)
+        if self.unchecked():
+            self.finish_login()
+            return
+        self.channel.acl_cache = AclCache(self.channel.router.acl.cache.max_size)
+        will = self.packet.will
+        if will is not None:
+            questions.append(self.will_question(will.topic, will.qos, will.retain))
+        if session is not None and not self.packet.clean_start:
+            questions += self.topics_of(session)
+        if self.inquire(questions, self.check_and_accept):
+            self.finish_login()
+
+    cdef int finish_login(self) except -1:
+        cdef Channel channel = self.channel
+        cdef Session session
+        packet, will = self.packet, self.packet.will
+        if will is not None and not self.unchecked():
+            if not self.decide(self.will_question(will.topic, will.qos, will.retain)):
+                self.tell_denied("will", will.topic)
+                return self.denied(NOT_AUTHORIZED, "not allowed to publish its will")
+        session = channel.router.sessions.get(self.client_id)
+        if session is not None and not self.unchecked() and not packet.clean_start:
+            self.drop_denied(session)      # before what waits for them in its queue goes out
+        self.packet = None
+        self.packet_done()
+        if self.client.password is not None:
+            self.client = replace(self.client, password=None)
+        channel.accept(packet, self.client_id)
+        return channel.resume_reading()
+
+    # --- wills, once the client is gone ------------------------------------------------------------------------------------------------
+
+    def rights(self) -> dict[str, object]:
+        """What the login has said, for Channel.origin_of_will()."""
+        return {"user": self.client.username, "superuser": bool(self.superuser), "acl": self.own_acl}
+
+    @staticmethod
+    def of_will(Router router not None, bytes client_id not None, dict origin not None) -> Access:
+        """What the sender of a will may do, from what Channel.origin_of_will() has kept: its connection is gone, maybe since a restart."""
+        cdef Channel channel = router.absent_channel()
+        cdef Access access
+        username = origin.get("username")
+        channel.wanted_id = client_id
+        channel.username = None if username is None else username.encode()
+        channel.version = origin.get("version", 0)
+        channel.peer = parse_address(origin["peer"])
+        access = Access(channel, None, client_id)
+        access.client = replace(
+            access.client, username=origin.get("user", username), listener=origin.get("listener", ""), cert_common_name=origin.get("cn"),
+            cert_subject=origin.get("dn"))
+        access.superuser, access.own_acl = origin.get("superuser", False), origin.get("acl")
+        access.prefix = origin.get("prefix", "").encode()
+        access.granted = True
+        return access
+
+    def ask_about_will(self, Will will not None) -> None:
+        """Publishes the will, if that is allowed still; perhaps later, when back ends have told."""
+        cdef Router router = self.channel.router
+        cdef bint denied = False
+        try:
+            question = self.will_question(will.message.topic, will.message.qos, will.message.retain)
+        except MqttError:
+            question = None                # it is refused for what is wrong with it
+        if question is not None and not self.unchecked():
+            if not self.inquire([question], lambda: self.ask_about_will(will), False):
+                return
+            denied = not self.decide(question)
+            if denied:
+                router.count(AUTHORIZATION_DENY)
+                self.tell_denied("will", question.topic.encode())
+        router.release_will(will, router.sessions.get(self.client_id), denied)
+
+    cdef object will_question(self, bytes topic, int qos, bint retain):
+        """About the topic behind `$delayed/<seconds>/`, as the client names it."""
+        cdef uint64_t at_ms
+        topic = self.channel.router.take_delay(topic, &at_ms)
+        return AuthRequest("publish", topic.removeprefix(self.prefix).decode(), qos, bool(retain))
+
+    cdef list topics_of(self, Session session):
+        cdef Subscription subscription
+        return [
+            AuthRequest("subscribe", self.channel.unmounted(subscription.filter).decode(), subscription.qos)
+            for subscription in session.all_subscriptions()
+        ]
+
+    cdef int drop_denied(self, Session session) except -1:
+        """Subscriptions that are not allowed any more end."""
+        cdef Subscription subscription
+        cdef Channel channel = self.channel
+        cdef bytes filter
+        for subscription in session.all_subscriptions():
+            filter = channel.unmounted(subscription.filter)
+            if not self.decide(AuthRequest("subscribe", filter.decode(), subscription.qos)):
+                self.tell_denied("subscription", filter)
+                if channel.router.unsubscribe(session, subscription.wire_filter, 0) and session.logged:
+                    channel.context.recorder.unsubscribed(session, subscription.wire_filter)
+        return 0
+
+    # --- topics -----------------------------------------------------------------------------------------------------------------------
+
+    cdef int work_out_rules(self) except -1:
+        cdef uint32_t generation = self.channel.router.access_generation
+        if self.rules is None or self.rules_of != generation:
+            self.rules = [] if self.own_acl is None else [client_rules(self.own_acl).for_client(self.client)]
+            self.rules += self.gate.local_rules(self.client)
+            self.rules_of = generation
+        return 0
+
+    cdef object decide(self, object question):
+        """True or False; None if only a back end can tell, and has not told yet. `no_match` says whether nobody knew a rule."""
+        self.no_match = False
+        if self.channel.context.hooks & HOOK_CLIENT_AUTHORIZE:
+            if self.hooked is None:
+                self.hooked = {}
+            if question not in self.hooked:
+                self.hooked[question] = self.channel.context.hooked.authorize(self.client, question)
+                self.unsure = self.unsure or self.channel.context.hooked.registry.failed
+            decision = self.hooked[question]
+            if decision is ASK:
+                return None
+            if decision is not None:
+                return decision
+        self.work_out_rules()
+        for rules in self.rules:
+            decision = rules.decide(question)
+            if decision is not None:
+                return decision
+        if self.gate.has_remote:
+            return self.decided.get(question)
+        if not self.gate.has_sources and self.own_acl is None:
+            return True                    # no rules are configured: it was a hook alone that had to be asked
+        self.no_match = True
+        return self.channel.router.acl.no_match == "allow"
+
+    cdef list unknown_of(self, list questions):
+        return [question for question in dict.fromkeys(questions) if self.decide(question) is None]
+
+    def inquire(self, list questions, then, bint hold=True) -> bool:
+        """Whether all are decided. If not they are asked, the connection is held, and `then` is called once they are."""
+        cdef Inquiry inquiry
+        unknown = self.unknown_of(questions)
+        if not unknown:
+            return True
+        inquiry = Inquiry(self, unknown, then)
+        if not inquiry.send():
+            return True
+        self.inquiries.add(inquiry)
+        if hold:
+            self.channel.suspend_reading()
+        return False
+
+    def may_publish(self, bytes topic, int qos, bint retain, uint64_t serial) -> int:
+        """1: yes, 0: no, -1: the connection is held, and is asked about it once more."""
+        cdef Channel channel = self.channel
+        cdef uint8_t combination = <uint8_t>(qos | retain << 2)
+        cdef uint32_t generation = channel.router.access_generation
+        cdef uint64_t ttl_ms
+        cdef AclCache acl_cache = channel.acl_cache
+        cdef int known = acl_cache.look(topic, False, combination, channel.context.now_ms, generation, serial)
+        if known == UNKNOWN:
+            question = AuthRequest("publish", topic.decode(), qos, retain)
+            if not self.inquire([question], self.go_on):
+                return UNKNOWN
+            remote = question in self.decided
+            known = ALLOWED if self.decide(question) else DENIED
+            if remote:
+                del self.decided[question]
+            elif not channel.context.hooks & HOOK_CLIENT_AUTHORIZE:
+                acl_cache.remember(topic, False, combination, known == ALLOWED, NEVER, generation)
+            elif channel.router.acl.cache.enable and not self.unsure:
+                ttl_ms = <uint64_t>(channel.router.acl.cache.ttl * 1000)
+                acl_cache.remember(topic, False, combination, known == ALLOWED, channel.context.now_ms + ttl_ms, generation)
+            if not self.inquiries:
+                self.forget_hooked()
+            if self.no_match:
+                channel.context.count(AUTHORIZATION_NOMATCH)
+        channel.context.count(AUTHORIZATION_ALLOW if known == ALLOWED else AUTHORIZATION_DENY)
+        if known == DENIED:
+            self.tell_denied("publish", topic)
+        return known
+
+    def prepare(self, list topics) -> bool:
+        """Before a SUBSCRIBE: whether all of its filters are decided. If not, the connection is held until they are."""
+        return self.inquire([question for question in map(filter_question, topics) if question is not None], self.go_on)
+
+    def may_subscribe(self, bytes wire_filter, int options) -> bool:
+        """After prepare()."""
+        question = filter_question((wire_filter, options))
+        if question is None:
+            return True                    # it is refused for what is wrong with it
+        allowed = bool(self.decide(question))
+        if self.no_match:
+            self.channel.context.count(AUTHORIZATION_NOMATCH)
+        self.channel.context.count(AUTHORIZATION_ALLOW if allowed else AUTHORIZATION_DENY)
+        if not allowed:
+            self.tell_denied("subscribe", wire_filter)
+        return allowed
+
+    def go_on(self) -> None:
+        """What the connection waits for is decided."""
+        self.channel.resume_reading()
+
+    def packet_done(self) -> None:
+        """What was decided for the packet in hand is not needed any more."""
+        self.decided.clear()
+        self.forget_hooked()
+
+    def forget_hooked(self) -> None:
+        self.hooked = None
+        self.unsure = False
+
+    cdef int tell_denied(self, str action, bytes topic) except -1:
+        """One line in the log, unless there were many just now."""
+        cdef Channel channel = self.channel
+        if self.gate.may_tell(channel.context.now_ms):
+            channel.send_event(EVENT_DENIED, NOT_AUTHORIZED, SIDE_SERVER, f"{action} {topic.decode(errors='replace')}")
+        return 0
+
+    # --- when something has changed ---------------------------------------------------------------------------------------------------
+
+    def recheck(self) -> None:
+        """The rules have changed, or who this is: subscriptions that are not allowed any more end."""
+        cdef Session session = self.channel.session
+        if self.channel.state != CONNECTED:
+            return
+        if self.unchecked():
+            self.channel.acl_cache = None
+            return
+        if self.channel.acl_cache is None:
+            self.channel.acl_cache = AclCache(self.channel.router.acl.cache.max_size)    # nobody checked anything when it came
+        if self.inquire(self.topics_of(session), self.recheck, False):
+            self.drop_denied(session)
+            if not self.inquiries:
+                self.packet_done()
+
+    def check_ban(self) -> None:
+        """The bans have changed."""
+        cdef Channel channel = self.channel
+        ban = self.gate.ban_of(self.client)
+        if ban is not None and channel.state == CONNECTED:
+            channel.context.count(CLIENT_BANNED)
+            channel.disconnect(ADMINISTRATIVE_ACTION, "banned")
+            channel.close(ADMINISTRATIVE_ACTION, SIDE_SERVER, f"banned by {ban.kind}" + (f": {ban.reason}" if ban.reason else ""), True)
+
+    def closed(self, bint was_connected) -> None:
+        """The connection is over: nobody waits for verdicts any more."""
+        cdef Inquiry inquiry
+        if self.login:
+            self.gate.forget(self.login)
+        if self.conversation and (self.challenged or self.login):
+            self.gate.ask(Kind.FORGET, self, Client(""), [self.conversation], 1.0)
+        for inquiry in self.inquiries:
+            inquiry.cancel()
+        self.inquiries.clear()
+        flapping = self.gate.flapping
+        if was_connected and flapping is not None and flapping.disconnected(self.client.client_id, self.channel.context.now_ms / 1000):
+            self.channel.context.count(CLIENT_FLAPPING)
+            self.gate.banned.flapped(self.client.client_id, time.time() + flapping.ban_s)
+            self.channel.send_event(
+                EVENT_FLAPPING, BANNED, SIDE_SERVER,
+                f"banned for {flapping.ban_s:g} s: {flapping.max_count} disconnects within {flapping.window_s:g} s")
+
+
+def filter_question(topic):
+    """A filter of SUBSCRIBE with its options as a question; None for what is no filter."""
+    wire_filter, options = topic
+    try:
+        return AuthRequest("subscribe", parse_subscription(wire_filter)[1].decode(), options & 3)
+    except MqttError:
+        return None
