@@ -35,14 +35,14 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
     moving = topology.written_by not in (0, topology.division.number) and not Counters.attach(topology.counters_name).serving
     recovery = Recovery(worker, owns)
     own = topology.journal_dir(number)
-    others = [worker for worker in range(max(workers_of(topology.written_by), topology.workers)) if worker != number]
-    sources = [worker for worker in (*others, number) if topology.journal_dir(worker).exists()] if moving else [number]
+    others = [other for other in range(max(workers_of(topology.written_by), topology.workers)) if other != number]
+    sources = [source for source in (*others, number) if topology.journal_dir(source).exists()] if moving else [number]
     if moving:
-        for worker in sources:
-            recovery.compare(topology.journal_dir(worker), worker)
-    for worker in sources:
+        for source in sources:
+            recovery.compare(topology.journal_dir(source), source)
+    for source in sources:
         with suppress(FileNotFoundError):
-            recovery.replay(topology.journal_dir(worker), worker)
+            recovery.replay(topology.journal_dir(source), source)
     _tell_damage(worker, [str(damage) for damage in recovery.damage if damage.error])
     recovery.take_own_ring(inbox)
     synced = topology.settings.durability.level == "machine"
