@@ -5,7 +5,7 @@
     STOP_DISK      its session stays, the disk refuses         when the disk takes writes again
     STOP_RATE      it has sent more than its listener allows   when its bucket has leaked
     STOP_OUTPUT    it does not read what it has asked for      when its output has gone (Connection.flush)
-    STOP_ACCESS    authorization is pending                    with the answer (Channel.resume)
+    STOP_ACCESS    authorization is pending                    with the answer (Channel.resume_reading)
 """
 from cython cimport final
 from libc.stdint cimport uint64_t

@@ -435,7 +435,7 @@ cdef class Connection(Channel):
         self.rates = None
         self.session = None
         self.access = None                 # it refers to us, and cycles are not collected here
-        self.verdicts = None
+        self.acl_cache = None
         self.extra = None
         self.aliases_in = None
         self.aliases_out = None
