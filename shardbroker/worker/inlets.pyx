@@ -153,7 +153,8 @@ cdef class Inlets:
                 entry = self.router.resolve(body, header.topic_size, self.lane_lookups.setdefault(producer, []))
                 if entry is None:
                     return False
-                self.lane_lookups.pop(producer)
+            if self.lane_lookups:          # what was found for this record holds for no other
+                self.lane_lookups.pop(producer, None)
         publication.message = None
         publication.logged = 0
         body += header.topic_size

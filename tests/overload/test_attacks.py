@@ -6,6 +6,7 @@ Bounds are generous, as other things run on the machines that test this; exact f
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -48,10 +49,26 @@ def test_topics_that_thousands_of_filters_match_do_not_stop_others() -> None:
 
 
 def test_nor_do_they_from_another_worker() -> None:
-    outcome = attacks.wildcard_storm(rounds=1, worker=1)
+    outcome = attacks.wildcard_storm(rounds=4, worker=1)
     check(outcome, by_ring=True)
-    assert outcome.seen["acknowledged"] == 47
+    assert outcome.seen["acknowledged"] == 4 * 47
+    assert outcome.after < outcome.before * (1 + attacks.BACK_SHARE), "look-ups are given back"
     assert outcome.seen["longest_ping_ms"] < PING_MS, outcome
+
+
+def test_a_long_look_up_for_a_ring_holds_for_its_message_only() -> None:
+    """A client that subscribes behind it gets the next message."""
+    topic = "/".join(["a"] * 12) + "/x"
+    with Broker(2) as broker, attacks.subscribed_to_all(broker, attacks.crossed_filters(12)), ExitStack() as stack:
+        publisher = stack.enter_context(attacks.client_on(broker, 1, "publisher", 4))
+        early, late = (stack.enter_context(attacks.client_on(broker, 0, name, 4)) for name in ("early", "late"))
+        early.subscribe(topic, 0)
+        publisher.publish(topic, b"1", 1)
+        assert early.expect(wire.Publish).payload == b"1"
+        late.subscribe(topic, 0)
+        publisher.publish(topic, b"2", 1)
+        for client in (early, late):
+            assert client.expect(wire.Publish).payload == b"2"
 
 
 @pytest.mark.parametrize("kind", ["subscribe", "unsubscribe"])
