@@ -37,6 +37,7 @@ cdef class Durability:
 
     # All that this pass has done becomes one block of the journal: it has happened, or it has not.
     cdef int settle(self) except -1
+    cdef int release_exclusive(self, Writer writer) except -1
     cdef int settle_synced(self, Writer writer) except -1
     cdef int write_consumed(self) except -1
     cdef int cycle_if_due(self) except -1

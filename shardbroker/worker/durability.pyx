@@ -61,10 +61,11 @@ cdef class Durability:
         """All that this pass has done becomes one block of the journal: it has happened, or it has not."""
         cdef Writer writer
         if self.router.recorder is None:
-            return 0
+            return self.router.release_some(0, 0) if self.router.releasing else 0
         writer = self.router.recorder.writer
         if self.gate is not None:
-            return self.settle_synced(writer)
+            self.settle_synced(writer)
+            return self.release_exclusive(writer) if self.router.releasing else 0
         if writer.next_sequence != writer.durable or self.disk.stage:
             if not self.behind:           # else it stands in the block that waits
                 self.write_consumed()
@@ -76,7 +77,14 @@ cdef class Durability:
         self.behind = writer.durable < writer.next_sequence and not (self.disk.goes_on and writer.error)
         if self.router.retained_retry_ms and self.router.retained_changes:
             self.behind = True            # nor may what is retained be promised
-        return 0
+        return self.release_exclusive(writer) if self.router.releasing else 0
+
+    cdef int release_exclusive(self, Writer writer) except -1:
+        """Another client may have what the journal no longer gives to a session of this worker."""
+        cdef uint64_t durable = writer.durable
+        if self.disk.goes_on and writer.error:
+            durable = writer.next_sequence     # nothing waits for this disk
+        return self.router.release_some(writer.next_sequence, durable)
 
     cdef int settle_synced(self, Writer writer) except -1:
         """The same at level `machine`: the disk is asked to take it too, and what it has taken may go."""

@@ -67,6 +67,7 @@ cdef class Router(WorkerContext):
     cdef object auto_topics                # worker.topics.AutoTopics; None without topics
     cdef object announcer                  # worker.event_messages.EventMessages
     cdef readonly object owners            # shardbroker.stores.exclusive.ExclusiveTable or its like; None until sessions are there again
+    cdef dict releasing                    # filter -> (session key, position in the journal or 0): exclusive subscriptions that have ended
 
     # The entry of a topic from the cache; None if it is not there, or the epochs have moved since.
     cdef TopicEntry cached(self, const uint8_t* topic, uint32_t size)
@@ -142,6 +143,7 @@ cdef class Router(WorkerContext):
     cdef int release_will(self, Will will, Session session, bint denied) except -1
     # Whether this exclusive subscription is the session's now.
     cdef bint claim(self, Session session, bytes filter) except -1
+    cdef int release_some(self, uint64_t next_sequence, uint64_t durable) except -1
     cdef int release(self, uint64_t session, bytes filter) except -1
     cdef int subscribe(self, Session session, Subscription subscription) except -1
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1

@@ -121,6 +121,7 @@ cdef class Router(WorkerContext):
         self.subacks = []
         self.replaying = []
         self.leaving = []
+        self.releasing = {}
         self.retry = []
         self.delays = Delays(self, settings.delayed)
         self.capture = []
@@ -799,12 +800,30 @@ cdef class Router(WorkerContext):
         found = self.owners.owner(filter)
         if found is not None and found.destination == self.own_destination:
             holder = self.by_key.get(found.session)
-            if holder is None or holder.ended:
-                ended = found.session      # its many subscriptions are still being taken out
+            if holder is None or holder.ended or filter in self.releasing:
+                ended = found.session      # its many subscriptions are still being taken out, or the release waits for the journal
         try:
-            return self.owners.claim(wanted, ended)
+            if not self.owners.claim(wanted, ended):
+                return False
         except ExclusiveTableFull:
             return False
+        self.releasing.pop(filter, None)   # the same journal has both, in this order
+        return True
+
+    cdef int release_some(self, uint64_t next_sequence, uint64_t durable) except -1:
+        """Releases the exclusive subscriptions whose end is in the journal: up to the position `durable`.
+
+        A worker that releases one earlier and is killed would hold it again, beside the client that was granted it meanwhile.
+        `next_sequence`: position of the next record; what has ended since the last call is recorded before it.
+        """
+        for filter, (session, position) in [*self.releasing.items()]:
+            position = position or next_sequence
+            if position <= durable:
+                del self.releasing[filter]
+                self.release(session, filter)
+            else:
+                self.releasing[filter] = (session, position)
+        return 0
 
     cdef int release(self, uint64_t session, bytes filter) except -1:
         try:
@@ -848,7 +867,7 @@ cdef class Router(WorkerContext):
 
     cdef bint drop_subscription(self, Subscription subscription, uint64_t delay_ms) except -1:
         if subscription.flags & OPTION_EXCLUSIVE and self.owners is not None:
-            self.release(subscription.subscriber.key, subscription.filter)
+            self.releasing[subscription.filter] = (subscription.subscriber.key, 0)
         if self.table.remove(subscription):
             self.route_changed(subscription, False, delay_ms)
         self.invalidate(subscription.filter)

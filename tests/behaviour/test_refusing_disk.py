@@ -14,7 +14,7 @@ import pytest
 
 from tests.behaviour.test_durability import stay
 from tests.harness import Broker, Client, Publish, client_id_on
-from tests.harness.wire import Connack, Puback, Will, connect, publish
+from tests.harness.wire import Connack, Puback, Unsuback, Will, connect, publish, unsubscribe
 from tests.journal.faulty_disk import FaultyDisk
 
 pytestmark = pytest.mark.own_broker
@@ -310,3 +310,30 @@ def test_wills_of_a_clean_stop_reach_other_workers_however_slow_the_disk(faulty:
     for name in names("s"):
         with stay(broker, name) as client:
             client.expect_messages(*(name.encode() for name in names("w")), timeout=10)
+
+
+def test_an_exclusive_subscription_is_released_when_its_end_is_in_the_journal(
+    start: Callable[..., Broker], small_disk: Path
+) -> None:
+    """Otherwise a worker that is killed holds it again, beside the client that was granted it meanwhile."""
+    broker = start(mqtt__exclusive_subscription="true")
+    filter = "$exclusive/x"
+    with ExitStack() as stack:
+        watchman = stack.enter_context(watch_alarms(broker))
+        holder = stack.enter_context(stay(broker, client_id_on(1, WORKERS, "holder")))
+        other = stack.enter_context(Client(broker.address, 5, client_id_on(2, WORKERS, "other"), timeout=10))
+        publisher = stack.enter_context(Client(broker.address, 5, client_id_on(1, WORKERS, "publisher"), timeout=10))
+        with stay(broker, client_id_on(1, WORKERS, "absent")) as absent:
+            absent.subscribe("q/#", 1)
+        assert holder.subscribe(filter, 1).codes == (1,)
+        ballast = Ballast(small_disk, 0)
+        flood(publisher, 0, 200)
+        alarm(watchman, "activate", "journal_not_written")
+        holder.send_raw(unsubscribe(2, [filter]))
+        assert holder.recv(1) is None, "not acknowledged: the journal does not have it"
+        assert other.subscribe(filter, 1, check=False).codes == (0x97,)
+        ballast.remove()
+        assert holder.expect(Unsuback).codes == (0,)
+        assert other.subscribe(filter, 1, check=False).codes == (1,)
+        other.unsubscribe(filter)
+        assert holder.subscribe(filter, 1, check=False).codes == (1,)
