@@ -1,6 +1,7 @@
 """What the REST API answers to those who may not, and to what makes no sense; nothing changes then."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -24,6 +25,8 @@ from tests.harness import client_id_on, until
 
 pytestmark = pytest.mark.own_broker
 GUESSES = 100
+CONNECTIONS_MAX = 500
+"""As api/main.py has it."""
 
 
 @pytest.mark.parametrize(
@@ -265,3 +268,34 @@ def test_errors_are_json_with_code_and_message_whoever_makes_them(served: ApiBro
     assert b"x-frame-options: deny" in head.lower()
     assert b"www-authenticate" in head.lower() and json.loads(body)["code"] == "UNAUTHORIZED"
     assert rest.refused("GET", f"/clients/{segment('<script>')}") == (404, "CLIENTID_NOT_FOUND")
+
+
+def test_connections_at_a_time_are_bounded(tmp_path: Path) -> None:
+    with ApiBroker(1, {}, tmp_path) as broker, contextlib.ExitStack() as stack:
+        rest = Rest.logged_in(broker)
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", broker.api_port), 5)) for _ in range(CONNECTIONS_MAX)]
+        until(lambda: rest("GET", "/clients")[0] == 503)
+        for one in idle[:10]:
+            one.close()
+        until(lambda: rest("GET", "/clients")[0] == 200)
+
+
+def test_addresses_with_failures_are_bounded(tmp_path: Path) -> None:
+    """The oldest is forgotten: not the one that fails again and again."""
+    with Accounts(tmp_path) as accounts:
+        logins = Logins(accounts, 60)
+        for number in range(guard.ADDRESSES_MAX + 10):
+            logins._note_failure(f"10.0.{number >> 8}.{number & 255}")
+            if number % 5000 == 0:
+                logins._note_failure("guessing")
+        assert len(logins._failures) == guard.ADDRESSES_MAX
+        assert "10.0.0.0" not in logins._failures and len(logins._failures["guessing"]) == 3
+
+
+def test_secrets_have_256_bits(tmp_path: Path) -> None:
+    with Accounts(tmp_path) as accounts:
+        accounts.add("ada", hash_password(b"secret"), "administrator", "")
+        tokens = {accounts.log_in("ada", 60) for _ in range(3)}
+        assert len(tokens) == 3
+        for token in tokens:
+            assert len(base64.urlsafe_b64decode(token + "=")) == 32

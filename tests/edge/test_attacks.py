@@ -19,6 +19,8 @@ from tests.harness import Client, until, wire
 pytestmark = pytest.mark.own_broker
 PATIENCE_S = 30.0
 """Others get their turn, however slow the machine is that also has to attack."""
+HANDSHAKES_MAX = 1024
+"""As acceptor/acceptor.pyx has it."""
 HALF_OPEN = 10_000
 """Fits the descriptors of the test and of two acceptors, 20,000 each."""
 
@@ -109,3 +111,23 @@ def _settled(look: Callable[[], int]) -> int:
     first = look()
     time.sleep(0.3)
     return min(first, look())
+
+
+def test_handshakes_at_a_time_are_bounded(authority: Authority, name: str) -> None:
+    """1,024 per acceptor: the oldest is closed for a further one."""
+    options = {"type": "ssl", "tls.certfile": str(authority.directory / "broker.pem")}
+    with Edge({"ssl": options}, settings={"process.acceptors": 1}) as own, ExitStack() as stack:
+        begun = []
+        for _ in range(HANDSHAKES_MAX + 10):
+            begun.append(stack.enter_context(socket.create_connection(own.at("ssl"), 5)))
+            begun[-1].sendall(b"\x16\x03\x01\x02\x00")  # the header of a ClientHello
+        for closed in begun[:10]:
+            closed.settimeout(PATIENCE_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert closed.recv(1) == b""
+        begun[10].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            begun[10].recv(1)
+        dialled = authority.client().wrap_socket(socket.create_connection(own.at("ssl"), 5), server_hostname="localhost")
+        with Client(own.address, 5, name, dial=lambda: dialled) as client:
+            client.ping()
