@@ -1,14 +1,14 @@
-"""The acceptor's loop: accept, read up to the client id, hand over (DESIGN: hand-over).
+"""The loop of an acceptor: accept, read up to the client id, hand over.
 
     accept -> [ pending: opening, waits for bytes ] -> peek -> worker of crc32(client id) % 1024
                     | timeouts, counted                 | worker down or channel full: [ held ], then CONNACK 0x88
                                                         `-> TLS that only OpenSSL speaks: a socketpair to the worker, [ pump ]
 
-A socket is taken out of epoll before it is handed over: the registration belongs to the open file, which lives on in the
-worker. Mostly the CONNECT is there when the connection is, and the socket never gets into epoll.
+A socket is taken out of epoll before it is handed over: the registration belongs to the open file, which lives on in the worker. In
+most cases the CONNECT arrives together with the connection, and the socket is never added to epoll.
 
-Invariants: a socket is in `pending`, in `held` or in a pump, or it is gone; only pending ones and pumps are in epoll; `kept_bytes` is
-the sum of the buffers of pending and held ones.
+Invariants: an open socket is in exactly one of `pending`, `held` and a pump; only pending sockets and pumps are in epoll;
+`kept_bytes` is the sum of the buffers of pending and held sockets.
 """
 
 import resource
@@ -62,40 +62,40 @@ cdef enum:
     READ_BYTES = 65536                     # one recv, bytes
     PUMP_BYTES = 262144                    # ciphertext and plaintext of one round of a pump, bytes
     HANDSHAKES = 16                        # steps of TLS handshakes a pass: a signature takes up to a millisecond
-    HANDSHAKES_BESIDE = 4                  # the same while there are pumps, whose clients wait meanwhile
+    HANDSHAKES_BESIDE = 4                  # the same while there are pumps, whose clients are delayed meanwhile
     EVENTS = 512                           # epoll events a pass
     ACCEPTS = 256                          # sockets accepted from one listener a pass
     BUFFER_MIN = 256                       # first buffer of a trickling client, bytes; most CONNECTs fit
-    LAST_CONNECT_MS = 500                  # for CONNECT of those who were accepted just before the end
-    PASS_MAX_MS = 1000                     # longest sleep: a signal that comes just before it waits this long
+    LAST_CONNECT_MS = 500                  # for the CONNECT of clients accepted just before the end
+    PASS_MAX_MS = 1000                     # longest sleep: a signal that arrives just before it is delayed this long
     IPV4 = 4                               # families of a PeerAddress
     IPV6 = 6
     MAPPED_SIZE = 12                       # bytes before the IPv4 address in a mapped one
     LAST_READS = 4                         # recv calls that empty a socket before it is closed
 
 PENDING_MAX = 8192
-"""Sockets that one acceptor holds at a time, or half of its descriptors if those are fewer. The oldest goes first."""
+"""Sockets that one acceptor holds at a time, or half of its descriptors if those are fewer. The oldest is closed first."""
 
 PENDING_BYTES_MAX = 32 << 20
 """Buffers of all sockets that one acceptor holds, bytes: 64 of the largest CONNECTs. A socket that needs more is closed."""
 
 HOLD_LIMIT_S = 5
-"""How long a socket waits for a worker that is down or busy: several times what a restart takes."""
+"""Seconds that a socket is held for a worker that is down or busy: several times what a restart takes."""
 
 HANDSHAKES_MAX = 1024
-"""TLS handshakes under way in one acceptor, at about 50 KB each. The oldest goes first."""
+"""TLS handshakes under way in one acceptor, at about 50 KB each. The oldest is closed first."""
 
 LAST_WORDS_MS = 2000
-"""How long the ends of a TLS connection that is over stay for the peers to close theirs: twice what a worker waits."""
+"""Time that the peers have to close their ends of a finished TLS connection: twice what a worker waits."""
 
 TICK_MS = 50
-"""Between two tries to hand over what is held."""
+"""Interval between two attempts to hand over held sockets."""
 
 PAUSE_MS = 1000
-"""How long accepting pauses when descriptors have run out, as esockd does."""
+"""Pause of accepting after descriptors have run out, as in esockd."""
 
 CONNECT_BURST_S = 1.0
-"""Seconds of `max_conn_rate` that may come at once."""
+"""Burst size of the token buckets, in seconds of `max_conn_rate`."""
 
 cdef const char* MAPPED = b"\0\0\0\0\0\0\0\0\0\0\xff\xff"   # ::ffff:0:0/96
 
@@ -110,9 +110,9 @@ cdef class Listener:
     """A listening socket of this acceptor."""
     cdef int fd, number                    # number: its place in the topology
     cdef bytes name
-    cdef dict demands                      # on its clients, for their workers; mostly empty
+    cdef dict demands                      # for the workers of its clients; mostly empty
     cdef object settings                   # shardbroker.config.listeners.Listener
-    cdef object rules                      # AccessRules, None if everybody may
+    cdef object rules                      # AccessRules, None if every address is allowed
     cdef tuple buckets                     # TokenBuckets of max_conn_rate: its own, and the one of all listeners
     cdef int64_t max_connections           # 0: no limit
     cdef uint64_t paused_until_ms          # 0: in epoll
@@ -126,19 +126,19 @@ cdef class Listener:
 
 
 cdef class Pending:
-    """A socket that is not handed over yet, and what was read of it."""
+    """A socket that is not handed over yet, and the bytes read from it."""
     cdef int fd, worker                    # worker: -1 until the client id is known
     cdef uint8_t* data
     cdef size_t size, capacity
     cdef PeerAddress peer
     cdef Listener listener
     cdef uint64_t accepted_ms, held_ms
-    cdef bytes header                      # of the hand-over, from the moment the worker is known
+    cdef bytes header                      # of the hand-over, set once the worker is known
     cdef bint watched
     cdef object opening                    # Opening, None for plain MQTT
-    cdef int layer                         # of the opening: in which queue of the listener it is
+    cdef int layer                         # of the opening; selects the queue of the listener
     cdef size_t charged                    # bytes of the opening in kept_bytes
-    cdef int inner, far                    # socketpair to the worker, of a TLS connection that waits for the hand-over; else -1
+    cdef int inner, far                    # socketpair to the worker, for a TLS connection before its hand-over; else -1
 
     def __cinit__(self):
         self.data = NULL
@@ -151,7 +151,7 @@ cdef class Pending:
             close(self.far)
 
     cdef int keep(self, const uint8_t* data, size_t size) except -1:
-        """Appends; the buffer grows to what is there, by doubling, so that single bytes are not copied over and over."""
+        """Appends bytes to the buffer, which grows by doubling, so that single bytes are not copied over and over."""
         cdef size_t capacity
         cdef uint8_t* grown
         if self.size + size > self.capacity:
@@ -167,7 +167,7 @@ cdef class Pending:
 
 
 cdef class Acceptor:
-    """One acceptor process. `number` chooses its listening sockets and its ends of the hand-over channels."""
+    """One acceptor process. `number` selects its listening sockets and its ends of the hand-over channels."""
 
     cdef object topology
     cdef Counters counters
@@ -181,14 +181,14 @@ cdef class Acceptor:
     cdef size_t pending_max, held_count
     cdef dict listeners                    # fd -> Listener
     cdef dict pumps                        # both of its descriptors -> Pump
-    cdef object endings                    # OrderedDict: Pump -> None, those that are ending, in the order of their times
-    cdef object handshaking                # OrderedDict: fd -> Pending, those whose TLS handshake has begun, oldest first
-    cdef list handover                     # of each worker: where its connections go
-    cdef int control                       # where the supervisor's orders come from
+    cdef object endings                    # OrderedDict: Pump -> None, pumps that are ending, by deadline
+    cdef object handshaking                # OrderedDict: fd -> Pending, sockets with a TLS handshake under way, oldest first
+    cdef list handover                     # by worker: channel for its connections
+    cdef int control                       # channel of the supervisor's orders
     cdef object notices                    # Notices
     cdef object keylog                     # KeyLog
     cdef object pending                    # OrderedDict: fd -> Pending, oldest first
-    cdef list held                         # of each worker: deque of Pending, longest held first
+    cdef list held                         # by worker: deque of Pending, longest held first
     cdef public bint draining
     cdef uint8_t buffer[READ_BYTES]
     cdef uint8_t pump_buffer[PUMP_BYTES]
@@ -230,18 +230,19 @@ cdef class Acceptor:
     # --- listeners ------------------------------------------------------------------------------------------------------------
 
     cdef int put_listener(self, sockets, int fd) except -1:
-        """A new listener, or other settings for connections that come from now on. Raises OSError, TlsError."""
+        """Adds a listener, or applies other settings to later connections of an existing one. Raises OSError, TlsError."""
         cdef int on = 1
         cdef Listener listener = self.find_listener(sockets.number)
         settings = sockets.settings
-        # What may fail comes first: a listener is as it was, or as it shall be.
+        # Calls that may fail precede all changes: a listener has either its old or its new settings.
         context = build_context(settings.tls, settings.over_websocket, self.keylog.path) if settings.secure else None
         if listener is None:
             listener = Listener.__new__(Listener)
             listener.opening = OrderedDict(), OrderedDict()
             listener.number = sockets.number
             listener.fd = fd
-            # Acknowledgements are small and must not wait for each other. Linux hands the option down to what is accepted.
+            # Acknowledgements are small and must not be delayed by Nagle's algorithm. On Linux, accepted sockets inherit the
+            # option.
             if sockets.port and setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) < 0:
                 raise OSError(errno, "TCP_NODELAY")
             self.listeners[fd] = listener
@@ -263,7 +264,7 @@ cdef class Acceptor:
         return 0
 
     def bucket_of(self, double rate) -> TokenBucket:
-        """The kernel spreads connections evenly over the acceptors, so each gets its share of the rate."""
+        """Returns a bucket with this acceptor's share of a rate: the kernel spreads connections evenly over the acceptors."""
         share = rate / self.topology.acceptors
         return TokenBucket(share, share * CONNECT_BURST_S)
 
@@ -275,7 +276,7 @@ cdef class Acceptor:
         return None
 
     cdef int remove_listener(self, int number) except -1:
-        """Nobody new comes by it. Who has come stays."""
+        """Stops accepting from a listener. Its established connections remain."""
         cdef Listener listener = self.find_listener(number)
         cdef Pending pending
         if listener is None:
@@ -290,7 +291,7 @@ cdef class Acceptor:
         return 0
 
     def carry_out_orders(self) -> None:
-        """Of the supervisor, which waits for the answer."""
+        """Carries out the orders of the supervisor, which waits for each answer."""
         cdef Listener listener
         received = receive_order(self.control, self.topology.parse_listener)
         while received is not None:
@@ -327,7 +328,7 @@ cdef class Acceptor:
     # --- the loop -------------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serves until `draining` is set. Raises OSError for what is no client's doing."""
+        """Serves until `draining` is set. Raises OSError for errors that no client causes."""
         self.read_clock()
         while not self.draining:
             self.one_pass()
@@ -356,7 +357,7 @@ cdef class Acceptor:
                 self.accept_some(<Listener>self.listeners[fd])
             elif fd == self.control:
                 self.carry_out_orders()
-        # Established connections first, and a few handshakes a pass: epoll reports the others again.
+        # Established connections precede handshakes, of which a pass takes only a few: epoll reports the others again.
         for pending in handshakes[:<int>HANDSHAKES_BESIDE if self.pumps else <int>HANDSHAKES]:
             if self.pending.get((<Pending>pending).fd) is pending:
                 self.read_some(<Pending>pending)
@@ -364,7 +365,8 @@ cdef class Acceptor:
         return self.retry_held()
 
     def stop_accepting(self) -> None:
-        """The beginning of the end: hands over what is complete within a moment, refuses what is held, closes the rest."""
+        """Begins the shutdown: hands over each CONNECT that completes within LAST_CONNECT_MS, refuses held sockets, closes the
+        rest."""
         cdef Pending pending
         cdef Listener listener
         cdef uint64_t deadline
@@ -386,7 +388,7 @@ cdef class Acceptor:
             self.drop(pending, CLIENT_CLOSED_REFUSED)
 
     def see_off(self) -> None:
-        """Carries what workers still say to clients over TLS; ends when none is left, which the workers see to."""
+        """Pumps the last output of workers to clients over TLS, until the workers have closed all of these connections."""
         while self.pumps:
             self.one_pass()
 
@@ -396,7 +398,7 @@ cdef class Acceptor:
         self.now_ms = <uint64_t>now.tv_sec * 1000 + <uint64_t>now.tv_nsec // 1000000
 
     cdef int sleep_ms(self) except -1:
-        """Until the next thing to do by itself, at most PASS_MAX_MS."""
+        """Returns the milliseconds until the next deadline, at most PASS_MAX_MS."""
         cdef uint64_t wake = self.now_ms + PASS_MAX_MS
         cdef Listener listener
         if self.held_count:
@@ -425,7 +427,7 @@ cdef class Acceptor:
         return count
 
     cdef int expire(self) except -1:
-        """Ends what has waited too long for its CONNECT, and the pauses that are over."""
+        """Closes sockets whose CONNECT is overdue, and ends the pauses that are over."""
         cdef Pending pending
         cdef Listener listener
         while self.pending:
@@ -444,7 +446,7 @@ cdef class Acceptor:
         return 0
 
     cdef int expire_openings(self, Listener listener) except -1:
-        """Ends those whose PROXY header or TLS handshake takes too long."""
+        """Closes sockets whose PROXY header or TLS handshake is overdue."""
         cdef Pending pending
         for queue, timeout_ms, counter, words in zip(
             listener.opening, listener.timeouts_ms, (CLIENT_CLOSED_PROXY, CLIENT_CLOSED_TLS),
@@ -473,14 +475,15 @@ cdef class Acceptor:
             if fd < 0:
                 if errno in (EMFILE, ENFILE, ENOBUFS, ENOMEM):
                     for other in self.listeners.values():
-                        self.pause(<Listener>other, PAUSE_MS)   # trying on would spin
-                return 0                   # nobody there; any other error belongs to a connection that is gone already
+                        self.pause(<Listener>other, PAUSE_MS)   # an immediate retry would spin
+                return 0                   # no connection left; any other error belongs to a connection that is already closed
             for bucket in listener.buckets:
                 bucket.take()
             if listener.rules is not None and not self.may_come(listener, &address):
                 close(fd)
                 continue
-            # Counted first, then looked at, so that acceptors together never let in one too many; they may both refuse the last.
+            # The connection is counted before the check, so that acceptors together never exceed the limit; two may both refuse the
+            # last.
             self.opened(listener.number)
             if listener.max_connections and self.counters.sockets(listener.number) > listener.max_connections:
                 self.count(CLIENT_CLOSED_MAX_CONNECTIONS)
@@ -505,20 +508,20 @@ cdef class Acceptor:
             self.drop(<Pending>next(iter(self.pending.values())), CLIENT_CLOSED_REFUSED, "too many connections wait here")
         if fd not in self.pending:
             return 0
-        # Of TLS nothing is there yet: its first bytes come a round trip later.
+        # The first bytes of TLS arrive a round trip after the connection.
         return self.wait_for_more(pending) if pending.layer == TLS_LAYER else self.read_some(pending)
 
     cdef bint may_come(self, Listener listener, const sockaddr_storage* address) except -1:
         cdef PeerAddress peer
         put_peer(&peer, address)
         if peer.family == 0 or listener.rules.allow(peer.host[:4] if peer.family == IPV4 else peer.host[:16]):
-            return True                    # a unix socket has no address; who may open it says the file system
+            return True                    # a unix socket has no address; file permissions restrict access to it
         self.count(CLIENT_CLOSED_ACCESS_RULES)
-        self.tell(listener, &peer, CLIENT_CLOSED_ACCESS_RULES, "")
+        self.log_refusal(listener, &peer, CLIENT_CLOSED_ACCESS_RULES, "")
         return False
 
     cdef int note_layer(self, Pending pending) except -1:
-        """Each layer has a timeout of its own, from accept, and so its own queue."""
+        """Moves a socket to the queue of its layer: each layer has a timeout of its own, counted from accept."""
         cdef int layer = pending.opening.layer
         if layer != pending.layer:
             if pending.layer < UPGRADE_LAYER:
@@ -535,10 +538,10 @@ cdef class Acceptor:
             self.handshaking.pop(pending.fd, None)
         return 0
 
-    cdef int tell(self, Listener listener, const PeerAddress* peer, int counter, str text) except -1:
-        """A line for the log about one that goes before it has a worker."""
+    cdef int log_refusal(self, Listener listener, const PeerAddress* peer, int counter, str text) except -1:
+        """Logs the refusal of a connection that has no worker yet."""
         cdef str line = f"client refused listener={listener.name.decode()} peer={address_text(peer) or chr(34) * 2} reason={NAMES[counter].removeprefix('client.closed.')}"
-        self.notices.say("info", f"{line} detail={quoted(text)}" if text else line, self.now_ms)
+        self.notices.log("info", f"{line} detail={quoted(text)}" if text else line, self.now_ms)
         return 0
 
     cdef int pause(self, Listener listener, int pause_ms) except -1:
@@ -560,7 +563,7 @@ cdef class Acceptor:
     cdef int read_some(self, Pending pending) except -1:
         cdef ssize_t got = recv(pending.fd, self.buffer, READ_BYTES, MSG_DONTWAIT)
         cdef const uint8_t* client_id = NULL
-        cdef const uint8_t* data = self.buffer   # of one that is complete at once nothing is copied
+        cdef const uint8_t* data = self.buffer   # a CONNECT that arrives whole is not copied
         cdef size_t size = <size_t>max(got, 0)
         cdef uint32_t id_size = 0
         cdef int outcome
@@ -588,7 +591,7 @@ cdef class Acceptor:
         return self.leave(pending, data, size)
 
     cdef int open_some(self, Pending pending, bytes data) except -1:
-        """Bytes for the layers below MQTT; what comes out of them is looked at as any CONNECT."""
+        """Feeds bytes to the layers below MQTT; their plaintext is treated as any CONNECT."""
         cdef bytes mqtt, output
         cdef const uint8_t* client_id = NULL
         cdef uint32_t id_size = 0
@@ -600,7 +603,7 @@ cdef class Acceptor:
         except Refused as refused:
             return self.turn_away(pending, refused)
         output = opening.take_output()
-        # A few KB into an empty socket: what does not fit goes to somebody who takes nothing.
+        # A few KB into an empty socket: if they do not fit, the peer does not read.
         if output and send(pending.fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_NOSIGNAL | MSG_DONTWAIT) \
                 != PyBytes_GET_SIZE(output):
             return self.drop(pending, CLIENT_CLOSED_RESET)
@@ -628,16 +631,16 @@ cdef class Acceptor:
         return self.leave(pending, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     cdef int turn_away(self, Pending pending, refused) except -1:
-        """Tells the peer why, as far as its protocol can, and the log."""
+        """Sends the peer the refusal of its protocol layer, logs the refusal and closes the socket."""
         cdef bytes words = pending.opening.last_words(refused)
         self.speak_last(pending.fd, <const uint8_t*>PyBytes_AS_STRING(words), PyBytes_GET_SIZE(words))
         return self.drop(pending, refused.counter, str(refused))
 
     cdef bint speak_last(self, int fd, const uint8_t* words, size_t size) noexcept:
-        """Sends, and shuts the socket so that what was sent arrives. Whether it was taken."""
+        """Sends the last bytes and shuts the socket down so that they arrive. Returns whether all of them were accepted."""
         cdef int i
         cdef bint taken = size > 0 and send(fd, words, size, MSG_NOSIGNAL | MSG_DONTWAIT) == <ssize_t>size
-        # Closing a socket with unread bytes resets the connection, and the answer would be lost with it.
+        # Closing a socket with unread bytes resets the connection, and the answer would be lost.
         shutdown(fd, SHUT_WR)
         for i in range(LAST_READS):
             if recv(fd, self.buffer, READ_BYTES, MSG_DONTWAIT) <= 0:
@@ -651,7 +654,7 @@ cdef class Acceptor:
         return 0
 
     cdef bint keep(self, Pending pending, const uint8_t* data, size_t size) except -1:
-        """False when all buffers together would be over their limit."""
+        """Keeps bytes of a pending socket. False if all buffers together would exceed their limit."""
         cdef size_t before = pending.capacity
         if self.kept_bytes + size > BYTES_MAX:
             return False
@@ -660,18 +663,18 @@ cdef class Acceptor:
         return True
 
     cdef int drop(self, Pending pending, int counter, str text="") except -1:
-        """Closes a pending socket. `text`: what the log shall say."""
+        """Closes a pending socket and counts the reason. `text`: detail for the log; empty: no log line."""
         self.count(counter)
         self.count(BYTES_RECEIVED, pending.size)
         if text:
-            self.tell(pending.listener, &pending.peer, counter, text)
+            self.log_refusal(pending.listener, &pending.peer, counter, text)
         self.forget(pending)
         self.closed(pending.listener.number)
         close(pending.fd)
         return 0
 
     cdef int forget(self, Pending pending) except -1:
-        """It is pending no more."""
+        """Removes a socket from `pending` and its bytes from `kept_bytes`."""
         del self.pending[pending.fd]
         self.kept_bytes -= pending.capacity + pending.charged
         pending.charged = 0
@@ -694,7 +697,7 @@ cdef class Acceptor:
             client_id = <const uint8_t*>PyBytes_AS_STRING(forced)
             size = <uint32_t>PyBytes_GET_SIZE(forced)
         if outcome == UNCLEAR:
-            # Whose it is cannot be known, nor does it matter who refuses it: the workers take turns.
+            # Without a client id no worker owns the connection, and any may refuse it: the workers take turns.
             self.next_worker = (self.next_worker + 1) % self.workers
             pending.worker = self.next_worker
         else:
@@ -710,12 +713,12 @@ cdef class Acceptor:
         return 0
 
     cdef int leave(self, Pending pending, const uint8_t* data, size_t size) except -1:
-        """From pending to the worker, or to those that are held for it."""
+        """Moves a pending socket to its worker, or to the queue of sockets held for that worker."""
         held = self.held[pending.worker]
         if pending.watched:
             self.unwatch(pending.fd)
             pending.watched = False
-        # Nobody overtakes those who already wait for this worker.
+        # A connection never overtakes those held for the same worker.
         if not held and self.hand_over(pending, data, size):
             self.forget(pending)
             return 0
@@ -745,7 +748,7 @@ cdef class Acceptor:
         return True
 
     cdef bint make_pair(self, Pending pending) except -1:
-        """The worker's end and ours, of a connection whose TLS stays here. False if there are no descriptors for it now."""
+        """Makes the socketpair of a connection whose TLS stays in this process. False if there are no descriptors left."""
         if pending.inner < 0:
             try:
                 near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -755,7 +758,7 @@ cdef class Acceptor:
             pending.far = far.detach()
         return True
 
-    # --- TLS that stays here --------------------------------------------------------------------------------------------------
+    # --- TLS in this process ------------------------------------------------------------------------------------------------------
 
     cdef bint start_pump(self, Pending pending) except -1:
         cdef Pump pump = Pump.__new__(Pump)
@@ -779,7 +782,7 @@ cdef class Acceptor:
         return self.watch_pump(pump)
 
     cdef int watch_pump(self, Pump pump) except -1:
-        """Asks for what it can go on with. An end that is over is out of epoll: it would report its end again and again."""
+        """Registers in epoll what a pump can proceed with. An end that is over is removed, since epoll would report it forever."""
         cdef uint32_t outer = (0 if pump.kept_in is not None or pump.outer_ended else EPOLLIN) | (EPOLLOUT if pump.kept_out is not None else 0)
         cdef uint32_t inner = (0 if pump.kept_out is not None or pump.inner_ended else EPOLLIN) | (EPOLLOUT if pump.kept_in is not None else 0)
         self.ask(pump.outer, pump.outer_interest, outer)
@@ -805,7 +808,7 @@ cdef class Acceptor:
         return 0
 
     cdef int retry_held(self) except -1:
-        """Each worker's queue is tried from its head until one does not go through."""
+        """Hands over held sockets, each worker's queue from its head up to the first that fails."""
         cdef Pending pending
         if not self.held_count:
             return 0
@@ -823,7 +826,7 @@ cdef class Acceptor:
         return 0
 
     cdef int refuse(self, Pending pending) except -1:
-        """CONNACK "server unavailable" to one that was held, and the end of it (MQTT 5.0 §3.2.2.2, 3.1.1 §3.2.2.3)."""
+        """Sends CONNACK "server unavailable" to a held connection and closes it (MQTT 5.0 §3.2.2.2, 3.1.1 §3.2.2.3)."""
         cdef bytes answer = b"\x20\x02\x00\x03", mqtt
         if pending.opening is None:
             level = protocol_level(pending.data, pending.size)
@@ -849,7 +852,8 @@ cdef class Acceptor:
 
 
 def demands_of(settings, at_start) -> dict:
-    """What a worker must know of a listener. `at_start`: its settings when the broker started, which workers know; None without."""
+    """Returns the settings of a listener that its workers need. `at_start`: its settings at the start of the broker, known to
+    workers; None: it is newer."""
     demands = {}
     if at_start is None or (settings.enable_authn, settings.auth_chain) != (at_start.enable_authn, at_start.auth_chain):
         demands["authn"] = [settings.enable_authn, settings.auth_chain]
@@ -863,7 +867,7 @@ def demands_of(settings, at_start) -> dict:
 
 
 cdef void put_peer(PeerAddress* peer, const sockaddr_storage* address) noexcept:
-    """A mapped IPv4 address becomes IPv4."""
+    """Fills in the address; a mapped IPv4 address becomes IPv4."""
     cdef const sockaddr_in* four = <const sockaddr_in*>address
     cdef const sockaddr_in6* six = <const sockaddr_in6*>address
     cdef const uint8_t* host = <const uint8_t*>&six.sin6_addr

@@ -1,4 +1,4 @@
-"""Who is let in how fast, and under which name: the token bucket of `max_conn_rate`, ids for clients without one."""
+"""Admission of connections: the token bucket of `max_conn_rate`, and ids for clients without one."""
 
 import base64
 import secrets
@@ -7,11 +7,11 @@ import time
 __all__ = ["TokenBucket", "new_client_id"]
 
 TIME_BITS, NODE_BITS, RANDOM_BITS = 48, 16, 46
-"""What an assigned id is made of: milliseconds since 1970, node, chance; 110 bits are 22 characters of base32."""
+"""Parts of an assigned id: milliseconds since 1970, node, random bits; 110 bits are 22 characters of base32."""
 
 
 class TokenBucket:
-    """Lets `rate` things a second pass, and up to `burst` of them at once after a quiet time."""
+    """Admits `rate` connections a second, and bursts of up to `burst` after a quiet time."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
@@ -20,19 +20,19 @@ class TokenBucket:
         self._at_ms = 0
 
     def wait_ms(self, now_ms: int) -> int:
-        """0 if one may pass now, else the milliseconds until one may. `now_ms` never goes back."""
+        """Returns 0 if a connection may pass now, else the milliseconds until one may. `now_ms` is monotonic."""
         if self._at_ms:
             self._tokens = min(self._burst, self._tokens + (now_ms - self._at_ms) * self._rate / 1000)
         self._at_ms = now_ms
         return 0 if self._tokens >= 1 else int((1 - self._tokens) * 1000 / self._rate) + 1
 
     def take(self) -> None:
-        """One passes."""
+        """Takes the token of one connection."""
         self._tokens -= 1
 
 
 def new_client_id(node_id: int) -> bytes:
-    """An id that no client has, for a CONNECT without one (MQTT 5.0 §3.1.3.1). `node_id`: 16 bits."""
+    """Returns a unique id for a CONNECT without one (MQTT 5.0 §3.1.3.1). `node_id`: 16 bits."""
     moment = int(time.time() * 1000) & ((1 << TIME_BITS) - 1)
     number = (moment << NODE_BITS | node_id & ((1 << NODE_BITS) - 1)) << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
     size = TIME_BITS + NODE_BITS + RANDOM_BITS

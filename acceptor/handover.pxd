@@ -1,7 +1,7 @@
 """The hand-over of a socket from an acceptor to a worker: one SOCK_SEQPACKET message with SCM_RIGHTS.
 
     message   = HandoverHeader | listener | assigned id | extra, CBOR | the bytes already read from the socket
-    ancillary = the client's socket, and a memfd with the bytes if they are more than INLINE_MAX, or there is too much before them
+    ancillary = the client's socket, and a memfd with the bytes if they exceed INLINE_MAX or the parts before them are too large
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -17,15 +17,15 @@ cdef packed struct HandoverHeader:
 
 
 cdef class Handover:
-    """What a worker receives."""
-    cdef readonly int fd                   # the client's socket, non-blocking; -1: lost on the way, as descriptors or memory ran out
-    cdef readonly bytes data               # what was read of it so far: the start of its CONNECT
+    """A connection as a worker receives it."""
+    cdef readonly int fd                   # the client's socket, non-blocking; -1: lost on the way, descriptors or memory ran out
+    cdef readonly bytes data               # bytes read from it so far: the start of its CONNECT
     cdef HandoverHeader header
     cdef readonly str listener
     cdef readonly bytes assigned_id        # client id made for a CONNECT that has none, else empty
-    cdef readonly dict extra               # what Opening.extra() has told, and what the listener asks of its clients; mostly None
+    cdef readonly dict extra               # Opening.extra(), and what the listener requires of its clients; mostly None
 
-# Reads one message; None when there is none. Raises OSError.
+# Reads one message; None without one. Raises OSError.
 cdef Handover receive(int channel)
 cdef bytes pack_header(const HandoverHeader* header, bytes listener, bytes assigned_id, bytes extra)
 cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, bytes header) except -1

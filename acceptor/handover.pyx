@@ -1,8 +1,8 @@
-"""Passing a socket from an acceptor to a worker; see handover.pxd.
+"""Hand-over of a socket from an acceptor to a worker; see handover.pxd.
 
     | HandoverHeader | listener | assigned id | extra | bytes read, unless in the memfd |     with SCM_RIGHTS: socket [, memfd]
 
-What is too large for a message is in the memfd: the bytes read, or with a long chain of certificates all but the HandoverHeader.
+Parts too large for a message are in the memfd: the bytes read or, with a long chain of certificates, all but the HandoverHeader.
 """
 
 import os
@@ -57,27 +57,27 @@ cdef extern from "<errno.h>" nogil:
 
 cdef enum:
     INLINE_MAX = 32768                     # bytes read that travel in the message; more go through a memfd
-    MESSAGE_MAX = 131072                   # header and inline bytes; a client id of 64 KiB may stand in the header
+    MESSAGE_MAX = 131072                   # header and inline bytes; the header may contain a client id of 64 KiB
     DESCRIPTORS = 2
     CONTROL_WORDS = 8                      # room for DESCRIPTORS and the header before them, in 8 bytes each
 
 
 cdef class Handover:
-    """A client's socket and what is known of it."""
+    """A client's socket and its origin."""
 
     @property
     def peer(self) -> str:
-        """As "127.0.0.1:50312"."""
+        """Returns the peer as "127.0.0.1:50312"."""
         return address_text(&self.header.peer)
 
     @property
     def accepted_ms(self) -> int:
-        """CLOCK_MONOTONIC at accept, ms."""
+        """Returns CLOCK_MONOTONIC at accept, ms."""
         return self.header.accepted_ms
 
 
 def encode_header(str peer, str listener, uint64_t accepted_ms, bytes assigned_id, dict extra=None) -> bytes:
-    """Slow-path form of pack_header. `extra` is room for TLS subject, PROXY data and WebSocket state."""
+    """Encodes a header in Python (slow path). `extra` has TLS subject, PROXY data and WebSocket state."""
     cdef HandoverHeader header
     memset(&header, 0, sizeof(header))
     header.accepted_ms = accepted_ms
@@ -86,7 +86,7 @@ def encode_header(str peer, str listener, uint64_t accepted_ms, bytes assigned_i
 
 
 cdef bytes pack_header(const HandoverHeader* header, bytes listener, bytes assigned_id, bytes extra):
-    """The header with its sizes, and the texts behind it."""
+    """Returns the header with its sizes filled in, followed by its texts."""
     cdef HandoverHeader whole = header[0]
     cdef bytes packed
     cdef char* target
@@ -109,15 +109,15 @@ cdef inline size_t texts_size(const HandoverHeader* header) noexcept:
 
 
 cdef inline bint passing(int error) noexcept:
-    """What may be over in a moment: a full channel, descriptors or memory that ran out, a worker that is being replaced.
+    """Returns whether an error is transient: full channel, no descriptors or memory left, worker under replacement.
 
-    ETOOMANYREFS: without privileges no more descriptors may be on their way than a process may have open.
+    ETOOMANYREFS: without privileges, no more descriptors may be in flight than a process may have open.
     """
     return error in (EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC, ETOOMANYREFS, EPIPE, ECONNRESET, ECONNREFUSED)
 
 
 cdef int in_memory(const uint8_t* texts, size_t texts_size, const uint8_t* data, size_t size) noexcept:
-    """A memfd that holds these bytes, or a negative errno."""
+    """Returns a memfd that holds these bytes, or a negative errno."""
     cdef int fd = memfd_create("handover", MFD_CLOEXEC)
     cdef int error
     if fd < 0:
@@ -130,7 +130,7 @@ cdef int in_memory(const uint8_t* texts, size_t texts_size, const uint8_t* data,
 
 
 cdef int write_whole(int fd, const uint8_t* data, size_t size) noexcept:
-    """0, or an errno."""
+    """Writes all bytes; returns 0 or an errno."""
     cdef size_t done = 0
     cdef ssize_t written
     while done < size:
@@ -142,7 +142,8 @@ cdef int write_whole(int fd, const uint8_t* data, size_t size) noexcept:
 
 
 cdef int send_socket(int channel, int fd, const uint8_t* data, size_t size, bytes header) except -1:
-    """1: handed over, the caller closes its copy; 0: not now (see passing), nothing was sent. Raises OSError."""
+    """Sends one socket. 1: handed over, the caller closes its copy; 0: transient error (see passing), nothing was sent. Raises
+    OSError."""
     cdef iovec parts[2]
     cdef msghdr message
     cdef uint64_t control[CONTROL_WORDS]
@@ -221,9 +222,9 @@ cdef Handover receive(int channel):
     if got < <ssize_t>sizeof(header):
         for i in range(count):
             close(fds[i])
-        return None                        # not of an acceptor
+        return None                        # not from an acceptor
     memcpy(&header, buffer, sizeof(header))
-    # Out of descriptors here, the kernel keeps part of them back: the client sees its connection close.
+    # Without free descriptors in this process the kernel withholds some of them: the client's connection is closed.
     whole = not message.msg_flags & (MSG_TRUNC | MSG_CTRUNC) and count > 0
     texts = texts_size(&header)
     if whole and count == 2 and <size_t>got == sizeof(header):
@@ -239,7 +240,7 @@ cdef Handover receive(int channel):
 
 
 cdef Handover lost_handover(const HandoverHeader* header, size_t texts):
-    """The socket is closed, and its listener's count is to know."""
+    """Returns a Handover without a socket, which is closed, so that the connection count of its listener stays exact."""
     cdef Handover handover = Handover.__new__(Handover)
     cdef bytes name = PyBytes_FromStringAndSize(<const char*>buffer + sizeof(header[0]), min(texts, <size_t>header.listener_size))
     handover.fd = -1
@@ -249,16 +250,16 @@ cdef Handover lost_handover(const HandoverHeader* header, size_t texts):
     return handover
 
 
-cdef dict listener_names = {}              # so that a name is one object, however many connections come by it
+cdef dict listener_names = {}              # so that a name is one object, however many connections use it
 
 
 cdef Handover unpack(const int* fds, int count, const HandoverHeader* header, const char* texts, size_t inline_texts, size_t inline_size):
-    """Closes the memfd, if all goes well. Raises OSError, ValueError: descriptors stay open then."""
+    """Builds a Handover and closes the memfd. Raises OSError, ValueError, and leaves all descriptors open then."""
     cdef Handover handover = Handover.__new__(Handover)
     cdef bytes name, memory = b""
     if count == 2:
         with os.fdopen(fds[1], "rb", closefd=False) as file:
-            file.seek(0)                   # its position is shared with the sender's copy, which has written
+            file.seek(0)                   # the position is shared with the sender's copy and is at its end
             memory = file.read()
         if not inline_texts:
             if <size_t>len(memory) < texts_size(header):
@@ -285,10 +286,10 @@ cdef Handover unpack(const int* fds, int count, const HandoverHeader* header, co
 
 
 def send_one(int channel, int fd, bytes data not None, bytes header not None) -> bool:
-    """Slow-path form of the sender: False when it is to be tried again. Raises OSError."""
+    """Sends one socket from Python (slow path): False for a transient error. Raises OSError."""
     return send_socket(channel, fd, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), header) == 1
 
 
 def receive_one(int channel):
-    """Slow-path form of the receiver: a Handover or None. Raises OSError."""
+    """Receives a Handover from Python (slow path), or None. Raises OSError."""
     return receive(channel)

@@ -11,7 +11,7 @@ __all__ = ["run"]
 
 
 def run(topology: Topology, number: int) -> None:
-    """Accepts and hands over until SIGTERM; what can still be handed over then is, and TLS connections are served to their end."""
+    """Accepts and hands over until SIGTERM, then hands over what is complete and serves TLS connections to their end."""
     counters = Counters.attach(topology.counters_name)
     slot = topology.slot_of("acceptor", number)
     counters.reset_gauges(slot)

@@ -1,6 +1,6 @@
-"""What acceptors have to say: short messages to the manager, which writes the log. They never wait, and there are only so many.
+"""Log messages of acceptors: short datagrams to the manager, which writes the log. They never block, and their rate is limited.
 
-A notice is CBOR: [level, text, how many before it were not sent].
+A notice is CBOR: [level, text, number of notices dropped before it].
 """
 
 import os
@@ -11,10 +11,11 @@ import cbor2
 __all__ = ["NOTICE_BYTES", "Notices", "quoted", "read_notice"]
 
 NOTICES_A_SECOND = 20
-"""From one acceptor: an attack must not become one on the log. What is left out is counted, and stands in the metrics."""
+"""Notices per second and acceptor: an attack on the broker must not flood the log. Dropped notices are counted, and so are the
+refused connections."""
 
 NOTICE_BYTES = 2048
-"""Longest notice; a text is cut to a quarter of it."""
+"""Longest notice; its text is cut to a quarter of that."""
 
 
 class Notices:
@@ -27,8 +28,8 @@ class Notices:
         self._left = NOTICES_A_SECOND
         self._unsent = 0
 
-    def say(self, level: str, text: str, now_ms: int) -> None:
-        """For the log; `now_ms` never goes back."""
+    def log(self, level: str, text: str, now_ms: int) -> None:
+        """Sends a line for the log, or drops and counts it. `now_ms` is monotonic."""
         if now_ms // 1000 != self._second:
             self._second, self._left = now_ms // 1000, NOTICES_A_SECOND
         if self._left:
@@ -36,7 +37,7 @@ class Notices:
             try:
                 self._channel.send(cbor2.dumps([level, text[: NOTICE_BYTES // 4], self._unsent]))
             except OSError:
-                self._unsent += 1  # the manager is behind, or not there
+                self._unsent += 1  # the manager is behind or down
             else:
                 self._unsent = 0
         else:
@@ -44,11 +45,11 @@ class Notices:
 
 
 def read_notice(data: bytes) -> tuple[str, str, int]:
-    """(level, text, how many before it were not sent)."""
+    """Returns (level, text, number of notices dropped before it)."""
     level, text, unsent = cbor2.loads(data)
     return str(level), str(text), int(unsent)
 
 
 def quoted(text: str) -> str:
-    """In quotes, on one line: whatever a stranger has put into it, it writes no log lines of its own."""
+    """Returns the text in quotes, on one line, so that input of a peer cannot forge log lines."""
     return '"' + "".join("\\" + c if c in '"\\' else c if c.isprintable() else ascii(c)[1:-1] for c in text) + '"'

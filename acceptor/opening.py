@@ -1,10 +1,10 @@
-"""What a connection goes through before its first MQTT byte: PROXY header, TLS handshake, WebSocket upgrade. Bytes in, bytes out.
+"""Layers of a connection before its first MQTT byte: PROXY header, TLS handshake, WebSocket upgrade. Bytes in, bytes out.
 
     socket -> [ PROXY header ] -> [ TLS ] -> [ HTTP upgrade, frames ] -> the start of a CONNECT, for `peek`
 
-One Opening serves one connection of a listener that has any of these layers; a plain TCP connection has none. It ends with the
-hand-over: what the worker gets of a WebSocket are the frames as they came, since the worker takes them apart itself, and of TLS the
-keys. With a cipher that only OpenSSL speaks, TLS stays here, and a Pump carries the plaintext.
+One Opening serves one connection of a listener that has any of these layers; a plain TCP connection has no Opening. It ends with
+the hand-over. The worker receives the frames of a WebSocket unparsed, since it decodes frames itself, and of TLS the keys. With a
+cipher that only OpenSSL speaks, TLS stays in this process, and a Pump carries the plaintext.
 """
 
 import ssl
@@ -24,14 +24,14 @@ from acceptor.upgrade import Upgrade
 __all__ = ["PROXY", "READY", "TLS", "UPGRADE", "Opening"]
 
 PROXY, TLS, UPGRADE, READY = range(4)
-"""The layer whose bytes come next; READY: MQTT."""
+"""The layer that the next bytes belong to; READY: MQTT."""
 
 PLAIN_MAX = 16384
 """Plaintext of one TLS record, bytes: RFC 8446 §5.1."""
 
 
 class Opening:
-    """`listener`: `shardbroker.config.listeners.Listener`; `context`: gives the TLS context of now, which writes to `keylog`."""
+    """`listener`: `shardbroker.config.listeners.Listener`; `context` returns the current TLS context, which writes to `keylog`."""
 
     def __init__(self, listener: Any, context: Callable[[], ssl.SSLContext] | None, keylog: KeyLog) -> None:
         self._listener = listener
@@ -42,33 +42,33 @@ class Opening:
         self._output: list[bytes] = []
         self.layer = READY
         self.peer = ""
-        """Of the PROXY header, "address:port"; empty if there was none in it."""
+        """Client address of the PROXY header, "address:port"; empty without one."""
         self.common_name = self.distinguished_name = ""
         self.tls: ssl.SSLObject | None = None
-        """During the handshake, and longer where `records` cannot take its place."""
+        """Set during the handshake, and longer where `records` cannot replace it."""
         self.records: Records | None = None
         self._secrets = Secrets(keylog)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.mqtt = bytearray()
         """MQTT bytes so far."""
         self.frames = bytearray()
-        """What the worker gets in their place, if they came in frames."""
+        """The same bytes in their frames, for the worker."""
         self._next_layer(-1)
 
     @property
     def for_worker(self) -> bytes:
-        """The bytes that the worker begins with."""
+        """Returns the bytes that the worker begins with."""
         return bytes(self.mqtt if self._framing is None else self.frames)
 
     @property
     def kept(self) -> int:
-        """Bytes held for this connection, less those in OpenSSL."""
+        """Returns the bytes held for this connection, less those in OpenSSL."""
         return (
             len(self.mqtt) + len(self.frames) + len(self._header) + (self.records.partial_size if self.records is not None else 0)
         )
 
     def receive(self, data: bytes) -> None:
-        """Bytes from the socket. What is to be sent is in take_output(). Raises Refused."""
+        """Processes bytes from the socket; take_output() has the response. Raises Refused."""
         if self.layer == PROXY:
             data = self._take_proxy(data)
             if self.layer == PROXY or not data:
@@ -81,14 +81,14 @@ class Opening:
             self._through_records(data)
 
     def take_output(self) -> bytes:
-        """What is to be sent now."""
+        """Returns and removes the bytes to send."""
         self._flush_tls()
         output = b"".join(self._output)
         self._output.clear()
         return output
 
     def extra(self) -> dict[str, Any]:
-        """What the worker must know that plain connections do not have."""
+        """Returns the facts for the worker that plain connections do not have."""
         extra: dict[str, Any] = {}
         if self.records is not None:
             extra["tls"] = self.records.pack()
@@ -104,7 +104,7 @@ class Opening:
             ("client_id", self._listener.peer_cert_as_clientid),
         ):
             if setting != "disabled":
-                extra[key] = names[setting].encode()  # empty: it has none, and the worker refuses it
+                extra[key] = names[setting].encode()  # empty: there is no such name, and the worker refuses the connection
         return extra
 
     # --- the layers, from the socket up -------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Opening:
         return rest
 
     def _through_tls(self, data: bytes) -> None:
-        if self.tls is None:  # made with the first bytes: who says nothing costs nothing
+        if self.tls is None:  # made with the first bytes: a silent client costs nothing
             assert self._context is not None
             self.tls = self._context().wrap_bio(self.incoming, self.outgoing, server_side=True)
         self.incoming.write(data)
@@ -149,7 +149,7 @@ class Opening:
                 if not plain:
                     if not self.mqtt:
                         raise Refused("closed by the peer", Counter.CLIENT_CLOSED_RESET, "tls")
-                    break  # a client that waits for no answer: what it said counts, and the end of its socket follows
+                    break  # a client that does not read the answer: its last bytes count, and the end of its socket follows
                 self._above_tls(plain)
         except ssl.SSLWantReadError:
             pass
@@ -157,7 +157,7 @@ class Opening:
             raise Refused(_tls_words(error), Counter.CLIENT_CLOSED_TLS, "tls") from None
 
     def _shake_hands(self) -> None:
-        """One step. Raises ssl.SSLError, SSLWantReadError among them."""
+        """Performs one step of the handshake. Raises ssl.SSLError, SSLWantReadError among them."""
         assert self.tls is not None
         output = b""
         try:
@@ -180,7 +180,7 @@ class Opening:
             raise Refused(str(error), Counter.CLIENT_CLOSED_TLS, "tls") from None
         if plain:
             self._above_tls(plain)
-        if self.records.ended and not self.mqtt:  # what was said before the end counts, and the end of its socket follows
+        if self.records.ended and not self.mqtt:  # bytes before the end of TLS count, and the end of the socket follows
             raise Refused("closed by the peer", Counter.CLIENT_CLOSED_RESET, "tls")
 
     def _note_certificate(self) -> None:
@@ -227,12 +227,12 @@ class Opening:
             self._output.append(self.outgoing.read())
 
     def wrap(self, mqtt: bytes) -> bytes:
-        """MQTT bytes as they go over this connection's wire."""
+        """Returns MQTT bytes wrapped in the layers of this connection."""
         self._send(mqtt if self._framing is None else self._framing.frame(mqtt))
         return self.take_output()
 
     def last_words(self, refused: Refused) -> bytes:
-        """What is to be sent before the connection is closed: an alert, an HTTP answer, a Close frame."""
+        """Returns the last bytes for the peer: an alert, an HTTP answer, a Close frame."""
         if refused.answer:
             try:
                 self._send(refused.answer)

@@ -1,10 +1,10 @@
-"""Reading just enough of a CONNECT to know whose session it is about: the client id. No judgement, no socket.
+"""Extracts the client id from the start of a CONNECT, without validation and without a socket.
 
     0x10 | remaining length | 2 + name | level | flags | keepalive | 5.0: length, properties | 2 + client id | ...
                               `- start                              `- behind
 
-The worker parses the whole CONNECT and refuses what is to be refused; what cannot be understood here goes to some worker for
-that. Only two things end here: bytes that do not begin a CONNECT, and a length beyond the limit.
+The worker parses and validates the whole CONNECT; a CONNECT that is unclear here is left to any worker to refuse. Only two cases
+end here: bytes that do not begin a CONNECT, and a length above the limit.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -23,7 +23,7 @@ cdef enum:
 
 
 cdef int varint(const uint8_t* data, size_t size, uint32_t* value) noexcept:
-    """Bytes used; 0: it goes on behind `size`, -1: it is too long. Its shortest form is the worker's matter."""
+    """Decodes a variable byte integer. Returns the bytes used; 0: incomplete, -1: too long. The worker rejects overlong forms."""
     cdef int i
     value[0] = 0
     for i in range(<int>VARINT_MAX):
@@ -36,13 +36,13 @@ cdef int varint(const uint8_t* data, size_t size, uint32_t* value) noexcept:
 
 
 cdef int beyond(uint64_t need, uint64_t end) noexcept:
-    """`need` bytes are not here: may they still come, or does the packet end before?"""
+    """Returns NEED_MORE if the missing bytes can still arrive, UNCLEAR if the packet ends before them."""
     return NEED_MORE if need <= end else UNCLEAR
 
 
 cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8_t** client_id, uint32_t* length) noexcept:
     cdef uint32_t remaining, properties, name, id_size
-    cdef uint64_t at, end, here            # offsets; `here`: what is here of this packet
+    cdef uint64_t at, end, here            # offsets; `here`: end of the received part of this packet
     cdef int used
     if size == 0:
         return NEED_MORE
@@ -62,7 +62,7 @@ cdef int peek(const uint8_t* data, size_t size, uint32_t max_packet, const uint8
         return beyond(at + 2, end)
     name = (<uint32_t>data[at] << 8) | data[at + 1]
     if data[0] & 15 and name != NAME_31:
-        return NOT_CONNECT                 # flags mean nothing in MQTT 3.1 only; a TLS record looks like this, for one
+        return NOT_CONNECT                 # reserved flags are ignored in MQTT 3.1 only; a TLS record, for example, looks like this
     if name != NAME_31 and name != NAME_311:
         return UNCLEAR
     at += 2 + name + AFTER_NAME
@@ -98,7 +98,7 @@ cdef int protocol_level(const uint8_t* data, size_t size) noexcept:
 
 
 def peek_client_id(bytes data not None, uint32_t max_packet=1 << 20):
-    """Slow-path form: the client id, None for more, or the name of the outcome."""
+    """Peeks from Python (slow path): the client id, None for more bytes, or the name of the outcome."""
     cdef const uint8_t* client_id = NULL
     cdef uint32_t length = 0
     cdef int outcome = peek(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), max_packet, &client_id, &length)

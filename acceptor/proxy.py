@@ -1,7 +1,7 @@
-"""The PROXY protocol, versions 1 and 2: who the client is that a load balancer connects for. Bytes in, address out.
+"""The PROXY protocol, versions 1 and 2: the address of the client behind a load balancer. Bytes in, address out.
 
-1:  "PROXY TCP4 192.0.2.1 192.0.2.2 50312 1883\\r\\n"
-2:  12 bytes of signature | 0x2 command | family | length, 16 bits | addresses | { type | length | value } ...
+1:  "PROXY TCP4 192.0.2.1 192.0.2.2 50312 1883\\r\\n" 2:  12 bytes of signature | 0x2 command | family | length, 16 bits | addresses
+| { type | length | value } ...
 """
 
 import struct
@@ -17,9 +17,9 @@ __all__ = ["HEADER_MAX", "ProxyHeader", "parse_proxy_header"]
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 V1_START = b"PROXY "
 V1_MAX = 107
-"""Longest header of version 1, bytes, as its specification has it."""
+"""Longest header of version 1 according to its specification, bytes."""
 HEADER_MAX = 4096
-"""Longest header of version 2 that is read, bytes: addresses and TLVs of a client with a long certificate name."""
+"""Longest header of version 2 that is accepted, bytes: addresses and TLVs of a client with a long certificate name."""
 V2_HEAD = struct.Struct("!12sBBH")
 LOCAL, PROXY = 0x20, 0x21
 INET, INET6 = 0x1, 0x2
@@ -29,16 +29,16 @@ SSL_HEAD = struct.Struct("!BI")
 
 @dataclass(frozen=True)
 class ProxyHeader:
-    """`peer` is "address:port" of the client, empty if the balancer speaks for itself (health checks) or does not know."""
+    """`peer`: "address:port" of the client; empty for connections of the balancer itself (health checks) and unknown clients."""
 
     size: int
     peer: str = ""
     common_name: str = ""
-    """Of the client's certificate, where the balancer ended TLS."""
+    """Common name of the client's certificate, if the balancer terminated TLS."""
 
 
 def parse_proxy_header(data: bytes) -> ProxyHeader | None:
-    """The header that `data` begins with, None if it is not whole yet. Raises Refused."""
+    """Returns the header at the start of `data`, or None while it is incomplete. Raises Refused."""
     if data[:12] == SIGNATURE[: len(data)]:
         return _version_2(data)
     if data[:6] == V1_START[: len(data)]:
@@ -76,7 +76,7 @@ def _version_2(data: bytes) -> ProxyHeader | None:
     body = data[V2_HEAD.size : whole]
     address_size = {INET: 4, INET6: 16}.get(family >> 4, 0)
     if not address_size:
-        return ProxyHeader(whole)  # unix sockets and unknown families: the balancer's address stands
+        return ProxyHeader(whole)  # unix sockets and unknown families: the balancer's address remains
     tlvs = 2 * address_size + 4
     if len(body) < tlvs:
         raise _refused("PROXY header of version 2 that is too short for its addresses")

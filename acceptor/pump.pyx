@@ -47,11 +47,13 @@ cdef class Pump:
         return not self.over()
 
     cdef bint over(self) noexcept:
-        """The client sees our end when the worker's is there; the worker sees the client's at once."""
+        """Returns whether both directions are over: the worker's end closes the client's, while the client's end reaches the worker
+        at once."""
         return (self.inner_ended and self.kept_out is None and self.outer_ended) or (self.outer_shut and self.inner_shut)
 
     cdef int from_client(self, uint8_t* buffer, size_t size) except -1:
-        """Ciphertext of one recv, decrypted record by record behind it in `buffer`, goes to the worker in one send."""
+        """Decrypts the ciphertext of one recv record by record, behind it in `buffer`, and sends the plaintext to the worker in one
+        send."""
         cdef size_t plain = 0, room = size // 2
         cdef bint ended = False
         cdef uint8_t* target = buffer + room
@@ -78,11 +80,11 @@ cdef class Pump:
         if plain:
             self.to_worker(target, plain)
         if ended:
-            self.end_client()              # behind what came with it: a PUBLISH, or the DISCONNECT that keeps the will from going out
+            self.end_client()              # after the bytes before it: a PUBLISH, or the DISCONNECT that suppresses the will
         return self.flush_tls()
 
     cdef int end_client(self) except -1:
-        """Nothing more comes from the client: the worker gets to see it once it has what came before."""
+        """Ends the input of the client; the worker sees the end after the bytes before it."""
         self.outer_ended = True
         if self.kept_in is None and not self.inner_shut:
             self.inner_shut = True
@@ -96,14 +98,14 @@ cdef class Pump:
         if got <= 0:
             self.inner_ended = True
             try:
-                self.tls.unwrap()          # close_notify; the client's own is not waited for
+                self.tls.unwrap()          # close_notify; the peer's own is not awaited
             except Error:
                 pass
             return self.flush_tls()
         try:
             self.tls.write(PyMemoryView_FromMemory(<char*>buffer, got, PyBUF_READ))
         except Error:
-            self.inner_ended = True        # the client has ended its side of TLS in a way that allows no more
+            self.inner_ended = True        # the client has ended TLS in a way that permits no further output
             return self.end_client()
         return self.flush_tls()
 
@@ -120,7 +122,7 @@ cdef class Pump:
         return self.to_client(None) if self.inner_ended and self.kept_out is None else 0
 
     cdef int to_client(self, bytes data) except -1:
-        """Sends `data`, or what was kept, which is None here if there is only the end to tell."""
+        """Sends `data`, or the kept bytes (None), which may be absent if only the end is to be signalled."""
         cdef ssize_t sent
         if data is not None:
             self.kept_out = data
@@ -143,7 +145,7 @@ cdef class Pump:
         return 0
 
     cdef int to_worker(self, const uint8_t* data, size_t size) except -1:
-        """Sends, or goes on with what was kept (NULL). What the worker does not take is kept."""
+        """Sends data, or the kept bytes (NULL). What the worker does not accept is kept."""
         cdef ssize_t sent
         if data == NULL:
             data = <const uint8_t*>PyBytes_AS_STRING(self.kept_in) + self.kept_in_at
@@ -155,7 +157,7 @@ cdef class Pump:
         sent = send(self.inner, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
         if sent < 0:
             if errno != EAGAIN and errno != EINTR:
-                self.kept_in = None        # the worker is gone
+                self.kept_in = None        # the worker has closed its end
                 self.outer_ended = self.inner_shut = True
                 return 0
             sent = 0

@@ -1,13 +1,13 @@
-"""Why a connection goes before any worker has seen it."""
+"""Refusal of a connection before it has a worker."""
 
 __all__ = ["Refused"]
 
 
 class Refused(Exception):
-    """The connection is closed. The text says why, for the log.
+    """Closes the connection; the text is the reason for the log.
 
-    `counter` is its index in shm.counters, `layer` what refused it ("proxy", "tls", "websocket"), `answer` the last bytes for the
-    peer, as they are to go over the wire of that layer.
+    `counter` is its index in shm.counters, `layer` the refusing layer ("proxy", "tls", "websocket"), `answer` the last bytes for
+    the peer, as sent over the wire of that layer.
     """
 
     def __init__(self, text: str, counter: int, layer: str, answer: bytes = b"") -> None:

@@ -1,8 +1,8 @@
-"""How the keys of a TLS connection leave OpenSSL: what the handshake has agreed upon, as `Records` that can go to a worker.
+"""Export of TLS keys from OpenSSL: the result of a handshake, as `Records` that can be passed to a worker.
 
-Python's ssl module gives session keys away in one place: it writes them to `SSLContext.keylog_filename`, line by line, in the
-format of NSS. Here that name leads to a pipe that this process holds both ends of. It is emptied at each step of a handshake, so
-what is in it belongs to that step's connection, and nothing of it ever reaches a file.
+Python's ssl module exposes session keys in one place only: it writes them to `SSLContext.keylog_filename`, line by line, in the
+format of NSS. Here that name leads to a pipe of which this process holds both ends. It is emptied at each step of a handshake, so
+its content belongs to the connection of that step and never reaches a file.
 """
 
 import os
@@ -15,25 +15,25 @@ from shardbroker.transport.tls import Records
 __all__ = ["KeyLog", "Secrets"]
 
 READ_BYTES = 65536
-"""What a pipe holds; one step of a handshake writes less than a thousand."""
+"""Capacity of a pipe; one step of a handshake writes less than a thousand bytes."""
 
 CLIENT, SERVER, MASTER = b"CLIENT_TRAFFIC_SECRET_0", b"SERVER_TRAFFIC_SECRET_0", b"CLIENT_RANDOM"
 """Labels of the two secrets of TLS 1.3, and of the one of TLS 1.2."""
 
 RECORD_HEADER, RECORD_DATA, RECORD_HANDSHAKE, SERVER_HELLO = 5, 23, 22, 2
 RANDOM = slice(11, 43)
-"""Where the server's random stands in its first record: behind the headers of record and message and the version."""
+"""Place of the server's random in its first record: after the headers of record and message and the version."""
 
 
 class KeyLog:
-    """The pipe of one acceptor, made when the first listener with TLS asks for it."""
+    """The pipe of one acceptor, made for its first listener with TLS."""
 
     def __init__(self) -> None:
         self._reader = self._writer = -1
 
     @property
     def path(self) -> str:
-        """For `SSLContext.keylog_filename`; empty where the keys could not be used anyway. Raises OSError."""
+        """Returns the path for `SSLContext.keylog_filename`; empty where the keys could not be used anyway. Raises OSError."""
         if not AVAILABLE:
             return ""
         if self._reader < 0:
@@ -42,14 +42,14 @@ class KeyLog:
         return path if os.path.exists(path) else ""
 
     def take(self) -> bytes:
-        """What was written since."""
+        """Returns the bytes written since the last call."""
         if self._reader >= 0:
             with suppress(BlockingIOError):
                 return os.read(self._reader, READ_BYTES)
         return b""
 
     def close(self) -> None:
-        """Gives the pipe back. Nothing may be handshaking any more."""
+        """Closes the pipe. No handshake may be under way."""
         for descriptor in {self._reader, self._writer} - {-1}:
             os.close(descriptor)
         self._reader = self._writer = -1
@@ -58,11 +58,11 @@ class KeyLog:
 FRAGMENT_LENGTH = 1
 """Extension max_fragment_length, RFC 6066 §4: its one byte is 1 to 4 for 512 to 4096 bytes. Small clients have no room for more."""
 HELLO_MAX = 1 << 16
-"""Bytes of a ClientHello that are kept to look for it; longer ones are none that OpenSSL takes, either."""
+"""Bytes of a ClientHello that are kept to search for it; OpenSSL rejects longer ones, too."""
 
 
 def fragment_length(sent: bytes) -> int:
-    """What the ClientHello at the start of these records asks for, bytes; 0: it does not, or is not whole."""
+    """Returns the fragment length requested in a ClientHello, bytes. 0: it is absent, or the ClientHello is incomplete."""
     hello, at = b"", 0
     while len(sent) >= at + RECORD_HEADER and sent[at] == RECORD_HANDSHAKE:
         end = at + RECORD_HEADER + int.from_bytes(sent[at + 3 : at + 5])
@@ -82,7 +82,7 @@ def fragment_length(sent: bytes) -> int:
 
 
 class Secrets:
-    """What one handshake has told so far."""
+    """Secrets that one handshake has revealed so far."""
 
     def __init__(self, keylog: KeyLog) -> None:
         self._keylog = keylog
@@ -91,19 +91,19 @@ class Secrets:
         self._hello = bytearray()
 
     def note_input(self, data: bytes) -> None:
-        """What the client sends in the handshake. The first of it has its extensions, which OpenSSL does not tell."""
+        """Records input of the handshake. Its start has the client's extensions, which the ssl module does not expose."""
         if len(self._hello) < HELLO_MAX:
             self._hello += data
 
     def step(self, tls: ssl.SSLObject) -> None:
-        """One step of the handshake. Raises what SSLObject.do_handshake does."""
+        """Performs one step of the handshake. Raises the errors of SSLObject.do_handshake."""
         try:
             tls.do_handshake()
         finally:
             self._lines += self._keylog.take().splitlines()
 
     def note_output(self, data: bytes) -> None:
-        """What the server sends in the handshake. The first of it has its random."""
+        """Records output of the handshake. Its start has the server's random."""
         if (
             not self._server_random
             and len(data) >= RANDOM.stop
@@ -113,9 +113,9 @@ class Secrets:
             self._server_random = data[RANDOM]
 
     def records(self, tls: ssl.SSLObject, last_output: bytes) -> Records | None:
-        """How the connection goes on without OpenSSL's object. `last_output`: what the last step had to send.
+        """Returns the state that continues the connection without OpenSSL. `last_output`: bytes to send of the last step.
 
-        None if only OpenSSL can go on with it, since the cipher is none of those that are spoken here.
+        Returns None if only OpenSSL can continue it, since `Records` does not implement the cipher.
         """
         made = self._records(tls, last_output)
         length = fragment_length(bytes(self._hello)) if made is not None else 0
@@ -138,7 +138,7 @@ class Secrets:
         return None
 
     def _words(self, label: bytes) -> tuple[bytes, bytes]:
-        """What the line with this label says: the client's random, and the secret. Empty ones if there is none."""
+        """Returns the client's random and the secret of the line with this label; empty ones without it."""
         for line in self._lines:
             name, _, rest = line.partition(b" ")
             if name == label:
@@ -148,7 +148,7 @@ class Secrets:
 
 
 def _data_records(output: bytes) -> int:
-    """How many records a server has made with its last key: its session tickets, which follow the client's Finished."""
+    """Returns the number of records encrypted with the server's last key: its session tickets, after the client's Finished."""
     count = at = 0
     while at + RECORD_HEADER <= len(output):
         count += output[at] == RECORD_DATA

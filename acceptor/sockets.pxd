@@ -1,4 +1,4 @@
-"""The socket calls that only an acceptor needs; epoll, recv and send stand in shm/posix.pxd."""
+"""Declares the socket calls that only an acceptor needs; shm/posix.pxd declares epoll, recv and send."""
 from libc.stdint cimport uint16_t
 
 cdef extern from "<sys/socket.h>" nogil:

@@ -1,6 +1,6 @@
-"""TLS contexts from configuration, and what a client's certificate says.
+"""TLS contexts from the configuration, and the names in a client's certificate.
 
-A context is made anew when one of its files has changed; connections keep the one that they began with, so nobody is dropped.
+A context is rebuilt when one of its files has changed. Connections keep the context that they began with and stay open.
 """
 
 import ssl
@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["TlsError", "build_context", "certificate_names", "watched_files"]
 
 MQTT, HTTP = "mqtt", "http/1.1"
-"""ALPN names: of MQTT, and of what a WebSocket begins with. Who asks for others is let in all the same."""
+"""ALPN names of MQTT and of the HTTP request before a WebSocket. Clients that offer others are accepted as well."""
 
 VERSIONS = {"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -29,7 +29,7 @@ ATTRIBUTES = {
 
 
 class TlsError(Exception):
-    """A certificate, key, CA or CRL file cannot be used; the text names it. `key`: the setting below `tls`, `what` it must be."""
+    """A certificate, key, CA or CRL file is unusable; the text names it. `key`: setting below `tls`, `what`: its valid form."""
 
     def __init__(self, text: str, key: str = "certfile", what: str = "a PEM file with a certificate and its key") -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class TlsError(Exception):
 
 
 def build_context(tls: Any, websocket: bool, keylog: str = "") -> ssl.SSLContext:
-    """The context of a listener (`shardbroker.config.listeners.Tls`). `keylog`: see acceptor.secrets. Raises TlsError."""
+    """Builds the context of a listener (`shardbroker.config.listeners.Tls`). `keylog`: see acceptor.secrets. Raises TlsError."""
     context = _context(tls, tls.certfile, tls.keyfile, websocket)
     others = {name: _context(tls, one.certfile, one.keyfile, websocket) for name, one in tls.sni.items()}
     if keylog:
@@ -55,7 +55,7 @@ def build_context(tls: Any, websocket: bool, keylog: str = "") -> ssl.SSLContext
 
 
 def watched_files(tls: Any) -> list[Path]:
-    """Every file that a context is made from."""
+    """Returns every file that a context is made from."""
     names = [tls.certfile, tls.keyfile, tls.cacertfile, tls.crlfile]
     for one in tls.sni.values():
         names += [one.certfile, one.keyfile]
@@ -66,7 +66,7 @@ def _context(tls: Any, certfile: str, keyfile: str, websocket: bool) -> ssl.SSLC
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     wanted = [VERSIONS[version] for version in tls.versions]
     context.minimum_version, context.maximum_version = min(wanted), max(wanted)
-    # A client that renegotiates would make us sign again and again.
+    # Renegotiation would let a client force any number of signatures.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     if not tls.session_tickets:
         context.options |= ssl.OP_NO_TICKET
@@ -85,7 +85,7 @@ def _load(context: ssl.SSLContext, tls: Any, certfile: str, keyfile: str) -> Non
     what = f"certificate {certfile}" + (f" with key {keyfile}" if keyfile else "")
     setting: tuple[str, ...] = ("certfile" if certfile == tls.certfile else "sni",)
     try:
-        # Without a password OpenSSL would ask for one at the terminal, so there always is one.
+        # Without a password OpenSSL would prompt for one at the terminal, so one is always passed.
         context.load_cert_chain(certfile, keyfile or None, tls.password.get_secret_value())
         if tls.verify == "verify_peer":
             context.verify_mode = ssl.CERT_REQUIRED if tls.fail_if_no_peer_cert else ssl.CERT_OPTIONAL
@@ -109,7 +109,7 @@ def _words(error: OSError) -> str:
 
 
 def certificate_names(certificate: Any) -> tuple[str, str]:
-    """(common name, distinguished name) of what `getpeercert()` gives; empty ones without a certificate."""
+    """Returns (common name, distinguished name) of the result of `getpeercert()`; empty ones without a certificate."""
     if not certificate:
         return "", ""
     pairs: Iterable[tuple[str, str]] = [pair for part in certificate.get("subject", ()) for pair in part]
@@ -118,7 +118,7 @@ def certificate_names(certificate: Any) -> tuple[str, str]:
 
 
 def _escaped(value: str) -> str:
-    """RFC 4514 §2.4: so that nobody's common name can look like further attributes."""
+    """Escapes as in RFC 4514 §2.4, so that a common name cannot forge further attributes."""
     text = "".join("\\" + c if c in ',+"\\<>;=' else c for c in value)
     if text.startswith((" ", "#")):
         text = "\\" + text

@@ -1,4 +1,4 @@
-"""The HTTP request that turns a connection into a WebSocket (RFC 6455 §4). The `websockets` library reads and answers it."""
+"""The HTTP request that upgrades a connection to a WebSocket (RFC 6455 §4). The `websockets` library parses and answers it."""
 
 import logging
 from http import HTTPStatus
@@ -13,7 +13,7 @@ from acceptor.refusal import Refused
 __all__ = ["UPGRADE_MAX", "Upgrade"]
 
 UPGRADE_MAX = 16384
-"""Longest request, bytes: browsers send their cookies along, and these may take some KB."""
+"""Longest request, bytes: browsers send cookies of up to several KB."""
 
 END = b"\r\n\r\n"
 
@@ -30,7 +30,7 @@ class Upgrade:
         self._head = bytearray()
 
     def receive(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """(the answer, what came behind the request) once the request is whole, else None. Raises Refused."""
+        """Returns (the answer, the bytes after the request) once the request is complete, else None. Raises Refused."""
         if not self._head and data[:1] and not data[:1].isalpha():
             raise _refused("not an HTTP request", b"")  # MQTT or TLS, at the wrong port
         searched = max(0, len(self._head) - len(END) + 1)
@@ -48,8 +48,8 @@ class Upgrade:
         protocol = ServerProtocol(
             origins=settings.check_origins or None,
             subprotocols=settings.supported_subprotocols,
-            # What the library does by itself is to insist on one; ours come first to last, `mqtt` being the one that the standard
-            # wants [MQTT-6.0.0-3] [MQTT-6.0.0-4].
+            # By default the library requires a subprotocol and selects the first of ours that matches, in their order; `mqtt` is
+            # the one that the standard requires [MQTT-6.0.0-3] [MQTT-6.0.0-4].
             select_subprotocol=None if settings.fail_if_no_subprotocol else _choose_if_any,
             logger=_silent,
         )

@@ -14,8 +14,8 @@ def test_lines_a_second_are_bounded_and_the_others_are_counted() -> None:
         far.setblocking(False)
         notices = Notices(near.fileno())
         for number in range(3 * NOTICES_A_SECOND):
-            notices.say("info", f"{number} " + "x" * 10_000, 5000 + number)
-        notices.say("info", "later", 6000)
+            notices.log("info", f"{number} " + "x" * 10_000, 5000 + number)
+        notices.log("info", "later", 6000)
         got = []
         while len(got) <= NOTICES_A_SECOND:
             got.append(read_notice(far.recv(NOTICE_BYTES)))
