@@ -17,7 +17,7 @@ cdef enum:
 
 
 cdef char* write_number(char* target, unsigned int number) noexcept:
-    """Decimal digits of a number below 100,000; returns where they end."""
+    """Writes the decimal digits of a number below 100,000; returns the position after them."""
     cdef char digits[8]
     cdef int count = 0
     while True:
@@ -78,13 +78,13 @@ cdef PeerAddress parse_address(str text) except *:
 
 
 def pack_address(str text not None) -> bytes:
-    """The 19 bytes of "127.0.0.1:50312" or "[::1]:50312"; a mapped IPv4 address becomes IPv4, anything else not known."""
+    """Returns the 19 bytes of "127.0.0.1:50312" or "[::1]:50312". A mapped IPv4 address becomes IPv4, any other text unknown."""
     cdef PeerAddress address = parse_address(text)
     return (<char*>&address)[:sizeof(address)]
 
 
 def unpack_address(bytes packed not None) -> str:
-    """The reverse of pack_address; empty for one not known. Raises ValueError for another size."""
+    """Returns the text of a packed address; empty for an unknown one. Raises ValueError for another size."""
     cdef PeerAddress address
     if len(packed) != sizeof(address):
         raise ValueError(f"{len(packed)} bytes, an address has {sizeof(address)}")

@@ -17,6 +17,6 @@ cdef extern from * nogil:
     void sb_store(uint64_t* word, uint64_t value) noexcept
     uint64_t sb_add(uint64_t* word, uint64_t value) noexcept
     uint64_t sb_exchange(uint64_t* word, uint64_t value) noexcept
-    # 1: the word was `before` and is `value` now. 0: it was not, and `before` says what it is.
+    # Returns 1 if the word was `before`, and is `value` now; else 0, with the word's value in `before`.
     int sb_replace(uint64_t* word, uint64_t* before, uint64_t value) noexcept
     void sb_fence() noexcept

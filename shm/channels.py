@@ -1,8 +1,8 @@
-"""Pairs of connected descriptors between processes, a row for each channel: from which role to which, the socket, the format.
+"""Pairs of connected descriptors between processes, a row for each channel: sending role, receiving role, socket, format.
 
 A channel has a pair for each process of the sender and each of the receiver. The supervisor makes all pairs before the first fork
-and keeps both ends open, so that what was sent to a process that has died is still there for its successor. What a worker
-publishes goes through rings instead (ring.pxd).
+and keeps both ends open, so that messages to a process that has died remain for its successor. Publications of workers use rings
+instead (ring.pxd).
 """
 
 import socket
@@ -15,23 +15,23 @@ import cbor2
 __all__ = ["CHANNELS", "SUPERVISOR", "Channel", "Pairs", "dump_plain"]
 
 SUPERVISOR = "supervisor"
-"""Stands in the table beside the roles: one process, which is the parent of all."""
+"""The parent of all processes, which has no row among the roles."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """A kind of descriptor pair. Sockets are non-blocking, and keep the bounds of messages."""
+    """A kind of descriptor pair. Sockets are non-blocking and preserve message boundaries."""
 
     name: str
     sender: str
     """A role (roles.py) or SUPERVISOR."""
     receiver: str
-    """Likewise. It may answer over the same pair."""
+    """Likewise. The receiver may answer over the same pair."""
     format: str
     """The module that encodes and decodes the messages."""
     kind: int = socket.SOCK_SEQPACKET
     shared: bool = False
-    """One pair for all processes of the sender."""
+    """All processes of the sender share one pair."""
 
 
 CHANNELS = (
@@ -44,11 +44,11 @@ CHANNELS = (
 )
 
 Pairs = Mapping[str, tuple[tuple[tuple[int, int], ...], ...]]
-"""Of each channel, by number of the sender, by number of the receiver: (sender's end, receiver's end)."""
+"""For each channel, by number of the sender and number of the receiver: (sender's end, receiver's end)."""
 
 
 def dump_plain(values: Any) -> bytes:
-    """Returns values as CBOR. Secrets are written out; what CBOR does not know is written as text."""
+    """Returns values as CBOR. Secrets are written out; values without a CBOR type are written as text."""
     return cbor2.dumps(values, default=_encode)
 
 

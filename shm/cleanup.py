@@ -1,4 +1,4 @@
-"""What a broker that was killed left behind in shared memory."""
+"""Removal of the shared memory of a broker that was killed."""
 
 import shutil
 import time
@@ -11,15 +11,15 @@ from shm.topology import INBOX, RINGS_DIR, SPILL_DIR, LeftOver
 __all__ = ["cleanup", "forget_left_over", "set_aside"]
 
 LEFT_OVER = "left-"
-"""In the names of what is kept of a broker that was killed."""
+"""Prefix of directories kept from a broker that was killed."""
 DIGITS = 4
-"""Of the number of a process, at most."""
+"""Longest process number."""
 
 
 def cleanup(runtime_dir: Path) -> None:
-    """Removes what is in a runtime directory but rings set aside, and the directory if it is empty then; no error without one.
+    """Removes a runtime directory except for rings set aside, and the directory itself if it is then empty. No error without one.
 
-    The caller holds the instance's lock: processes that still use the segments would go on with what nobody else sees.
+    The caller holds the instance's lock: a process that still used the segments would otherwise keep a memory of its own.
     """
     for path in runtime_dir.glob("*"):
         if path.name.startswith(LEFT_OVER):
@@ -33,10 +33,10 @@ def cleanup(runtime_dir: Path) -> None:
 
 
 def set_aside(runtime_dir: Path) -> tuple[LeftOver, ...]:
-    """Gives the rings of a broker that was killed another name, so that what was under way in them is not lost with them.
+    """Renames the rings of a broker that was killed, so that the messages in them are kept.
 
-    Returns all that there are, oldest first: those of earlier times too, if nobody has come to dealing with them. The caller holds
-    the instance's lock, and has found the directory by shm.runtime.
+    Returns all renamed rings, oldest first, those of earlier starts included if they are not recovered yet. The caller holds the
+    instance's lock, and has found the directory by shm.runtime.
     """
     with suppress(FileNotFoundError):
         (runtime_dir / RINGS_DIR).rename(runtime_dir / f"{LEFT_OVER}{time.time_ns():020}")
@@ -44,7 +44,7 @@ def set_aside(runtime_dir: Path) -> tuple[LeftOver, ...]:
 
 
 def forget_left_over(left_over: tuple[LeftOver, ...]) -> None:
-    """What was in these rings is where it belongs."""
+    """Removes these rings once their messages are recovered."""
     for one in left_over:
         shutil.rmtree(one.directory, ignore_errors=True)
 
@@ -54,7 +54,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _left_over(directory: Path) -> LeftOver:
-    """Processes are numbered from 0 on: what has another name is no ring, and one that is missing is in its place all the same."""
+    """Lists the inboxes of a directory. Processes are numbered from 0 on: other names are ignored, and a missing inbox is listed
+    too."""
     numbers = [path.name.removeprefix(INBOX) for path in directory.glob(f"{INBOX}*")]
     last = max((int(number) for number in numbers if number.isdecimal() and len(number) <= DIGITS), default=-1)
     return LeftOver(directory, tuple(str(directory / f"{INBOX}{number}") for number in range(last + 1)), directory / SPILL_DIR)

@@ -4,9 +4,8 @@
     then per slot:  | state, heartbeat (one line) | values | histograms | sockets of each listener |   padded to pages
     histogram:   | buckets | sum of the values | padding |                         HISTOGRAM_WORDS words of 64 bits
 
-A slot has one writer, its process; only the state is also written by the supervisor, when the process has died. Readers add
-the slots up; they may see a count a moment old, never a torn one. Counters and histograms live on when their process starts
-again, gauges and the state do not.
+A slot has one writer, its process; the supervisor also writes the state when the process has died. Readers add the slots up; a
+count may be slightly old, never torn. Counters and histograms survive a restart of their process, gauges and the state do not.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -35,9 +34,9 @@ cdef enum:
     PID = 2
     STARTED = 3                            # Unix ms
     STARTS = 4
-    WANTED = 3                             # words of the header page: events of clients that come are wanted,
-    WANTED_EPOCH = 4                       # as of this epoch
-    SERVING = 5                            # every process was ready once
+    WANTED = 3                             # words of the header page: events of connects are wanted,
+    WANTED_EPOCH = 4                       # at this epoch
+    SERVING = 5                            # every process has been ready
     ACCESS = 6                             # generations of rules, and of users and bans
     BUCKETS_AT = 1024                      # shared buckets in the header page, bytes from its start
     BUCKETS_MAX = 384                      # of a word each: up to its end
@@ -48,15 +47,15 @@ cdef enum:
 
 
 class ProcessState(IntEnum):
-    """What a process says of itself; the supervisor says DOWN for one that died."""
+    """State of a process, set by the process itself, or by the supervisor (DOWN) for one that died."""
 
     DOWN = 0
     STARTING = 1
     READY = 2
     DRAINING = 3
-    """An acceptor that accepts nobody any more."""
+    """An acceptor that no longer accepts."""
     DRAINED = 4
-    """A worker whose clients are gone, with all that came of them on its way: it takes what others send, and passes on what is not for it."""
+    """A worker without clients, whose output is under way: it receives records of others and forwards those not meant for it."""
 
 
 GROUPS = frozenset({
@@ -66,14 +65,14 @@ GROUPS = frozenset({
     "packets.pubcomp", "packets.publish", "packets.pubrec", "packets.pubrel", "packets.suback", "packets.subscribe",
     "packets.unsuback", "packets.unsubscribe", "retained", "session",
 })
-"""What a counter's dotted name may begin with, up to its last dot. A counter of a new group takes a line here too."""
+"""Prefixes of dotted names, up to the last dot. A counter of a new group needs an entry here, too."""
 
 GAUGE = "_COUNT"
-"""Rows that end so are gauges: they go down as well, and start at 0 again with their process."""
+"""Rows with this suffix are gauges: they go down as well, and restart at 0 with their process."""
 
 
 def dotted(str row not None) -> str:
-    """The name that users see: PACKETS_CONNACK_AUTH_ERROR -> packets.connack.auth_error. Raises ValueError for a group that is not known."""
+    """Returns the public name: PACKETS_CONNACK_AUTH_ERROR -> packets.connack.auth_error. Raises ValueError for an unknown group."""
     cdef list words = row.lower().split("_")
     if row.endswith(GAUGE):
         return ".".join(words)
@@ -87,14 +86,14 @@ def dotted(str row not None) -> str:
 cdef dict ROWS = {row: int(number) for row, number in (<object>Counter).__members__.items() if number < <int>COUNTER_MAX}
 
 NAMES = tuple([dotted(row) for row in ROWS])
-"""Dotted names of the counters: that of `Counter.X` is `NAMES[Counter.X]`."""
+"""Dotted names of the counters: `Counter.X` has the name `NAMES[Counter.X]`."""
 
 GAUGES = tuple([dotted(row) for row in ROWS if row.endswith(GAUGE)])
 
 cdef list GAUGE_NUMBERS = [number for row, number in ROWS.items() if row.endswith(GAUGE)]
 
 HISTOGRAMS = ("ring.hop_us", "pass_us")
-"""Measures with a histogram per process, in microseconds: a record's way through a ring, one pass of a worker's loop."""
+"""Measures with a histogram per process, in microseconds: time of a record in a ring, duration of one pass of a worker's loop."""
 
 cdef uint64_t HISTOGRAMS_AT = (LINE + COUNTER_MAX * 8 + LINE - 1) // LINE * LINE
 cdef uint64_t SOCKETS_AT = HISTOGRAMS_AT + HISTOGRAM_COUNT * HISTOGRAM_WORDS * 8
@@ -113,7 +112,7 @@ cdef inline int bucket_index(uint64_t value) noexcept:
 
 
 def bucket_range(int index) -> tuple[int, int]:
-    """Least and greatest value that bucket `index` of a histogram counts. Raises IndexError."""
+    """Returns the least and greatest value that bucket `index` of a histogram counts. Raises IndexError."""
     if not 0 <= index < HISTOGRAM_BUCKETS:
         raise IndexError(f"bucket {index}, there are {HISTOGRAM_BUCKETS}")
     if index < 8:
@@ -124,24 +123,24 @@ def bucket_range(int index) -> tuple[int, int]:
 
 
 cdef class CounterSlot:
-    """The counters of one process, to be written by that process alone."""
+    """The counters of one process, written by that process alone."""
 
     def add(self, int counter, int64_t change=1) -> None:
-        """Slow path for Python processes. Raises IndexError."""
+        """Changes a counter (slow path for Python processes). Raises IndexError."""
         if not 0 <= counter < COUNTER_MAX:
             raise IndexError(f"counter {counter}, there are {<int>COUNTER_MAX}")
         self.values[counter] += <uint64_t>change
 
 
 cdef class Histogram:
-    """One measure of one process, to be written by that process alone."""
+    """One measure of one process, written by that process alone."""
 
     cdef void record(self, uint64_t value) noexcept:
         self.words[bucket_index(value)] += 1
         self.words[HISTOGRAM_SUM] += value
 
     def note(self, uint64_t value) -> None:
-        """Slow path for Python processes: counts one value."""
+        """Counts one value (slow path for Python processes)."""
         self.record(value)
 
 
@@ -150,7 +149,7 @@ cdef class Counters:
 
     @staticmethod
     def create(str name not None, int slots, int listeners=1) -> Counters:
-        """A new segment with `slots` zeroed slots. Raises FileExistsError if the name is taken, OSError."""
+        """Creates a segment with `slots` zeroed slots. Raises FileExistsError if the name is taken, OSError."""
         cdef Counters counters = Counters.__new__(Counters)
         counters.map(name, segment.create(name, PAGE + slots * slot_size(listeners)))
         cdef uint64_t* header = <uint64_t*>counters.base
@@ -162,7 +161,7 @@ cdef class Counters:
 
     @staticmethod
     def attach(str name not None) -> Counters:
-        """The segment that the supervisor created. Raises FileNotFoundError, PermissionError, ValueError."""
+        """Attaches to the segment that the supervisor created. Raises FileNotFoundError, PermissionError, ValueError."""
         cdef Counters counters = Counters.__new__(Counters)
         counters.map(name, segment.attach(name, PAGE))
         cdef uint64_t* header = <uint64_t*>counters.base
@@ -192,7 +191,7 @@ cdef class Counters:
         return <uint64_t*>(self.base + PAGE + <uint64_t>slot * self.slot_bytes)
 
     def slot(self, int number) -> CounterSlot:
-        """The slot of process `number`."""
+        """Returns the slot of process `number`."""
         cdef CounterSlot slot = CounterSlot.__new__(CounterSlot)
         slot.values = <uint64_t*>(<uint8_t*>self.at(number) + LINE)
         slot.sockets = self.sockets_of(number)
@@ -213,19 +212,19 @@ cdef class Counters:
         return <ListenerSockets*>(<uint8_t*>self.at(number) + SOCKETS_AT)
 
     cpdef int64_t sockets(self, int listener) except? -1:
-        """Open sockets of a listener in the whole broker, those between two processes included. Raises IndexError."""
+        """Returns the open sockets of a listener in the whole broker, those in transit included. Raises IndexError."""
         cdef int64_t sum = 0
         cdef int number
         if not 0 <= listener < self.listeners:
             raise IndexError(f"listener {listener}, there are {self.listeners}")
-        # Of two acceptors that count a socket each and then look here, one at least sees both.
+        # If two acceptors each count a socket and then read the sum, at least one of them sees both.
         sb_fence()
         for number in range(self.slots):
             sum += self.sockets_of(number)[listener].balance
         return sum
 
     def histogram(self, int number, str name not None) -> Histogram:
-        """The histogram `name`, one of HISTOGRAMS, of process `number`. Raises ValueError for another name."""
+        """Returns the histogram `name`, one of HISTOGRAMS, of process `number`. Raises ValueError for another name."""
         cdef Histogram histogram = Histogram.__new__(Histogram)
         histogram.words = self.histogram_words(number, HISTOGRAMS.index(name))
         histogram.owner = self.mapping
@@ -235,7 +234,7 @@ cdef class Counters:
         return <uint64_t*>(<uint8_t*>self.at(number) + HISTOGRAMS_AT) + which * HISTOGRAM_WORDS
 
     def reset_gauges(self, int number) -> None:
-        """A process that died or starts again has no connections."""
+        """Resets the gauges of a process that died or starts again: it has no connections."""
         cdef ListenerSockets* sockets = self.sockets_of(number)
         cdef int listener
         cdef uint64_t* values = <uint64_t*>(<uint8_t*>self.at(number) + LINE)
@@ -247,40 +246,40 @@ cdef class Counters:
             sockets[listener].here = 0
 
     cpdef int state(self, int number) except -1:
-        """The ProcessState of a process."""
+        """Returns the ProcessState of a process."""
         return <int>sb_load(self.at(number) + STATE)
 
     cpdef void set_state(self, int number, int state) except *:
-        """Says what a process is doing: itself, or the supervisor for one that died."""
+        """Sets the state of a process: called by the process itself, or by the supervisor for one that died."""
         sb_store(self.at(number) + STATE, <uint64_t>state)
 
     cpdef void beat(self, int number, uint64_t now_ms) except *:
-        """The process's own sign of life; the clock is the caller's."""
+        """Records a sign of life of the process; the clock is the caller's."""
         sb_store(self.at(number) + HEARTBEAT, now_ms)
 
     cpdef uint64_t heartbeat(self, int number) except? 0:
-        """What `beat` was last given; 0 before the first."""
+        """Returns the argument of the last `beat`; 0 before the first."""
         return sb_load(self.at(number) + HEARTBEAT)
 
     def note_start(self, int number, uint64_t pid, uint64_t now_ms) -> None:
-        """The supervisor has started a process: who it is, and since when."""
+        """Records the start of a process, its pid and the time."""
         cdef uint64_t* line = self.at(number)
         sb_store(line + PID, pid)
         sb_store(line + STARTED, now_ms)
         sb_store(line + STARTS, sb_load(line + STARTS) + 1)
 
     def life(self, int number) -> tuple[int, int, int]:
-        """(pid, Unix ms since when, times started) of the process that was last started in this place."""
+        """Returns (pid, Unix ms of the start, number of starts) of the process last started with this number."""
         cdef uint64_t* line = self.at(number)
         return sb_load(line + PID), sb_load(line + STARTED), sb_load(line + STARTS)
 
     def of(self, int number) -> dict:
-        """Counters of one process by dotted name."""
+        """Returns the counters of one process by dotted name."""
         cdef uint64_t* values = <uint64_t*>(<uint8_t*>self.at(number) + LINE)
         return {name: <int64_t>values[i] for i, name in enumerate(NAMES)}
 
     def totals(self) -> dict:
-        """Counters summed over all processes, by dotted name."""
+        """Returns the counters summed over all processes, by dotted name."""
         cdef list sums = [0] * <int>COUNTER_MAX
         cdef uint64_t* values
         cdef int number, i
@@ -291,14 +290,14 @@ cdef class Counters:
         return dict(zip(NAMES, sums, strict=True))
 
     def buckets(self, str name not None) -> list[tuple[int, int]]:
-        """The histogram `name` over all processes: (greatest value, count) of each bucket in use, ascending."""
+        """Returns the histogram `name` over all processes: (greatest value, count) of each bucket in use, ascending."""
         sums = self.bucket_sums(name)
         return [(bucket_range(index)[1], count) for index, count in enumerate(sums[:HISTOGRAM_BUCKETS]) if count]
 
     def percentiles(self, str name not None, fractions=(0.5, 0.9, 0.99, 0.999)) -> dict[float, int]:
-        """For each fraction a value that at least so much of all values does not exceed; empty if nothing was recorded.
+        """Returns for each fraction a value that at least this fraction of all values does not exceed; empty without values.
 
-        It is the greatest value of a bucket, so up to 12.5 % above the exact one.
+        The value is the greatest of its bucket, so up to 12.5 % above the exact one.
         """
         buckets = self.buckets(name)
         total = sum(count for _, count in buckets)
@@ -313,7 +312,7 @@ cdef class Counters:
         return found
 
     def recorded(self, int number, str name not None) -> int:
-        """How often process `number` has recorded a value of the histogram `name`."""
+        """Returns how often process `number` has recorded a value of the histogram `name`."""
         cdef uint64_t* words = self.histogram_words(number, HISTOGRAMS.index(name))
         cdef uint64_t sum = 0
         cdef int i
@@ -322,7 +321,7 @@ cdef class Counters:
         return sum
 
     def mean(self, str name not None) -> float:
-        """Mean of all values of the histogram `name`, exact; 0.0 if nothing was recorded."""
+        """Returns the exact mean of all values of the histogram `name`; 0.0 without values."""
         sums = self.bucket_sums(name)
         count = sum(sums[:HISTOGRAM_BUCKETS])
         return sums[HISTOGRAM_SUM] / count if count else 0.0
@@ -339,19 +338,19 @@ cdef class Counters:
         return sums
 
     def want_connected(self, bint wanted, uint64_t epoch) -> None:
-        """The manager says whether it needs the events of clients that come, as of this epoch of `$SYS`.
+        """Records whether the manager needs the events of connects, as of this epoch of `$SYS`.
 
-        Those that go are always sent.
+        Events of disconnects are always sent.
         """
         sb_store(<uint64_t*>self.base + WANTED, wanted)
         sb_store(<uint64_t*>self.base + WANTED_EPOCH, epoch)
 
     cdef bint connected_wanted(self, uint64_t epoch) noexcept:
-        """Also if the epoch has moved since: who has just subscribed to them misses none."""
+        """Also true if the epoch has moved since: a new subscriber to these events misses none."""
         return sb_load(<uint64_t*>self.base + WANTED_EPOCH) != epoch or sb_load(<uint64_t*>self.base + WANTED) != 0
 
     def access_changed(self, bint rules=False) -> None:
-        """Users or bans have changed, or rules: every process looks at them again within a moment."""
+        """Announces changed users and bans, or changed rules: every process checks them again within a moment."""
         sb_add(<uint64_t*>self.base + ACCESS, (<uint64_t>1 << 32) if rules else 1)
 
     cdef uint64_t access_generation_c(self) noexcept:
@@ -359,19 +358,19 @@ cdef class Counters:
 
     @property
     def access_generation(self) -> int:
-        """Changes so far: of rules in the upper 32 bits, of the rest in the lower."""
+        """Returns the changes so far: of rules in the upper 32 bits, of users and bans in the lower."""
         return self.access_generation_c()
 
     @property
     def serving(self) -> bool:
-        """Whether every process of the broker was ready once; the supervisor says so, by `serve`."""
+        """Returns whether every process of the broker has been ready; the supervisor records that by `serve`."""
         return sb_load(<uint64_t*>self.base + SERVING) != 0
 
     def serve(self) -> None:
         sb_store(<uint64_t*>self.base + SERVING, 1)
 
     def bucket(self, int number, double rate) -> SharedBucket:
-        """Shared bucket `number` with this rate a second. Raises IndexError."""
+        """Returns shared bucket `number` with this rate per second. Raises IndexError."""
         cdef SharedBucket bucket = SharedBucket.__new__(SharedBucket)
         if not 0 <= number < BUCKETS_MAX:
             raise IndexError(f"bucket {number}, there are {<int>BUCKETS_MAX}")
@@ -381,5 +380,5 @@ cdef class Counters:
         return bucket
 
     def unlink(self) -> None:
-        """Removes the segment's name."""
+        """Removes the name of the segment."""
         segment.unlink(self.name)

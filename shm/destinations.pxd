@@ -1,9 +1,9 @@
-"""Where a route leads: 32 bits in route tables, in tables of exclusive subscriptions and in journals.
+"""Destinations of routes: 32 bits in route tables, in tables of exclusive subscriptions and in journals.
 
     destination    kind u8 | number u24           a destination of kind WORKER is the number of the worker
 
-Invariants: the encoding is written down in this file alone, and journals keep it: a kind is never given another number. A kind that
-a reader does not know is no worker.
+Invariants: the encoding is defined in this file alone, and journals store it, so the number of a kind never changes. A kind unknown
+to a reader is not a worker.
 """
 from libc.stdint cimport uint8_t
 

@@ -21,16 +21,16 @@ def worker_destination(number) -> int:
 
 
 def destination_kind(long value) -> int:
-    """Returns the kind of a destination, which may be one that DestinationKind does not have."""
+    """Returns the kind of a destination, which may be missing from DestinationKind."""
     return kind_of(value)
 
 
 def destination_number(long value) -> int:
-    """Returns the number of a destination among those of its kind."""
+    """Returns the number of a destination within its kind."""
     return number_of(value)
 
 
 def destination_name(long value) -> str:
-    """Returns a destination as it is shown: "worker-3", or "kind-9-3" for a kind that is not known."""
+    """Returns a destination as displayed: "worker-3", or "kind-9-3" for an unknown kind."""
     kind = kind_of(value)
     return f"{_NAMES.get(kind, f'kind-{kind}')}-{number_of(value)}"

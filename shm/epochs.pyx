@@ -1,4 +1,4 @@
-"""Epochs and round robin counters in one segment; see epochs.pxd.
+"""Epochs and round-robin counters in one segment; see epochs.pxd.
 
     | epoch of bucket 0 | ... | of bucket BUCKETS - 1 | of the wildcard bucket | padding to a line | rotor 0 | ... |      u64 each
 """
@@ -13,7 +13,7 @@ from shm import segment
 __all__ = ["Epochs"]
 
 cdef enum:
-    ROTORS = 65536                         # round robin counters; two groups that share one merely take turns together
+    ROTORS = 65536                         # round-robin counters; two groups that share one merely take turns together
     WORDS = BUCKETS + 8                    # the epochs, padded to a cache line
 
 
@@ -58,16 +58,16 @@ cdef uint32_t bucket_of(const uint8_t* filter, size_t size) noexcept:
 
 
 cdef class Epochs:
-    """Shared by all workers of a broker."""
+    """Epochs and rotors, shared by all workers of a broker."""
 
     @staticmethod
     def create(str name not None) -> Epochs:
-        """A new segment, all epochs 0."""
+        """Creates a segment with all epochs 0."""
         return Epochs.open(name, segment.create(name, (WORDS + ROTORS) * 8))
 
     @staticmethod
     def attach(str name not None) -> Epochs:
-        """The segment that the supervisor created. Raises FileNotFoundError, PermissionError, ValueError."""
+        """Attaches to the segment that the supervisor created. Raises FileNotFoundError, PermissionError, ValueError."""
         mapping = segment.attach(name, (WORDS + ROTORS) * 8)
         if len(mapping) != (WORDS + ROTORS) * 8:
             raise ValueError(f"segment {name} holds no epochs of this version")
@@ -98,19 +98,19 @@ cdef class Epochs:
         return sb_add(&self.rotors[hash & (ROTORS - 1)], 1)
 
     def bump_all(self) -> None:
-        """Voids every cache: the routes of a whole process have gone."""
+        """Voids every cache: the routes of a whole process were removed."""
         self.bump(WILDCARD_BUCKET)
 
     def bump_of(self, bytes filter not None) -> None:
-        """Slow path for Python processes: voids the caches that a change of this filter's routes concerns."""
+        """Voids the caches that a change of this filter's routes concerns (slow path for Python processes)."""
         self.bump(bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter)))
 
     def of(self, bytes topic not None) -> int:
-        """Slow path: the epoch that a cache entry of this topic is checked against."""
+        """Returns the epoch that a cache entry of this topic is checked against (slow path)."""
         cdef Buckets buckets
         buckets_of(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), &buckets)
         return self.current(&buckets)
 
     def unlink(self) -> None:
-        """Removes the segment's name."""
+        """Removes the name of the segment."""
         segment.unlink(self.owner[0])

@@ -20,23 +20,23 @@ KIND_REFUSED = int(EVENT_REFUSED)
 EXPIRY_NEVER = int(<uint32_t>EVENT_EXPIRY_NEVER)
 """Seconds, MQTT 5.0 §3.1.2.11.2."""
 SIDES = ("client", "server", "network")
-"""Who ended the connection."""
+"""The side that ended the connection."""
 
 _SIZE_MAX = 65535
-"""What the 16-bit size of a client id can say, bytes."""
+"""Limit of the 16-bit sizes of client id and user name, bytes."""
 
 
 def clients_prefix(str node not None) -> bytes:
-    """What the `$SYS` topics of a node's clients begin with; the client id and a word such as `connected` follow."""
+    """Returns the prefix of the `$SYS` topics of a node's clients; the client id and a word such as `connected` follow."""
     return f"$SYS/brokers/{node}/clients/".encode()
 
 
 class EventError(ValueError):
-    """Bytes that are no event."""
+    """The bytes do not contain a whole event."""
 
 
 class ClientEvent(NamedTuple):
-    """One client that came or went."""
+    """An event of one client."""
 
     kind: int
     reason_code: int
@@ -49,7 +49,7 @@ class ClientEvent(NamedTuple):
     detail: str
     username: bytes = b""
     expiry_s: int = 0
-    """Session Expiry Interval in force; EXPIRY_NEVER: it does not end by itself."""
+    """Session Expiry Interval in force; EXPIRY_NEVER: it does not expire."""
     listener: int = 0
     """Its place in the topology."""
     clean_start: bool = False
@@ -58,7 +58,7 @@ class ClientEvent(NamedTuple):
 def pack_event(int kind, int reason_code, int side, int version, int keepalive_s, uint64_t at_ms, bytes client_id not None,
                str peer not None, str detail not None, bytes username=b"", uint32_t expiry_s=0, uint16_t listener=0,
                bint clean_start=False) -> bytes:
-    """An event as it travels. Texts are cut: detail at DETAIL_MAX bytes, the others at what their sizes can say."""
+    """Encodes an event. Texts are cut: detail to DETAIL_MAX bytes, the others to the limit of their sizes."""
     cdef EventHeader header
     cdef bytes text = cut(detail.encode(errors="replace"))
     client_id, username = client_id[:_SIZE_MAX], username[:_SIZE_MAX]
@@ -80,7 +80,7 @@ def pack_event(int kind, int reason_code, int side, int version, int keepalive_s
 
 
 def kind_of(bytes data not None) -> int:
-    """The kind of an event; 0 for no bytes."""
+    """Returns the kind of an event; 0 for no bytes."""
     return data[0] if data else 0
 
 
@@ -96,7 +96,7 @@ cdef int check(const uint8_t* data, size_t size, EventHeader* header) except -1:
 
 
 def unpack_event(bytes data not None) -> ClientEvent:
-    """The reverse of pack_event; bytes behind the event are no part of it. Raises EventError if it is cut short."""
+    """Decodes an event, ignoring bytes after it. Raises EventError if it is truncated."""
     cdef EventHeader header
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef size_t detail_at, username_at
@@ -112,5 +112,5 @@ def unpack_event(bytes data not None) -> ClientEvent:
 
 
 cdef bytes cut(bytes text):
-    """At most DETAIL_MAX bytes of UTF-8, without half a character at the end."""
+    """Returns at most DETAIL_MAX bytes of UTF-8, without half a character at the end."""
     return text if len(text) <= <int>DETAIL_MAX else text[:<int>DETAIL_MAX].decode(errors="ignore").encode()

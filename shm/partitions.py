@@ -1,9 +1,9 @@
-"""Which worker has which sessions.
+"""Assignment of sessions to workers.
 
-    client id --crc32--> partition, one of 1024 --dealt out to workers by weight--> worker
+    client id --crc32--> partition, one of 1024 --assigned to workers by weight--> worker
 
-The number of workers and their weights may change whenever the whole broker starts: every worker then takes the sessions of its
-partitions over from whoever had them (shardbroker/worker/recover.py).
+The number of workers and their weights may change at any start of the whole broker: every worker then takes over the sessions of
+its partitions from their previous owners (shardbroker/worker/recover.py).
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from zlib import crc32
 __all__ = ["PARTITIONS", "Division", "workers_of"]
 
 PARTITIONS = 1024
-"""Of client ids, a power of two: as many as there may be workers."""
+"""Partitions of client ids, a power of two, and the upper limit of workers."""
 _WORKERS_BITS = 16
-"""Of a division's number."""
+"""Bits of the worker count in a division's number."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Sessions divided among workers. Two that are equal give every client id to the same worker."""
+    """An assignment of sessions to workers. Equal divisions assign every client id to the same worker."""
 
     workers: int
     weights: tuple[int, ...] = ()
-    """Of each worker, from 1 to 255; none if all are the same."""
+    """Weight of each worker, from 1 to 255; empty if all are the same."""
 
     def __post_init__(self) -> None:
         if len(set(self.weights)) <= 1:
@@ -33,9 +33,9 @@ class Division:
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """Worker of each partition.
+        """Returns the worker of each partition.
 
-        Turn by turn, whoever is furthest behind its share: partition % workers, if all weights are the same.
+        Each partition is assigned to the worker that is furthest behind its share: partition % workers if all weights are equal.
         """
         if not self.weights:
             return tuple(partition % self.workers for partition in range(PARTITIONS))
@@ -48,20 +48,20 @@ class Division:
         return tuple(owners)
 
     def worker_of(self, client_id: bytes) -> int:
-        """The worker that owns this client id."""
+        """Returns the worker that owns this client id."""
         return self.owners[crc32(client_id) % PARTITIONS]
 
     def weight(self, worker: int) -> int:
-        """1, if all are the same."""
+        """Returns the weight of a worker; 1 if all are equal."""
         return self.weights[worker] if self.weights else 1
 
     @property
     def number(self) -> int:
-        """What tells it from others: the number of workers, with a digest of the weights above it if there are any."""
+        """Returns a number that identifies the division: the number of workers, and above it a digest of the weights, if any."""
         digest = crc32(bytes(self.weights)) << 1 | 1 if self.weights else 0
         return digest << _WORKERS_BITS | self.workers
 
 
 def workers_of(number: int) -> int:
-    """The number of workers in a division's number."""
+    """Returns the number of workers in a division's number."""
     return number & ((1 << _WORKERS_BITS) - 1)

@@ -1,4 +1,4 @@
-"""The system calls that several event loops share: of the worker, the acceptor and the load tool."""
+"""Declares the system calls shared by the event loops of worker, acceptor and load tool."""
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef extern from "<sys/epoll.h>" nogil:

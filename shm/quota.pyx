@@ -4,7 +4,7 @@ from shm.atomic cimport sb_load, sb_replace
 
 __all__ = ["SharedBucket"]
 
-cdef uint64_t BURST_NS = 1000000000        # what leaks away in this time may come at once
+cdef uint64_t BURST_NS = 1000000000        # size of a burst: what leaks away in this time
 
 
 cdef class SharedBucket:
@@ -16,12 +16,12 @@ cdef class SharedBucket:
         cdef uint64_t more = <uint64_t>(count * self.each_ns)
         cdef uint64_t before = sb_load(self.empty_at)
         while not sb_replace(self.empty_at, &before, max(before, now_ns) + more):
-            pass                           # somebody else was faster; `before` is what it left
+            pass                           # another process was faster; `before` has its value
 
     def over(self, uint64_t now_ns) -> int:
-        """Slow-path form of `over_ns`."""
+        """Calls `over_ns` (slow path)."""
         return self.over_ns(now_ns)
 
     def fill(self, uint64_t now_ns, uint64_t count) -> None:
-        """Slow-path form of `add`."""
+        """Calls `add` (slow path)."""
         self.add(now_ns, count)

@@ -1,9 +1,9 @@
-"""What travels through the rings: one record per message and destination process.
+"""Records in the rings: one per message and destination process.
 
-    RecordHeader | topic | properties | client id | group | filter | payload        (sizes stand in the header)
+    RecordHeader | topic | properties | client id | group | filter | payload        (sizes are in the header)
 
-A record larger than a ring takes is spilled: the ring carries the header with FLAG_SPILLED and the name of a file in the
-spill directory as its topic; the reader maps the file, whose contents are the whole record, and unlinks it.
+A record too large for a ring is spilled: the ring carries the header with FLAG_SPILLED and the name of a file in the spill
+directory as its topic; the reader maps the file, whose contents are the whole record, and unlinks it.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -11,18 +11,18 @@ cdef enum RecordKind:
     RECORD_PUBLISH = 1                 # for every local subscriber of the topic
     RECORD_SHARED = 2                  # for one member of a shared group: `member`
     RECORD_EVENT = 3                   # to the manager: bytes of shm/events.py in the payload
-    RECORD_PAUSE = 4                   # `client id` fills the queues of the sender, whose memory is short: not to be read for a while
+    RECORD_PAUSE = 4                   # `client id` fills the queues of the sender, whose memory is short: pause reading from it
     RECORD_COMMAND = 5                 # from the manager to a worker: CBOR in the payload, see worker/commands.pyx
     RECORD_ANSWER = 6                  # the worker's answer to it
-    RECORD_NOTE = 7                    # to the manager: a line for its log, its level in the topic
-    RECORD_TRACE = 8                   # to the manager: something that traces wait for, CBOR in the payload, see worker/observers.pyx
+    RECORD_NOTE = 7                    # to the manager: a line for its log, with the level in the topic
+    RECORD_TRACE = 8                   # to the manager: an event for traces, CBOR in the payload, see worker/observers.pyx
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits
     FLAG_RETAIN = 4                    # as the publisher set it
     FLAG_ORIGINATE = 8                 # the receiver treats it as published there: retains it, routes it on
     FLAG_SPILLED = 16
-    FLAG_NOTED = 32                    # the sender's journal has it: the receiver's is to say that it has come
+    FLAG_NOTED = 32                    # the sender's journal has it: the receiver's journal acknowledges it
 
 cdef packed struct RecordHeader:
     uint8_t kind
@@ -39,8 +39,8 @@ cdef packed struct RecordHeader:
     uint64_t id_high                   # message id: µs since the epoch
     uint64_t id_low                    # node 16 | process 32 | sequence 16
     uint64_t expires_ms                # Unix ms, 0: never
-    uint64_t member                    # session key of the member chosen
+    uint64_t member                    # session key of the selected member
 
 cdef uint64_t record_size(const RecordHeader* header) noexcept
-# That the sizes in its header are those of the record: raises ValueError.
+# Checks that the sizes in the header match the record. Raises ValueError.
 cdef int check_record(const uint8_t* record, uint64_t size) except -1

@@ -16,10 +16,10 @@ COMMAND = int(RECORD_COMMAND)
 ANSWER = int(RECORD_ANSWER)
 NOTE = int(RECORD_NOTE)
 TRACE = int(RECORD_TRACE)
-"""Kinds of records that Python processes read and write."""
+"""Kinds of records for Python processes."""
 
 DAMAGE = "damage"
-"""Level of a note about damaged files: an error, and an alarm."""
+"""Level of a note about damaged files, which is an error and an alarm."""
 
 
 cdef uint64_t record_size(const RecordHeader* header) noexcept:
@@ -37,10 +37,10 @@ cdef int check_record(const uint8_t* record, uint64_t size) except -1:
 
 def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, bint retain=False, bytes properties=b"",
                    int payload_format=0, int expires_ms=0, bytes client_id=b"", bint originate=True) -> bytes:
-    """A record by which a process without clients of its own (the manager) publishes through a worker.
+    """Returns a record by which a process without clients (the manager) publishes through a worker.
 
-    The worker that reads it stores it if retained and routes it as if a client had published it there; without `originate` it only
-    gives it to its own subscribers.
+    The worker that reads the record retains and routes it like a PUBLISH of its own clients. Without `originate` it only delivers
+    to its own subscribers.
     """
     cdef RecordHeader header
     memset(&header, 0, sizeof(header))
@@ -57,7 +57,7 @@ def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, b
 
 
 def encode_note(str level not None, str text not None) -> bytes:
-    """A record that has the manager write a line to its log; `level` as in shardbroker.logs.log."""
+    """Returns a record that makes the manager write a line to its log; `level` as in shardbroker.logs.log."""
     cdef RecordHeader header
     cdef bytes topic = level.encode(), payload = text.encode(errors="replace")
     memset(&header, 0, sizeof(header))
@@ -68,7 +68,7 @@ def encode_note(str level not None, str text not None) -> bytes:
 
 
 def note_of(bytes record not None) -> tuple[str, str]:
-    """(level, text) of a note that open_record() knows as one."""
+    """Returns (level, text) of a note, after open_record() has returned its kind."""
     cdef RecordHeader header
     cdef Py_ssize_t start = sizeof(header)
     memcpy(&header, PyBytes_AS_STRING(record), start)
@@ -76,7 +76,7 @@ def note_of(bytes record not None) -> tuple[str, str]:
 
 
 def encode_record(int kind, bytes payload not None) -> bytes:
-    """A record with a payload and nothing else: a command, or its answer."""
+    """Returns a record with a payload only: a command, or its answer."""
     cdef RecordHeader header
     memset(&header, 0, sizeof(header))
     header.kind = <uint8_t>kind
@@ -86,7 +86,7 @@ def encode_record(int kind, bytes payload not None) -> bytes:
 
 
 def encode_spilled(int kind, bytes name not None) -> bytes:
-    """A record that says in which file of the spill directory the whole one is."""
+    """Returns a record that refers to the whole one in a file of the spill directory."""
     cdef RecordHeader header
     memset(&header, 0, sizeof(header))
     header.kind = <uint8_t>kind
@@ -97,7 +97,7 @@ def encode_spilled(int kind, bytes name not None) -> bytes:
 
 
 def open_record(bytes record not None) -> tuple[int, bytes, bytes]:
-    """(kind, name of the file with the whole record or b"", payload). Raises ValueError for what is no record."""
+    """Returns (kind, name of the file with the whole record or b"", payload). Raises ValueError for a malformed record."""
     cdef RecordHeader header
     if PyBytes_GET_SIZE(record) < <Py_ssize_t>sizeof(header):
         raise ValueError(f"{len(record)} bytes, a record has {sizeof(header)} or more")

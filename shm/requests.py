@@ -1,7 +1,7 @@
-"""What the manager asks of the supervisor, whose process tree, sockets and descriptors are: CBOR maps over a SOCK_SEQPACKET pair.
+"""Requests of the manager to the supervisor, which owns the process tree, sockets and descriptors: CBOR maps over SOCK_SEQPACKET.
 
-One request at a time: {"verb": ..., ...} -> {"problem": text, empty if it was done, ...}. The supervisor looks at it between two
-other things that it waits for, and never waits for the manager.
+One request at a time: {"verb": ..., ...} -> {"problem": text, empty on success, ...}. The supervisor handles requests between its
+other events and never waits for the manager.
 """
 
 import os
@@ -13,11 +13,11 @@ import cbor2
 __all__ = ["answer", "ask", "end_requests", "take_request"]
 
 REQUEST_BYTES = 1 << 16
-"""Longest request and answer: a listener with hundreds of access rules."""
+"""Longest request and longest answer: a listener with hundreds of access rules."""
 
 
 def ask(channel: int, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """The supervisor's answer. Raises OSError (TimeoutError too) if there is none."""
+    """Sends a request and returns the supervisor's answer. Raises OSError (TimeoutError included) without one."""
     with socket.socket(fileno=os.dup(channel)) as end:
         end.settimeout(0)
         try:
@@ -35,7 +35,7 @@ def ask(channel: int, request: dict[str, Any], timeout_s: float) -> dict[str, An
 
 
 def take_request(channel: int) -> dict[str, Any] | None:
-    """The next request; None if there is none."""
+    """Returns the next request, or None."""
     with socket.socket(fileno=os.dup(channel)) as end:
         try:
             data = end.recv(REQUEST_BYTES, socket.MSG_DONTWAIT)
@@ -46,13 +46,13 @@ def take_request(channel: int) -> dict[str, Any] | None:
 
 
 def end_requests(channel: int) -> None:
-    """Ends ask() of the other end at once, one that waits already too: nothing will be answered."""
+    """Ends ask() at the other end at once, a pending call included: no further request is answered."""
     with socket.socket(fileno=os.dup(channel)) as end:
         end.shutdown(socket.SHUT_RDWR)
 
 
 def answer(channel: int, result: dict[str, Any]) -> None:
-    """To the request that was taken. A manager that takes no answers gets none."""
+    """Answers the request that was taken. The answer is dropped if the manager does not read it."""
     with socket.socket(fileno=os.dup(channel)) as end:
         try:
             end.send(cbor2.dumps(result), socket.MSG_DONTWAIT)

@@ -1,12 +1,12 @@
 """One lane of an inbox: a ring for one producer and one consumer process, in a shared segment.
 
     head       written by the producer: bytes ever committed
-    consumed   written by the consumer: bytes ever taken; the producer may reuse what lies before it
+    consumed   written by the consumer: bytes ever taken; the producer may reuse the space before it
     durable    written by the consumer at level `machine`: bytes whose messages are on its disk; behind `consumed`, or equal to it
 
-A record is `uint32 size, uint32 reserved, payload`, padded to 8 bytes, never split: a record that would cross the end
-is preceded by a filler. Cursors are 64-bit byte counts that never wrap, each on a cache line of its own.
-A producer killed before `commit` leaves nothing behind; a consumer killed before `release` finds its records again.
+A record is `uint32 size, uint32 reserved, payload`, padded to 8 bytes, never split: a record that would cross the end is preceded
+by a filler. Cursors are 64-bit byte counts that never wrap, each on a cache line of its own. A producer killed before `commit`
+leaves nothing behind; a consumer killed before `release` finds its records again.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -20,45 +20,45 @@ cdef class Ring:
     cdef uint64_t seen_head            # consumer: last value read of `head`
     cdef object owner                  # keeps the mapping alive
 
-    # Largest payload that a record may have: a quarter of the capacity; larger ones take another way.
+    # Largest payload of a record: a quarter of the capacity. Larger ones are spilled.
     cdef uint32_t max_record(self) noexcept
-    # Producer. Room for a payload of `size` bytes? Marks the lane as waited for if not, so that the consumer rings back.
+    # Producer. Is there room for a payload of `size` bytes? If not, marks the lane as wanted, so that the consumer rings back.
     cdef bint has_room(self, uint32_t size) noexcept
-    # Producer. Where to write a payload of `size` bytes, or NULL when there is no room. Several may be reserved before a commit.
+    # Producer. Returns the space for a payload of `size` bytes, NULL without room. A commit may cover several reservations.
     cdef uint8_t* reserve(self, uint32_t size) noexcept
-    # Producer. Publishes all that was reserved.
+    # Producer. Publishes all reserved records.
     cdef void commit(self) noexcept
-    # Producer. Publishes what was reserved up to here: what lies behind must wait.
+    # Producer. Publishes the reserved records up to a position.
     cdef void commit_to(self, uint64_t position) noexcept
-    # Producer. Is all up to here on the consumer's disk? If not, it marks the lane as awaited, so that the consumer rings back.
+    # Producer. Is everything up to a position on the consumer's disk? If not, marks the lane as awaited: the consumer rings back.
     cdef bint is_secure(self, uint64_t position) noexcept
-    # Consumer. All up to here is on the disk; True if the producer waits for that and is to be rung.
+    # Consumer. Everything up to a position is on the disk; True if the producer waits for that and must be rung.
     cdef bint secure(self, uint64_t position) noexcept
-    # Consumer. Next payload and its size, or NULL when the lane is empty. Valid until `release`.
+    # Consumer. Returns the next payload and its size, NULL if the lane is empty. Valid until `release`.
     cdef const uint8_t* next(self, uint32_t* size) noexcept
-    # Consumer. Is there anything committed that `next` has not returned yet?
+    # Consumer. Is there a committed record that `next` has not returned yet?
     cdef bint waiting(self) noexcept
-    cdef uint64_t committed(self) noexcept     # position behind what the consumer can see
-    cdef uint64_t taken(self) noexcept         # position behind what `next` returned last
-    # Consumer. Goes on at a position that it has reached before it died; never back.
+    cdef uint64_t committed(self) noexcept     # position after the last committed record
+    cdef uint64_t taken(self) noexcept         # position after the last record returned by `next`
+    # Consumer. Continues at a position reached before a restart; never backwards.
     cdef void skip_to(self, uint64_t position) noexcept
-    # Consumer. The record that `next` returned last, of this size, is returned by it again.
+    # Consumer. Makes `next` return its last record, of this size, again.
     cdef void untake(self, uint32_t size) noexcept
-    # Consumer. Gives back all that `next` returned since the last call; True if the producer waits for room and is to be rung.
+    # Consumer. Releases all records returned by `next`; True if the producer waits for room and must be rung.
     cdef bint release(self) noexcept
     cdef uint64_t span(self, uint32_t size) noexcept
     cdef bint fits(self, uint64_t span) noexcept
 
 
 cdef class Inbox:
-    """All lanes into one process, and the flag by which that process says that it sleeps."""
+    """All lanes into one process, and the sleep flag of that process."""
     cdef readonly str name
     cdef readonly list lanes           # Ring per producer, by process number
-    cdef readonly uint64_t identity    # random, of this segment: positions mean something together with it
+    cdef readonly uint64_t identity    # random, of this segment: positions are valid only together with it
     cdef uint8_t* base
     cdef object mapping
 
-    # Consumer: about to wait in epoll. Call, then look at every lane once more, then wait.
+    # Consumer: announces a wait in epoll. Call it, check every lane once more, then wait.
     cdef void sleep(self) noexcept
     cdef void awake(self) noexcept
     # Producer, after a commit: True exactly once per sleep if the consumer must be rung (write to its eventfd).

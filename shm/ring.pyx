@@ -6,13 +6,12 @@
 
 Attaching reads the header page and one page of each lane; a page of a data area takes memory when a record first reaches it.
 
-Sleep protocol: the consumer sets SLEEPING, fences, looks at every lane again and only then waits; the producer commits, fences
-and takes the flag by exchange. One of the two sees the other, so no wake-up is lost, and the bell is rung once per sleep.
-The same holds for `wanted`: the producer that found no room sets it, fences and looks at `consumed` again; and for `awaited` and
-`durable`.
+Sleep protocol: the consumer sets SLEEPING, fences, checks every lane again and only then waits; the producer commits, fences and
+takes the flag by exchange. One of the two sees the other, so no wake-up is lost, and the bell is rung once per sleep. The same
+holds for `wanted`: a producer without room sets it, fences and reads `consumed` again; and for `awaited` and `durable`.
 
-A process killed between taking a flag and ringing takes that one bell with it: whoever waits for a bell bounds the wait. `wanted`
-outlives its consumer, so the successor's first `release` rings even if it gives nothing back.
+A process killed between taking a flag and ringing loses that one wake-up, so every wait for a bell is bounded. `wanted` outlives
+its consumer, so the successor's first `release` rings even if it releases nothing.
 """
 
 import secrets
@@ -59,7 +58,7 @@ cdef class Ring:
         return <uint32_t>(self.capacity // 4 - RECORD_HEADER)
 
     cdef uint64_t span(self, uint32_t size) noexcept:
-        """Bytes that a record takes from local_head on, a filler before it included."""
+        """Returns the bytes that a record takes from local_head on, a filler before it included."""
         cdef uint64_t offset = self.local_head & (self.capacity - 1)
         cdef uint64_t whole = padded(size)
         return whole if offset + whole <= self.capacity else self.capacity - offset + whole
@@ -68,7 +67,7 @@ cdef class Ring:
         return self.local_head + span - self.seen_consumed <= self.capacity
 
     cdef bint has_room(self, uint32_t size) noexcept:
-        # The filler may be as large as the record: counted twice, a reserve that follows cannot fail.
+        # The filler may be as large as the record: its size counts twice, so that the next reserve cannot fail.
         cdef uint64_t span = 2 * padded(size)
         if self.fits(span):
             return True
@@ -154,19 +153,19 @@ cdef class Ring:
             self.local_tail = position
 
     def fill(self) -> int:
-        """Bytes that are committed and not consumed; for whoever looks on."""
+        """Returns the bytes that are committed and not consumed, for observers."""
         cdef uint64_t consumed = sb_load(word(self.base, CONSUMED))
         return sb_load(word(self.base, HEAD)) - consumed
 
     def rest_at(self, bint synced) -> int:
-        """Where both ends stand; -1 if something lies in it, or, `synced`, is not on the consumer's disk. For whoever looks on."""
+        """Returns the position of both ends; -1 if the lane has records or, with `synced`, bytes not on the consumer's disk."""
         cdef uint64_t behind = sb_load(word(self.base, DURABLE if synced else CONSUMED))
         return behind if sb_load(word(self.base, HEAD)) == behind else -1
 
     def damage(self) -> str:
-        """What is wrong with the cursors or the sizes of the records that were not taken; "" if nothing is.
+        """Returns the fault in the cursors or in the sizes of the remaining records; "" if there is no fault.
 
-        For rings that nobody writes to any more: those of a running broker are written by its own processes.
+        Only for rings without a live producer: the rings of a running broker are written by its own processes.
         """
         cdef uint64_t head = self.committed(), tail = self.local_tail, offset, span
         cdef uint32_t found
@@ -182,9 +181,9 @@ cdef class Ring:
         return ""
 
     def put(self, bytes payload not None, *, bint commit=True) -> bool:
-        """Slow-path producer: one record. False if there is no room; ValueError for one that never fits.
+        """Appends one record (slow path). False if there is no room; ValueError if it is too large for the ring.
 
-        With `commit` false the consumer sees it when a later one is committed.
+        With `commit` false the record becomes visible with a later commit.
         """
         cdef uint8_t* target
         if PyBytes_GET_SIZE(payload) > self.max_record():
@@ -198,13 +197,13 @@ cdef class Ring:
         return True
 
     def take(self):
-        """Slow-path consumer: the next record as bytes, or None. Call `give_back` when a batch is done."""
+        """Returns the next record as bytes, or None (slow path). Call `give_back` after a batch."""
         cdef uint32_t size
         cdef const uint8_t* payload = self.next(&size)
         return None if payload == NULL else PyBytes_FromStringAndSize(<const char*>payload, size)
 
     def take_many(self, int limit) -> list[bytes]:
-        """Up to `limit` payloads that take() would return."""
+        """Returns up to `limit` payloads, like as many calls of take()."""
         cdef list taken = []
         cdef uint32_t size
         cdef const uint8_t* payload
@@ -216,16 +215,16 @@ cdef class Ring:
         return taken
 
     def give_back(self) -> bool:
-        """Releases what `take` returned; True if the producer waits for room and is to be rung."""
+        """Releases the records returned by `take`; True if the producer waits for room and must be rung."""
         return self.release()
 
 
 cdef class Inbox:
-    """All lanes into one process. Create it once, attach to it from every process that uses it."""
+    """All lanes into one process. One process creates the inbox, every process that uses it attaches to it."""
 
     @staticmethod
     def create(str name not None, int producers, uint64_t lane_bytes) -> Inbox:
-        """A new inbox with a lane of `lane_bytes` (a power of two, 64 KiB at least) for each of `producers` processes.
+        """Creates an inbox with a lane of `lane_bytes` (a power of two, 64 KiB at least) for each of `producers` processes.
 
         Raises FileExistsError if the name is taken, OSError.
         """
@@ -243,14 +242,14 @@ cdef class Inbox:
 
     @staticmethod
     def attach(str name not None) -> Inbox:
-        """An inbox that was created before. Cursors continue where this process's predecessor left them.
+        """Attaches to an inbox. Cursors continue where this process's predecessor left them.
 
-        Raises FileNotFoundError if there is none, PermissionError if it is not this user's alone, ValueError if it is something else.
+        Raises FileNotFoundError, PermissionError if the file is accessible to other users, ValueError if it is not an inbox.
         """
         cdef Inbox inbox = Inbox.__new__(Inbox)
         inbox.map(name, segment.attach(name, PAGE))
         cdef uint64_t* header = <uint64_t*>inbox.base
-        # Each bounded by itself, so that the product is exact.
+        # Each factor is bounded separately, so that the product is exact.
         if (sb_load(header) != MAGIC or not 0 < header[1] <= <uint64_t>LANES_MAX or not LANE_LEAST <= header[2] <= LANE_MOST
                 or header[2] & (header[2] - 1) or <uint64_t>len(inbox.mapping) != PAGE + header[1] * (PAGE + header[2])):
             raise ValueError(f"segment {name} is no inbox of this version")
@@ -258,7 +257,7 @@ cdef class Inbox:
         return inbox
 
     def close(self) -> None:
-        """Lets go of the segment. Rings that were taken from `lanes` stay usable and keep it mapped; the inbox is not."""
+        """Releases the segment. Rings taken from `lanes` stay usable and keep it mapped; the inbox does not."""
         self.lanes = []
         self.base = NULL
         self.mapping = None
@@ -267,7 +266,7 @@ cdef class Inbox:
         cdef Py_buffer view
         PyObject_GetBuffer(mapping, &view, PyBUF_WRITABLE)
         self.base = <uint8_t*>view.buf
-        PyBuffer_Release(&view)            # the mapping stays: it is closed with this object
+        PyBuffer_Release(&view)            # the mapping remains: it is closed with this object
         self.mapping = mapping
         self.name = name
         return 0
@@ -292,7 +291,7 @@ cdef class Inbox:
 
     cdef void sleep(self) noexcept:
         sb_exchange(<uint64_t*>(self.base + SLEEPING_AT), 1)
-        sb_fence()                         # an exchange alone does not keep the loads behind it in place on every machine
+        sb_fence()                         # an exchange alone does not order the loads after it on every architecture
 
     cdef void awake(self) noexcept:
         sb_store(<uint64_t*>(self.base + SLEEPING_AT), 0)
@@ -302,7 +301,7 @@ cdef class Inbox:
         return sb_load(<uint64_t*>(self.base + SLEEPING_AT)) != 0 and sb_exchange(<uint64_t*>(self.base + SLEEPING_AT), 0) != 0
 
     def go_to_sleep(self) -> bool:
-        """Slow-path consumer: says that it sleeps; False if something came meanwhile and it must not."""
+        """Sets the sleep flag of the consumer (slow path); False if a record arrived meanwhile, and the consumer must not sleep."""
         cdef Ring ring
         if self.base == NULL:
             raise ValueError(f"inbox {self.name} is closed")
@@ -314,11 +313,11 @@ cdef class Inbox:
         return True
 
     def take_bell(self) -> bool:
-        """Slow-path producer, after put(): whether the consumer's doorbell is to be rung."""
+        """Returns whether the consumer's doorbell must be rung after put() (slow path)."""
         if self.base == NULL:
             raise ValueError(f"inbox {self.name} is closed")
         return self.must_ring()
 
     def unlink(self) -> None:
-        """Removes the segment's name."""
+        """Removes the name of the segment."""
         segment.unlink(self.name)

@@ -1,8 +1,8 @@
-"""The processes of a broker, a row for each kind: numbers, slots, inboxes, lanes, titles and the order of draining follow from it.
+"""The processes of a broker, a row for each kind, from which numbers, slots, inboxes, lanes, titles and the draining order follow.
 
 Processes are numbered in the order of the table, those with an inbox before the others. The number of a process is that of its
-counter slot and, with an inbox, also that of the inbox, of its doorbell and of its lane in every inbox. Workers come first, since
-the number of a worker is its destination in the route table too (destinations.pxd).
+counter slot and, with an inbox, also that of the inbox, of its doorbell and of its lane in every inbox. Workers are first, since
+the number of a worker is also its destination in the route table (destinations.pxd).
 
 A new kind of process is a row and an entry point: docs/design/0004-a-new-kind-of-process.md.
 """
@@ -16,11 +16,11 @@ __all__ = ["ROLES", "Cores", "Place", "Role", "lay_places", "load"]
 
 
 class Cores(NamedTuple):
-    """Numbers of CPU cores: those that the broker may run on, and those chosen for workers and for acceptors."""
+    """Numbers of CPU cores: those usable by the broker, and those chosen for workers and for acceptors."""
 
     usable: Sequence[int]
     workers: Sequence[int]
-    """Never empty: worker w runs on number w of them, and from the first one again when there are more workers."""
+    """Never empty: worker w runs on core w of them, modulo their number."""
     acceptors: Sequence[int] = ()
     """Empty: acceptors run on any usable core."""
 
@@ -39,32 +39,32 @@ class Role:
     count: Callable[[Any, Cores], int] | None = None
     """How many there are, from the settings and the cores, titled <name>-0 and so on; None: one, titled <name>."""
     cores: Callable[[Cores, int], Sequence[int]] = lambda cores, number: ()
-    """Those that process `number` is kept to; empty: to none."""
+    """Cores that process `number` is pinned to; empty: none."""
     needed: str | None = None
     """`needed(settings, listeners)`: whether the process runs. A process that becomes needed is started, and then stays."""
     loads_late: bool = False
-    """The entry point is loaded in its own process alone, not before the fork: an extra that may be missing."""
+    """The entry point is loaded only in its own process, not before the fork: it needs an extra that may be missing."""
     accepts: bool = False
-    """Has the listening sockets with its number. Draining begins with these, which leave the state READY."""
+    """Owns the listening sockets with its number. Draining begins with these processes, which leave the state READY."""
     sends_away: bool = False
-    """Sends its clients away over `process.drain_time`, beside the time that every process has to end."""
+    """Disconnects its clients over `process.drain_time`, in addition to the time that every process has to end."""
     watched: bool = False
-    """Records its passes (`pass_us`): one that makes none is what the service manager's watchdog looks for."""
+    """Records its passes (`pass_us`): the service manager's watchdog detects a process without passes."""
 
     def is_needed(self, settings: Any, listeners: Sequence[Any]) -> bool:
-        """Whether its processes run under these settings and settings of listeners."""
+        """Returns whether its processes run under these settings and settings of listeners."""
         return self.needed is None or bool(load(self.needed)(settings, listeners))
 
 
 @dataclass(frozen=True)
 class Place:
-    """What one process of a role has, whichever process fills the place."""
+    """The place of one process of a role, which outlives the process."""
 
     role: Role
     number: int
-    """Among those of its role."""
+    """Number within the role."""
     slot: int
-    """Among all processes: see the head of this module."""
+    """Number among all processes: see the head of this module."""
     cores: tuple[int, ...] = ()
 
     @property
@@ -73,7 +73,7 @@ class Place:
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """What the entry point gets beside the topology."""
+        """Returns the arguments of the entry point after the topology."""
         return () if self.role.count is None else (self.number,)
 
 
@@ -94,13 +94,13 @@ ROLES = (
     Role("integrations", "shardbroker.integrations.main:run", drain_order=40,
          needed="shardbroker.access.auth_client:needs_integrations"),
     Role("api", "shardbroker.api.main:run", drain_order=30, needed="shardbroker.config.api:needs_api", loads_late=True),
-    # Over TLS clients are sent away by way of the acceptors, which end after the workers for that.
+    # Clients over TLS are disconnected through the acceptors, which therefore end after the workers.
     Role(
         "acceptor", "acceptor.main:run", drain_order=20, count=_acceptors, cores=lambda cores, number: cores.acceptors,
         accepts=True, watched=True,
     ),
 )  # fmt: skip
-"""In the order in which they are started."""
+"""Roles in the order in which they are started."""
 
 
 def lay_places(roles: Sequence[Role], settings: Any, cores: Cores) -> tuple[Place, ...]:

@@ -10,13 +10,13 @@
 
     destination    see destinations.pxd                                               integers are big endian
 
-Exact filters are one look-up. For wildcards the levels of the topic are walked as a path through the ordered keys: at each
-prefix only the continuations `+`, `#` and the topic's own level are sought, and only where a key with that prefix exists, so
-the cost follows the prefixes that match. These may be 2^levels, if there are so many filters: a Search takes them in steps.
-A filter longer than an LMDB key is kept under its longest prefix of whole levels that fits and a digest, and compared in full.
-NUL cannot occur in a filter [MQTT-4.7.3-2], 0xFF not in UTF-8.
+Exact filters take one look-up. For wildcards the levels of the topic are walked as a path through the ordered keys. At each prefix
+only the continuations `+`, `#` and the topic's own level are sought, and only where a key with that prefix exists, so the cost
+follows the prefixes that match. With enough filters these may be 2^levels: a Search visits them in steps. A filter longer than an
+LMDB key is stored under its longest prefix of whole levels that fits and a digest, and compared in full. NUL cannot occur in a
+filter [MQTT-4.7.3-2], 0xFF not in UTF-8.
 
-Invariants: a text in "long" has as many references as there are values whose key or group name is its digest, and goes with
+Invariants: a text in "long" has as many references as there are values whose key or group name is its digest, and is removed with
 the last of them; every change is one transaction, so readers see all of it or nothing.
 """
 
@@ -40,35 +40,35 @@ __all__ = [
 ]
 
 KEY_MAX = 511
-"""Bytes of an LMDB key, and of a dupsort value."""
+"""Longest LMDB key, and longest dupsort value, bytes."""
 DIGEST = 16
-"""Bytes of a digest: collisions are out of reach, and the full text is compared all the same."""
+"""Size of a digest, bytes: collisions are out of reach, and the full text is compared nevertheless."""
 LONG_MARK = b"\xff"
 GROUP_MAX = KEY_MAX - 16
-"""Bytes of a group name that stands in the value itself; what comes before it there takes 13."""
+"""Longest group name stored in the value itself, bytes; the fields before it take 13."""
 REFERENCES = 4
-"""Bytes of the reference count before a long text."""
+"""Size of the reference count before a long text, bytes."""
 MAP_BYTES = 16 << 30
 """Virtual size of the environment; tmpfs holds only what is used."""
 READERS = 1024
 """Reader slots: one per process and thread with an open read transaction."""
 PURGE_BATCH = 2000
-"""Routes looked at, and at most removed, in one transaction: other writers wait for some 10 ms at worst."""
+"""Routes visited, and at most removed, in one transaction: other writers wait for some 10 ms at worst."""
 VALUES_A_VISIT = 8
 """Values of a filter that take as long as a seek, about 2 µs."""
 PAGE_VISITS = 10_000
-"""Routes looked at in one call of page(): some 5 ms."""
+"""Routes visited in one call of page(): some 5 ms."""
 
 _Place = tuple[bytes, bytes]
 """A key and one of its values."""
 
 
 class RouteTableFull(Exception):
-    """The map, or the tmpfs under it, has no room for the change; nothing of the batch was stored."""
+    """The map, or the tmpfs below it, has no room for the change; nothing of the batch was stored."""
 
 
 class RouteChange(NamedTuple):
-    """A route to add or to remove. With `group` it is the membership of session `member` in a shared group."""
+    """A route to add or to remove. With `group`, the membership of session `member` in a shared group."""
 
     add: bool
     filter: bytes
@@ -78,7 +78,7 @@ class RouteChange(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A shared group that a topic matches: members are (destination, session key), in one order for all readers."""
+    """A shared group that a topic matches: members are (destination, session key), in the same order for all readers."""
 
     name: bytes
     filter: bytes
@@ -86,14 +86,14 @@ class Group(NamedTuple):
 
 
 class FilterRoutes(NamedTuple):
-    """Where one filter leads: (destination, shared group or b"", members of the group there)."""
+    """Destinations of one filter: (destination, shared group or b"", members of the group there)."""
 
     filter: bytes
     routes: list[tuple[int, bytes, int]]
 
 
 class Match(NamedTuple):
-    """What a topic leads to: filters with plain routes, all their destinations, and shared groups."""
+    """The result for a topic: filters with plain routes, all their destinations, and shared groups."""
 
     filters: list[bytes]
     destinations: tuple[int, ...]
@@ -113,8 +113,8 @@ class RouteTable:
 
     def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES, readers: int = READERS) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Without syncs: the page cache outlives every process, and the file is on tmpfs anyway. Not a writable map: there a full
-        # tmpfs is SIGBUS instead of an error.
+        # No syncs: the page cache outlives every process, and the file is on tmpfs anyway. No writable map: with it, a full tmpfs
+        # would be SIGBUS instead of an error.
         self._env = lmdb.open(str(path), map_size=map_bytes, max_dbs=4, max_readers=readers, sync=False, metasync=False, mode=0o600)
         self._env.reader_check()
         self._exact: Any = self._env.open_db(b"exact", dupsort=True)
@@ -124,20 +124,20 @@ class RouteTable:
         self._routes = (self._exact, self._wild, self._wild_long)
 
     def close(self) -> None:
-        """Ends the use of the table; every other method is an error from then on."""
+        """Closes the table; no other method may be called afterwards."""
         self._env.close()
 
     def reader_check(self) -> int:
-        """Frees the reader slots of processes that were killed in a read, so that old pages are used again; how many."""
+        """Frees the reader slots of processes killed during a read, so that old pages are reused; returns how many."""
         return int(self._env.reader_check())
 
     # --- writing ------------------------------------------------------------------------------------------------
 
     def update(self, changes: Iterable[tuple[bool, bytes, int, bytes, int]]) -> None:
-        """All changes (each a RouteChange) in one transaction, in order.
+        """Applies all changes (each a RouteChange) in one transaction, in order.
 
-        Adding what is there and removing what is not are no errors. Raises RouteTableFull, even for a removal: LMDB copies the
-        pages that it changes.
+        Adding an existing route and removing a missing one are no errors. Raises RouteTableFull, even for a removal: LMDB copies
+        the pages that it changes.
         """
         exact: list[_Place] = []
         wild: list[_Place] = []
@@ -153,7 +153,8 @@ class RouteTable:
                         else:
                             exact.append((filter, b"\0" + to.to_bytes(4, "big")))
                     else:
-                        # Mostly removals come first: adds are gathered, since a cursor takes many of them at a third of the price.
+                        # Removals usually precede adds. Adds are gathered, since a cursor stores many of them at a third of the
+                        # cost.
                         self._add_all(txn, exact, wild)
                         if _has_wildcard(filter):
                             txn.delete(filter.replace(b"/", b"\0"), b"\0" + to.to_bytes(4, "big"), db=self._wild)
@@ -164,7 +165,7 @@ class RouteTable:
             raise RouteTableFull(f"route table {self._env.path()} is full: {error}") from error
 
     def _add_all(self, txn: lmdb.Transaction, exact: list[_Place], wild: list[_Place]) -> None:
-        """Adds what was gathered, and forgets it."""
+        """Stores the gathered adds and clears the lists."""
         for db, places in ((self._exact, exact), (self._wild, wild)):
             if places:
                 with txn.cursor(db) as cursor:
@@ -172,7 +173,7 @@ class RouteTable:
                 places.clear()
 
     def _change(self, txn: lmdb.Transaction, change: tuple[bool, bytes, int, bytes, int]) -> None:
-        """One change of any kind: of a group, or with a filter longer than a key."""
+        """Applies one change of any kind: of a group, or with a filter longer than a key."""
         add, filter, to, group, member = change
         db, key, long_filter = self._key(filter)
         value, long_group = _value(to, group, member)
@@ -184,9 +185,9 @@ class RouteTable:
                     self._hold(txn, text)
 
     def replace(self, destination: int, routes: Iterable[tuple[bool, bytes, int, bytes, int]]) -> int:
-        """Makes `routes` (additions, all to `destination`) the only ones to it; returns how many others there were.
+        """Makes `routes` (additions, all to `destination`) the only ones to it; returns the number of routes removed.
 
-        Those that were there before are there all the time. Raises RouteTableFull.
+        Routes in both sets are present all the time. Raises RouteTableFull.
         """
         wanted = list(routes)
         self.update(wanted)
@@ -197,10 +198,10 @@ class RouteTable:
         return self._purge(destination, kept)
 
     def purge(self, destination: int) -> int:
-        """Removes every route to a destination and returns how many there were.
+        """Removes every route to a destination and returns their number.
 
-        In batches, found by reading: other writers wait for the removal of one batch, never for the search. Raises
-        RouteTableFull; what was removed before stays removed.
+        It works in batches, found by reading: other writers wait for the removal of one batch, never for the search. Raises
+        RouteTableFull; batches removed before stay removed.
         """
         return self._purge(destination, set())
 
@@ -219,7 +220,7 @@ class RouteTable:
         return removed
 
     def _routes_to(self, db: Any, needle: bytes, after: _Place | None) -> tuple[list[_Place], _Place | None]:
-        """Routes to a destination among the next PURGE_BATCH, and where to go on (None: that was all)."""
+        """Returns the routes to a destination among the next PURGE_BATCH, and the place to continue at (None: the end)."""
         doomed: list[_Place] = []
         with self._env.begin() as txn, txn.cursor(db) as cursor:
             found = _resume(cursor, after)
@@ -240,7 +241,7 @@ class RouteTable:
             raise RouteTableFull(f"route table {self._env.path()} is full: {error}") from error
 
     def _key(self, filter: bytes) -> tuple[Any, bytes, bytes]:
-        """Database and key of a filter, and the filter itself if it stands there by its digest."""
+        """Returns database and key of a filter, and the filter itself if the key has its digest."""
         if not _has_wildcard(filter):
             if len(filter) <= KEY_MAX:
                 return self._exact, filter, b""
@@ -252,7 +253,7 @@ class RouteTable:
         return self._wild_long, key[: cut + 1] + LONG_MARK + _digest(filter), filter
 
     def _remove(self, txn: lmdb.Transaction, db: Any, key: bytes, value: bytes) -> bool:
-        """Removes one route with its claim on long texts; whether it was there."""
+        """Removes one route and its references to long texts; returns whether the route existed."""
         if not txn.delete(key, value, db=db):
             return False
         _, mark, filter_digest = key.partition(LONG_MARK)
@@ -281,13 +282,13 @@ class RouteTable:
     # --- matching -----------------------------------------------------------------------------------------------
 
     def match(self, topic: bytes) -> Match:
-        """Everything that a publish to this topic leads to, as of one snapshot. The topic is valid and has no wildcard."""
+        """Returns all that a publish to this topic leads to, in one snapshot. The topic is valid and has no wildcard."""
         found = self.search(topic).step(sys.maxsize)
         assert found is not None
         return found
 
     def search(self, topic: bytes) -> "Search":
-        """The same in steps of bounded size."""
+        """Returns the same search in steps of bounded size."""
         return Search(self, topic)
 
     def _match_exact(self, txn: lmdb.Transaction, topic: bytes, found: "_Collector") -> None:
@@ -302,15 +303,15 @@ class RouteTable:
                 found.add(topic, cursor.iternext_dup())
 
     def _text(self, txn: lmdb.Transaction, digest: bytes) -> bytes:
-        """The long text with this digest; empty, which no filter or group name is, if there is none."""
+        """Returns the long text with this digest; empty, which no filter or group name is, if the digest is unknown."""
         return (_get(txn, digest, self._long) or b"")[REFERENCES:]
 
-    # --- looking around -----------------------------------------------------------------------------------------
+    # --- inspection ---------------------------------------------------------------------------------------------------------------
 
     def filters(self, below: bytes = b"") -> Generator[bytes, None, None]:
-        """Every filter with a route, exact ones first, as of one snapshot; ends soon, for it holds a read transaction.
+        """Yields every filter with a route, exact ones first, in one snapshot. Consume it quickly: it holds a read transaction.
 
-        `below`: only those that start with these bytes, a few whole levels and a slash. Others are not looked at, but for exact
+        `below`: only filters that start with these bytes, a few whole levels and a slash. Others are not visited, except for exact
         filters longer than a key.
         """
         with self._env.begin() as txn:
@@ -324,9 +325,9 @@ class RouteTable:
                                 yield filter
 
     def page(self, after: tuple[int, bytes] | None, limit: int) -> tuple[list[FilterRoutes], tuple[int, bytes] | None]:
-        """The next filters, at most `limit`, with where they lead; what `after` is to be next time, None at the end.
+        """Returns the next filters, at most `limit`, with their routes, and the next value of `after`, None at the end.
 
-        A call looks at PAGE_VISITS routes at most, or at all of one filter's.
+        A call visits at most PAGE_VISITS routes, or all of one filter.
         """
         found: list[FilterRoutes] = []
         number, start = after if after is not None else (0, b"")
@@ -349,7 +350,7 @@ class RouteTable:
         return found, None
 
     def routes_of(self, filter: bytes) -> FilterRoutes | None:
-        """Where one filter leads; None if nobody subscribes to it."""
+        """Returns the routes of one filter, or None if it has no subscriber."""
         db, key, _ = self._key(filter)
         with self._env.begin() as txn, txn.cursor(db) as cursor:
             if not cursor.set_key(key):
@@ -369,13 +370,13 @@ class RouteTable:
         return FilterRoutes(filter, [(to, group, count) for (to, group), count in members.items()])
 
     def count(self) -> int:
-        """Routes in the table: one per filter and destination, or group member."""
+        """Returns the number of routes in the table: one per filter and destination, or group member."""
         with self._env.begin() as txn:
             return sum(int(txn.stat(db)["entries"]) for db in self._routes)
 
 
 def _value(to: int, group: bytes, member: int) -> tuple[bytes, bytes]:
-    """A route's value, and its group name if that stands there by its digest."""
+    """Returns a route's value, and its group name if the value has its digest."""
     head = to.to_bytes(4, "big")
     if not group:
         return b"\0" + head, b""
@@ -396,7 +397,7 @@ def _item(cursor: lmdb.Cursor) -> _Place:
 
 
 def _resume(cursor: lmdb.Cursor, after: _Place | None) -> bool:
-    """Moves to the first route, or to the one in `after`, or to what follows it if it has gone meanwhile."""
+    """Moves to the first route, or to the one in `after`, or to the one after it if it was removed meanwhile."""
     if after is None:
         return bool(cursor.first())
     if cursor.set_range_dup(*after):
@@ -405,7 +406,7 @@ def _resume(cursor: lmdb.Cursor, after: _Place | None) -> bool:
 
 
 def _keys_from(cursor: lmdb.Cursor, start: bytes) -> Iterator[bytes]:
-    """Every key that starts with these bytes, once."""
+    """Yields every key that starts with these bytes, once."""
     more = cursor.set_range(start) if start else cursor.first()
     while more and (key := bytes(cursor.key())).startswith(start):
         yield key
@@ -415,7 +416,8 @@ def _keys_from(cursor: lmdb.Cursor, start: bytes) -> Iterator[bytes]:
 class Search:
     """The search for one topic, in steps, each with a read transaction of its own.
 
-    It finds what was in the table from its first step to its last; a filter that comes or goes meanwhile is found or not.
+    It finds every filter that is in the table from its first step to its last. A filter added or removed meanwhile may be found or
+    not.
     """
 
     def __init__(self, table: RouteTable, topic: bytes) -> None:
@@ -425,10 +427,10 @@ class Search:
         self._walks = [_Walk(topic, self._found), _LongWalk(topic, self._found)]
         self._begun = False
         self.visits = 0
-        """Nodes that the last step has visited."""
+        """Nodes visited by the last step."""
 
     def step(self, most: int) -> Match | None:
-        """Visits at most so many nodes more, give or take one with its values. None: there are others."""
+        """Visits at most `most` further nodes, give or take one with its values. None: the search is not complete."""
         table = self._table
         left = most
         with table._env.begin() as txn:
@@ -458,17 +460,17 @@ class _Walk:
         self.words = topic.split(b"/")
         self.found = found
         self.todo = [(b"", 0)]
-        """Prefixes, with their depth, that are still to be visited. A stack of its own: a key may have as many levels as bytes."""
+        """Prefixes to visit, with their depth. An explicit stack, since a key may have as many levels as bytes."""
 
     def run(self, cursor: Any, text: Callable[[bytes], bytes], left: int) -> int:
-        """Collects what matches until `left` nodes are visited; what is left of them."""
+        """Collects matches until `left` nodes are visited; returns the remainder of `left`."""
         while self.todo and left > 0:
             prefix, depth = self.todo[-1]
             left = self.visit(cursor, text, prefix, depth, left - 1)
             if left <= 0 and not self.is_through():
                 break
             self.todo.pop()
-            # `a/#` matches `a` itself, so the walk goes one level past the last word.
+            # `a/#` matches `a` itself, so the walk covers one level beyond the last word.
             if depth < len(self.words):
                 for level in self.levels(depth):
                     deeper = prefix + level + b"\0"
@@ -477,17 +479,17 @@ class _Walk:
         return left
 
     def is_through(self) -> bool:
-        """Whether visit() has taken all of its prefix."""
+        """Returns whether visit() has processed all of its prefix."""
         return True
 
     def levels(self, depth: int) -> tuple[bytes, ...]:
-        """What a matching filter may have at this level, `#` apart."""
+        """Returns the levels that a matching filter may have at this depth, `#` apart."""
         if depth == 0 and self.topic.startswith(b"$"):
             return (self.words[0],)  # [MQTT-4.7.2-1]
         return b"+", self.words[depth]
 
     def visit(self, cursor: Any, text: Callable[[bytes], bytes], prefix: bytes, depth: int, left: int) -> int:
-        """Takes the filters that end right behind `prefix` (whole levels, NUL at its end); what is left of the visits."""
+        """Collects the filters that end right after `prefix` (whole levels, NUL at its end); returns the remaining visits."""
         if depth or not self.topic.startswith(b"$"):  # [MQTT-4.7.2-1]
             left -= self.take(cursor, prefix + b"#")
         if depth == len(self.words) - 1:
@@ -502,12 +504,12 @@ class _Walk:
 
 
 class _LongWalk(_Walk):
-    """The same over the prefixes of filters longer than a key; each candidate is compared in full, as one visit."""
+    """The same search over prefixes of filters longer than a key; each candidate is compared in full, as one visit."""
 
     def __init__(self, topic: bytes, found: "_Collector") -> None:
         super().__init__(topic, found)
         self.behind = b""
-        """The last key that was compared below the prefix on top, if there was no time for the others."""
+        """The last key compared below the prefix on top of the stack, if the step ended before the others."""
 
     def is_through(self) -> bool:
         return not self.behind
@@ -533,7 +535,7 @@ class _LongWalk(_Walk):
 
 
 class _Collector:
-    """Gathers values of matching filters into a Match."""
+    """Gathers the values of matching filters into a Match."""
 
     def __init__(self) -> None:
         self.filters: list[bytes] = []
@@ -541,7 +543,7 @@ class _Collector:
         self.members: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {}
 
     def add(self, filter: bytes, values: Iterable[Any]) -> int:
-        """Takes a filter's values; how many visits that is worth beyond the one to the filter."""
+        """Adds a filter's values; returns their cost in visits, beyond the one to the filter."""
         plain, count = False, 0
         for value in values:
             count += 1

@@ -1,4 +1,4 @@
-"""The one directory that a broker has in shared memory, and why what lies there may be trusted.
+"""The one directory of a broker in shared memory, and the reasons to trust its content.
 
     /dev/shm/shardbroker-<instance>[-<random>]     mode 0700, of the broker's user
         counters  epochs                           segments
@@ -6,10 +6,10 @@
         routes/  exclusive/  registry-<w>/         LMDB
         left-<ns>/                                 `rings` of a broker that was killed, oldest first
 
-Every local user may create names in /dev/shm, and <instance> is no secret, so a name proves nothing. Only a directory is used
-that belongs to the broker's user, as fstat says, and that is closed to others: no other user can make one, put a file into it, or
-replace it, since /dev/shm is sticky. If the first name is taken, the directory gets a random suffix, and the next start finds it by
-its owner.
+Every local user may create names in /dev/shm, and <instance> is no secret, so a name proves nothing. A directory is used only if,
+according to fstat, it belongs to the broker's user and is closed to others. No other user can make such a directory, put a file
+into it, or replace it, since /dev/shm is sticky. If the first name is taken, the directory gets a random suffix, and the next start
+finds it by its owner.
 """
 
 import os
@@ -20,14 +20,14 @@ from pathlib import Path
 __all__ = ["distrust", "distrusted", "find_runtime_dir", "make_runtime_dir"]
 
 ROOT = Path("/dev/shm")
-"""tmpfs, half of the memory by default. A RuntimeDirectory of systemd lies in /run, which has a tenth or a fifth for the whole
-machine, and a ring that finds no page ends its process; and it is removed at a stop, with rings that the next start needs."""
+"""A tmpfs with half of the memory by default. /run, where systemd has RuntimeDirectory, has only a tenth or a fifth for the whole
+machine, and a process whose ring finds no page is killed. /run is also cleared at a stop, with rings that the next start needs."""
 RANDOM_BYTES = 8
-"""Of a name that cannot be taken in advance."""
+"""Random bytes of a name that cannot be taken in advance."""
 
 
 def distrust(found: os.stat_result) -> str | None:
-    """Why a file or directory must not be used, by what fstat says of it; None if it is ours alone."""
+    """Returns the reason not to use a file or directory, by its fstat result; None if it belongs to this user alone."""
     if found.st_uid != os.geteuid():
         return f"owner must be uid {os.geteuid()}, got {found.st_uid}"
     if stat.S_IMODE(found.st_mode) & 0o077:
@@ -36,18 +36,18 @@ def distrust(found: os.stat_result) -> str | None:
 
 
 def find_runtime_dir(instance: str) -> Path | None:
-    """The directory of an instance that runs or was killed; None if there is none of ours."""
+    """Returns the directory of an instance that runs or was killed, or None."""
     return next((path for path in _names(instance) if _problem(path) is None), None)
 
 
 def distrusted(instance: str) -> list[tuple[Path, str]]:
-    """Names of an instance that are not used, and why."""
+    """Returns the names of an instance that are not used, each with the reason."""
     found = [(path, _problem(path)) for path in _names(instance)]
     return [(path, problem) for path, problem in found if problem is not None]
 
 
 def make_runtime_dir(instance: str) -> Path:
-    """A new directory for an instance that has none. Raises OSError."""
+    """Makes the directory of an instance. Raises OSError."""
     root = ROOT.stat()
     if root.st_mode & stat.S_IWOTH and not root.st_mode & stat.S_ISVTX:
         raise PermissionError(f"{ROOT}: mode must have the sticky bit, got {stat.S_IMODE(root.st_mode):04o}; set it with chmod +t")

@@ -14,7 +14,7 @@ FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def create(path: str, size: int) -> mmap.mmap:
-    """A new, zeroed segment of `size` bytes; pages take memory when they are first touched. Raises FileExistsError, OSError."""
+    """Creates a zeroed segment of `size` bytes; a page takes memory when it is first touched. Raises FileExistsError, OSError."""
     descriptor = os.open(path, FLAGS | os.O_CREAT | os.O_EXCL, MODE)
     try:
         os.ftruncate(descriptor, size)
@@ -24,9 +24,9 @@ def create(path: str, size: int) -> mmap.mmap:
 
 
 def attach(path: str, least: int) -> mmap.mmap:
-    """A segment that another process created, of at least `least` bytes.
+    """Attaches to a segment of another process, of at least `least` bytes.
 
-    Raises FileNotFoundError, PermissionError if it is not this user's alone, ValueError if it is something else.
+    Raises FileNotFoundError, PermissionError if the file is accessible to other users, ValueError if it is not a segment.
     """
     descriptor = os.open(path, FLAGS)
     try:
@@ -42,5 +42,5 @@ def attach(path: str, least: int) -> mmap.mmap:
 
 
 def unlink(path: str) -> None:
-    """Removes the name; the memory goes when the last mapping does. No error if it is gone already."""
+    """Removes the name; the memory is freed with the last mapping. No error if the name is already removed."""
     Path(path).unlink(missing_ok=True)

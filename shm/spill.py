@@ -8,7 +8,7 @@ __all__ = ["read_spilled", "spill_path"]
 
 
 def spill_path(directory: Path, name: bytes) -> Path:
-    """Where a file of this name is; never outside of the directory. Raises ValueError."""
+    """Returns the path of a file in the spill directory, never outside of it. Raises ValueError."""
     text = name.decode(errors="replace")
     if not text or text in (".", "..") or "/" in text or "\0" in text:
         raise ValueError(f"name of a spilled record: must be a name without '/', got {text[:200]!r}")
@@ -16,7 +16,7 @@ def spill_path(directory: Path, name: bytes) -> Path:
 
 
 def read_spilled(directory: Path, name: bytes) -> tuple[Path, bytes]:
-    """The file of this name and its contents. Raises ValueError, OSError (FileNotFoundError: it was read before)."""
+    """Returns the path and the contents of a file. Raises ValueError, OSError (FileNotFoundError: it was read before)."""
     path = spill_path(directory, name)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

@@ -1,4 +1,4 @@
-"""What the supervisor lays out and every process inherits by fork: names, numbers (roles.py) and descriptors."""
+"""The layout that the supervisor prepares and every process inherits by fork: names, numbers (roles.py) and descriptors."""
 
 import os
 from collections.abc import Callable
@@ -14,38 +14,38 @@ from shm.roles import Place
 __all__ = ["COUNTERS", "INBOX", "RETAINED_DIR", "RINGS_DIR", "SPILL_DIR", "LeftOver", "ListenerSockets", "Topology"]
 
 RETAINED_DIR = "retained"
-"""Of the retained messages, in the data directory."""
+"""Directory of the retained messages, in the data directory."""
 COUNTERS = "counters"
 """Segment in the runtime directory."""
 RINGS_DIR, INBOX, SPILL_DIR = "rings", "inbox-", "spill"
-"""In the runtime directory, and in that of the rings: what outlives a broker that was killed, by one rename."""
+"""In the runtime directory, and in that of the rings, which survives a killed broker by one rename."""
 
 
 @dataclass(frozen=True)
 class ListenerSockets:
-    """One listener, with a bound, listening descriptor per acceptor; those of a unix socket are one and the same."""
+    """One listener, with a bound, listening descriptor per acceptor; acceptors share the descriptor of a unix socket."""
 
     name: str
     number: int
-    """Its place in the counters; another listener may get it when this one is gone."""
+    """Index in the counters, reused for another listener after this one is removed."""
     settings: Any = field(repr=False)
     """`shardbroker.config.listeners.Listener`."""
     descriptors: tuple[int, ...]
     address: str
-    """Where it listens, as people write it: "ssl://127.0.0.1:8883"."""
+    """Address in the public form: "ssl://127.0.0.1:8883"."""
     port: int
     """0 for a unix socket."""
     activated: bool = False
-    """Whether the service manager has opened it, and keeps it open."""
+    """Opened by the service manager, which keeps it open."""
 
 
 @dataclass(frozen=True)
 class LeftOver:
-    """Rings in shared memory that nobody writes to any more, and the messages that were too large for them."""
+    """Rings in shared memory without a producer, and the messages that were too large for them."""
 
     directory: Path
     inboxes: tuple[str, ...]
-    """Path of each process's inbox, which may be gone already."""
+    """Path of each process's inbox, which may already be removed."""
     spill_dir: Path
 
 
@@ -59,9 +59,9 @@ class Topology:
     """On tmpfs, mode 0700, this user's own (shm/runtime.py): segments, LMDB environments, spilled messages."""
     data_dir: Path
     places: tuple[Place, ...]
-    """Of all processes that there may be, by slot."""
+    """Places of all possible processes, by slot."""
     weights: tuple[int, ...] = field(default=(), kw_only=True)
-    """Of each worker's share of the sessions; none: all get the same."""
+    """Share of the sessions of each worker; empty: equal shares."""
     ring_bytes: int
     """Capacity of one lane, a power of two."""
     doorbells: tuple[int, ...]
@@ -72,22 +72,22 @@ class Topology:
     settings: Any = field(repr=False)
     """The whole configuration at the start, `shardbroker.config.Settings`."""
     loaded: Any = field(default=None, repr=False)
-    """Where it came from, `shardbroker.config.Loaded`; None: nobody has said."""
+    """Origin of the settings, `shardbroker.config.Loaded`; None: unknown."""
     written_by: int = 0
-    """Number of the division (shm/partitions.py) that the journals were written by last; 0: there are none."""
+    """Number of the division (shm/partitions.py) that last wrote the journals; 0: there are no journals."""
     damage: tuple[str, ...] = ()
-    """What was found damaged before any process started, for the manager to tell."""
+    """Damage found before any process started, for the log and an alarm of the manager."""
     left_over: tuple["LeftOver", ...] = ()
     """Rings of a broker that was killed, oldest first."""
     parse_listener: Callable[[Any], Any] = field(default=lambda values: values, repr=False)
-    """Makes the settings of a listener from plain values."""
+    """Converts plain values to the settings of a listener."""
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"
 
     def close_listeners(self, acceptor: int | None) -> None:
-        """In a new process: closes the listening sockets that are not this acceptor's, or all of them (None). A listener that is
-        removed would stay open otherwise, and nobody would accept what comes by it."""
+        """Closes the listening sockets of other acceptors, or all of them (None), in a new process. Otherwise a removed listener
+        would stay open without a process that accepts its connections."""
         for listener in self.listeners:
             own = None if acceptor is None else listener.descriptors[acceptor]
             for descriptor in {*listener.descriptors} - {own}:
@@ -95,7 +95,7 @@ class Topology:
 
     @cached_property
     def division(self) -> Division:
-        """Which worker has which sessions."""
+        """Returns the assignment of sessions to workers."""
         return Division(self.workers, self.weights)
 
     def sending_ends(self, channel: str, number: int = 0) -> list[int]:
@@ -112,7 +112,7 @@ class Topology:
 
     @property
     def always_there(self) -> list[Place]:
-        """The places of processes that run under any settings."""
+        """Returns the places of processes that run under any settings."""
         return [place for place in self.places if place.role.needed is None]
 
     def slot_of(self, role: str, number: int = 0) -> int:
@@ -129,16 +129,16 @@ class Topology:
 
     @cached_property
     def manager(self) -> int:
-        """Process number of the manager."""
+        """Returns the process number of the manager."""
         return self.slot_of("manager")
 
     @cached_property
     def processes(self) -> int:
-        """Processes with an inbox, which have the numbers 0..processes-1."""
+        """Returns the number of processes with an inbox, which have the numbers 0..processes-1."""
         return sum(place.role.inbox for place in self.places)
 
     def inbox_name(self, process: int) -> str:
-        """Path of a process's inbox."""
+        """Returns the path of a process's inbox."""
         return str(self.rings_dir / f"{INBOX}{process}")
 
     @property
@@ -163,14 +163,14 @@ class Topology:
 
     @property
     def spill_dir(self) -> Path:
-        """Messages too large for a ring: one file per message and destination, unlinked by the reader."""
+        """Returns the directory of messages too large for a ring: one file per message and destination, unlinked by the reader."""
         return self.rings_dir / SPILL_DIR
 
     def registry_dir(self, worker: int) -> Path:
         return self.runtime_dir / f"registry-{worker}"
 
     def journal_dir(self, worker: int) -> Path:
-        """The worker's journal: its sessions, and what analytics asked for."""
+        """Returns the directory of a worker's journal: its sessions, and the messages captured for analytics."""
         return self.data_dir / "journal" / str(worker)
 
     @property
