@@ -1,11 +1,12 @@
-"""Clients that come and go: connect, CONNECT, CONNACK, SUBSCRIBE, SUBACK, DISCONNECT, and then the next one.
+"""Clients that connect and disconnect: connect, CONNECT, CONNACK, SUBSCRIBE, SUBACK, DISCONNECT, and then the next one.
 
-`plan.others` places at a time, `plan.messages` connections in all. The broker's close is waited for: so its side, which has one port,
-keeps TIME_WAIT, and ours does not run out of ports.
+There are `plan.others` places at a time, `plan.messages` connections in all. Each waits for the broker to close first: then
+TIME_WAIT is on the broker's side, which has one port, and the load tool does not run out of ports.
 
 - reconnect: each connection has a client id of its own.
-- takeover: each place has one client id and leaves its connection open until the next one with that id has taken it over. It is done
-  when the new one is subscribed and the broker has closed the old one. The last one of each place disconnects.
+- takeover: each place has one client id and leaves its connection open until the next one with that id has taken it over. A
+  takeover is complete when the new connection is subscribed and the broker has closed the old one. The last one of each place
+  disconnects.
 """
 
 import time
@@ -35,27 +36,27 @@ cdef enum:
     EVENTS = 512                           # epoll events a pass
     ANSWER_MAX = 1024                      # a CONNACK or SUBACK, bytes; a longer one counts as a failure
     SLEEP_MAX_MS = 100
-    TURN_DIGITS = 8                        # hexadecimal ones, of the number of a connection
-    TELL_NS = 200000000                    # between two looks of the caller at a run
-    OLD = 1 << 31                          # in an epoll event: the connection that is to be taken over
+    TURN_DIGITS = 8                        # hexadecimal digits of the number of a connection
+    REPORT_NS = 200000000                    # interval between two progress reports of a run
+    OLD = 1 << 31                          # flag in an epoll event: the connection to be taken over
 
 cdef enum State:
     FREE = 0
     CONNECTING = 1
     CONNACK = 2
     SUBACK = 3
-    SUBSCRIBED = 4                         # takeover: waits for the old connection's end
+    SUBSCRIBED = 4                         # takeover: waiting for the old connection's end
     LEAVING = 5
 
 cdef const char* DIGITS = b"0123456789abcdef"
 
 CLIENT_TIMEOUT_S = 10.0
-"""From connect to the broker's close; one that takes longer has failed."""
+"""Limit from connect to the broker's close; a connection that takes longer has failed."""
 
 
 cdef struct Slot:
     int fd
-    int old                                # takeover: the connection before, -1 if there is none
+    int old                                # takeover: the previous connection, -1: none
     int state
     uint64_t started_ns, turn              # turn: number of the connection
     uint32_t size
@@ -65,14 +66,14 @@ cdef struct Slot:
 cdef class Arrivals:
     """The clients of one plan of scenario `reconnect` or `takeover`, or the share of one process."""
 
-    cdef object plan, route, told
-    cdef list packets                      # of each place: its CONNECT and SUBSCRIBE
-    cdef list turn_places                  # of each place: where the number stands in its CONNECT
+    cdef object plan, route, tick
+    cdef list packets                      # by place: its CONNECT and SUBSCRIBE
+    cdef list turn_places                  # by place: offset of the number in its CONNECT
     cdef int epoll, slots_count, free_count, process
     cdef bint takes_over, interrupted
     cdef Slot* slots
     cdef int* unused                       # numbers of the free slots
-    cdef uint64_t now_ns, tell_ns, started, finished, failed, limit, interval_ns, begin
+    cdef uint64_t now_ns, report_ns, started, finished, failed, limit, interval_ns, begin
     cdef Share share
     cdef Totals* totals
     cdef readonly Histogram latency
@@ -80,14 +81,14 @@ cdef class Arrivals:
     def __cinit__(self):
         self.epoll = -1
 
-    def __init__(self, plan, str host, int port, Share share=None, int process=0, told=None):
+    def __init__(self, plan, str host, int port, Share share=None, int process=0, tick=None):
         cdef int i
         self.plan = plan
         self.route = Route(host, port, plan.ifaddr)
         self.process = process
         self.share = share if share is not None else Share(1, 0)
         self.totals = &self.share.totals[process]
-        self.told = told
+        self.tick = tick
         self.takes_over = plan.scenario == "takeover"
         self.slots_count = self.free_count = (plan.others + plan.processes - 1 - process) // plan.processes
         self.limit = (plan.messages + plan.processes - 1 - process) // plan.processes
@@ -120,24 +121,24 @@ cdef class Arrivals:
         self.close()
 
     def connect(self) -> None:
-        """takeover: the connections that will be taken over first. Raises OSError."""
+        """takeover: opens the connections that will be taken over first. Raises OSError."""
         cdef uint64_t limit = self.limit
         if not self.takes_over:
             return
         self.limit = self.slots_count
-        self.come_and_go(<uint64_t>-1)
+        self.run_connections(<uint64_t>-1)
         self.limit = limit
         self.latency = Histogram()
         self.started = self.finished = 0
 
     def prepare(self) -> None:
-        """There is nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
 
     def clear(self) -> None:
-        """There is nothing to clear."""
+        """Does nothing: there is nothing to clear."""
 
     def close(self) -> None:
-        """Ends what is still open."""
+        """Closes the open connections."""
         cdef int i
         if self.slots == NULL:
             return
@@ -151,16 +152,16 @@ cdef class Arrivals:
                 self.slots[i].old = -1
 
     def run(self) -> dict:
-        """Lets all clients come and go; counts, latency from connect to SUBACK or to the end of the takeover. Raises OSError."""
+        """Runs all connections; returns counts and latency from connect to SUBACK or to the end of the takeover. Raises OSError."""
         cpu = time.process_time()
         self.begin = self.now_ns = monotonic_ns()
         try:
-            self.come_and_go(self.begin + <uint64_t>(self.plan.seconds * 1e9))
+            self.run_connections(self.begin + <uint64_t>(self.plan.seconds * 1e9))
         except KeyboardInterrupt:
             self.interrupted = True
         self.now_ns = monotonic_ns()
         self.totals.finished = 1
-        self.tell()
+        self.report()
         return {
             "connections": self.finished,
             "failed": self.failed,
@@ -171,7 +172,7 @@ cdef class Arrivals:
             "own_cpu_s": time.process_time() - cpu,
         }
 
-    cdef int come_and_go(self, uint64_t until) except -1:
+    cdef int run_connections(self, uint64_t until) except -1:
         cdef uint64_t due = self.limit
         while True:
             if self.interval_ns and self.begin:
@@ -182,12 +183,12 @@ cdef class Arrivals:
                 return 0
             self.turn_once(1 if due < self.limit else SLEEP_MAX_MS)
 
-    cdef int tell(self) except -1:
-        self.tell_ns = self.now_ns + TELL_NS
+    cdef int report(self) except -1:
+        self.report_ns = self.now_ns + REPORT_NS
         self.totals.opened, self.totals.failed, self.totals.changes = self.finished, self.failed, self.finished
         self.totals.p99_ns = self.latency.percentile(99)
-        if self.told is not None:
-            self.told()
+        if self.tick is not None:
+            self.tick()
         return 0
 
     cdef int start_one(self) except -1:
@@ -215,7 +216,7 @@ cdef class Arrivals:
         event.data.u64 = <uint64_t>number
         if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &event) < 0:
             raise OSError(errno, "epoll_ctl")
-        if ready:                          # as it is on one machine
+        if ready:                          # as with a broker on the same machine
             slot.state = CONNACK
             return self.greet(number)
         return 0
@@ -234,15 +235,16 @@ cdef class Arrivals:
                 self.old_ended(<int>(events[i].data.u64 & ~<uint64_t>OLD))
             else:
                 self.step(<int>events[i].data.u64)
-        if self.now_ns >= self.tell_ns:
-            self.tell()
+        if self.now_ns >= self.report_ns:
+            self.report()
             for i in range(self.slots_count):
                 if self.slots[i].state != FREE and self.now_ns > self.slots[i].started_ns + <uint64_t>(CLIENT_TIMEOUT_S * 1e9):
                     self.end(i, False)
         return 0
 
     def greetings(self, int number) -> tuple:
-        """CONNECT and SUBSCRIBE of a place. At reconnect the client id ends in TURN_DIGITS of zeros, which greet() replaces."""
+        """Returns CONNECT and SUBSCRIBE of a place. At reconnect the client id ends in TURN_DIGITS of zeros, which greet()
+        replaces."""
         cdef int place = number * self.plan.processes + self.process
         plan = self.plan
         client_id = plan.id_of("o", place) + ("" if self.takes_over else "-" + "0" * TURN_DIGITS)
@@ -255,18 +257,18 @@ cdef class Arrivals:
         return greeting, wire.subscribe(plan.filters_of_other(place), plan.qos, plan.version)
 
     cdef int greet(self, int number) except -1:
-        """CONNECT, with the number of the connection in its client id."""
+        """Sends CONNECT, with the number of the connection in its client id."""
         cdef bytes greeting = <bytes>(<tuple>self.packets[number])[0]
         cdef uint8_t* at
         cdef uint64_t turn = self.slots[number].turn
         cdef int digit
         if not self.takes_over:
-            # Nobody else holds these bytes.
+            # These bytes have no other reference, so they may be changed in place.
             at = <uint8_t*>PyBytes_AS_STRING(greeting) + <int>self.turn_places[number]
             for digit in range(TURN_DIGITS - 1, -1, -1):
                 at[digit] = DIGITS[turn & 15]
                 turn >>= 4
-        return self.say(number, greeting)
+        return self.send_all(number, greeting)
 
     cdef int step(self, int number) except -1:
         cdef Slot* slot = &self.slots[number]
@@ -291,7 +293,7 @@ cdef class Arrivals:
         return 0
 
     cdef int answered(self, int number) except -1:
-        """A whole packet stands at the head of the slot's bytes."""
+        """Handles a whole packet at the head of the slot's bytes."""
         cdef Slot* slot = &self.slots[number]
         cdef uint32_t length = 2 + <uint32_t>slot.answer[1]
         cdef uint8_t first = slot.answer[0], code = slot.answer[3 if slot.state == CONNACK else length - 1]
@@ -301,16 +303,16 @@ cdef class Arrivals:
             return self.end(number, False)
         if slot.state == CONNACK:
             slot.state = SUBACK
-            return self.say(number, <bytes>(<tuple>self.packets[number])[1])
+            return self.send_all(number, <bytes>(<tuple>self.packets[number])[1])
         if self.takes_over:
             slot.state = SUBSCRIBED
             return self.taken_over(number) if slot.old < 0 else 0
         self.latency.add(monotonic_ns() - slot.started_ns)
         slot.state = LEAVING
-        return self.say(number, wire.DISCONNECT)
+        return self.send_all(number, wire.DISCONNECT)
 
     cdef int old_ended(self, int number) except -1:
-        """Bytes or the end on the connection that is to be taken over."""
+        """Handles bytes or the end of the connection to be taken over."""
         cdef Slot* slot = &self.slots[number]
         cdef uint8_t ignored[256]
         cdef ssize_t got
@@ -324,7 +326,7 @@ cdef class Arrivals:
         return self.taken_over(number) if slot.state == SUBSCRIBED else 0
 
     cdef int taken_over(self, int number) except -1:
-        """The new connection becomes the old one, and its place is free."""
+        """Makes the new connection the old one, and frees its place."""
         cdef Slot* slot = &self.slots[number]
         cdef epoll_event event
         self.latency.add(monotonic_ns() - slot.started_ns)
@@ -335,8 +337,8 @@ cdef class Arrivals:
             raise OSError(errno, "epoll_ctl")
         return self.release(number, True)
 
-    cdef int say(self, int number, bytes data) except -1:
-        """A few bytes into an empty socket buffer: they go, or the connection has failed."""
+    cdef int send_all(self, int number, bytes data) except -1:
+        """Sends a few bytes into an empty socket buffer; if they do not fit, the connection has failed."""
         if send(self.slots[number].fd, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT) < 0:
             return self.end(number, False)
         return 0

@@ -1,4 +1,4 @@
-"""`shardbroker perf`: load tests. Exit codes: 0 all messages came as they should, 1 not so or no broker, 2 wrong usage."""
+"""`shardbroker perf`: load tests. Exit codes: 0 all messages arrived correctly, 1 a fault or no broker, 2 wrong usage."""
 
 import argparse
 import dataclasses
@@ -23,26 +23,26 @@ from perf.report import comparison, json_line, table
 __all__ = ["main"]
 
 TEXTS = {
-    "conn": "clients that connect and stay, with -t each with a subscription",
-    "sub": "clients that subscribe, and count what comes",
+    "conn": "clients that connect and stay, with -t also subscribe",
+    "sub": "clients that subscribe, and count their messages",
     "pub": "clients that publish at an interval",
     "p2p": "pairs: publisher n to subscriber n, each pair on its own topic",
     "fanout": "one publisher, all subscribers on its topic",
     "fanin": "many publishers, few subscribers in one shared subscription",
-    "wildcard": "each publisher goes through many topics, subscribers take them by +",
-    "churn": "pairs, while other clients subscribe and unsubscribe without end",
-    "retained": "subscribers come and get many retained messages",
+    "wildcard": "each publisher uses many topics in turn, subscribers use +",
+    "churn": "pairs, while other clients subscribe and unsubscribe repeatedly",
+    "retained": "subscribers that get many retained messages each",
     "reconnect": "clients connect, subscribe and disconnect, one after the other in each place",
     "takeover": "clients connect while another with the same client id is connected",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; `argv` without the program's name."""
+    """Runs one verb and returns the exit code. `argv` has no program name."""
     parser, verbs = _parser()
     arguments = parser.parse_args(argv)
     verb = verbs[arguments.verb]
-    # An end from outside is as good as Ctrl-C: what was measured until then is shown, and no broker is left behind.
+    # SIGTERM is treated like Ctrl-C: the results so far are shown, and no broker is left running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return int(arguments.act(arguments))
@@ -70,7 +70,7 @@ def _parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     _add_compare(verbs["compare"])
     text = "one page of plots and tables, of one or several runs"
     report = verbs["report"] = subparsers.add_parser("report", help=text, description=text)
-    report.add_argument("files", nargs="+", type=Path, metavar="FILE", help="lines of JSON, as --out and --json give")
+    report.add_argument("files", nargs="+", type=Path, metavar="FILE", help="lines of JSON, from --out or --json")
     report.add_argument("--out", type=Path, default=Path("perf.html"), metavar="PAGE", help="the page to write; perf.html")
     report.add_argument("--title", default="Load test")
     report.set_defaults(act=_run_report)
@@ -82,7 +82,7 @@ def _default(name: str) -> Plan:
 
 
 def _as_option(verb: argparse.ArgumentParser, text: str) -> str:
-    """An error of the plan in the words of the command line: "others = 0: ..." becomes "argument --clients: 0: ..."."""
+    """Rewrites an error of the plan for the command line: "others = 0: ..." becomes "argument --clients: 0: ..."."""
     name, separator, rest = text.partition(" = ")
     if not separator:
         name, separator, rest = text.partition(": ")
@@ -97,18 +97,18 @@ def _add_compare(verb: argparse.ArgumentParser) -> None:
     options = "--listen {scheme}://127.0.0.1:{port} {tls} --data-dir {dir} --workers 1 --acceptors 1"
     limits = "--set mqtt.max_inflight=1000 --set mqtt.max_mqueue_len=0"
     verb.add_argument("--broker", default=f"{own} serve {options} {limits}",
-                      help="with {port}, {scheme}, {tls} and {dir} to be filled in")  # fmt: skip
-    verb.add_argument("--against", default="mosquitto -c {conf}", help="the other one; {conf} is a mosquitto.conf")
+                      help="command; {port}, {scheme}, {tls} and {dir} are filled in")  # fmt: skip
+    verb.add_argument("--against", default="mosquitto -c {conf}", help="command of the other broker; {conf} is a mosquitto.conf")
     text = f"default: {' '.join(STANDARD)}".replace("%", "%%")
     verb.add_argument("--scenario", action="append", metavar="NAME[:KEY=VALUE,...]", help=text)
     verb.add_argument("--transport", type=choice("transport"), default="tcp", help="tcp, ssl, ws or wss; tcp")
     verb.add_argument("--rounds", type=number("", low=1, high=1000), default=3)
-    verb.add_argument("--seconds", type=number("seconds", whole=False, low=0.1), help="of each run, in place of the scenario's")
+    verb.add_argument("--seconds", type=number("seconds", whole=False, low=0.1), help="of each run, instead of the scenario's")
     verb.add_argument("--broker-core", type=number("", low=-1, high=4095), default=0, help="-1: any")
     verb.add_argument("--load-core", type=number("", low=-1, high=4095), default=1, help="-1: any")
     verb.add_argument("--json", action="store_true", help="a line of JSON per run instead of the table")
-    verb.add_argument("--out", type=Path, metavar="FILE", help="append the lines of JSON to this file, for `report`")
-    verb.add_argument("--quiet", action="store_true", help="do not show how it goes")
+    verb.add_argument("--out", type=Path, metavar="FILE", help="append a line of JSON per run to this file, for `report`")
+    verb.add_argument("--quiet", action="store_true", help="do not show progress")
     verb.set_defaults(act=_run_compare)
 
 
@@ -129,7 +129,7 @@ def _run_compare(arguments: argparse.Namespace) -> int:
     if arguments.seconds is not None:
         overrides["seconds"] = arguments.seconds
     try:
-        plans = [plan_of(scenario, overrides) for scenario in scenarios]  # wrong ones are refused before anything starts
+        plans = [plan_of(scenario, overrides) for scenario in scenarios]  # invalid plans are refused before anything starts
     except PlanError as error:
         raise PlanError(f"scenario = {error}") from None
     _check_out(arguments.out)
@@ -175,7 +175,7 @@ def _core(core: int | None, option: str) -> Any:
 
 
 def _check_out(path: Path | None) -> None:
-    """What cannot be written is said before the run, not after it."""
+    """Checks before the run that the file can be written."""
     if path is not None:
         try:
             path.open("a").close()

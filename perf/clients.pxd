@@ -7,15 +7,15 @@ cdef enum State:
     CONNECTING = 1                         # CONNECT is written
     SUBSCRIBING = 2
     READY = 3
-    SUBSCRIBED = 4                         # churn: READY, and with its subscription
+    SUBSCRIBED = 4                         # churn: READY, and subscribed
 
-# A client's bytes in: a packet that is cut off is kept in `rest` until the next recv. Its bytes out: `out[sent:size]`.
+# Input of a client: an incomplete packet is kept in `rest` until the next recv. Output: `out[sent:size]`.
 cdef struct Client:
     int fd
     int state
-    bint dirty                             # stands in the list of those to flush
-    bint writable_wanted                   # EPOLLOUT is asked for
-    uint64_t since_ns                      # of what is being waited for
+    bint dirty                             # is in the list of clients to flush
+    bint writable_wanted                   # EPOLLOUT is registered
+    uint64_t since_ns                      # start of the current wait
     uint8_t* out
     size_t size, sent, capacity
     uint8_t* rest
@@ -53,13 +53,13 @@ cdef class Clients:
     cdef int read_some(self, int number) except -1
     cdef size_t take_packets(self, int number, uint8_t* data, size_t size) except? 0
 
-    # For the engine above.
+    # For the engine built on it.
     cdef int take_message(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1
     cdef int take_answer(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1
-    cdef int let_in(self, int number, const uint8_t* body, size_t size) except -1
+    cdef int accepted(self, int number, const uint8_t* body, size_t size) except -1
     cdef int has_gone(self, int number) except -1
     cdef int emptied(self, int number) except -1
-    cdef int tell(self) except -1
+    cdef int report(self) except -1
     cdef int ticked(self) except -1
 
 cdef uint64_t monotonic_ns() noexcept nogil

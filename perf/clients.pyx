@@ -1,4 +1,4 @@
-"""Connections of the load engine: opening, reading, writing, pinging; what the packets mean is the engine's affair.
+"""Connections of the load engine: opening, reading, writing, pinging. The engine interprets the packets.
 
 One pass: one send per touched client -> epoll_wait -> for each readable client one recv into the common buffer, parsed in place.
 """
@@ -30,20 +30,20 @@ __all__ = ["Clients", "LoadError"]
 
 cdef enum:
     READ_BYTES = 262144                    # one recv
-    PACKET_MAX = 1179648                   # largest packet taken: a payload of 1 MiB and its topic, bytes
+    PACKET_MAX = 1179648                   # largest packet accepted: a payload of 1 MiB and its topic, bytes
     EVENTS = 1024                          # epoll events a pass
     SLEEP_MAX_MS = 100
-    OPENING_MAX = 200                      # clients of one process on their way to CONNACK and SUBACK at a time
-    OPENING_ALL = 4000                     # of all processes: more than a backlog of 4096 takes would be dropped by the kernel
+    OPENING_MAX = 200                      # clients of one process between connect and SUBACK at a time
+    OPENING_ALL = 4000                     # of all processes: above a backlog of 4096 the kernel would drop connections
 
 CLOSE_TIMEOUT_S = 2.0
-"""For the broker to close after DISCONNECT."""
+"""Time for the broker to close after DISCONNECT."""
 CONNECT_TIMEOUT_S = 30.0
-"""Without any client being let in or refused."""
+"""Longest time without any client being accepted or refused."""
 
 
 class LoadError(Exception):
-    """The broker did not let the clients in, or closed on them; the text says what it did."""
+    """The broker did not accept the clients, or closed their connections; the text has its reaction."""
 
 
 cdef uint64_t monotonic_ns() noexcept nogil:
@@ -53,7 +53,7 @@ cdef uint64_t monotonic_ns() noexcept nogil:
 
 
 cdef class Clients:
-    """The connections of one load process. A context manager that closes."""
+    """The connections of one load process. A context manager that closes them."""
 
     def __cinit__(self):
         self.epoll = -1
@@ -73,7 +73,7 @@ cdef class Clients:
         self.count = count
         self.clients = <Client*>calloc(count + 1, sizeof(Client))
         self.dirty = <int32_t*>calloc(count + 1, sizeof(int32_t))
-        self.buffer = <uint8_t*>malloc(2 * READ_BYTES + PACKET_MAX)   # TLS may give more at once than was read
+        self.buffer = <uint8_t*>malloc(2 * READ_BYTES + PACKET_MAX)   # TLS may return more at once than was read
         if self.plan.transport != "tcp":
             self.transports = [None] * count
             self.context = context_for(self.plan.cafile) if self.plan.transport in ("ssl", "wss") else None
@@ -152,12 +152,12 @@ cdef class Clients:
         return self.put_bytes(number, self.greeting(number))
 
     def why_not(self, int code) -> str:
-        """Why there is no socket."""
+        """Returns the reason why a socket could not be opened."""
         own = f" ({', '.join(self.plan.ifaddr) or 'the own address'}: not of this machine, or its ports are all in use)"
         return os.strerror(code) + (own if code == EADDRNOTAVAIL else "")
 
     def greeting(self, int number) -> bytes:
-        """The CONNECT packet of a client."""
+        """Returns the CONNECT packet of a client."""
         raise NotImplementedError
 
     cdef int ready(self, int number) except -1:
@@ -167,7 +167,7 @@ cdef class Clients:
         return 0
 
     def close(self, double timeout_s=0) -> None:
-        """DISCONNECT and close for all. The broker's close is waited for: so TIME_WAIT takes none of our ports from the next run."""
+        """Disconnects and closes all clients. The broker closes first, so that TIME_WAIT takes no port from the next run."""
         cdef int number, left = 0
         for number in range(self.count):
             if self.clients[number].fd >= 0:
@@ -210,7 +210,7 @@ cdef class Clients:
         return 0
 
     cdef int lose(self, int number, str why) except -1:
-        """The broker closed this one, or did not let it in."""
+        """Handles a connection that the broker closed or refused."""
         cdef Client* client = &self.clients[number]
         if client.state == CLOSED:
             return 0
@@ -230,10 +230,10 @@ cdef class Clients:
         client.writable_wanted = False
         return self.has_gone(number)
 
-    # --- out ------------------------------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------------------------------------
 
     cdef uint8_t* room(self, int number, size_t size) except NULL:
-        """Where to write the next `size` bytes for this client; they are sent at the end of the pass."""
+        """Returns the place for the next `size` bytes to this client, which are sent at the end of the pass."""
         cdef Client* client = &self.clients[number]
         cdef uint8_t* grown
         cdef size_t at
@@ -264,7 +264,7 @@ cdef class Clients:
         return 0
 
     cdef int ping_due(self) except -1:
-        """Each client twice per keepalive, spread evenly over the time."""
+        """Pings each client twice per keepalive, spread evenly over the time."""
         cdef uint64_t due, number
         if not self.plan.keepalive:
             return 0
@@ -306,10 +306,11 @@ cdef class Clients:
                 return self.emptied(number)
         return 0
 
-    # --- in -------------------------------------------------------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------------------------------------------
 
     cdef ssize_t transmit(self, int number) except -2:
-        """As send(2), of what the client has to say. What a transport has taken counts as sent; its bytes are sent when they can."""
+        """Sends the output of a client, as send(2). Bytes accepted by a transport count as sent; it sends them when the socket
+        permits."""
         cdef Client* client = &self.clients[number]
         cdef ssize_t size = <ssize_t>(client.size - client.sent), done
         cdef bytearray raw
@@ -318,7 +319,7 @@ cdef class Clients:
         transport = self.transports[number]
         raw = transport.raw
         if len(raw):
-            size = 0                       # first what is there already
+            size = 0                       # first the part that is already there
         elif size:
             transport.send(client.out[client.sent:client.size])
         if len(raw):
@@ -330,7 +331,7 @@ cdef class Clients:
         return size
 
     cdef ssize_t receive(self, int number, uint8_t* target) except -2:
-        """As recv(2); -1 with EAGAIN if what came holds no MQTT yet."""
+        """Receives as recv(2); -1 with EAGAIN if the bytes contain no MQTT yet."""
         global errno
         cdef ssize_t got = recv(self.clients[number].fd, target, READ_BYTES, MSG_DONTWAIT)
         cdef bytes plain
@@ -342,7 +343,7 @@ cdef class Clients:
             self.lose(number, str(error))
             plain = b""
         if self.clients[number].state != CLOSED and len(self.transports[number].raw):
-            self.room(number, 0)           # what a handshake wants to say
+            self.room(number, 0)           # output of a handshake
         if not plain:
             errno = EAGAIN
             return -1
@@ -350,7 +351,7 @@ cdef class Clients:
         return PyBytes_GET_SIZE(plain)
 
     cdef int turn_once(self, int timeout_ms) except -1:
-        """Flush, wait, read: one pass without its publishing."""
+        """Performs one pass without its publishing: flush, wait, read."""
         cdef epoll_event events[EVENTS]
         cdef int count, i, number
         i = 0
@@ -373,7 +374,7 @@ cdef class Clients:
                 self.room(number, 0)       # only marks it for the flush
             if events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR) and self.clients[number].state != CLOSED:
                 self.read_some(number)
-        return self.tell()
+        return self.report()
 
     cdef int read_some(self, int number) except -1:
         cdef Client* client = &self.clients[number]
@@ -405,7 +406,7 @@ cdef class Clients:
         return 0
 
     cdef size_t take_packets(self, int number, uint8_t* data, size_t size) except? 0:
-        """Bytes of whole packets that were taken."""
+        """Handles whole packets; returns their size in bytes."""
         cdef size_t at = 0, header, length
         cdef int shift
         cdef uint8_t kind
@@ -443,7 +444,7 @@ cdef class Clients:
         if body[1]:
             self.lose(number, f"CONNACK with return code {body[1]:#04x}")
         else:
-            self.let_in(number, <const uint8_t*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
+            self.accepted(number, <const uint8_t*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
 
     def take_disconnect(self, int number, int code) -> None:
         why = f"DISCONNECT with reason code {code:#04x}"
@@ -452,31 +453,31 @@ cdef class Clients:
         self.reason = self.reason or why
         self.lose(number, why)
 
-    # --- for the engine above -------------------------------------------------------------------------------------------------
+    # --- hooks for the engine -----------------------------------------------------------------------------------------------------
 
     cdef int take_message(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1:
-        """A PUBLISH without its fixed header."""
+        """Handles a PUBLISH without its fixed header."""
         return 0
 
     cdef int take_answer(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1:
-        """An acknowledgement of any kind."""
+        """Handles an acknowledgement of any kind."""
         return 0
 
-    cdef int let_in(self, int number, const uint8_t* body, size_t size) except -1:
-        """CONNACK with code 0."""
+    cdef int accepted(self, int number, const uint8_t* body, size_t size) except -1:
+        """Handles a CONNACK with code 0."""
         return self.ready(number)
 
     cdef int has_gone(self, int number) except -1:
         return 0
 
     cdef int emptied(self, int number) except -1:
-        """All that was to be sent has been sent."""
+        """Handles the end of a client's output: all of it has been sent."""
         return 0
 
-    cdef int tell(self) except -1:
-        """The end of a pass."""
+    cdef int report(self) except -1:
+        """Handles the end of a pass."""
         return 0
 
     cdef int ticked(self) except -1:
-        """A timer of the engine is due."""
+        """Handles a due timer of the engine."""
         return 0

@@ -1,7 +1,7 @@
 """Two brokers in turn on one core, under the same scenarios, with the load on another core.
 
-Each round starts either broker, runs every scenario and ends it; the rounds alternate in which of them comes first, so that what
-drifts on a machine meets both alike. The figures compared are medians over the rounds.
+Each round starts either broker, runs every scenario and ends it. The rounds alternate in which broker is first, so that a drift of
+the machine affects both alike. The figures compared are medians over the rounds.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ STANDARD = (
     "reconnect",
     "conn:others=4000,topic=perf/idle/%i,seconds=1",
 )
-"""Scenarios of a comparison, unless others are named."""
+"""Scenarios of a comparison by default."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "conn": {"publishers": 0, "subscribers": 0, "others": 200, "messages": 0, "seconds": 0, "keepalive": 300},
@@ -43,16 +43,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "publishers": 0, "subscribers": 0, "others": 50, "messages": 10_000, "seconds": 4, "version": 5, "session_expiry": 60,
     },
 }  # fmt: skip
-"""Where a scenario's numbers differ from those of Plan: much enough to be measured with a fast broker, and for a slow one an end
-in time. What is compared does not depend on how many messages were passed on."""
+"""Differences of a scenario's numbers from those of Plan: enough messages to measure a fast broker, and a time limit for a slow
+one. The compared figures do not depend on the number of messages."""
 REALS = ("seconds", "rate", "connect_rate", "change_rate")
 TEXTS = ("client_id", "placement")
 SETTABLE = sorted([*(set(LIMITS) - {"processes"}), "qos", "version", "topic", "client_id", "placement"])
-"""What may stand behind a scenario's name."""
+"""Settings that may follow a scenario's name."""
 
 
 def plan_of(text: str, overrides: Mapping[str, Any] | None = None) -> Plan:
-    """SCENARIO[:NAME=VALUE,...] with the names of Plan. Raises PlanError."""
+    """Parses SCENARIO[:NAME=VALUE,...] with the names of Plan. Raises PlanError."""
     scenario, _, rest = text.partition(":")
     values: dict[str, Any] = DEFAULTS.get(scenario, {}) | dict(overrides or {})
     for setting in filter(None, rest.split(",")):
@@ -71,8 +71,8 @@ def plan_of(text: str, overrides: Mapping[str, Any] | None = None) -> Plan:
 
 
 def _batches(plans: Sequence[Plan]) -> list[list[Plan]]:
-    """Plans that share a broker. Memory that earlier clients left would hide what new ones take: those that are only there get a
-    broker of their own."""
+    """Groups plans that share a broker. Memory freed by earlier clients would hide the memory of new ones, so scenarios of held
+    connections get a broker of their own."""
     busy = [plan for plan in plans if plan.scenario not in HELD]
     return [[plan] for plan in plans if plan.scenario in HELD] + ([busy] if busy else [])
 
@@ -89,8 +89,8 @@ def compare(
     load_core: int | None,
     started: Callable[[str, Plan, int], Live | None] = lambda name, plan, number: None,
 ) -> Iterator[tuple[str, Result]]:
-    """Yields (name, result) run by run. `brokers` are (name, command); `started` is told of each run before it begins, and may
-    return what is to show how it goes.
+    """Yields (name, result) run by run. `brokers` are (name, command); `started` is called before each run, and may return a
+    display of its progress.
 
     Raises PlanError, LaunchError, LoadError, OSError.
     """

@@ -1,8 +1,8 @@
-"""How many connections a broker holds at once, and what they cost: `python -m perf.crowd CONNECTIONS`.
+"""Measures how many connections a broker holds at once, and their cost: `python -m perf.crowd CONNECTIONS`.
 
-Starts the broker, connects that many clients with a subscription each to a topic of its own, holds them with keepalives answered,
-publishes to one in a hundred of them meanwhile, and disconnects all. Prints one line of JSON. Ends early if memory gets
-short. As many load processes and own addresses (127.0.0.2 and on) are taken as descriptors and ports make necessary.
+The test starts the broker, connects that many clients with a subscription each to a topic of its own, holds them with keepalives
+answered, publishes to one in a hundred of them meanwhile, and disconnects all. It prints one line of JSON, and ends early if memory
+gets short. Descriptors and ports decide on the number of load processes and of local addresses (127.0.0.2 and on).
 """
 
 import argparse
@@ -25,19 +25,19 @@ from perf.usage import measure
 __all__ = ["main"]
 
 ONE_IN = 100
-"""Clients of which one gets a message."""
+"""One of so many clients gets a message."""
 KEEPALIVE_S = 300
 PER_ADDRESS = 14_000
-"""Connections from one own address: half of its ports, or the kernel looks for a free one for long."""
+"""Connections from one local address: half of its ports, as the kernel searches long for the last free ones."""
 SETTLED_S = 10.0
-"""After the last client came, before CPU time is taken."""
+"""Seconds from the last connect to the first sample of CPU time."""
 SAMPLE_S = 1.0
 MEMORY = ("MemAvailable", "Slab", "SUnreclaim", "PageTables")
 Sample = dict[str, float]
 
 
 class Watch:
-    """Looks on while clients come, are held and go: memory, CPU time; publishes when half of the time is over."""
+    """Samples memory and CPU time while clients connect, are held and disconnect; publishes after half of the time."""
 
     def __init__(self, pid: int, publish: list[str], hold_s: float, least_free: int) -> None:
         self.pid, self.publish, self.hold_s, self.least_free = pid, publish, hold_s, least_free
@@ -71,15 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = "--listen tcp://127.0.0.1:{port} --data-dir {dir} --set log.level=warning"
     parser.add_argument("connections", type=int)
     parser.add_argument("--hold", type=float, default=120.0, metavar="S", help="seconds, half of them before the messages; 120")
-    parser.add_argument("--workers", type=int, help="of the broker; as many as descriptors make necessary")
+    parser.add_argument("--workers", type=int, help="workers of the broker; default: as many as its descriptors require")
     parser.add_argument("--acceptors", type=int, default=4)
-    parser.add_argument("--broker", default=f"{own} serve {options}", help="with {port} and {dir} to be filled in")
+    parser.add_argument("--broker", default=f"{own} serve {options}", help="command; {port} and {dir} are filled in")
     parser.add_argument("--rate", type=float, default=500.0, help="messages a second; 500")
-    parser.add_argument("--least-free", type=int, default=4 << 30, metavar="BYTES", help="memory below which it ends; 4 GiB")
+    parser.add_argument("--least-free", type=int, default=4 << 30, metavar="BYTES", help="free memory that ends the test; 4 GiB")
     arguments = parser.parse_args(argv)
     room = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_DESCRIPTORS
     count = arguments.connections
-    # Sessions are spread by their ids, not quite evenly, and the publishers come on top.
+    # Sessions are spread by their ids, not quite evenly, and the publishers are added.
     workers = arguments.workers or max(2, -(-count * 110 // (room * 100)))
     processes = max(2, -(-count // (room - SPARE_DESCRIPTORS)))
     addresses = tuple(f"127.0.{number // 250}.{number % 250 + 2}" for number in range(-(-count // PER_ADDRESS)))
@@ -136,7 +136,7 @@ def _figures(result: dict[str, Any], watch: Watch, count: int) -> dict[str, Any]
 
 
 def _sample(pid: int) -> Sample:
-    """Memory in bytes, CPU time of the broker, sockets of the machine."""
+    """Returns memory in bytes, CPU time of the broker, sockets of the machine."""
     sample: Sample = {"at": time.monotonic(), "cpu_s": measure(pid, memory=False).cpu_s}
     for row in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = row.partition(":")

@@ -1,7 +1,7 @@
-"""Cost curves: what a message costs, how many pass and how long they take, over payload, subscribers, topics and connections.
+"""Cost curves: CPU cost, throughput and latency of messages over payload, subscribers, topics and connections.
 
 `python -m perf.curves DIRECTORY` draws them into files there; see docs/performance.md. Each point is two runs on a broker of its
-own kind of load: as fast as the window allows, and at half of the rate that came of it, from which latency is taken.
+own kind of load: as fast as the window allows, and at half of the resulting rate, from which latency is taken.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from perf.svg import Line, document, lines
 __all__ = ["CURVES", "main"]
 
 UNDER_WAY = 8 << 20
-"""Bytes of all publishers' windows: larger payloads, shorter windows."""
+"""Bytes of all publishers' windows: the larger the payloads, the smaller the windows."""
 SECONDS = 2.0
 ENOUGH = 20_000_000
-"""Messages: it is time that ends a run."""
+"""Messages; unlimited in practice, since time ends a run."""
 
 
 def _sized(size: int) -> Plan:
@@ -54,16 +54,16 @@ CURVES: dict[str, tuple[str, dict[int, Plan]]] = {
         {2 * n: _plan(publishers=n, subscribers=n, window=max(2, 10_000 // n)) for n in (5, 15, 50, 150, 500, 1500, 5000)},
     ),
 }
-"""What stands at the x axis, and the plan of each point."""
+"""Title of the x axis, and the plan of each point."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.curves", description=__doc__)
     own = Path(sys.executable).with_name("shardbroker")
     options = "--listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --acceptors 1 --set mqtt.max_packet_size=2MB"
-    parser.add_argument("directory", type=Path, help="where the plots go")
-    parser.add_argument("--broker", default=f"{own} serve {options}", help="with {port} and {dir} to be filled in")
-    parser.add_argument("--curve", choices=CURVES, action="append", help="only this one; may be given several times")
+    parser.add_argument("directory", type=Path, help="directory of the plots")
+    parser.add_argument("--broker", default=f"{own} serve {options}", help="command; {port} and {dir} are filled in")
+    parser.add_argument("--curve", choices=CURVES, action="append", help="draw only this curve; may be given several times")
     parser.add_argument("--broker-core", type=int, default=0)
     parser.add_argument("--load-core", type=int, default=1)
     arguments = parser.parse_args(argv)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(plan: Plan, port: int, pid: int) -> tuple[Result, Result]:
-    """As fast as it goes, and at half of that."""
+    """Measures a plan at full speed, and at half of that rate."""
     full = run_plan(plan, "127.0.0.1", port, pid)
     window = max(plan.window, min(WINDOW_MAX, UNDER_WAY // plan.publishers // plan.payload))
     half = dataclasses.replace(plan, rate=max(1.0, full["published_per_s"] / 2), window=window, run=f"{plan.run}h")

@@ -4,10 +4,10 @@ One pass: publish what the window, the acknowledgements and the rate allow -> Cl
 
     payload = | due time, ns (8) | MARK (4) | run (4) | publisher (4) | sequence number (4) | filling |     machine byte order
 
-The due time is CLOCK_MONOTONIC's, for `pub` and `sub`, which may run on two machines, CLOCK_REALTIME's.
+The due time is from CLOCK_MONOTONIC, but from CLOCK_REALTIME for `pub` and `sub`, which may run on two machines.
 
-Clients 0..publishers-1 publish, then come the subscribers, then the others. `ids` are their numbers in the whole plan, of which
-other processes may have a part. A publisher with more than OUT_MAX unsent bytes waits, so memory is bounded by the plan.
+Clients 0..publishers-1 publish, followed by the subscribers, then the others. `ids` are their numbers in the whole plan, which
+several processes may share. A publisher with more than OUT_MAX unsent bytes waits, so memory is bounded by the plan.
 """
 
 import time
@@ -33,81 +33,81 @@ from perf.plan import HELD
 __all__ = ["Engine", "LoadError"]
 
 cdef enum:
-    OUT_MAX = 262144                       # unsent bytes of a publisher, after which it waits
+    OUT_MAX = 262144                       # unsent bytes of a publisher, above which it waits
     BURST = 64                             # messages of one publisher in a row
     TIMER = -1                             # in place of a client's number
-    MARK = 0x50425331                      # tells a stamped payload from any other
+    MARK = 0x50425331                      # marks a stamped payload
     STAMP = 24                             # bytes at the head of a payload: plan.PAYLOAD_MIN
     SLEEP_MAX_MS = 100
-    TICK_NS = 200000                       # at more than 5,000 messages a second those of one tick are due together
-    TELL_NS = 200000000                    # between two looks of the caller at a run
-    FOREIGN_WINDOW = 1024                  # sub: as far back as late and double are told apart, messages of one publisher
+    TICK_NS = 200000                       # above 5,000 messages a second, those of one tick are due together
+    REPORT_NS = 200000000                    # interval between two progress reports of a run
+    FOREIGN_WINDOW = 1024                  # sub: history for distinguishing late from duplicate, messages of one publisher
     FOREIGN_MAX = 1000000                  # sub: pairs of subscriber and publisher that are tracked
 
 cdef enum Check:
     OWN = 0                                # a subscriber gets all messages of one publisher
     GROUP = 1                              # all subscribers together get each message once
-    FOREIGN = 2                            # messages of whoever publishes
+    FOREIGN = 2                            # messages of any publisher
 
 STALL_S = 3.0
-"""Without any message or acknowledgement for this long, what is under way is given up as lost."""
+"""Seconds without any message or acknowledgement after which all messages under way count as lost."""
 STALLS_MAX = 3
-"""Give-ups after which the run ends."""
+"""Number of such stalls after which the run ends."""
 SETTLE_S = 0.05
-"""How long copies are still waited for when every message is there."""
+"""Seconds to wait for duplicates after every message has arrived."""
 STORE_S = 30.0
-"""How long the broker may take to store the messages of `retained`."""
+"""Seconds that the broker may take to store the messages of `retained`."""
 FLUSH_S = 5.0
-"""How long `pub` waits for acknowledgements after its last message."""
+"""Seconds that `pub` waits for acknowledgements after its last message."""
 
 
 cdef struct Publisher:
     uint32_t seq                           # next sequence number = messages published
     uint32_t inflight                      # unacknowledged
     uint32_t inflight_max
-    int64_t forgiven                       # deliveries that are no longer waited for
+    int64_t forgiven                       # deliveries no longer waited for
     uint16_t packet_id
-    bint queued                            # stands in the queue of those that may publish
+    bint queued                            # is in the queue of publishers that may publish
     bint gone
 
 
 cdef class Stream:
-    """What one subscriber of `sub` got of one publisher."""
+    """Messages that one subscriber of `sub` got from one publisher."""
     cdef Tracker tracker
-    cdef uint32_t first                    # sequence number that it saw first
+    cdef uint32_t first                    # first sequence number seen
 
     def __dealloc__(self):
         tracker_free(&self.tracker)
 
 
 cdef class Engine(Clients):
-    """The clients of one plan, or of its share for one process. connect(), prepare(), run() once, clear(), close()."""
+    """The clients of one plan, or of one process's share. Call connect(), prepare(), run() once, clear(), close()."""
 
     cdef int process, timer
     cdef int publishers, subscribers, others, qos, check
     cdef uint32_t quota, window, payload, receivers, run_number, source_count
     cdef bint stamped, crosses, publishing, interrupted
-    cdef uint32_t* ids                     # of each client: its number in the whole plan
+    cdef uint32_t* ids                     # by client: its number in the whole plan
     cdef Publisher* sources
-    cdef Tracker* trackers                 # OWN: of each subscriber. GROUP: of each publisher of the plan
+    cdef Tracker* trackers                 # OWN: by subscriber. GROUP: by publisher of the plan
     cdef int tracker_count
-    cdef uint32_t* orders                  # GROUP: subscriber after subscriber, of each publisher: the number that may come next
+    cdef uint32_t* orders                  # GROUP: subscriber after subscriber, by publisher: the next number expected
     cdef uint64_t group_disordered
     cdef dict streams                      # FOREIGN: (subscriber, run, publisher) -> Stream
     cdef uint64_t* last_keys               # FOREIGN: of each subscriber, the stream of the message before
     cdef void** last_streams
-    cdef list heads                        # of each publisher: PUBLISH up to the payload, one per topic
+    cdef list heads                        # by publisher: PUBLISH up to the payload, one per topic
     cdef int32_t* queue                    # ring of publishers that may publish; each at most once
     cdef int queue_head, queue_size
-    cdef int32_t* idle                     # churn: clients that wait for their turn to change
+    cdef int32_t* idle                     # churn: clients that wait for their next change
     cdef int idle_count
     cdef bint changing
     cdef uint64_t changes, change_interval_ns
     cdef Share share
     cdef Totals* totals
-    cdef uint64_t* delivered_of            # of each publisher of the plan: first copies here
-    cdef object told
-    cdef uint64_t tell_ns, wall_ns
+    cdef uint64_t* delivered_of            # by publisher of the plan: first copies received in this process
+    cdef object tick
+    cdef uint64_t report_ns, wall_ns
     cdef uint64_t progress_ns, progress_sum, started_ns, last_ns, interval_ns, turn
     cdef uint64_t published, delivered, unique, bytes_in, misrouted, refused, acked
     cdef int stalls, served
@@ -116,15 +116,15 @@ cdef class Engine(Clients):
     def __cinit__(self):
         self.timer = -1
 
-    def __init__(self, plan, str host, int port, Share share=None, int process=0, told=None):
-        """`told` is called a few times a second, if it is given."""
+    def __init__(self, plan, str host, int port, Share share=None, int process=0, tick=None):
+        """`tick`, if given, is called a few times a second."""
         cdef int i
         Clients.__init__(self, plan, host, port)
         self.share = share if share is not None else Share(1, plan.publishers)
         self.process = process
         self.totals = &self.share.totals[process]
         self.delivered_of = self.share.delivered + <size_t>process * <size_t>self.share.publishers
-        self.told = told
+        self.tick = tick
         ids = [[n for n in range(count) if plan.owner_of(kind, n) == process]
                for kind, count in (("p", plan.publishers), ("s", plan.subscribers), ("o", plan.others))]
         self.publishers, self.subscribers, self.others = map(len, ids)
@@ -167,7 +167,7 @@ cdef class Engine(Clients):
 
     cdef int allocate(self) except -1:
         self.tracker_count = 0 if self.check == FOREIGN else self.source_count if self.check == GROUP else self.subscribers
-        # One more than needed, so that nothing is of size 0.
+        # One more than needed, so that no allocation has size 0.
         self.ids = <uint32_t*>calloc(self.count + 1, sizeof(uint32_t))
         self.sources = <Publisher*>calloc(self.publishers + 1, sizeof(Publisher))
         self.trackers = <Tracker*>calloc(self.tracker_count + 1, sizeof(Tracker))
@@ -203,7 +203,7 @@ cdef class Engine(Clients):
         return wire.connect(plan.id_of(kind, place), plan.version, plan.clean, plan.keepalive, plan.user_of(kind, place),
                             plan.password, plan.session_expiry)
 
-    cdef int let_in(self, int number, const uint8_t* body, size_t size) except -1:
+    cdef int accepted(self, int number, const uint8_t* body, size_t size) except -1:
         cdef Client* client = &self.clients[number]
         if number >= self.publishers:
             kind = self.kind_of(number)
@@ -216,7 +216,7 @@ cdef class Engine(Clients):
             client.state = SUBSCRIBING
             return self.put_bytes(number, wire.subscribe(filters, self.qos, self.version))
         if self.version == 5:
-            # [MQTT-3.3.4-7]. The length before the properties has one byte, or two if they are long.
+            # [MQTT-3.3.4-7]. The length before the properties has one byte, two if they are long.
             properties = PyBytes_FromStringAndSize(<const char*>body, size)[4 if size > 2 and body[2] & 0x80 else 3:]
             self.sources[number].inflight_max = min(self.sources[number].inflight_max, <uint32_t>wire.receive_maximum(properties))
         return self.ready(number)
@@ -227,24 +227,24 @@ cdef class Engine(Clients):
         return 0
 
     def prepare(self) -> None:
-        """retained: has the messages stored. Raises LoadError, OSError."""
+        """retained: publishes the retained messages. Raises LoadError, OSError."""
         if self.plan.scenario == "retained" and self.publishers:
             self.store(self.heads[0], True)
 
     def clear(self) -> None:
-        """retained: has the messages removed again."""
+        """retained: removes the retained messages."""
         if self.plan.scenario == "retained" and self.publishers and not self.sources[0].gone:
             self.store([wire.publish_head(topic, 0, 0, self.version, True) for topic in self.plan.topics_of(0)], False)
 
     def store(self, list packets, bint stamped) -> None:
-        """Publishes these through the first client and waits until the broker has taken them all."""
+        """Publishes packets through the first client and waits until the broker has processed them all."""
         cdef uint64_t pongs = self.pongs + 1
         cdef uint64_t until = monotonic_ns() + <uint64_t>(STORE_S * 1e9)
         for head in packets:
             while stamped and not self.has_room(0):
                 self.store_pass(until)
             self.publish(0, monotonic_ns()) if stamped else self.put_bytes(0, head)
-        # What comes after them is answered after them.
+        # The broker answers the PINGREQ after the packets before it.
         self.put_bytes(0, wire.PINGREQ)
         while self.pongs < pongs or (stamped and self.qos and self.acked < self.published):
             self.store_pass(until)
@@ -258,7 +258,7 @@ cdef class Engine(Clients):
     # --- the run --------------------------------------------------------------------------------------------------------------
 
     def run(self) -> dict:
-        """Publishes all, waits for all, and says what came of it; see `results`. Raises OSError, LoadError."""
+        """Publishes all messages, waits for all deliveries, and returns `results`. Raises OSError, LoadError."""
         cpu = time.process_time()
         self.started_ns = self.now_ns = self.progress_ns = self.last_ns = monotonic_ns()
         try:
@@ -270,7 +270,7 @@ cdef class Engine(Clients):
             self.interrupted = True
             self.now_ns = monotonic_ns()
         self.totals.finished = 1
-        self.tell_now()
+        self.report_now()
         return self.results(time.process_time() - cpu)
 
     cdef int publish_all(self) except -1:
@@ -301,20 +301,20 @@ cdef class Engine(Clients):
             if self.changing:
                 self.change_due()
             self.ping_due()
-            self.turn_once(self.patience(settle != 0, until))
+            self.turn_once(self.wait_ms(settle != 0, until))
             if held:
                 if self.now_ns >= until or self.gone + self.failed >= <uint64_t>self.count:
                     return 0
             elif is_pub and not self.publishing:
-                # Nobody counts deliveries here: it ends when all is sent and acknowledged.
+                # `pub` counts no deliveries: it ends when all is sent and acknowledged.
                 flush_until = flush_until or self.now_ns + <uint64_t>(FLUSH_S * 1e9)
                 if self.now_ns >= flush_until or not self.unsent and not self.dirty_count and (self.qos == 0 or self.acked >= self.published):
                     return 0
             elif not is_pub and self.over(&settle):
                 return 0
 
-    cdef int patience(self, bint settling, uint64_t until) noexcept:
-        """How long the next pass may wait, ms."""
+    cdef int wait_ms(self, bint settling, uint64_t until) noexcept:
+        """Returns how long the next pass may wait, ms."""
         if self.publishing and self.queue_size and not self.interval_ns:
             return 0
         if self.crosses or self.idle_count or settling:
@@ -324,13 +324,13 @@ cdef class Engine(Clients):
         return SLEEP_MAX_MS
 
     cdef bint over(self, uint64_t* settle) except -1:
-        """Whether all messages of all processes are there, and copies were waited for; or nothing moves any more."""
+        """Returns whether the run is over: all messages have arrived and the wait for duplicates is over, or it has stalled."""
         cdef bint complete = self.complete()
         if complete and not self.others_publish():
             settle[0] = settle[0] or self.now_ns + <uint64_t>(SETTLE_S * 1e9)
             return self.now_ns >= settle[0]
         if complete:
-            self.progress_ns = self.now_ns   # nothing is under way: that nothing comes is no stall
+            self.progress_ns = self.now_ns   # nothing is under way, so silence is no stall
         elif self.now_ns - self.progress_ns > <uint64_t>(STALL_S * 1e9):
             return not self.give_up()
         return False
@@ -356,7 +356,7 @@ cdef class Engine(Clients):
         return unique >= published * self.receivers and (self.qos == 0 or acked >= published)
 
     cdef bint give_up(self) except -1:
-        """Nothing moves any more: False if the run is over."""
+        """Handles a stall; False if the run is over."""
         cdef Publisher* source
         cdef int number
         self.stalls += 1
@@ -370,24 +370,24 @@ cdef class Engine(Clients):
         self.progress_ns = self.now_ns
         return True
 
-    cdef int tell(self) except -1:
-        if self.now_ns >= self.tell_ns:
-            self.tell_ns = self.now_ns + TELL_NS
-            self.tell_now()
+    cdef int report(self) except -1:
+        if self.now_ns >= self.report_ns:
+            self.report_ns = self.now_ns + REPORT_NS
+            self.report_now()
         return 0
 
-    cdef int tell_now(self) except -1:
+    cdef int report_now(self) except -1:
         cdef Totals* totals = self.totals
         totals.opened, totals.failed, totals.gone = self.opened, self.failed, self.gone
         totals.published, totals.acked = self.published, self.acked
         totals.delivered, totals.unique, totals.changes = self.delivered, self.unique, self.changes
         totals.p99_ns = self.latency.percentile(99)
-        if self.told is not None:
-            self.told()
+        if self.tick is not None:
+            self.tick()
         return 0
 
     def results(self, double own_cpu_s) -> dict:
-        """Counts of messages, seconds from the first PUBLISH to the last delivery, latency; to be summed over processes."""
+        """Returns counts of messages, seconds from the first PUBLISH to the last delivery, latency; to be summed over processes."""
         cdef uint64_t duplicates = 0, disordered = 0, lost = 0
         cdef int number
         cdef Stream stream
@@ -431,7 +431,7 @@ cdef class Engine(Clients):
         }
 
     cdef int start_timer(self) except -1:
-        """Ticks when a message is due."""
+        """Starts a timer that fires when a message is due."""
         cdef epoll_event event
         cdef itimerspec ticks
         cdef uint64_t interval = max(self.interval_ns, <uint64_t>TICK_NS)
@@ -450,13 +450,13 @@ cdef class Engine(Clients):
 
     cdef int ticked(self) except -1:
         cdef uint64_t ticks
-        read(self.timer, &ticks, sizeof(ticks))   # a timer that is not read does not tick on
+        read(self.timer, &ticks, sizeof(ticks))   # a timer that is not read does not fire again
         return 0
 
     # --- publishing -----------------------------------------------------------------------------------------------------------
 
     cdef uint64_t delivered_to(self, int number) noexcept:
-        """First copies of this publisher's messages at all its subscribers."""
+        """Returns the number of first copies of this publisher's messages at all its subscribers."""
         cdef uint32_t place = self.ids[number]
         cdef uint64_t delivered = 0
         cdef int i
@@ -475,7 +475,7 @@ cdef class Engine(Clients):
                                       < <int64_t>self.window * self.receivers)
 
     cdef void may_publish(self, int number) noexcept:
-        """Something changed for this publisher."""
+        """Queues a publisher that may be able to publish again."""
         cdef int tail
         if self.sources[number].queued or not self.has_room(number):
             return
@@ -485,7 +485,7 @@ cdef class Engine(Clients):
         self.sources[number].queued = True
 
     cdef int publish_ready(self) except -1:
-        """Each publisher in the queue gets one turn."""
+        """Gives each publisher in the queue one turn."""
         cdef int turns = self.queue_size, number, i
         cdef uint64_t stamp = monotonic_ns()
         self.now_ns = stamp
@@ -503,7 +503,7 @@ cdef class Engine(Clients):
         return 0
 
     cdef int publish_paced(self) except -1:
-        """All that is due by now, publishers in turn; one without room makes the others wait, and latency tells of it."""
+        """Publishes all due messages, publishers in turn; one without room delays the others, which latency includes."""
         cdef uint64_t due
         cdef int number
         self.now_ns = monotonic_ns()
@@ -517,7 +517,7 @@ cdef class Engine(Clients):
                 return 0
             if not self.has_room(number):
                 if not self.sources[number].gone and self.sources[number].seq < self.quota and self.clients[number].state != CLOSED:
-                    return 0               # an acknowledgement or a delivery will wake us
+                    return 0               # an acknowledgement or a delivery will wake the loop
             else:
                 self.publish(number, due)
             self.turn += 1
@@ -563,7 +563,7 @@ cdef class Engine(Clients):
             self.may_publish(number)
         return 0
 
-    # --- subscriptions that come and go ----------------------------------------------------------------------------------------
+    # --- changing subscriptions ---------------------------------------------------------------------------------------------------
 
     cdef int change_due(self) except -1:
         """Lets clients change as many subscriptions as are due."""
@@ -585,7 +585,7 @@ cdef class Engine(Clients):
         return 0
 
     cdef int changed(self, int number) except -1:
-        """SUBACK or UNSUBACK of a client of churn."""
+        """Handles SUBACK or UNSUBACK of a client of churn."""
         cdef Client* client = &self.clients[number]
         self.changing_time.add(self.now_ns - client.since_ns)
         self.changes += 1
@@ -597,7 +597,7 @@ cdef class Engine(Clients):
     # --- retained messages -----------------------------------------------------------------------------------------------------
 
     cdef int serve_retained(self) except -1:
-        """Subscribers come, at most a window of them at a time, and wait for all retained messages."""
+        """Subscribes the clients, at most a window of them at a time, and waits for all retained messages of each."""
         cdef int upcoming = self.publishers, end = self.publishers + self.subscribers, first = self.publishers
         cdef uint64_t until = self.started_ns + <uint64_t>(self.plan.seconds * 1e9), settle = 0
         self.served = 0
@@ -617,10 +617,10 @@ cdef class Engine(Clients):
                 return 0
 
     cdef uint64_t completed(self) noexcept:
-        """Subscribers that have everything."""
+        """Returns the number of subscribers that have all messages."""
         return self.latency.count
 
-    # --- in -------------------------------------------------------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------------------------------------------
 
     cdef int take_message(self, int number, uint8_t first, const uint8_t* body, size_t size) except -1:
         cdef int subscriber = number - self.publishers
@@ -675,11 +675,12 @@ cdef class Engine(Clients):
         self.unique += 1
         self.delivered_of[place] += 1
         if self.publishing and not self.crosses:
-            # The publisher is one of ours: owner_of.
+            # The publisher belongs to this process: owner_of.
             self.may_publish(<int>(place // <uint32_t>self.share.processes))
 
     cdef int take_shared(self, int subscriber, uint32_t place, uint32_t seq, uint64_t stamp) except -1:
-        """A member's messages of one publisher keep their order; those of all members together are the publisher's, each once."""
+        """Checks a message of a shared group: each member's messages of a publisher are in order, and all members together get each
+        once."""
         cdef uint32_t* order = &self.orders[<size_t>subscriber * self.source_count + place]
         self.latency.add(self.now_ns - stamp if self.now_ns > stamp else 0)
         if tracker_see(&self.trackers[place], seq):
@@ -689,7 +690,7 @@ cdef class Engine(Clients):
         return 0
 
     cdef int take_retained(self, int number, uint32_t seq) except -1:
-        """Latency is that from SUBSCRIBE to the last message. The order of topics is the broker's affair."""
+        """Checks a retained message. Latency is from SUBSCRIBE to the last message. The broker may send topics in any order."""
         cdef Tracker* tracker = &self.trackers[number - self.publishers]
         if tracker_see(tracker, seq):
             self.unique += 1
@@ -698,7 +699,7 @@ cdef class Engine(Clients):
         return 0
 
     cdef int follow(self, int subscriber, uint32_t run, uint32_t place, uint32_t seq) except -1:
-        """A stamped message of some publisher: gaps in its numbers are losses, as far as this subscriber can know."""
+        """Checks a stamped message of some publisher: gaps in its numbers are losses, as far as this subscriber can know."""
         cdef uint64_t key = (<uint64_t>run << 32) | place
         cdef Stream stream
         if self.last_streams[subscriber] != NULL and self.last_keys[subscriber] == key:
@@ -710,7 +711,7 @@ cdef class Engine(Clients):
                     return 0
                 stream = self.streams[subscriber, key] = Stream()
                 tracker_init(&stream.tracker, FOREIGN_WINDOW, FOREIGN_WINDOW)
-                stream.tracker.low = seq - min(seq, <uint32_t>FOREIGN_WINDOW - 1)  # it may have missed those, or they are late
+                stream.tracker.low = seq - min(seq, <uint32_t>FOREIGN_WINDOW - 1)  # earlier messages may be missing or late
                 stream.tracker.next = stream.first = seq
             self.last_keys[subscriber] = key
             self.last_streams[subscriber] = <void*>stream

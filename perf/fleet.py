@@ -1,4 +1,4 @@
-"""The load processes of one run: one, which is this one, or several that are forked.
+"""The load processes of one run: this process alone, or several forked ones.
 
     parent                                child, each
       share ---------------- fork ------> connect, prepare
@@ -24,17 +24,17 @@ from perf.share import Share
 
 __all__ = ["check_room", "run_parts"]
 
-TELL_S = 0.2
-"""Between two looks at the children."""
+REPORT_S = 0.2
+"""Seconds between two checks of the children."""
 SPARE_DESCRIPTORS = 40
-"""Of a process, for other things than connections."""
+"""Descriptors of a process for purposes other than connections."""
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 Part = dict[str, Any]
 Child = multiprocessing.context.ForkProcess
 
 
 def check_room(plan: Plan) -> None:
-    """Refuses a plan for which descriptors or ports do not suffice. Raises PlanError."""
+    """Rejects a plan that needs more descriptors or ports than available. Raises PlanError."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     places = 2 if plan.scenario == "takeover" else 1
@@ -56,14 +56,14 @@ def check_room(plan: Plan) -> None:
 
 
 def run_parts(
-    plan: Plan, host: str, port: int, share: Share, before: Callable[[], None], after: Callable[[], None], told: Callable[[], None]
+    plan: Plan, host: str, port: int, share: Share, before: Callable[[], None], after: Callable[[], None], tick: Callable[[], None]
 ) -> list[Part]:
-    """Results of all processes. `before` and `after` are called around the run proper, `told` a few times a second.
+    """Returns the results of all processes. `before` and `after` are called around the run proper, `tick` a few times a second.
 
     Raises LoadError, OSError.
     """
     if plan.processes == 1:
-        with _engine(plan, host, port, share, 0, told) as engine:
+        with _engine(plan, host, port, share, 0, tick) as engine:
             engine.connect()
             engine.prepare()
             before()
@@ -82,11 +82,11 @@ def run_parts(
         pipes.append(ours)
         children.append(child)
     try:
-        _collect(children, pipes, told)
+        _collect(children, pipes, tick)
         before()
         for pipe in pipes:
             pipe.send("go")
-        parts = _collect(children, pipes, told)
+        parts = _collect(children, pipes, tick)
         after()
         for pipe in pipes:
             pipe.send("end")
@@ -99,21 +99,22 @@ def run_parts(
             child.join()
 
 
-def _engine(plan: Plan, host: str, port: int, share: Share, number: int, told: Callable[[], None] | None) -> Any:
-    return (Arrivals if plan.scenario in ARRIVALS else Engine)(plan, host, port, share, number, told)
+def _engine(plan: Plan, host: str, port: int, share: Share, number: int, tick: Callable[[], None] | None) -> Any:
+    return (Arrivals if plan.scenario in ARRIVALS else Engine)(plan, host, port, share, number, tick)
 
 
-def _collect(children: list[Child], pipes: list[Connection], told: Callable[[], None]) -> list[Any]:
-    """One answer of each child; meanwhile `told` is called. SIGINT is passed on as SIGTERM: a child ends its run and answers.
+def _collect(children: list[Child], pipes: list[Connection], tick: Callable[[], None]) -> list[Any]:
+    """Returns one answer of each child; meanwhile `tick` is called. SIGINT is forwarded as SIGTERM: a child ends its run and
+    answers.
 
-    Raises LoadError; KeyboardInterrupt if a child had no run to end yet.
+    Raises LoadError; KeyboardInterrupt if a child had not begun its run.
     """
     answers: dict[int, Any] = {}
     interrupted = False
     while len(answers) < len(pipes):
         waiting = [pipe for number, pipe in enumerate(pipes) if number not in answers]
         try:
-            ready = wait(waiting, TELL_S)
+            ready = wait(waiting, REPORT_S)
             for number, pipe in enumerate(pipes):
                 if pipe not in ready:
                     continue
@@ -121,12 +122,12 @@ def _collect(children: list[Child], pipes: list[Connection], told: Callable[[], 
                     kind, answers[number] = pipe.recv()
                 except EOFError:
                     if interrupted:
-                        answers[number] = None  # it had no run to end yet
+                        answers[number] = None  # it had not begun its run
                         continue
                     raise LoadError(f"load process {number} ended without a result") from None
                 if kind == "error":
                     raise LoadError(answers[number])
-            told()
+            tick()
         except KeyboardInterrupt:
             interrupted = True
             for child in children:
@@ -138,9 +139,9 @@ def _collect(children: list[Child], pipes: list[Connection], told: Callable[[], 
 
 def _child(plan: Plan, host: str, port: int, share: Share, number: int, pipe: Connection, others: list[Connection]) -> None:
     for other in others:
-        other.close()  # so that the parent's end is known here
+        other.close()  # so that the end of the parent is noticed in this process
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of them; the parent passes it on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent forwards it
     try:
         with _engine(plan, host, port, share, number, None) as engine:
             engine.connect()
@@ -155,4 +156,4 @@ def _child(plan: Plan, host: str, port: int, share: Share, number: int, pipe: Co
         pipe.send(("error", str(error)))
     except (KeyboardInterrupt, EOFError):
         pass
-    os._exit(0)  # nothing of the parent's is to be flushed twice
+    os._exit(0)  # skips the parent's buffers, which would be flushed twice

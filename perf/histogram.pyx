@@ -28,7 +28,7 @@ cdef inline uint64_t middle_of(uint32_t bucket) noexcept:
 
 
 cdef class Histogram:
-    """Durations in nanoseconds, from which percentiles can be read."""
+    """Durations in nanoseconds, with percentiles."""
 
     def __cinit__(self):
         memset(self.counts, 0, sizeof(self.counts))
@@ -41,11 +41,11 @@ cdef class Histogram:
             self.largest = value_ns
 
     def record(self, uint64_t value_ns) -> None:
-        """Slow-path form of add."""
+        """Counts one value (slow-path form of add)."""
         self.add(value_ns)
 
     def merge(self, Histogram other) -> None:
-        """Adds all that the other one holds."""
+        """Adds the counts of another histogram."""
         cdef uint32_t bucket
         for bucket in range(<uint32_t>BUCKETS):
             self.counts[bucket] += other.counts[bucket]
@@ -57,7 +57,7 @@ cdef class Histogram:
         return _restored, ({n: self.counts[n] for n in range(<int>BUCKETS) if self.counts[n]}, self.largest, self.sum_ns)
 
     def curve(self) -> list:
-        """[[percent, microseconds]]: for each step the share of the values up to it."""
+        """Returns [[percent, microseconds]]: for each step the share of the values up to it."""
         cdef uint32_t bucket
         cdef uint64_t seen = 0
         points = []
@@ -68,7 +68,7 @@ cdef class Histogram:
         return points
 
     def percentile(self, double percent) -> int:
-        """Nanoseconds that `percent` of the values do not exceed, to 1 %; 0 if there are none."""
+        """Returns the nanoseconds that `percent` of the values do not exceed, to 1 %; 0 without values."""
         cdef double wanted = self.count * percent / 100
         cdef uint64_t seen = 0
         cdef uint32_t bucket
@@ -81,7 +81,7 @@ cdef class Histogram:
         return self.largest
 
     def summary(self) -> dict:
-        """Microseconds: p50, p99, p99.9, max, mean; and their number."""
+        """Returns p50, p99, p99.9, max and mean in microseconds, and the number of values."""
         return {
             "count": self.count,
             "p50_us": self.percentile(50) / 1000.0,

@@ -20,7 +20,7 @@ __all__ = ["LaunchError", "Running", "launched", "on_core"]
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 OUTPUT_SHOWN = 2000
-"""Bytes of a broker's output that are shown when it does not start."""
+"""Bytes of a broker's output that are shown if it does not start."""
 MOSQUITTO_CONF = """\
 listener {port} 127.0.0.1
 allow_anonymous true
@@ -30,11 +30,11 @@ max_inflight_messages 0
 max_queued_messages 0
 """
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
-"""Where brokers are that are not in an ordinary user's PATH."""
+"""Directories of brokers outside an ordinary user's PATH."""
 
 
 class LaunchError(Exception):
-    """The broker did not start; the text holds its last output."""
+    """The broker did not start; the text has its last output."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Running:
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """This process, and what it starts meanwhile, on one core; None leaves all as it is."""
+    """Moves this process, and those it starts meanwhile, to one core; None changes nothing."""
     before = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})
@@ -62,8 +62,8 @@ def launched(command: str, core: int | None, transport: str = "tcp") -> Iterator
     """Runs `command` with {port}, {scheme}, {tls}, {dir} and {conf} filled in; ends it and all its processes. Raises LaunchError.
 
     {port} is a free port of 127.0.0.1, {scheme} the transport, {dir} an empty directory, {tls} options of shardbroker that name a
-    certificate made for the run, where the transport needs one, and {conf} a configuration for mosquitto with all that.
-    The broker leads a session of its own, so whatever it starts can be ended with it, whether it ends well or not.
+    certificate made for the run, where the transport needs one, and {conf} a configuration for mosquitto with all that. The broker
+    leads a session of its own, so all its processes can be ended with it, even after a failure.
     """
     if "{port}" not in command and "{conf}" not in command:
         raise LaunchError(f"{command}: {{port}} or {{conf}} has to stand in it, so that the broker's port is known")
@@ -108,7 +108,7 @@ def _filled(word: str, known: dict[str, str]) -> str:
 
 
 def _certificate(directory: Path) -> Path:
-    """A certificate of its own making and its key (P-256), in one file."""
+    """Makes a self-signed certificate and its key (P-256) in one file."""
     path = directory / "certificate.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost -keyout - -out -"
     try:
@@ -116,7 +116,7 @@ def _certificate(directory: Path) -> Path:
     except (OSError, subprocess.CalledProcessError) as error:
         raise LaunchError(f"openssl makes no certificate: {error}") from None
     path.write_bytes(done.stdout)
-    path.chmod(0o644)  # mosquitto gives up root's rights before it reads it
+    path.chmod(0o644)  # mosquitto drops root's rights before it reads the file
     directory.chmod(0o755)
     return path
 

@@ -1,4 +1,4 @@
-"""How a run goes, while it goes: one line that renews itself in a terminal, a line a second anywhere else."""
+"""Progress of a run: one line that is redrawn in a terminal, or a line a second elsewhere."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ EVERY_TERMINAL_S = 0.25
 
 
 class Live:
-    """Called with a snapshot of the counters (Share.snapshot) as often as one likes. Context manager that ends the line."""
+    """Call it with a snapshot of the counters (Share.snapshot) as often as needed. Context manager that ends the line."""
 
     def __init__(self, clients: int, prefix: str = "", out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
@@ -38,7 +38,7 @@ class Live:
         self._write(f"\r{line}\x1b[K" if self._terminal else line + "\n")
 
     def line(self, snapshot: dict[str, float], since_s: float) -> str:
-        """What stands in the line, `since_s` after the one before."""
+        """Returns the progress line, `since_s` after the previous one."""
         parts = [f"{snapshot['elapsed']:5.1f} s"]
         if not snapshot["running"] or snapshot["opened"] < self._clients:
             parts.append(f"{snapshot['opened']:,.0f} of {self._clients:,} connected")
@@ -60,4 +60,4 @@ class Live:
             self._out.write(text)
             self._out.flush()
         except OSError:
-            pass  # whoever looked has gone; the run goes on
+            pass  # the reader of the output has closed it; the run continues

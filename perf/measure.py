@@ -1,4 +1,4 @@
-"""One run: the load processes, what the broker used meanwhile, and all of it in one flat result."""
+"""One run: the load processes, the broker's resources meanwhile, and one flat result."""
 
 import time
 from collections.abc import Callable
@@ -14,9 +14,9 @@ __all__ = ["CPU_MIN_S", "FAULTS", "Result", "run_plan", "sound"]
 Result = dict[str, Any]
 Look = Callable[[dict[str, float]], None]
 CPU_MIN_S = 0.2
-"""Less CPU time than this is within the clock's grain of 10 ms a process to a few per cent: such a run was too short."""
+"""Least CPU time of a run, seconds: below it, the clock's grain of 10 ms a process is an error of several per cent."""
 SERIES_MAX = 600
-"""Points of a run's course; when there are more, every other one is dropped."""
+"""Points of a run's course; above that number, every other one is dropped."""
 SUMMED = (
     "opened", "failed", "published", "acknowledged", "delivered", "unique", "gaps", "expected", "duplicates", "disordered",
     "misrouted", "refused", "disconnected", "changes", "connections", "bytes", "own_cpu_s", "own_connect_cpu_s",
@@ -29,7 +29,7 @@ FAULTS = ("lost", "duplicates", "disordered", "misrouted", "refused", "disconnec
 
 
 class Course:
-    """Takes down how a run goes on, and passes it on to whoever looks."""
+    """Records the course of a run, and passes snapshots to a display."""
 
     def __init__(self, share: Share, look: Look | None) -> None:
         self.share = share
@@ -56,7 +56,8 @@ class Course:
 
 
 def run_plan(plan: Plan, host: str, port: int, broker_pid: int | None = None, look: Look | None = None) -> Result:
-    """A JSON-ready result: the plan's numbers, the load's, and with `broker_pid` the broker's. `look` is shown how it goes.
+    """Runs a plan and returns a JSON-ready result: the plan's numbers, the load's, and with `broker_pid` the broker's. `look` gets
+    progress.
 
     Raises PlanError, LoadError, OSError, psutil.NoSuchProcess.
     """
@@ -114,7 +115,7 @@ def _merged(plan: Plan, parts: list[Part]) -> Result:
 
 
 def _count(plan: Plan, merged: Result, seconds: float) -> None:
-    """What was expected, what is lost, and rates."""
+    """Adds expected and lost messages, and rates."""
     gaps, unique = merged.pop("gaps"), merged.pop("unique")
     if plan.scenario == "sub":
         merged["expected"], merged["lost"] = merged["delivered"] + gaps, gaps
@@ -122,7 +123,7 @@ def _count(plan: Plan, merged: Result, seconds: float) -> None:
         if plan.scenario != "retained":
             merged["expected"] = merged["published"] * plan.receivers
         merged["lost"] = max(0, merged["expected"] - unique)
-        # fanin with several processes: a second copy in another process than the first one's.
+        # fanin with several processes: the second copy arrived in another process than the first one.
         merged["duplicates"] += max(0, unique - merged["expected"]) if plan.receivers else 0
     merged["delivered_per_s"] = merged["delivered"] / seconds if seconds else 0.0
     merged["published_per_s"] = merged["published"] / seconds if seconds else 0.0
@@ -130,7 +131,7 @@ def _count(plan: Plan, merged: Result, seconds: float) -> None:
 
 
 def _of_broker(plan: Plan, usages: list[Usage], done: int, result: Result) -> Result:
-    """`usages`: before the clients came, before the run, after it."""
+    """Returns the broker's figures. `usages`: before the clients connected, before the run, after it."""
     idle, before, after = usages
     used = after.cpu_s - before.cpu_s
     figures: Result = {
@@ -146,10 +147,10 @@ def _of_broker(plan: Plan, usages: list[Usage], done: int, result: Result) -> Re
         figures["broker_connect_cpu_s_per_million"] = (before.cpu_s - idle.cpu_s) * 1e6 / opened
         figures["broker_pss_per_connection"] = max(0, before.pss - idle.pss) / opened
     if plan.scenario in HELD and not result["delivered"]:
-        figures["broker_cpu_s_per_million"] = None  # nothing was passed on
+        figures["broker_cpu_s_per_million"] = None  # nothing was delivered
     return figures
 
 
 def sound(result: Result) -> bool:
-    """Whether every message came once, in order, to where it belonged; and every client was served."""
+    """Returns whether every message arrived once, in order, at its subscribers, and every client was served."""
     return not any(result.get(name) for name in FAULTS)

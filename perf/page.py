@@ -43,7 +43,7 @@ th:first-child, td:first-child { text-align: left; } thead th { color: var(--sof
 
 
 class PageError(Exception):
-    """A file holds no runs; the text says where, what, and what is wanted."""
+    """A file holds no runs; the text has the place, the content and the expected form."""
 
 
 def write_page(files: Sequence[Path], page: Path, heading: str) -> None:
@@ -100,7 +100,7 @@ def _page(runs: list[tuple[Path, Result]], heading: str, several_files: bool) ->
 
 
 def _overview(sections: dict[str, Columns], colours: dict[str, int]) -> str:
-    """The figures that matter most, of all scenarios; nothing for a single run."""
+    """Returns the most important figures of all scenarios; empty for a single run."""
     if sum(len(columns) for columns in sections.values()) < 2:
         return ""
     plots = []
@@ -192,7 +192,7 @@ def _figure(result: Result, name: str) -> float | None:
 
 
 def _curve(result: Result, name: str) -> list[tuple[float, float]]:
-    """(percent, ms), without the points that a plot cannot show apart."""
+    """Returns (percent, ms), without points that a plot cannot separate."""
     points: list[tuple[float, float]] = []
     for percent, microseconds in result.get(f"{name}_curve", ()):
         if microseconds > 0:
@@ -201,7 +201,7 @@ def _curve(result: Result, name: str) -> list[tuple[float, float]]:
 
 
 def _rates(result: Result) -> list[tuple[float, float]]:
-    """(seconds, per second) from the running counts."""
+    """Returns (seconds, per second) from the running counts."""
     points: list[tuple[float, float]] = []
     place = 3 if result["scenario"] in ARRIVALS else 2 if result.get("delivered") else 1
     before_s, before = 0.0, 0.0

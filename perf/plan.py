@@ -1,4 +1,4 @@
-"""What a run does: scenario, numbers, topics."""
+"""The plan of a run: scenario, numbers, topics."""
 
 import itertools
 import os
@@ -15,21 +15,21 @@ PAYLOAD_MAX = 1 << 20
 """Bytes; the engine's receive buffer has room for one such packet."""
 SCENARIOS = ("p2p", "fanout", "fanin", "wildcard", "churn", "retained", "conn", "reconnect", "takeover", "sub", "pub")
 HELD = ("conn", "sub")
-"""Scenarios that publish nothing and last until their time is over."""
+"""Scenarios without publishers, which last until their time is over."""
 ENDLESS = ("conn", "sub", "pub")
-"""Scenarios that may run without a limit, and that go on when single clients are refused."""
+"""Scenarios that may run without a limit, and that continue if single clients are refused."""
 ARRIVALS = ("reconnect", "takeover")
-"""Scenarios of clients that come and go."""
+"""Scenarios of clients that connect and disconnect repeatedly."""
 PLACED = ("p2p", "fanout", "fanin", "wildcard", "churn")
-"""Scenarios that take a placement."""
+"""Scenarios that accept a placement."""
 WINDOW_MAX = 1 << 14
 """Messages under way per publisher, and topics that one subscriber of `retained` gets."""
 ORDERS_MAX = 1 << 26
 """fanin: pairs of publisher and subscriber, 4 bytes each."""
 TRANSPORTS = ("tcp", "ssl", "ws", "wss")
 PLACEMENTS = ("any", "same", "different")
-"""Where shardbroker has the clients: wherever their ids lead them, all on its first worker, or publishers on the first and
-subscribers on the others."""
+"""Workers of shardbroker for the clients: chosen by their ids, all on its first worker, or publishers on the first and subscribers
+on the others."""
 PARTITIONS = 1024
 """Of shardbroker: worker = crc32(client id) % PARTITIONS % workers (shm/partitions.py), without weights."""
 TEMPLATE_NAMES = "%i number of the client, %c client id, %u user name, %h host name"
@@ -58,12 +58,12 @@ CHOICES = {"scenario": SCENARIOS, "qos": (0, 1, 2), "version": (3, 4, 5), "place
 
 
 class PlanError(ValueError):
-    """The numbers do not go together; the text says which and why."""
+    """The numbers contradict each other; the text has the numbers and the reason."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. Topics and client ids hold `run` unless they are given, so that runs do not meet each other's sessions or messages.
+    """One run. Topics and client ids contain `run` unless they are given, so that runs do not share sessions or messages.
 
     Clients are numbered within their kind: publishers, subscribers, others. Where load processes share the work, publisher n
     belongs to process n % processes, and so do the subscribers that only it serves.
@@ -73,31 +73,30 @@ class Plan:
     publishers: int = 5
     subscribers: int = 5
     others: int = 0
-    """conn, reconnect, takeover: all clients there are. churn: those that subscribe and unsubscribe. Else: idle ones,
-    subscribed to topics on which nothing comes."""
+    """conn, reconnect, takeover: all clients. churn: clients that subscribe and unsubscribe. Else: idle clients, subscribed to
+    topics without messages."""
     messages: int = 100_000
-    """Published in all; spread evenly, rounded up to a multiple of the publishers. reconnect, takeover: connections in all.
-    0: no limit, for pub."""
+    """Messages published in all, spread evenly, rounded up to a multiple of the publishers. reconnect, takeover: connections in
+    all. 0: no limit, for pub."""
     seconds: float = 30.0
-    """After this long nothing more is published. 0: no limit, for conn, sub, pub."""
+    """Time after which publishing ends. 0: no limit, for conn, sub, pub."""
     qos: int = 0
     payload: int = 64
     """Bytes."""
     window: int = 500
-    """Messages of one publisher that are not delivered to all its subscribers yet, at most. retained: subscribers that are being
-    served at a time."""
+    """Most messages of one publisher not yet delivered to all its subscribers. retained: subscribers served at a time."""
     inflight: int = 64
-    """Unacknowledged messages of one publisher at QoS 1 and 2, at most; a 5.0 broker's Receive Maximum lowers it."""
+    """Most unacknowledged messages of one publisher at QoS 1 and 2; the Receive Maximum of a 5.0 broker lowers it."""
     rate: float = 0.0
     """Messages a second of all publishers together; 0: as fast as the window allows."""
     change_rate: float = 0.0
-    """churn: subscriptions and their ends a second, all together; 0: as fast as they are acknowledged."""
+    """churn: subscribes and unsubscribes a second in all; 0: as fast as they are acknowledged."""
     topics: int = 100
-    """wildcard: topics that each publisher goes through; retained: messages that are kept."""
+    """wildcard: topics that each publisher uses in turn; retained: retained messages."""
     version: int = 4
     """Protocol level: 3 (MQTT 3.1), 4 (3.1.1) or 5."""
     connect_rate: float = 0.0
-    """Connections a second; 0: as fast as the broker lets them in."""
+    """Connections a second; 0: as fast as the broker accepts them."""
     keepalive: int = 0
     """Seconds; 0: none."""
     clean: bool = True
@@ -109,22 +108,22 @@ class Plan:
     topic: tuple[str, ...] = ()
     """conn, sub: filters of each client; pub: its one topic. With %i, %c, %u, %h."""
     client_id: str = ""
-    """Template of the client ids; empty: made of the run, so that no two are the same."""
+    """Template of the client ids; empty: derived from the run, so that no two are equal."""
     start_number: int = 0
     """%i of the first client."""
     message: bytes | None = None
-    """pub: payload in place of a stamped one; %i, %c, %u, %h are filled in."""
+    """pub: payload instead of a stamped one; %i, %c, %u, %h are filled in."""
     processes: int = 1
     ifaddr: tuple[str, ...] = ()
-    """Own addresses to connect from, in turn."""
+    """Local addresses to connect from, in turn."""
     placement: str = "any"
-    """Of publishers and subscribers on the workers of a shardbroker; see PLACEMENTS. Other brokers do not care."""
+    """Placement of publishers and subscribers on the workers of shardbroker; see PLACEMENTS. Other brokers are not affected."""
     workers: int = 1
-    """Of that shardbroker; only for a placement."""
+    """Workers of that shardbroker; only for a placement."""
     transport: str = "tcp"
-    """What lies between MQTT and the socket; see TRANSPORTS."""
+    """Layers between MQTT and the socket; see TRANSPORTS."""
     cafile: str = ""
-    """ssl, wss: PEM file of the authorities that the broker's certificate is checked with; empty: it is not checked."""
+    """ssl, wss: PEM file of the authorities that verify the broker's certificate; empty: no verification."""
     run: str = field(default_factory=lambda: f"{os.getpid() & 0xFFFF:x}{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
@@ -215,14 +214,14 @@ class Plan:
 
     @property
     def receivers(self) -> int:
-        """Subscribers that each message reaches; 0: not known, or none."""
+        """Returns the number of subscribers that each message reaches; 0: unknown, or none."""
         if self.scenario in ENDLESS or self.scenario == "retained":
             return 0
         return 1 if self.scenario == "fanin" else self.subscribers // max(1, self.publishers)
 
     @property
     def quota(self) -> int:
-        """Messages of each publisher."""
+        """Returns the number of messages of each publisher."""
         if self.scenario == "retained":
             return self.topics
         return -(-self.messages // max(1, self.publishers)) if self.messages else 0xFFFFFFFF
@@ -233,22 +232,22 @@ class Plan:
 
     @property
     def keeps(self) -> bool:
-        """Whether the broker is to retain the messages."""
+        """Returns whether the broker is to retain the messages."""
         return self.retain or self.scenario == "retained"
 
     def source_of(self, subscriber: int) -> int:
-        """The publisher whose messages this subscriber gets; no other's are for it. Not for fanin and sub."""
+        """Returns the one publisher whose messages this subscriber gets. Not for fanin and sub."""
         return subscriber % max(1, self.publishers)
 
     def owner_of(self, kind: str, number: int) -> int:
-        """The load process that has this client. `kind`: p, s or o."""
+        """Returns the load process that has this client. `kind`: p, s or o."""
         if kind == "s" and self.crosses == 0 and self.publishers:
             return self.source_of(number) % self.processes
         return number % self.processes
 
     @property
     def crosses(self) -> bool:
-        """Whether messages go from one load process to others."""
+        """Returns whether messages pass from one load process to others."""
         return self.processes > 1 and self.scenario in ("fanout", "fanin", "retained")
 
     def id_of(self, kind: str, number: int) -> str:
@@ -258,7 +257,7 @@ class Plan:
         return self._fill(self.client_id, number, "")
 
     def _placed(self, name: str, kind: str, number: int) -> str:
-        """The name with an ending that leads to the worker where the client is to be."""
+        """Returns the name with a suffix that selects the worker of the client."""
         worker = 0 if kind == "p" or self.placement == "same" else 1 + number % (self.workers - 1)
         endings = itertools.count()
         while zlib.crc32(name.encode()) % PARTITIONS % self.workers != worker:
@@ -280,7 +279,7 @@ class Plan:
         return (f"perf/{self.run}/{self.source_of(subscriber)}",)
 
     def filters_of_other(self, number: int) -> Sequence[str]:
-        """At once, or for churn again and again."""
+        """Returns the filters that a client subscribes to once, or repeatedly for churn."""
         if self.topic:
             return [self.filled(text, "o", number) for text in self.topic]
         if self.scenario == "conn":
@@ -298,7 +297,7 @@ class Plan:
         return (f"perf/{self.run}/{publisher}",)
 
     def message_of(self, publisher: int) -> bytes:
-        """Of a plan with `message`."""
+        """Returns the payload of a plan with `message`."""
         assert self.message is not None
         if b"%" not in self.message:
             return self.message

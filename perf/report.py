@@ -1,4 +1,4 @@
-"""Results for people and for programs."""
+"""Results as tables and as JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,11 @@ COMPARED = (
 )
 """Column title and figure of each comparison."""
 COMPARED_HELD = (("PSS KB per connection", "pss_kb_per_connection"), ("connect CPU s per M", "broker_connect_cpu_s_per_million"))
-"""The same for clients that are only there."""
+"""The same for held connections."""
 PER_CLIENT_MIN = 100
-"""Fewer clients say nothing about what one of them takes."""
+"""With fewer clients, memory per client is not significant."""
 QUEUE_USUAL = 1_000
-"""Messages that brokers keep for one subscriber unless told otherwise: mqtt.max_mqueue_len, mosquitto's max_queued_messages."""
+"""Default queue limit of brokers for one subscriber: mqtt.max_mqueue_len, mosquitto's max_queued_messages."""
 FIGURES = (("p50", "p50_us"), ("p99", "p99_us"), ("p99.9", "p999_us"), ("max", "max_us"))
 
 
@@ -31,7 +31,7 @@ def json_line(result: Result) -> str:
 
 
 def title(result: Result) -> str:
-    """Such as "p2p 5-5 qos 1"."""
+    """Returns a title such as "p2p 5-5 qos 1"."""
     rate = f" at {result['rate']:,g}/s" if result["rate"] else ""
     counts = [result[kind] for kind in ("publishers", "subscribers") if result[kind]] or [result["others"]]
     others = f" +{result['others']}" if result["others"] and result["subscribers"] else ""
@@ -40,7 +40,7 @@ def title(result: Result) -> str:
 
 
 def table(result: Result) -> str:
-    """One run, one figure a line."""
+    """Returns one run as text, one figure a line."""
     rows: list[tuple[str, str]] = []
     if result["scenario"] in ARRIVALS:
         rows.append(("connections", f"{result['connections']:,} in {result['seconds']:.2f} s"))
@@ -105,7 +105,7 @@ def _latency(summary: dict[str, float]) -> str:
 
 
 def comparison(names: Sequence[str], results: Iterable[tuple[str, Result]]) -> str:
-    """Medians of all rounds per scenario, and how the first broker compares to the second: its figure divided by the other's."""
+    """Returns medians of all rounds per scenario, and the ratio of the first broker's figure to the second's."""
     first, second = names
     runs: dict[str, dict[str, list[Result]]] = {}
     for name, result in results:
@@ -127,7 +127,7 @@ def comparison(names: Sequence[str], results: Iterable[tuple[str, Result]]) -> s
 
 
 def _remarks(results: list[Result], held: bool) -> list[str]:
-    """What makes these runs less than exact, or wrong."""
+    """Returns remarks about runs that are inexact or wrong."""
     remarks = []
     short = [result for result in results if result.get("broker_cpu_s", CPU_MIN_S) < CPU_MIN_S and not held]
     if short:
@@ -148,7 +148,7 @@ def _median(results: list[Result], name: str) -> float | None:
 
 
 def figure(result: Result, name: str) -> float | None:
-    """A figure of COMPARED of one run; None if it was not measured."""
+    """Returns a figure of COMPARED of one run, or None if it was not measured."""
     value: float | None
     if name == "per_s":
         value = result["connections_per_s" if result["scenario"] in ARRIVALS else "delivered_per_s"]

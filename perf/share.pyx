@@ -1,4 +1,4 @@
-"""Memory that the processes of one run have in common: how far each is. Made before they are forked.
+"""Memory shared by the processes of one run, with the progress of each. Made before they are forked.
 
     | Totals, 128 bytes | of each process     | seq, 8 bytes | of each publisher     | delivered, 8 bytes | of each process and publisher
 """
@@ -24,7 +24,7 @@ cdef class Share:
         self.delivered = self.seqs + publishers
 
     def snapshot(self) -> dict:
-        """Sums over all processes, and the worst p99."""
+        """Returns the sums over all processes, and the worst p99."""
         cdef int i
         cdef Totals* one
         sums = dict.fromkeys(("opened", "failed", "gone", "published", "delivered", "changes"), 0)

@@ -52,7 +52,7 @@ cdef int open_socket(int family, bytes target, bytes source, bint* ready) noexce
 
 
 class Route:
-    """Where connections go, and from which own addresses, one after the other. Raises OSError."""
+    """Target of connections, and local addresses used in turn. Raises OSError."""
 
     def __init__(self, str host, int port, ifaddr: tuple = ()) -> None:
         try:

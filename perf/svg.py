@@ -1,6 +1,6 @@
-"""Plots as SVG text: lines over linear or logarithmic axes, and bars. Colours come from the page's style (class c0, c1, ...).
+"""Plots as SVG text: lines over linear or logarithmic axes, and bars. Colours are defined by the page's style (class c0, c1, ...).
 
-`document` makes a file of its own of one.
+`document` makes a stand-alone file of a plot.
 """
 
 import math
@@ -11,7 +11,7 @@ from html import escape
 __all__ = ["COLOURS", "STYLE", "Line", "bars", "document", "lines", "short"]
 
 COLOURS = 6
-"""Classes c0 to c5; more lines begin again."""
+"""Classes c0 to c5; further lines reuse them."""
 WIDTH, HEIGHT = 520, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 12, 40
 BAR, GAP, NAMES = 18, 10, 215
@@ -23,14 +23,14 @@ svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; 
 .c0 { --c: #2563b8; } .c1 { --c: #d9822b; } .c2 { --c: #2e8b57; } .c3 { --c: #b8336a; } .c4 { --c: #7a5bc2; } .c5 { --c: #6b7c2a; }
 .line { stroke: var(--c); } .bar { fill: var(--c); }
 """
-"""Of a page that holds plots; the page gives --soft and --rule."""
+"""Style of a page with plots; the page defines --soft and --rule."""
 ALONE = """
 text { font: 11px system-ui, sans-serif; fill: #5d6b7a; } .title { font-weight: 600; fill: #1c2733; }
 .grid { stroke: #dde3e9; stroke-width: 1; fill: none; } .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 .line.c0 { stroke: #2563b8; } .line.c1 { stroke: #d9822b; } .line.c2 { stroke: #2e8b57; } .line.c3 { stroke: #b8336a; }
 .line.c4 { stroke: #7a5bc2; } .line.c5 { stroke: #6b7c2a; }
 """
-"""Of a plot in a file of its own: without variables, which not every program that shows pictures knows."""
+"""Style of a plot in a file of its own: without variables, which some image viewers do not support."""
 KEY_HEIGHT = 22
 
 Scale = Callable[[float], float]
@@ -46,7 +46,7 @@ class Line:
 
 
 def short(value: float) -> str:
-    """Such as 1.5M, 20k, 0.35."""
+    """Formats a number such as 1.5M, 20k, 0.35."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
@@ -56,9 +56,9 @@ def short(value: float) -> str:
 def lines(
     title: str, data: Sequence[Line], x_title: str, y_title: str, percentiles: bool = False, logarithmic: bool = False
 ) -> str:
-    """A line plot; with `percentiles` x is in percent, drawn by nines, and y is logarithmic; with `logarithmic` both are.
+    """Returns a line plot; with `percentiles` x is in percent, drawn by nines, and y is logarithmic; with `logarithmic` both are.
 
-    Nothing if there is no line.
+    Empty without a line.
     """
     data = [line for line in data if len(line.points) > 1]
     if not data:
@@ -97,7 +97,7 @@ def lines(
 
 
 def document(title: str, plot: str, names: Sequence[str]) -> str:
-    """A plot with its title and the names of its lines, those of colours 0, 1, ..., as a file of its own."""
+    """Returns a plot with its title and the names of its lines, of colours 0, 1, ..., as a file of its own."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT + KEY_HEIGHT}">',
         f'<style>{ALONE}</style><rect width="100%" height="100%" fill="#fff"/>',
@@ -114,7 +114,7 @@ def document(title: str, plot: str, names: Sequence[str]) -> str:
 
 
 def bars(title: str, data: Sequence[tuple[str, int, float]], unit: str) -> str:
-    """Horizontal bars of (name, colour, value)."""
+    """Returns horizontal bars of (name, colour, value)."""
     if not data:
         return ""
     height = TOP + len(data) * (BAR + GAP)
@@ -135,12 +135,12 @@ def _cut(text: str, most: int = 36) -> str:
 
 
 def _nines(percent: float) -> float:
-    """50 -> 0.3, 90 -> 1, 99 -> 2, 99.9 -> 3: the rare ones get as much room as the common ones."""
+    """Maps a percentage to its nines: 50 -> 0.3, 90 -> 1, 99 -> 2, 99.9 -> 3, so that the tail has as much room as the rest."""
     return -math.log10(max(1e-6, 1 - percent / 100))
 
 
 def _ceiling(percents: Sequence[float]) -> float:
-    """The tick up to which the axis reaches: the one after the last point that is not the maximum itself."""
+    """Returns the tick at the end of the axis: the one after the last point that is not the maximum itself."""
     last = max((percent for percent in percents if percent < 100), default=0.0)
     return next((tick for tick, _ in NINES if tick >= max(last, 90.0)), NINES[-1][0])
 
@@ -156,13 +156,13 @@ def _logarithmic(low: float, high: float, begin: float, end: float) -> Scale:
 
 
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
-    """Powers of ten around the values."""
+    """Returns the powers of ten around the values."""
     first, last = math.floor(math.log10(max(low, 1e-3))), math.ceil(math.log10(max(high, 1e-3)))
     return [(10.0**power, short(10.0**power)) for power in range(first, max(last, first + 1) + 1)]
 
 
 def _steps(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers from `low` to beyond `high`, about as many as wanted."""
+    """Returns round numbers from `low` to beyond `high`, about as many as wanted."""
     rough = (high - low) / wanted or 1
     power: float = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)

@@ -1,9 +1,9 @@
-"""Telling messages that are late from messages that come twice; see tracker.pxd.
+"""Distinguishes late messages from duplicates; see tracker.pxd.
 
-Numbers are expected to rise by one. A number below the highest seen is disordered if it is new, a duplicate if it is not.
-A window bounds how many messages are under way, not how far apart they are: while one member of a group is slow, the publisher
-goes on with the others. So the bits grow with that distance. At TRACK_BITS_MAX the oldest missing number is given up; should it
-come after all, it counts as a duplicate.
+Numbers are expected to rise by one. A number below the highest seen is disordered if it is new, a duplicate if it is not. A window
+bounds how many messages are under way, not their distance: while one member of a group is slow, the publisher continues with the
+others. So the bits grow with that distance. At TRACK_BITS_MAX the oldest missing number is given up; if it arrives later, it counts
+as a duplicate.
 """
 
 from libc.stdlib cimport calloc, free
@@ -41,7 +41,7 @@ cdef inline void put(Tracker* tracker, uint32_t seq, bint value) noexcept:
 
 
 cdef void make_room(Tracker* tracker, uint32_t seq) noexcept:
-    """More bits, so that `seq` has one; if there may not be so many, or memory is short, the oldest numbers are given up."""
+    """Adds bits up to `seq`. At the limit, or if memory is short, the oldest numbers are given up."""
     cdef Tracker larger = tracker[0]
     cdef uint32_t number
     while seq - tracker.low >= larger.words * 64 and larger.words < larger.words_max:
@@ -84,7 +84,7 @@ cdef bint tracker_see(Tracker* tracker, uint32_t seq) noexcept:
 
 
 cdef class Sequence:
-    """A tracker for tests and slow paths. `window`: messages that may be under way; `most`: as far back as it tells them apart."""
+    """A tracker for tests and slow paths. `window`: messages that may be under way; `most`: longest history, in messages."""
     cdef Tracker tracker
 
     def __cinit__(self, uint32_t window, uint32_t most=TRACK_BITS_MAX):
@@ -94,10 +94,10 @@ cdef class Sequence:
         tracker_free(&self.tracker)
 
     def see(self, uint32_t seq) -> bool:
-        """Whether this number is new."""
+        """Records a number; returns whether it is new."""
         return tracker_see(&self.tracker, seq)
 
     @property
     def counts(self) -> tuple:
-        """(unique, duplicates, disordered)"""
+        """Returns (unique, duplicates, disordered)."""
         return self.tracker.unique, self.tracker.duplicates, self.tracker.disordered

@@ -1,6 +1,6 @@
-"""What lies between a load client and its socket: TLS, WebSocket, or both. Bytes in, bytes out.
+"""Layers between a load client and its socket: TLS, WebSocket, or both. Bytes in, bytes out.
 
-The load tool's own cost does not matter here: it runs on another core than the broker.
+The load tool's own cost does not matter: it runs on another core than the broker.
 """
 
 import os
@@ -20,11 +20,11 @@ UPGRADE = (
 PATH = "/mqtt"
 BINARY = 2
 KEY = os.urandom(4)
-"""Masks hide nothing between a load tool and a broker: one will do for all frames."""
+"""Masks protect nothing between a load tool and a broker, so all frames share one."""
 
 
 def context_for(cafile: str) -> ssl.SSLContext:
-    """Of all clients. Without a file of authorities any certificate will do."""
+    """Returns the TLS context of all clients. Without a file of authorities, any certificate is accepted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if cafile:
         context.load_verify_locations(cafile)
@@ -35,7 +35,7 @@ def context_for(cafile: str) -> ssl.SSLContext:
 
 
 class Transport:
-    """Of one connection. `raw` is what waits to be sent; whoever sends takes it off the front."""
+    """The layers of one connection. `raw` holds bytes to send; the sender removes them from the front."""
 
     def __init__(self, context: ssl.SSLContext | None, websocket: bool, host: str) -> None:
         self.raw = bytearray()
@@ -50,7 +50,7 @@ class Transport:
         self._push()
 
     def send(self, data: bytes) -> None:
-        """MQTT bytes. They wait until the connection is there."""
+        """Accepts MQTT bytes, which are buffered until the connection is established."""
         if self._upgraded:
             self._waiting += client_frame(data, mask=KEY) if self._websocket else data
             self._push()
@@ -58,7 +58,7 @@ class Transport:
             self._early.append(data)
 
     def receive(self, data: bytes) -> bytes:
-        """MQTT bytes in what came. Raises OSError if there can be no connection."""
+        """Returns the MQTT bytes in the received data. Raises OSError if the connection has failed."""
         if self._tls is None:
             return self._above_tls(data)
         self._incoming.write(data)

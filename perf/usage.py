@@ -10,17 +10,17 @@ __all__ = ["Usage", "measure"]
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process tree has used so far and holds now."""
+    """Resources that a process tree has used so far and holds now."""
 
     cpu_s: float
     """User and system seconds, children that have ended included."""
     pss: int
-    """Bytes; pages that several processes share count once."""
+    """Bytes; pages shared by several processes count once."""
     processes: int
 
 
 def measure(pid: int, memory: bool = True) -> Usage:
-    """Of the tree below `pid`. `memory` walks all page tables: not in the middle of a run. Raises psutil.NoSuchProcess."""
+    """Measures the tree below `pid`. `memory` walks all page tables: not during a run. Raises psutil.NoSuchProcess."""
     root = psutil.Process(pid)
     cpu_s, pss, processes = 0.0, 0, 0
     for process in [root, *root.children(recursive=True)]:

@@ -1,4 +1,4 @@
-"""The packets that a load test needs before and after its messages, MQTT 3.1, 3.1.1 and 5.0. Nothing here is hot."""
+"""The packets that a load test needs before and after its messages, MQTT 3.1, 3.1.1 and 5.0. No hot code."""
 
 from collections.abc import Iterable
 from struct import pack
@@ -45,7 +45,7 @@ def connect(
     password: str | None = None,
     session_expiry: int | None = None,
 ) -> bytes:
-    """Without a keepalive by default: a silent subscriber is left alone."""
+    """Returns a CONNECT packet; without a keepalive by default, so that a silent subscriber stays connected."""
     flags = 0x02 * clean | 0x80 * (username is not None) | 0x40 * (password is not None)
     head = text("MQIsdp" if version == 3 else "MQTT") + pack(">BBH", version, flags, keepalive)
     if version == 5:
@@ -67,13 +67,13 @@ def unsubscribe(filters: Iterable[str], version: int, packet_id: int = 1) -> byt
 
 
 def publish_head(topic: str, qos: int, payload: int, version: int, retain: bool = False) -> bytes:
-    """A PUBLISH up to its payload of `payload` bytes; at QoS 1 and 2 with a packet id of 0 to be patched."""
+    """Returns a PUBLISH up to its payload of `payload` bytes; at QoS 1 and 2 with a packet id of 0 to be patched."""
     head = text(topic) + (b"\x00\x00" if qos else b"") + (b"\x00" if version == 5 else b"")
     return bytes([0x30 | qos << 1 | retain]) + varint(len(head) + payload) + head
 
 
 def receive_maximum(properties: bytes) -> int:
-    """Of a 5.0 CONNACK's properties without their length; the default if there is none."""
+    """Returns the Receive Maximum in a 5.0 CONNACK's properties (without their length), or the default."""
     at = 0
     while at < len(properties):
         identifier = properties[at]
