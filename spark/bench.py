@@ -1,12 +1,11 @@
-"""How fast journals become Parquet, beside Spark's own reader of JSON lines over the same records.
+"""Measures the conversion of journals to Parquet against Spark's own reader of JSON lines over the same records.
 
     .venv/bin/python spark/bench.py [--records 10000000] [--dir DIR]
 
-Each case is a Spark of its own with one task at a time, `local[1]`, and does its job twice: first with a thousand records, for
-which the JVM starts, loads and plans, which is shown as `start`; then with all of them. Shown of that: records for each second on
-the clock, and for each CPU second of all processes (JVM with its compiler and collector, driver, Python workers). The latter is
-what `per core` means: nothing gets away with work on another core. It says something on a machine that does other things besides,
-too, but those that share its cores slow each other down.
+Each case is a Spark of its own with one task at a time, `local[1]`, and runs twice: first with a thousand records, for which the
+JVM starts, loads and plans (shown as `start`), then with all of them. The output has records per second of wall time, and per CPU
+second of all processes (JVM with its compiler and collector, driver, Python workers). The latter is `per core`: it includes work on
+other cores. It is meaningful on a busy machine, too, although processes that share its cores slow each other down.
 """
 
 import argparse
@@ -37,19 +36,19 @@ from shardbroker.journal.schema import Kind, encode
 
 CLIENTS = 1_000
 FEW = 1_000
-"""Records that cost next to nothing by themselves."""
+"""Records whose own cost is negligible."""
 WORKERS = 4
 BLOCK_RECORDS = 100
-"""A pass of a worker that is busy."""
+"""Records of one pass of a busy worker."""
 BLOCK_US = 1_000
 START_US = 1_790_000_000_000_000
 ERROR_SHOWN = 3_000
-"""Characters of what a case that fails has said at last."""
+"""Characters shown of the last output of a case that fails."""
 SETTINGS = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
 
 
 def make_journal(directory: Path, records: int) -> None:
-    """Small messages of a thousand devices."""
+    """Writes a journal of small messages from a thousand devices."""
     chance = random.Random(1)
     devices = [(f"site/{n % 20}/device/{n}/temperature".encode(), f"device-{n}".encode()) for n in range(CLIENTS)]
     writer = open_journal(directory)
@@ -69,7 +68,7 @@ def make_journal(directory: Path, records: int) -> None:
 
 
 def make_data(work: Path, records: int) -> None:
-    """Journals of WORKERS workers with the same bytes: what is in them makes no difference here, and one is made sooner."""
+    """Makes journals of WORKERS workers with the same bytes, which is sufficient here and faster than distinct ones."""
     first = work / "data" / "journal" / "0"
     make_journal(first, records // WORKERS)
     for number in range(1, WORKERS):
@@ -112,7 +111,7 @@ def make_json(work: Path) -> None:
 
 
 def decode(work: Path) -> None:
-    """Without Spark: journals to Arrow."""
+    """Decodes journals to Arrow, without Spark."""
     wanted = Wanted()
     for journal in find_journals(str(work / "data")):
         for piece in pieces(journal, wanted, 64 << 20):
@@ -140,7 +139,7 @@ CASES: dict[str, Callable[[Path], None]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds on the clock until a thousand records were done, then those for all, and CPU seconds of those."""
+    """Seconds until a thousand records were done, seconds for all records, and CPU seconds of the latter."""
 
     start_s: float
     wall_s: float
@@ -153,7 +152,7 @@ class Cost:
 
 
 def cost(case: Callable[[Path], None], work: Path) -> Cost:
-    """Of the records of `work`, in a process that has done the same for few of them already."""
+    """Measures the records of `work`, in a process that has already processed a few of them."""
     shutil.rmtree(work / "out", ignore_errors=True)
     shutil.rmtree(work / "few" / "out", ignore_errors=True)
     command = [sys.executable, __file__, "--case", case.__name__, "--dir", str(work)]
@@ -173,14 +172,14 @@ def measure(case: Callable[[Path], None], work: Path) -> None:
 
 
 def used() -> tuple[float, float]:
-    """CPU seconds of the JVM, and of this process and all others that it has started, directly or not."""
+    """Returns the CPU seconds of the JVM, and of this process and all its other descendants."""
     mine = psutil.Process()
     java = python = 0.0
     for process in (mine, *mine.children(recursive=True)):
         try:
             name, times = process.name(), process.cpu_times()
         except psutil.NoSuchProcess:
-            continue  # then its parent has its time, if it waited for it
+            continue  # the time is then in its parent, if that waited for it
         spent = times.user + times.system + times.children_user + times.children_system
         if name == "java":
             java += spent
@@ -190,7 +189,7 @@ def used() -> tuple[float, float]:
 
 
 def bytes_of_a_hundredth(work: Path, records: int) -> tuple[int, int]:
-    """Bytes read of the journal for all of the time, and for a hundredth of it."""
+    """Returns the bytes read from the journal for the whole time range, and for a hundredth of it."""
     read, real = [0], Segment.read
 
     def counted(self: Segment, offset: int, size: int) -> bytes:
@@ -215,7 +214,7 @@ def bytes_of_a_hundredth(work: Path, records: int) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", type=int, default=10_000_000)
-    parser.add_argument("--dir", type=Path, help="for the data; else a directory that is removed afterwards")
+    parser.add_argument("--dir", type=Path, help="directory of the data; default: a temporary one")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases with this in their name")
     parser.add_argument("--prepare", action="store_true", help="only make the data, in --dir")
     parser.add_argument("--case", help=argparse.SUPPRESS)

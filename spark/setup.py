@@ -1,4 +1,4 @@
-"""Compiles what can be compiled; without a compiler the package reads with numpy alone, more slowly."""
+"""Compiles the optional module; without a compiler the package reads with numpy alone, more slowly."""
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup

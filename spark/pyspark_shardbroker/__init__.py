@@ -1,6 +1,6 @@
 """Journals of shardbroker as DataFrames (docs/spark.md).
 
-Spark registers the source by itself, as it does with every package called pyspark_* that has a `DefaultSource`.
+Spark registers the source automatically, as with every package named pyspark_* that has a `DefaultSource`.
 """
 
 from pyspark_shardbroker.source import DefaultSource, ShardbrokerSource

@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""What `decode.py` and `columns.py` do with numpy where this is not built: records found and measured, columns put together.
+"""Compiled form of the numpy code in `decode.py` and `columns.py`: finds and measures records, and assembles columns.
 
 Two passes over the records. The first finds where each begins and counts their kinds, so that the second can write the fields of
-each kind side by side: they are then columns already.
+each kind contiguously, which makes them columns.
 
     place       0 1 2 3 | 4 5 | 6 7 8 ...          records sorted by kind, in their order within it
     row         0 1 4 6 | 2 5 | 3 7 8 ...          number of the record in the window
     head, value, start                             of each field, one row of the matrix for a field
 
-Anything that is not a record ends it with None: the slower decoder then says what is wrong and where.
+Both return None at the first bytes that are not a record: the slower decoder then determines the fault and its place.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
@@ -19,7 +19,7 @@ import numpy as np
 __all__ = ["FIELDS_MAX", "encode", "find", "gather", "hexadecimal", "spread"]
 
 FIELDS_MAX = 16
-"""Fields of a record that are noted; more are of a later version."""
+"""Fields of a record that are stored; more belong to a later version."""
 cdef enum:
     FIELDS = 16
     KINDS = 24
@@ -45,7 +45,7 @@ cdef struct Item:
 
 
 cdef inline bint take(const uint8_t* at, const uint8_t* end, Item* item) noexcept nogil:
-    """The head of an item: its number, and where what follows begins. False: it is cut off, or of indefinite length."""
+    """Reads the head of an item: its number, and the start of its content. False: truncated, or of indefinite length."""
     cdef int width
     cdef uint64_t value = 0
     if at >= end:
@@ -72,7 +72,7 @@ cdef inline bint take(const uint8_t* at, const uint8_t* end, Item* item) noexcep
 
 
 cdef const uint8_t* skip(const uint8_t* at, const uint8_t* end, int depth) noexcept nogil:
-    """Behind the item, or NULL if it is none that records have."""
+    """Returns the position after the item, or NULL if the item has a type that records do not use."""
     cdef Item item
     cdef uint64_t left
     if depth > DEEPEST or not take(at, end, &item):
@@ -98,11 +98,11 @@ cdef const uint8_t* skip(const uint8_t* at, const uint8_t* end, int depth) noexc
 
 
 def find(const uint8_t[::1] data, const int64_t[::1] offsets, const int64_t[::1] lengths, const int64_t[::1] counts):
-    """The records of these blocks.
+    """Finds the records of these blocks.
 
-    Returns kind of each record, first place of each kind, row of each place, matrices of what items are, their numbers and where
-    they begin, rows with a field that only the slow reader can read with their places in the window, and the numbers of records
-    that are left out because their kind is not known here. None: there is something that is no record.
+    Returns kind of each record, first place of each kind, row of each place, matrices of the items' types, numbers and starts, rows
+    with a field that only the slow reader can decode with their places in the window, and the numbers of records skipped because of
+    an unknown kind. None: some bytes are not a record.
     """
     cdef Py_ssize_t total = 0, block, at = 0, row = 0, place
     cdef int64_t left
@@ -201,7 +201,7 @@ def find(const uint8_t[::1] data, const int64_t[::1] offsets, const int64_t[::1]
 
 
 def gather(const uint8_t[::1] data, const uint8_t[::1] heads, const uint64_t[::1] lengths, const int64_t[::1] starts):
-    """The byte strings of a field side by side: offsets and bytes, as Arrow has them. What is no byte string is an empty one."""
+    """Returns the byte strings of a field contiguously: offsets and bytes, as in Arrow. An item of another type is an empty string."""
     cdef Py_ssize_t row, rows = heads.shape[0]
     cdef int64_t total = 0, at = 0
     for row in range(rows):
@@ -222,8 +222,8 @@ def gather(const uint8_t[::1] data, const uint8_t[::1] heads, const uint64_t[::1
 
 
 cdef inline uint64_t hashed(const uint8_t* at, uint64_t length) noexcept nogil:
-    """Of a byte string, eight bytes at a time. Not for keys that somebody may choose to collide on purpose and at length: then
-    `encode` is slow, and still right."""
+    """Returns a hash of a byte string, eight bytes at a time. It does not resist long keys made to collide: `encode` is then slow,
+    but correct."""
     cdef uint64_t found = length * MIX, word
     while length >= 8:
         memcpy(&word, at, 8)
@@ -238,7 +238,8 @@ cdef inline uint64_t hashed(const uint8_t* at, uint64_t length) noexcept nogil:
 
 
 def encode(const uint8_t[::1] data, const uint8_t[::1] heads, const uint64_t[::1] lengths, const int64_t[::1] starts):
-    """Each different byte string of a field once: number of each row's, and the row where each number came first. -1: none."""
+    """Returns each distinct byte string of a field once: number of each row's, and the row of each number's first occurrence. -1:
+    none."""
     cdef Py_ssize_t row, rows = heads.shape[0], place, size = 1024, other
     cdef int32_t number, count = 0
     cdef uint64_t hash
@@ -284,7 +285,7 @@ def encode(const uint8_t[::1] data, const uint8_t[::1] heads, const uint64_t[::1
 
 
 def hexadecimal(const uint8_t[:, ::1] rows):
-    """Rows of bytes as text, two digits each."""
+    """Returns rows of bytes as text, two hexadecimal digits each."""
     cdef Py_ssize_t row, at, width = rows.shape[1]
     cdef uint8_t byte
     found = np.empty((rows.shape[0], 2 * width), np.uint8)
@@ -299,7 +300,7 @@ def hexadecimal(const uint8_t[:, ::1] rows):
 
 
 def spread(const int32_t[::1] codes, const int32_t[::1] offsets, const int32_t[::1] values):
-    """The list with each row's number, of lists `values[offsets[number]:offsets[number + 1]]`: offsets and values. -1: empty."""
+    """Returns each row's list, out of lists `values[offsets[number]:offsets[number + 1]]`: offsets and values. -1: empty."""
     cdef Py_ssize_t row, rows = codes.shape[0]
     cdef int64_t total = 0
     cdef int32_t code, at = 0, length

@@ -1,6 +1,6 @@
-"""Table `journal`: its columns, version 1, and how each is made of decoded records. Documented in docs/spark.md.
+"""Table `journal`: its columns, version 1, and their construction from decoded records. Documented in docs/spark.md.
 
-A column is made only if it is wanted. New columns may come in a later version; those that are here keep name, type and meaning.
+Only the columns that a query needs are made. Later versions may add columns; existing ones keep name, type and meaning.
 """
 
 import json
@@ -33,7 +33,7 @@ _PEER, _USERNAME, _KEEPALIVE, _LISTENER, _RECEIVE_MAXIMUM = 1, 2, 3, 4, 5
 
 @dataclass
 class Context:
-    """What a record itself does not say."""
+    """Facts that a record itself does not have."""
 
     worker: int
     node: int
@@ -60,7 +60,7 @@ def _type(records: Records, _: Context) -> pa.Array:
 
 
 def _ids(records: Records) -> tuple[np.ndarray, np.ndarray]:
-    """Message ids as rows of 16 bytes, and which records have one."""
+    """Returns message ids as rows of 16 bytes, and a mask of the records with an id."""
     found: tuple[np.ndarray, np.ndarray] = records.once("ids", _find_ids)
     return found
 
@@ -94,7 +94,7 @@ def _masked(array: pa.Array, valid: np.ndarray) -> pa.Array:
 
 
 def _stamps(records: Records) -> tuple[np.ndarray, np.ndarray]:
-    """When a message came in, and which records say so."""
+    """Returns the time at which each message was received, and a mask of the records with a time."""
 
     def find(_: Records) -> tuple[np.ndarray, np.ndarray]:
         rows, valid = _ids(records)
@@ -111,7 +111,7 @@ def _published(records: Records, _: Context) -> pa.Array:
 
 
 def _latency(records: Records, _: Context) -> pa.Array:
-    """Of what happened to a message after it was published."""
+    """Returns the time from publish to each later event of a message."""
     if (records.kinds == 1).all():
         return pa.nulls(len(records), pa.int64())
     stamps, valid = _stamps(records)
@@ -131,19 +131,19 @@ def _client_id(records: Records, context: Context) -> pa.Array:
 
 
 def _made(records: Records, name: str, make: Callable[[bytes], Any], type: pa.DataType) -> pa.Array:
-    """A value made of each different byte string of a field."""
+    """Returns a column made by `make` from each distinct byte string of a field."""
     if not records.has(name):
         return pa.nulls(len(records), type)
     encoded = records.encoded(name)
     if encoded.null_count == len(encoded):
         return pa.nulls(len(encoded), type)
     if encoded.null_count == 0 and encoded.dictionary.to_pylist() == [b""] and not pa.types.is_string(type):
-        return _empty(len(records), type)  # as most properties are
+        return _empty(len(records), type)  # the usual case for most properties
     return pa.array([make(one) for one in encoded.dictionary.to_pylist()], type).take(encoded.indices)
 
 
 def _empty(count: int, type: pa.DataType) -> pa.Array:
-    """Empty lists or maps."""
+    """Returns empty lists or maps."""
     offsets = pa.array(np.zeros(count + 1, np.int32))
     if pa.types.is_map(type):
         return pa.MapArray.from_arrays(offsets, pa.array([], type.key_type), pa.array([], type.item_type))
@@ -184,7 +184,7 @@ def _string(name: str) -> Maker:
 
 
 def _expires(records: Records, _: Context) -> pa.Array:
-    """Null if never."""
+    """Returns the expiry time; null if the message does not expire."""
     head, value, _start = records.field("expires_ms")
     valid = (head == UINT) & (value > 0) & (value < 1 << 50)
     if not valid.any():
@@ -234,15 +234,15 @@ def _detail(key: int, type: pa.DataType) -> Maker:
 
 
 def _payload_json(records: Records, _: Context) -> pa.Array:
-    """The text of payloads that are JSON."""
+    """Returns the text of payloads that are JSON."""
     return _made(records, "payload", _json_text, pa.string())
 
 
 def _json_text(payload: bytes) -> str | None:
-    """Null if it is no JSON (RFC 8259), which nobody promised."""
+    """Returns the payload as text, or None if it is not JSON (RFC 8259), which publishers need not send."""
     try:
         text = payload.decode()
-        # No number is made: one of ten thousand digits is JSON too.
+        # No number is converted: one of ten thousand digits is valid JSON, too.
         json.loads(text, parse_int=len, parse_float=len, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return None
@@ -304,12 +304,12 @@ JOURNAL: dict[str, tuple[str, pa.DataType, Maker]] = {
     "will_at": ("timestamp", _TIME, _when("at_ms")),
     "count": ("bigint", pa.int64(), _number("count", pa.int64())),
 }
-"""Name -> type in Spark, type in Arrow, and what makes it."""
+"""Name -> type in Spark, type in Arrow, and its maker."""
 
 ON_REQUEST: dict[str, tuple[str, pa.DataType, Maker]] = {
     "payload_json": ("string", pa.string(), _payload_json),
 }
-"""Likewise; only for those who ask for them by name, since they cost more than the rest."""
+"""Likewise, but only on request by name, since these columns cost more than the rest."""
 _ALL = {**JOURNAL, **ON_REQUEST}
 
 
@@ -320,7 +320,7 @@ DICTIONARIES: dict[str, Maker] = {
         _client_id(records, context).dictionary_encode() if records.has("session") else _as_text_once(records.encoded("publisher"))
     ),
 }
-"""Makes the same with each different text once, for those who can use it: writers of Parquet would have to find that out again."""
+"""Makes the same columns with each distinct text once, for writers of Parquet, which would otherwise search for duplicates."""
 
 
 def _as_text_once(encoded: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -328,7 +328,7 @@ def _as_text_once(encoded: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def build(records: Records, context: Context, columns: Iterable[str], dictionaries: bool = False) -> pa.RecordBatch:
-    """The columns in the order given."""
+    """Returns the columns in the given order."""
     makers = {name: _ALL[name][2] for name in columns}
     if dictionaries:
         makers.update({name: maker for name, maker in DICTIONARIES.items() if name in makers})

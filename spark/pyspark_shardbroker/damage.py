@@ -1,4 +1,4 @@
-"""Table `damage`: what cannot be read, one row each."""
+"""Table `damage`: unreadable parts of journals, one row each."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ _TYPES = {"string": pa.string(), "bigint": pa.int64(), "boolean": pa.bool_()}
 
 
 def read_damage(piece: Piece, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The damage in a piece of a segment."""
+    """Yields the damage in a piece of a segment."""
     found = [item for item in scan_piece(piece) if isinstance(item, Damage)]
     if found:
         arrays = [pa.array([getattr(damage, name) for damage in found], _TYPES[DAMAGE[name]]) for name in columns]

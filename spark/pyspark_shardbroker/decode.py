@@ -1,14 +1,14 @@
 """CBOR records to Arrow columns, all records of a window at once.
 
-Python's CBOR decoders make objects, and objects are the limit. Here nothing is made for a record. Where `_compiled` is compiled it
-finds and measures the records; where it is not, because there was no compiler, numpy does the same in some ten times the time:
+Python's CBOR decoders make objects, which limit their speed. This module makes no object per record. `_compiled`, if it was built,
+finds and measures the records; without a compiler numpy does the same in some ten times the time:
 
     1. candidates     every place in the window that looks like the start of a record: an array's head and a kind
-    2. lockstep       field by field, all candidates of a shape at a time: what the item is, its number, where the next one begins
-    3. chain          from the start of each block, each record says where the next one is: what only looks like one is left out
-    4. columns        those that are wanted; byte strings are never touched by Python: Arrow gathers them out of the window
+    2. lockstep       field by field, all candidates of a shape at a time: type of the item, its number, start of the next one
+    3. chain          from the start of each block, each record gives the place of the next: false candidates are left out
+    4. columns        only the wanted ones; Python never touches byte strings: Arrow gathers them out of the window
 
-What the lockstep cannot do (maps, arrays of 16 items and more) a slow reader in plain Python does, record by record.
+What the lockstep cannot decode (maps, arrays of 16 items and more), a slow reader in plain Python decodes record by record.
 """
 
 from bisect import bisect_left
@@ -31,31 +31,31 @@ except ImportError:
 __all__ = ["BadBlock", "Records", "as_text", "binary_array", "decode_window"]
 
 _NOTHING, _SLOW = -1, -2
-"""In place of the next candidate: what follows is none; only the slow reader knows what follows."""
+"""Instead of the next candidate: the following bytes are not one; only the slow reader can determine the next."""
 _HEADS = np.full(256, OTHER, np.uint8)
 _HEADS[0x00:0x1C] = UINT
 _HEADS[0x40:0x5C] = BYTES
 _HEADS[0xF6] = NULL
-"""First byte of an item -> what it is."""
+"""First byte of an item -> its type."""
 _WIDTHS = np.zeros(256, np.uint8)
 for _major in (0x00, 0x40):
     _WIDTHS[_major + 24 : _major + 28] = (1, 2, 4, 8)
-"""First byte of an item -> bytes of its number behind it; 0: it stands in the first byte."""
+"""First byte of an item -> bytes of its number after it; 0: the number is in the first byte."""
 _SHIFTS = (64 - 8 * _WIDTHS.astype(np.uint64)) & np.uint64(63)
 _ID_HEAD, _ID_BYTES = 0x50, 17
-"""A message id: head and bytes with it."""
+"""A message id: first byte, and size with that byte."""
 _FIRST_HEADS = np.zeros((25, 256), bool)
 for _kind in range(1, 24):
     _FIRST_HEADS[_kind, 0x00:0x1C] = True
     _FIRST_HEADS[_kind, 0x40:0x5C] = True
 _FIRST_HEADS[1] = False
 _FIRST_HEADS[1, _ID_HEAD] = True
-"""Kind, first byte of the first field -> whether a record can begin like this. Leaves out most of what only looks like one."""
+"""Kind, first byte of the first field -> whether a record can begin like this. Excludes most false candidates."""
 
 
 @dataclass
 class _Field:
-    """A field of a group of records: what the items are (one for all, or an array), numbers or lengths, where bytes begin."""
+    """A field of a group of records: types of the items (one for all, or an array), numbers or lengths, starts of the bytes."""
 
     head: Any
     value: np.ndarray
@@ -64,7 +64,7 @@ class _Field:
 
 @dataclass
 class _Group:
-    """Candidates of one kind with the same number of fields. rows: their places among the records; -1: none."""
+    """Candidates of one kind with the same number of fields. rows: their places among the records; -1: not a record."""
 
     kind: int
     candidates: np.ndarray
@@ -73,7 +73,7 @@ class _Group:
 
 
 class BadBlock(Exception):
-    """A block whose records cannot be read although its checksum is right: number in the window, and why."""
+    """A block with unreadable records and a correct checksum: its number in the window, and the fault."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
@@ -81,7 +81,7 @@ class BadBlock(Exception):
 
 
 class Records:
-    """Records of a window, in their order."""
+    """The records of a window, in order."""
 
     def __init__(
         self, data: np.ndarray, kinds: np.ndarray, sequence: np.ndarray, time_us: np.ndarray, groups: list[_Group],
@@ -100,18 +100,18 @@ class Records:
         return len(self.kinds)
 
     def keep(self, mask: np.ndarray) -> "Records":
-        """Those for which the mask is true."""
+        """Returns the records for which the mask is true."""
         if mask.all():
             return self
         at = np.flatnonzero(mask)
-        moved = np.full(len(self) + 1, -1, np.int64)  # the last one is for rows that are -1 already
+        moved = np.full(len(self) + 1, -1, np.int64)  # the last entry is for rows that are already -1
         moved[at] = np.arange(len(at))
         groups = [_Group(group.kind, group.candidates, group.fields, moved[group.rows]) for group in self._groups]
         slow = {int(moved[row]): record for row, record in self._slow.items() if moved[row] >= 0}
         return Records(self.data, self.kinds[at], self.sequence[at], self.time_us[at], groups, slow)
 
     def field(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What each record has in this field: what the item is, its number or length, and where its bytes begin."""
+        """Returns for each record the type of the item in this field, its number or length, and the start of its bytes."""
         if name not in self._cache:
             self._cache[name] = self._field(name)
         return self._cache[name]
@@ -125,7 +125,7 @@ class Records:
             if part is None:
                 continue
             if len(group.rows) == len(self) and group.rows[0] == 0 and group.rows[-1] == len(self) - 1 and not self._slow:
-                head[:] = part.head  # nothing but this group
+                head[:] = part.head  # the group covers all records
                 return head, part.value, part.start
             there = group.rows >= 0
             rows = group.rows[there]
@@ -138,31 +138,31 @@ class Records:
         return head, value, start
 
     def has(self, name: str) -> bool:
-        """Whether any of these records may have this field."""
+        """Returns whether any of these records may have this field."""
         return any(name in group.fields for group in self._groups) or bool(self._slow)
 
     @property
     def maps(self) -> dict[int, dict[int, Any]]:
-        """Row -> its field `details`, where there is one."""
+        """Returns row -> field `details`, for rows that have one."""
         return {row: record.details for row, record in self._slow.items() if record.details}
 
     # --- plain columns ------------------------------------------------------------------------------------------------------
 
     def numbers(self, name: str, type: pa.DataType) -> pa.Array:
-        """A field of unsigned numbers; null where it is null or the record has none."""
+        """Returns a field of unsigned numbers; null where the field is null or missing."""
         if not self.has(name):
             return pa.nulls(len(self), type)
         head, value, _ = self.field(name)
         return _with_nulls(value.astype(type.to_pandas_dtype()), head == UINT, type)
 
     def once(self, name: str, make: Callable[["Records"], Any]) -> Any:
-        """What several columns are made of is made once."""
+        """Returns a value that several columns share, made at the first call."""
         if name not in self._made:
             self._made[name] = make(self)
         return self._made[name]
 
     def binary(self, name: str) -> pa.Array:
-        """A field of bytes."""
+        """Returns a field of bytes."""
 
         def gather(_: Records) -> pa.Array:
             if not self.has(name):
@@ -177,7 +177,7 @@ class Records:
         return self.once(f"binary {name}", gather)
 
     def encoded(self, name: str) -> pa.DictionaryArray:
-        """A field of bytes, each different one once."""
+        """Returns a field of bytes as a dictionary of distinct values."""
 
         def encode(_: Records) -> pa.DictionaryArray:
             if _compiled is None or not self.has(name):
@@ -191,9 +191,9 @@ class Records:
         return self.once(f"encoded {name}", encode)
 
     def _gather(self, start: np.ndarray, length: np.ndarray, valid: np.ndarray) -> pa.Array:
-        """Byte strings out of the window, which Arrow takes for strings already: wanted ones and what lies between, in turns."""
+        """Gathers byte strings out of the window, which Arrow treats as an array of strings: wanted ones and gaps in turn."""
         count = len(start)
-        # A row without a value is an empty string at the end of the one before it.
+        # A row without a value is an empty string at the end of the previous one.
         behind = np.maximum.accumulate(np.where(valid, start + length, 0))
         offsets = np.empty(2 * count + 1, np.int32)
         offsets[0:-1:2] = np.where(valid, start, behind)
@@ -204,18 +204,18 @@ class Records:
         return strings.take(wanted)
 
     def text(self, name: str) -> pa.Array:
-        """A field of UTF-8."""
+        """Returns a field of UTF-8."""
         return self.once(f"text {name}", lambda records: as_text(records.binary(name)))
 
     def flag(self, bit: int) -> pa.Array:
-        """A bit of field `flags`."""
+        """Returns a bit of field `flags`."""
         if not self.has("flags"):
             return pa.nulls(len(self), pa.bool_())
         head, value, _ = self.field("flags")
         return pa.array((value & np.uint64(bit)) != 0, mask=head != UINT)
 
     def sessions(self) -> dict[int, bytes]:
-        """Session number -> client id, of the records that say so."""
+        """Returns session number -> client id, from the records that have both."""
         naming = np.isin(self.kinds, NAMING)
         if not naming.any():
             return {}
@@ -229,30 +229,30 @@ def _with_nulls(values: np.ndarray, valid: np.ndarray, type: pa.DataType) -> pa.
 
 
 def binary_array(valid: np.ndarray, offsets: np.ndarray, data: np.ndarray) -> pa.Array:
-    """Of strings that lie side by side."""
+    """Returns an Arrow array of contiguous strings."""
     mask = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(pa.binary(), len(valid), [mask, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def as_text(binary: pa.Array) -> pa.Array:
-    """Bytes as UTF-8."""
+    """Returns bytes as UTF-8 text."""
     try:
         return binary.cast(pa.string())
     except pa.ArrowInvalid:
-        # The broker lets no such text in, but what is read may be older than that.
+        # The broker rejects invalid UTF-8, but journals may be older than that check.
         return pa.array([None if one is None else one.decode(errors="replace") for one in binary.to_pylist()], pa.string())
 
 
-# --- finding the records ----------------------------------------------------------------------------------------------------
+# --- finding records --------------------------------------------------------------------------------------------------------------
 
 
 def decode_window(window: Window) -> Records:
-    """All records of the window's blocks. Raises BadBlock."""
+    """Returns all records of the window's blocks. Raises BadBlock."""
     data, blocks = window.data, window.blocks
     counts = np.array(blocks.count, np.int64)
     if _compiled is not None:
         found = _compiled.find(data, np.array(blocks.offset, np.int64), np.array(blocks.length, np.int64), counts)
-        if found is not None:  # or the slower decoder knows what is wrong
+        if found is not None:  # otherwise the slower decoder determines the fault
             return _of_columns(data, blocks, counts, *found)
     candidates, kinds = _find(data)
     groups, ends = _measure(data, candidates, kinds)
@@ -271,7 +271,7 @@ def decode_window(window: Window) -> Records:
 
 
 def _numbered(blocks: Blocks, counts: np.ndarray, skipped: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Sequence and time of each record that is not left out."""
+    """Returns sequence and time of each record that is not skipped."""
     shift = np.array(blocks.first, np.int64) - (np.cumsum(counts) - counts)
     sequence = np.repeat(shift, counts) + np.arange(int(counts.sum()))
     time_us = np.repeat(np.array(blocks.time_us, np.int64), counts)
@@ -282,7 +282,7 @@ def _of_columns(
     data: np.ndarray, blocks: Blocks, counts: np.ndarray, kinds: np.ndarray, firsts: list[int], rows: np.ndarray,
     heads: np.ndarray, values: np.ndarray, starts: np.ndarray, slow: list[tuple[int, int]], skipped: list[int],
 ) -> Records:  # fmt: skip
-    """What the compiled decoder found."""
+    """Builds Records from the result of the compiled decoder."""
     groups = []
     for kind, names in FIELDS.items():
         mine = slice(firsts[kind], firsts[kind + 1])
@@ -297,7 +297,7 @@ def _of_columns(
 
 
 def _find(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where records may begin, and of which kind those would be."""
+    """Returns the places where records may begin, and their kinds."""
     heads = data[: len(data) - PADDING]
     candidates = np.flatnonzero((heads - np.uint8(0x82)) < 14)  # arrays of 2 to 15 items
     kinds = data[candidates + 1]
@@ -306,7 +306,7 @@ def _find(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _measure(data: np.ndarray, candidates: np.ndarray, kinds: np.ndarray) -> tuple[list[_Group], np.ndarray]:
-    """The fields of all candidates, group by group, and where each ends; _SLOW where only the slow reader can tell."""
+    """Returns the fields of all candidates, group by group, and the end of each; _SLOW where only the slow reader can find it."""
     ends = np.full(len(candidates), _SLOW, np.int64)
     groups = []
     shapes = kinds.astype(np.int64) << 4 | data[candidates] & 15
@@ -319,12 +319,12 @@ def _measure(data: np.ndarray, candidates: np.ndarray, kinds: np.ndarray) -> tup
                 ends[members] = end
                 groups.append(group)
                 break
-            members = members[good]  # without those that it cannot read, and once more
+            members = members[good]  # again, without those that it cannot read
     return groups, ends
 
 
 def _lockstep(data: np.ndarray, group: _Group, at: Any, fields: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Goes through the fields of the group's candidates. Returns where they end, or which of them it can read if not all."""
+    """Walks the fields of the group's candidates. Returns their ends, or a mask of the readable ones if not all are."""
     size = len(data) - PADDING
     numbers = np.ndarray((len(data) - 8,), ">u8", data.data, 0, (1,))
     names = FIELDS.get(group.kind, ())
@@ -367,8 +367,8 @@ def _lockstep(data: np.ndarray, group: _Group, at: Any, fields: int) -> tuple[np
 def _follow(
     data: np.ndarray, blocks: Blocks, counts: np.ndarray, candidates: np.ndarray, ends: np.ndarray
 ) -> tuple[list[int] | None, list[int], dict[int, SlowRecord]]:
-    """The candidates that are records, in order (None: all of them); places of records that are left out, because their kind is
-    not known here; and what the slow reader read, by candidate."""
+    """Returns the candidates that are records, in order (None: all of them), the places of records skipped because of an unknown
+    kind, and the results of the slow reader, by candidate."""
     offsets = np.array(blocks.offset, np.int64)
     behind = offsets + np.array(blocks.length, np.int64)
     firsts = np.searchsorted(candidates, offsets)
@@ -388,7 +388,7 @@ def _follow(
 def _walk(
     data: np.ndarray, blocks: Blocks, behind: list[int], places: list[int], firsts: list[int], following: list[int], ends: list[int]
 ) -> tuple[list[int], list[int], dict[int, SlowRecord]]:
-    """_follow, one record after the other."""
+    """Returns the same as _follow, record by record."""
     chain: list[int] = []
     skipped: list[int] = []
     slow: dict[int, SlowRecord] = {}

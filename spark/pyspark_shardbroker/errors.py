@@ -1,30 +1,30 @@
 """Errors of the data source.
 
 ShardbrokerSourceError
-├── OptionError     an option of read or readStream that is not known, or a value that is not allowed
-├── TooNewError     a later version of the broker wrote it
-├── RemovedError    what a stream has yet to read is not there any more
-└── DamageError     mode failFast met damage
+├── OptionError     an unknown option of read or readStream, or a value that is not allowed
+├── TooNewError     written by a later version of the broker
+├── RemovedError    records that a stream has yet to read are no longer there
+└── DamageError     damage in mode failFast
 """
 
 __all__ = ["DamageError", "OptionError", "RemovedError", "ShardbrokerSourceError", "TooNewError"]
 
 
 class ShardbrokerSourceError(Exception):
-    """Something about journals or snapshots that is not an error of the operating system."""
+    """A fault of journals or snapshots that is not an error of the operating system."""
 
 
 class OptionError(ShardbrokerSourceError, ValueError):
-    """Says which option, its value, and what is allowed."""
+    """Names the option, its value, and the allowed values."""
 
 
 class TooNewError(ShardbrokerSourceError):
-    """The format or the schema is not known here; nothing is wrong with the file."""
+    """The format or the schema is unknown to this version; the file is not damaged."""
 
 
 class RemovedError(ShardbrokerSourceError):
-    """Names the records that are missing."""
+    """Names the missing records."""
 
 
 class DamageError(ShardbrokerSourceError):
-    """Names file, offset and what is wrong there."""
+    """Names the file, the offset and the fault."""

@@ -1,16 +1,16 @@
-"""`shardbroker export`: what is new in the journals, as Parquet or Delta, each record once.
+"""`shardbroker export`: new records of the journals, as Parquet or Delta, each record once.
 
     journals -> stream, availableNow -> batch N, fixed by the checkpoint -> _staging -> _batches/N: names -> files in place
 
-A batch is a range of positions that Spark's checkpoint has on record before it is read. Its files are written aside; then their
-final names are put on record; then they are moved. Killed before the record, the batch begins anew. Killed behind it, what was
-moved already is deleted by those names, and the batch begins anew. So each record is in exactly one file, whenever a run is killed,
-and a reader sees no file that is not whole.
+A batch is a range of positions that Spark's checkpoint records before the batch is read. Its files are written to a staging
+directory; then their final names are recorded; then they are moved. A run killed before that record repeats the batch. A run killed
+after it first deletes the files already moved, by their names, and then repeats the batch. So each record is in exactly one file,
+whenever a run is killed, and a reader sees only whole files.
 
-Where the target is a path, the tasks that read write the Parquet too (`parquet.py`): rows never meet the JVM, which would cost
-several times as much. Else Spark writes: it alone parses payloads by a schema, and knows s3a:// and Delta.
+If the target is a path, the reading tasks also write the Parquet files (`parquet.py`): rows never pass through the JVM, which would
+cost several times as much. Otherwise Spark writes: only Spark parses payloads by a schema, and writes to s3a:// and Delta.
 
-Delta has a log of its own, which takes a batch once (txnAppId, txnVersion).
+Delta has a log of its own, which accepts a batch once (txnAppId, txnVersion).
 """
 
 import argparse
@@ -43,20 +43,20 @@ _PARTITIONS = {
     "hour": lambda: F.hour("time"),
     "topic_root": lambda: F.element_at(F.split("topic", "/"), 1),
 }
-"""Those of PARTITIONS that Spark has to make."""
+"""The PARTITIONS that Spark has to make."""
 _PAYLOADS = ("raw", "json")
-"""What `--payload` may say other than a schema."""
+"""Values of `--payload` other than a schema."""
 BATCH_BYTES = 2 << 30
-"""Of journals in one batch: what a kill makes a run do again at most."""
+"""Bytes of journals in one batch: the most that a run repeats after a kill."""
 FILE_BYTES = 128 << 20
-"""Size of the files that compaction makes; smaller ones are put together."""
+"""Size of files after compaction; smaller ones are merged."""
 PROGRESS_S = 0.5
 _CHECKPOINT, _BATCHES, _STAGING, _RECORD, _COMPACTION = "_checkpoint", "_batches", "_staging", "_export.json", "_compaction.json"
 
 
 @dataclass(frozen=True)
 class Export:
-    """What is exported, from where, and how it is to look."""
+    """Source, target and format of an export."""
 
     source: str
     to: str
@@ -73,12 +73,12 @@ class Export:
 
     @property
     def direct(self) -> bool:
-        """Whether the tasks write the files themselves."""
+        """Returns whether the tasks write the files themselves."""
         scheme, separator, _ = self.to.partition(":/")
         return self.format == "parquet" and self.payload in _PAYLOADS and (not separator or scheme == "file")
 
     def options(self) -> dict[str, str]:
-        """For the data source."""
+        """Returns the options of the data source."""
         options = {"mode": "permissive" if self.permissive else "failFast", "maxBytesPerTrigger": str(self.batch_bytes)}
         for name in ("since", "until", "topics", "types"):
             if getattr(self, name):
@@ -91,7 +91,7 @@ class Export:
         return options
 
     def record(self) -> dict[str, object]:
-        """What may not change from one run to the next, or some records would be missing or twice."""
+        """Returns the options that must not change between runs, since records would be missing or duplicated."""
         return {
             "format": self.format, "since": self.since, "until": self.until, "topics": self.topics, "types": self.types,
             "partition_by": list(self.partition_by), "payload": self.payload, "columns": list(self.columns),
@@ -99,7 +99,7 @@ class Export:
         }  # fmt: skip
 
     def check(self) -> None:
-        """Raises OptionError."""
+        """Checks the options. Raises OptionError."""
         wrong = [name for name in self.partition_by if name not in PARTITIONS]
         if wrong:
             raise OptionError(f"--partition-by {wrong[0]}: allowed are {', '.join(PARTITIONS)}")
@@ -109,7 +109,7 @@ class Export:
         Options.parse({"path": self.source, **self.options()})
 
     def check_schema(self) -> None:
-        """With Spark running: of `payload`. Raises OptionError."""
+        """Checks a schema in `payload`, which needs a running Spark. Raises OptionError."""
         if self.payload in _PAYLOADS:
             return
         try:
@@ -121,7 +121,7 @@ class Export:
             ) from None
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        """The rows as they are written."""
+        """Returns the rows in the form in which they are written."""
         if self.payload not in _PAYLOADS:
             frame = frame.withColumn("payload_json", F.from_json(F.col("payload").cast("string"), self.payload))
         for name in self.partition_by:
@@ -131,7 +131,7 @@ class Export:
 
 
 def run(spark: SparkSession, export: Export) -> int:
-    """Writes what is new; how many records that were. Raises ShardbrokerSourceError, OSError, PySparkException."""
+    """Writes the new records and returns their number. Raises ShardbrokerSourceError, OSError, PySparkException."""
     export.check()
     export.check_schema()
     files = Files(spark, export.to)
@@ -170,7 +170,7 @@ def run(spark: SparkSession, export: Export) -> int:
 
 
 def _check_record(files: Files, export: Export) -> None:
-    """A target keeps the options that it was begun with. Raises OptionError."""
+    """Checks the options against those of the target's first run. Raises OptionError."""
     text = files.read(_RECORD)
     if text is None:
         if any(True for _ in files.list()):
@@ -187,7 +187,7 @@ def _check_record(files: Files, export: Export) -> None:
 
 
 def _write_direct(frame: DataFrame, files: Files, number: int) -> int:
-    """The tasks write the files, and their rows say which; how many records that were."""
+    """Lets the tasks write the files, whose names their rows contain; returns the number of records."""
     files.delete(_STAGING)
     rows = frame.collect()
     names = sorted(f"{_STAGING}/{row.file}" for row in rows)
@@ -204,7 +204,7 @@ def _write_parquet(frame: DataFrame, files: Files, export: Export, number: int) 
 
 
 def _put_in_place(files: Files, number: int, moves: dict[str, str]) -> None:
-    """Undoes what an earlier run of this batch moved, puts on record what is to be moved, and moves it."""
+    """Deletes the files moved by an earlier run of this batch, records the new moves, and moves the files."""
     intent = f"{_BATCHES}/{number}"
     before = files.read(intent)
     for target in json.loads(before) if before else ():
@@ -217,7 +217,7 @@ def _put_in_place(files: Files, number: int, moves: dict[str, str]) -> None:
 
 
 def _targets(files: Files, staging: str, prefix: str) -> dict[str, str]:
-    """Each file of a staging directory, and its final name."""
+    """Returns each file of a staging directory with its final name."""
     return _finals(sorted(name for name, _ in files.list(staging)), staging, prefix)
 
 
@@ -243,7 +243,7 @@ def _write_delta(frame: DataFrame, files: Files, export: Export, number: int) ->
 
 
 def _show(query: StreamingQuery, direct: bool, batches: dict[int, int], shown: set[int], started: float) -> None:
-    """Prints how far it is. Where Spark writes it also counts the records."""
+    """Prints the progress. Where Spark writes, it also counts the records."""
     if not direct:
         batches.update({one.batchId: one.numInputRows for one in query.recentProgress if one.numInputRows})
     for number in sorted(batches.keys() - shown):
@@ -260,10 +260,10 @@ def _say(text: str) -> None:
 
 
 def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple[int, int]:
-    """Puts small files of the same partition together; how many there were, and how many they are now.
+    """Merges small files of the same partition; returns their numbers before and after.
 
-    The new files are written aside and their names and those of the old ones put on record. From then on it is finished by whoever
-    comes next, if this run is killed. Whoever reads meanwhile may for a moment see records twice.
+    The new files are written to a staging directory, and their names and those of the old files are recorded. If this run is killed
+    after that, the next run finishes the compaction. A concurrent reader may briefly see records twice.
     """
     files = Files(spark, to)
     text = files.read(_RECORD)
@@ -296,7 +296,7 @@ def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple
 
 
 def _unfinished(files: Files) -> set[str]:
-    """Files of a batch whose run was killed before it was over: the next one deletes them by their names."""
+    """Returns the files of a batch whose run was killed before its end: the next run deletes them by their names."""
     found: set[str] = set()
     for intent, _ in files.list(_BATCHES):
         if not files.exists(f"{_CHECKPOINT}/commits/{intent.rpartition('/')[2]}"):
@@ -322,13 +322,13 @@ def _finish_compaction(files: Files) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `shardbroker export`, but for the source."""
+    """Adds the options of `shardbroker export`, except for the source."""
     parser.add_argument(
-        "--to", required=True, metavar="DIR|s3a://...", help="where the files go; each target has a checkpoint of its own"
+        "--to", required=True, metavar="DIR|s3a://...", help="target of the files; each has a checkpoint of its own"
     )
     parser.add_argument("--format", choices=("parquet", "delta"), default="parquet")
-    parser.add_argument("--since", default="", metavar="TIME", help="a time such as 2026-01-31T12:00, of UTC, or an age such as 7d")
-    parser.add_argument("--until", default="", metavar="TIME", help="as --since; records of that moment are left out")
+    parser.add_argument("--since", default="", metavar="TIME", help="a UTC time such as 2026-01-31T12:00, or an age such as 7d")
+    parser.add_argument("--until", default="", metavar="TIME", help="as --since; records of exactly that time are left out")
     parser.add_argument("--topics", default="", metavar="FILTER", help="only records with a topic that matches this topic filter")
     parser.add_argument("--types", default="", metavar="TYPE,...", help="only these types of records, such as message")
     parser.add_argument("--columns", default="", metavar="NAME,...", help="only these columns")
@@ -340,18 +340,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="json: also as text if it is JSON; a schema such as 'v DOUBLE, unit STRING': also parsed",
     )
     parser.add_argument(
-        "--mode", choices=("failFast", "permissive"), default="failFast", help="permissive: leave out what is damaged"
+        "--mode", choices=("failFast", "permissive"), default="failFast", help="permissive: skip damaged parts"
     )
-    parser.add_argument("--master", default=None, metavar="local[*]|spark://...", help="where Spark runs; default: local[*]")
-    parser.add_argument("--batch-bytes", type=int, default=BATCH_BYTES, metavar="N", help="of journals read in one batch")
+    parser.add_argument("--master", default=None, metavar="local[*]|spark://...", help="Spark master; default: local[*]")
+    parser.add_argument("--batch-bytes", type=int, default=BATCH_BYTES, metavar="N", help="bytes of journals read in one batch")
     parser.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="any setting of Spark; may be given several times"
     )
-    parser.add_argument("--compact", action="store_true", help="put small files together afterwards")
+    parser.add_argument("--compact", action="store_true", help="merge small files afterwards")
 
 
 def main(source: Path | str, arguments: argparse.Namespace) -> int:
-    """Exit codes: 0 well, 1 it could not be finished, 2 wrong usage."""
+    """Runs an export. Exit codes: 0 success, 1 not finished, 2 wrong usage."""
 
     def names(text: str) -> tuple[str, ...]:
         return tuple(one.strip() for one in text.split(",") if one.strip())
@@ -390,7 +390,7 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
 
 
 def _reason(error: Exception) -> str:
-    """What our side said, without the stack traces that Spark wraps it in."""
+    """Returns the error of this package, without the stack traces that Spark wraps it in."""
     lines = str(error).splitlines()
     for line in lines:
         name, separator, text = line.strip().partition(": ")

@@ -1,4 +1,4 @@
-"""Files of an export, wherever Hadoop can write: local directories, s3a://, hdfs://. Whole files appear by a rename."""
+"""Files of an export on any file system of Hadoop: local directories, s3a://, hdfs://. Whole files appear by a rename."""
 
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -16,13 +16,13 @@ _NO_CLASS = ("java.lang.ClassNotFoundException", "java.lang.NoClassDefFoundError
 
 
 def _said(error: Py4JJavaError) -> str:
-    """What went wrong in the JVM, in a line."""
+    """Returns the error of the JVM in one line."""
     lines = str(error.java_exception.toString()).splitlines()
     return lines[0] if lines else "no reason given"
 
 
 def _os_errors(method: F) -> F:
-    """What Hadoop cannot do is an OSError with the name of the file."""
+    """Converts Hadoop's errors to an OSError with the name of the file."""
 
     @wraps(method)
     def wrapped(self: "Files", name: str, *arguments: Any) -> Any:
@@ -35,10 +35,10 @@ def _os_errors(method: F) -> F:
 
 
 class Files:
-    """The files below one directory. Names are relative to it. What cannot be done raises OSError."""
+    """The files below one directory. Names are relative to it. A failed operation raises OSError."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        """Raises OptionError if Spark has nothing for this kind of file system."""
+        """Raises OptionError if Spark has no driver for this kind of file system."""
         jvm: Any = spark._jvm
         self._path = jvm.org.apache.hadoop.fs.Path
         try:
@@ -57,11 +57,11 @@ class Files:
         self.root = str(self._root.toString())
 
     def path(self, name: str) -> str:
-        """The full name."""
+        """Returns the full name."""
         return f"{self.root}/{name}"
 
     def local(self, name: str) -> str:
-        """The full name of a file of a file system that is mounted."""
+        """Returns the full name of a file on a mounted file system."""
         return self.path(name).removeprefix("file://").removeprefix("file:")
 
     def _of(self, name: str) -> Any:
@@ -73,7 +73,7 @@ class Files:
 
     @_os_errors
     def read(self, name: str) -> str | None:
-        """A small text file, or None if it is not there."""
+        """Returns the content of a small text file, or None if it does not exist."""
         if not self.exists(name):
             return None
         stream = self._fs.open(self._of(name))
@@ -84,7 +84,7 @@ class Files:
 
     @_os_errors
     def write(self, name: str, text: str) -> None:
-        """At any moment there is the whole file or none."""
+        """Writes a file atomically: at any moment the whole file exists or none."""
         new = self._of(f"{name}.new")
         stream = self._fs.create(new, True)
         try:
@@ -97,18 +97,18 @@ class Files:
 
     @_os_errors
     def delete(self, name: str) -> None:
-        """A file or a directory with all in it; nothing if it is not there."""
+        """Deletes a file or a directory with its content; no error without one."""
         self._fs.delete(self._of(name), True)
 
     @_os_errors
     def move(self, name: str, target: str) -> None:
-        """Raises OSError."""
+        """Moves a file. Raises OSError."""
         self._fs.mkdirs(self._of(target).getParent())
         if not self._fs.rename(self._of(name), self._of(target)):
             raise OSError(f"{self.path(name)} cannot be moved to {self.path(target)}")
 
     def list(self, name: str = "") -> Iterator[tuple[str, int]]:
-        """Names and sizes of all files below a directory, but for those with a `.` or `_` in front of a part of their name."""
+        """Yields names and sizes of all files below a directory, except for paths with a part that begins with `.` or `_`."""
         start = self._of(name) if name else self._root
         if not self._fs.exists(start):
             return

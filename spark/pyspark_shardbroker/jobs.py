@@ -1,4 +1,4 @@
-"""Questions to start from: each takes the table `journal` as a DataFrame, from the data source or from an export, and gives one.
+"""Example queries: each takes the table `journal` as a DataFrame, from the data source or from an export, and returns one.
 
     python -m pyspark_shardbroker.jobs traffic <data_dir>            or: spark-submit spark/jobs/traffic.py <data_dir>
     ... --format parquet <export>   --plot traffic.png
@@ -25,12 +25,12 @@ __all__ = [
 
 
 def captured(journal: DataFrame) -> DataFrame:
-    """Messages, each once."""
+    """Returns the captured messages, each once."""
     return journal.where("type = 'message' and captured")
 
 
 def traffic(journal: DataFrame, interval: str = "1 minute") -> DataFrame:
-    """Messages and bytes by time, first level of the topic, and client."""
+    """Returns messages and bytes by time, first level of the topic, and client."""
     return (
         captured(journal)
         .groupBy(
@@ -42,7 +42,7 @@ def traffic(journal: DataFrame, interval: str = "1 minute") -> DataFrame:
 
 
 def top_talkers(journal: DataFrame, count: int = 20) -> DataFrame:
-    """The clients that publish most."""
+    """Returns the clients that publish most."""
     return (
         captured(journal)
         .groupBy("client_id")
@@ -59,12 +59,12 @@ def top_talkers(journal: DataFrame, count: int = 20) -> DataFrame:
 
 
 def delivery_latency(journal: DataFrame, interval: str = "1 minute") -> DataFrame:
-    """From publish to being sent to sessions that stay, and to their acknowledgement: percentiles in µs by time."""
+    """Returns the time from publish to sending to persistent sessions, and to their acknowledgement: percentiles in µs by time."""
     sent = journal.where("type = 'delivered' and latency_us >= 0")
     done = journal.where("type = 'acknowledged' and packet in ('puback', 'pubcomp')").select(
         "worker", "session", "packet_id", F.col("sequence").alias("done"), F.col("time").alias("done_time")
     )
-    # A packet id is used again: what acknowledges a delivery is the first of its id behind it.
+    # Packet ids are reused: a delivery is acknowledged by the first acknowledgement of its id after it.
     pairs = (
         sent.where("packet_id > 0")
         .join(done, ["worker", "session", "packet_id"])
@@ -91,7 +91,7 @@ def delivery_latency(journal: DataFrame, interval: str = "1 minute") -> DataFram
 
 
 def churn(journal: DataFrame, interval: str = "1 minute", storm: int = 10) -> DataFrame:
-    """Sessions that come, come back and go, by time; `storming`: clients that came back `storm` times or more in the interval."""
+    """Returns sessions created, resumed and ended, by time; `storming`: clients with `storm` or more resumptions per interval."""
     counted = (
         journal.where("type in ('session_created', 'session_resumed', 'disconnected', 'session_ended')")
         .groupBy(F.window("time", interval).start.alias("time"), "client_id")
@@ -111,7 +111,7 @@ _COMING_AND_GOING = ("session_created", "session_resumed", "disconnected", "sess
 
 
 def dead_subscriptions(journal: DataFrame) -> DataFrame:
-    """Subscriptions of sessions that stay, to which none of the captured messages was published."""
+    """Returns the subscriptions of persistent sessions to which none of the captured messages was published."""
     last = Window.partitionBy("client_id", "topic_filter").orderBy(F.desc("time"), F.desc("worker"), F.desc("sequence"))
     filters = (
         journal.where("type in ('subscribed', 'unsubscribed')")
@@ -124,7 +124,7 @@ def dead_subscriptions(journal: DataFrame) -> DataFrame:
     )
     filters = filters.join(ended, "client_id", "left").where("ended is null or ended < since").drop("ended")
     topics = captured(journal).select("topic").distinct()
-    # $share/group/filter; then + and # as regular expressions, the rest word for word.
+    # $share/group/filter; then + and # as regular expressions, the rest literally.
     plain = F.regexp_replace("topic_filter", r"^\$share/[^/]+/", "")
     quoted = F.regexp_replace(plain, r"([.\\^$|()\[\]{}*?])", r"\\$1")
     pattern = F.concat(
@@ -138,7 +138,7 @@ def dead_subscriptions(journal: DataFrame) -> DataFrame:
 
 
 def retained_growth(journal: DataFrame, interval: str = "1 hour") -> DataFrame:
-    """Retained messages set and cleared by time, and how many topics have one since the journal begins."""
+    """Returns retained messages set and cleared by time, and the number of topics with one since the start of the journal."""
     messages = captured(journal).where("retain")
     before = F.lag(F.length("payload") > 0).over(Window.partitionBy("topic").orderBy("time", "worker", "sequence"))
     step = F.when(F.length("payload") > 0, F.when(F.coalesce(before, F.lit(False)), 0).otherwise(1)).otherwise(
@@ -157,7 +157,7 @@ def retained_growth(journal: DataFrame, interval: str = "1 hour") -> DataFrame:
 
 
 def qos2_incompletes(journal: DataFrame) -> DataFrame:
-    """QoS 2 exchanges that were begun and not ended: `in` from publishers, `out` to subscribers."""
+    """Returns QoS 2 exchanges that began and did not end: `in` from publishers, `out` to subscribers."""
     key = ["worker", "session", "packet_id"]
     latest = Window.partitionBy("direction", *key).orderBy(F.desc("sequence"))
     steps = (
@@ -184,7 +184,7 @@ def qos2_incompletes(journal: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Job:
-    """plot: columns of the result that make a plot: x, and those that are drawn over it, summed up."""
+    """plot: columns of the result for a plot: x, and those drawn over it, summed up."""
 
     run: Callable[[DataFrame], DataFrame]
     plot: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ JOBS = {
     "qos2-incompletes": Job(qos2_incompletes),
 }
 PLOTTED = 100_000
-"""Rows of a result that a plot takes at most."""
+"""Most rows of a result in a plot."""
 
 
 def plot(result: DataFrame, columns: tuple[str, ...], path: str, title: str) -> None:
@@ -225,14 +225,14 @@ def plot(result: DataFrame, columns: tuple[str, ...], path: str, title: str) -> 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 well, 1 it could not be read, 2 wrong usage."""
+    """Runs a job. Exit codes: 0 success, 1 not readable, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="pyspark_shardbroker.jobs", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("job", choices=list(JOBS))
     parser.add_argument("path", help="journals, or an export with --format parquet")
     parser.add_argument("--format", choices=("shardbroker", "parquet", "delta"), default="shardbroker")
     parser.add_argument("--since", help="only journals: a time, or an age such as 2h")
-    parser.add_argument("--master", help="where Spark runs; default: what spark-submit says, or local[*]")
-    parser.add_argument("--rows", type=int, default=50, help="how many are printed")
+    parser.add_argument("--master", help="Spark master; default: that of spark-submit, or local[*]")
+    parser.add_argument("--rows", type=int, default=50, help="number of rows printed")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the result")
     arguments = parser.parse_args(argv)
     job = JOBS[arguments.job]

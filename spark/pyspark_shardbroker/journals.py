@@ -1,12 +1,11 @@
-"""Where journals are, and which pieces of which segments have to be read.
+"""Location of journals, and the pieces of segments to read.
 
     load(path)                      journals found                            keys of stream offsets
     <data>/journal/0                that worker's                             "0"
     <data>/journal or <data>        one per worker                            "0", "1", ...
     <shared>, with <node>/journal   one per node and worker                   "<node>/0", ...
 
-A worker's journal goes on where that of an earlier worker of the same number was retired (`<number>.retired-<time>`): both are
-one here.
+A worker's journal continues that of a retired worker of the same number (`<number>.retired-<time>`): both are one journal here.
 """
 
 import re
@@ -37,7 +36,7 @@ _WORKER = re.compile(r"([0-9]+)(?:\.retired-[0-9]+)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Piece:
-    """What one task reads: the blocks that begin in [start, end) of a segment, of them the records [lowest, highest)."""
+    """The input of one task: the blocks that begin in [start, end) of a segment, of these the records [lowest, highest)."""
 
     info: SegmentInfo
     start: int
@@ -46,10 +45,10 @@ class Piece:
     highest: int
     expected_end: int
     following: SegmentInfo | None = None
-    """The segment behind it, if the same writer wrote it: after an error of the disk it has some records once more."""
+    """The next segment, if the same writer wrote it: after a disk error it repeats some records."""
     known: frozenset[int] = frozenset()
     counts_to: int = FOREVER
-    """Where the power went while it was written: what is missing from there on was promised to nobody."""
+    """Where a power cut ended the writer: records missing from there on were never confirmed to a client."""
 
 
 @dataclass
@@ -60,13 +59,13 @@ class Journal:
     directories: list[Path] = field(default_factory=list)
 
     def segments(self) -> list[SegmentInfo]:
-        """Oldest first. A segment that retention removes meanwhile is left out."""
+        """Returns the segments, oldest first. A segment that retention removes meanwhile is left out."""
         found = []
         for directory in self.directories:
             try:
                 paths = find_segments(directory)
             except FileNotFoundError:
-                continue  # retired just now: the next look finds it under its other name
+                continue  # just retired: the next call finds it under its other name
             for path in paths:
                 try:
                     found.append(read_info(path))
@@ -76,7 +75,7 @@ class Journal:
 
 
 def find_journals(path: str) -> list[Journal]:
-    """All journals below a path, by key. Raises ShardbrokerSourceError if there is none."""
+    """Returns all journals below a path, by key. Raises ShardbrokerSourceError without any."""
     root = Path(path.removeprefix("file://").removeprefix("file:"))
     if not root.is_dir():
         raise ShardbrokerSourceError(
@@ -110,7 +109,7 @@ def _roots(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def pieces(journal: Journal, wanted: Wanted, partition_bytes: int, lowest: int = 0, highest: int = FOREVER) -> Iterator[Piece]:
-    """The pieces that may have wanted records."""
+    """Yields the pieces that may have wanted records."""
     infos = journal.segments()
     known = frozenset(info.incarnation for info in infos if info.incarnation is not None)
     followed = list(zip(infos, [*infos[1:], None], strict=True)) if infos else []
@@ -148,14 +147,14 @@ def _counts_to(info: SegmentInfo, known: frozenset[int], power_cuts: dict[int, i
             incarnation = segment.incarnation
     except FileNotFoundError:
         return FOREVER
-    if incarnation is None:  # nothing in it is whole, so it ended the writer whose numbers it has
+    if incarnation is None:  # no whole block, so it ended the writer of the preceding numbers
         same = (end for end in power_cuts.values() if end // INCARNATION_STEP == info.first // INCARNATION_STEP)
         return min(same, default=FOREVER)
     return power_cuts.get(incarnation, FOREVER)
 
 
 def _bounds(info: SegmentInfo, following: SegmentInfo | None, wanted: Wanted, lowest: int, highest: int) -> tuple[int, int] | None:
-    """Offsets between which the wanted records are; None if there are none."""
+    """Returns the offsets between which the wanted records are, or None."""
     start, end = 0, info.size
     if info.problem:
         return start, end
@@ -182,7 +181,7 @@ def _bounds(info: SegmentInfo, following: SegmentInfo | None, wanted: Wanted, lo
 
 
 def _expected_end(info: SegmentInfo, following: SegmentInfo | None) -> int:
-    """The position that a segment must reach; 0 if nobody can tell."""
+    """Returns the position that a segment must reach; 0 if unknown."""
     if following is None:
         return 0
     if following.incarnation is None:

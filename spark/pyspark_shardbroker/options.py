@@ -1,4 +1,4 @@
-"""What `option(...)` may say, and what records are wanted."""
+"""Values of `option(...)`, and the selection of records."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ __all__ = ["Options", "Wanted", "parse_time", "topic_pattern"]
 
 TABLES = ("journal", "damage", "sessions", "subscriptions", "retained", "routes")
 PARTITION_BYTES = 64 << 20
-"""Of a segment, read by one task: the size at which brokers end one."""
+"""Bytes of a segment read by one task: the size at which brokers end a segment."""
 _FOREVER = 1 << 62
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _OPTIONS = (
@@ -38,7 +38,7 @@ _OPTIONS = (
 
 
 def parse_time(name: str, text: str) -> int:
-    """µs of Unix time. Raises OptionError."""
+    """Returns µs of Unix time. Raises OptionError."""
     try:
         if text[-1:] in _UNITS and text[:-1].isdecimal():
             moment = datetime.now(UTC) - timedelta(**{_UNITS[text[-1]]: int(text[:-1])})
@@ -53,7 +53,7 @@ def parse_time(name: str, text: str) -> int:
 
 
 def topic_pattern(topic_filter: str) -> str:
-    """A regular expression for a topic filter (MQTT 5.0 §4.7). Raises OptionError."""
+    """Returns a regular expression for a topic filter (MQTT 5.0 §4.7). Raises OptionError."""
     levels = topic_filter.split("/")
     bad = not topic_filter or any(
         ("#" in level and (level != "#" or place < len(levels) - 1)) or ("+" in level and level != "+")
@@ -61,7 +61,7 @@ def topic_pattern(topic_filter: str) -> str:
     )
     if bad:
         raise OptionError(f"topics {topic_filter!r} is not a topic filter: + and # stand for whole levels, # for the last ones")
-    start = r"^[^$/]" if levels[0] in ("+", "#") else "^"  # wildcards in front do not match topics of the broker's own
+    start = r"^[^$/]" if levels[0] in ("+", "#") else "^"  # leading wildcards do not match the broker's own topics
     if levels == ["#"]:
         return r"^([^$]|$)"
     parts = [r"[^/]*" if level == "+" else re.escape(level) for level in levels if level != "#"]
@@ -73,7 +73,7 @@ def topic_pattern(topic_filter: str) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which records are wanted: what can be told of segments, blocks and records without Spark. All conditions hold at once."""
+    """The selection of records, as far as segments, blocks and records show it without Spark. All conditions must hold."""
 
     since_us: int = 0
     until_us: int = _FOREVER
@@ -83,7 +83,7 @@ class Wanted:
     topic_pattern: str = ""
 
     def mask(self, records: Records, lowest: int, highest: int) -> np.ndarray:
-        """Which of these records."""
+        """Returns a mask of the wanted records."""
         mask = np.ones(len(records), bool)
         if len(records) and (records.sequence[0] < lowest or records.sequence[-1] >= highest):
             mask &= (records.sequence >= lowest) & (records.sequence < highest)
@@ -99,7 +99,7 @@ class Wanted:
         return mask
 
     def and_filter(self, condition: Filter) -> "Wanted":
-        """With a filter of Spark's, as far as it can be told here; Spark looks at every row again."""
+        """Adds a filter of Spark, as far as it can be applied here; Spark checks every row again."""
         column = getattr(condition, "attribute", ())
         value: Any = getattr(condition, "value", None)
         if isinstance(condition, EqualTo | EqualNullSafe | In):
@@ -108,7 +108,7 @@ class Wanted:
                 return self
             if column == ("type",):
                 kinds = frozenset(KIND_NUMBERS[one] for one in values if one in KIND_NUMBERS)
-                # Kinds that this version does not know are called kind_<number>.
+                # Kinds unknown to this version are named kind_<number>.
                 return (
                     self if any(str(one).startswith("kind_") for one in values) else replace(self, kinds=_both(self.kinds, kinds))
                 )
@@ -138,7 +138,7 @@ def _both(one: frozenset[int] | None, other: frozenset[int]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one DataFrame, checked."""
+    """The validated options of one DataFrame."""
 
     path: str
     table: str = "journal"
@@ -150,13 +150,13 @@ class Options:
     max_records: int | None = None
     max_bytes: int | None = None
     write_to: str = ""
-    """Streams: a directory where the tasks write Parquet themselves; their rows are then the names of the files."""
+    """Streams: a directory to which the tasks write Parquet themselves; their rows are then the names of the files."""
     partition_by: tuple[str, ...] = ()
     snapshot: str = "latest"
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "Options":
-        """Raises OptionError."""
+        """Parses the options. Raises OptionError."""
         given = {name.lower(): value for name, value in options.items()}
         unknown = [name for name in given if name not in _OPTIONS]
         if unknown:

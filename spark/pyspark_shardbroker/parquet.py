@@ -1,9 +1,9 @@
-"""Parquet files written by the tasks that read: nothing goes through the JVM but the names of the files.
+"""Parquet files written by the reading tasks: only the names of the files pass through the JVM.
 
     piece -> Arrow batches -> rows for a row group -> directory of each partition -> <directory>/<random>-<number>.parquet
 
-The names are random, so a task that is run twice gets in nobody's way. Which files count is what the tasks that ended well
-returned; the driver puts their final names on record and moves them (`export.py`).
+The names are random, so a task that runs twice causes no conflict. The files of successful tasks count; the driver records their
+final names and moves them (`export.py`).
 """
 
 import datetime
@@ -26,27 +26,27 @@ except ImportError:
 __all__ = ["FILES", "PARTITIONS", "Layout", "write_files"]
 
 FILES = {"file": "string", "rows": "bigint"}
-"""The columns of what a task returns: names below its directory."""
+"""Columns of a task's result: names below its directory."""
 ROW_GROUP = 1 << 18
-"""Rows of a row group: 256 Ki of small records are some 100 MB before they are encoded."""
+"""Rows of a row group: 256 Ki of small records are some 100 MB before encoding."""
 ROW_GROUP_BYTES = 128 << 20
-"""And no more than so many bytes."""
+"""Most bytes of a row group."""
 WRITERS_MAX = 64
-"""Files that a task has open; beyond that the one that was not written to for longest is closed."""
+"""Open files of a task; above that number the least recently written one is closed."""
 ENCODED_COLUMNS = (
     "type", "client_id", "topic", "payload", "payload_json", "reason_text", "packet", "topic_filter", "share_group", "peer",
     "username", "listener", "topic_levels.list.element", "properties.key_value.key", "properties.key_value.value",
     "user_properties.list.element.name", "user_properties.list.element.value",
 )  # fmt: skip
-"""Columns that are worth a dictionary: text that comes again."""
+"""Columns that benefit from a dictionary: text that repeats."""
 COUNTED_COLUMNS = ("time", "worker", "sequence", "published", "latency_us")
-"""Columns of which readers want to know the least and the largest value of a row group, to leave it out. Of text that comes again
-the dictionary says that better, and the writer would take five times as long."""
+"""Columns whose least and largest value let readers skip a row group. For text that repeats, the dictionary serves that better, and
+statistics would make the writer five times as slow."""
 GROWING_COLUMNS = {"sequence": "DELTA_BINARY_PACKED"}
-"""Columns in which each value is the one before plus a little."""
+"""Columns in which each value is slightly above the previous one."""
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = {*map(chr, range(1, 32)), *"\"#%'*/:=?\\\x7f{[]^"}
-"""What names of directories cannot have, as Hive and Spark have agreed."""
+"""Characters that names of directories must not contain, by the convention of Hive and Spark."""
 
 
 def _root(table: pa.Table) -> pa.Array:
@@ -71,19 +71,19 @@ PARTITIONS: dict[str, tuple[str, Callable[[pa.Table], pa.Array]]] = {
     "worker": ("worker", lambda table: table["worker"]),
     "node": ("node", lambda table: table["node"]),
 }
-"""What rows may be divided by: the column that it is made of, and how."""
+"""Partition columns: the source column, and the conversion."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where files go, which columns they have, and by what they are divided."""
+    """Target, columns and partitions of the files."""
 
     directory: str
     columns: tuple[str, ...]
     partition_by: tuple[str, ...] = ()
 
     def needed(self) -> list[str]:
-        """The columns that have to be read."""
+        """Returns the columns to read."""
         made = {"topic_levels": "topic"}
         columns = [*self.columns, *(PARTITIONS[name][0] for name in self.partition_by)]
         return list(dict.fromkeys(made.get(name, name) for name in columns))
@@ -98,7 +98,7 @@ class _File:
 
 @dataclass
 class _Writers:
-    """The files that are open, by directory, and those that are whole."""
+    """The open files, by directory, and the finished ones."""
 
     layout: Layout
     open: "OrderedDict[str, _File]" = field(default_factory=OrderedDict)
@@ -134,7 +134,7 @@ class _Writers:
 
 
 def write_files(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[pa.RecordBatch]:
-    """Writes the rows; yields one batch with the names of the files and how many rows each has. Raises OSError."""
+    """Writes the rows; yields one batch with the names of the files and the number of rows in each. Raises OSError."""
     writers = _Writers(layout)
     held: list[pa.RecordBatch] = []
     rows = size = 0
@@ -163,7 +163,7 @@ def _write(writers: _Writers, table: pa.Table) -> None:
 
 
 def _levels(table: pa.Table) -> pa.Array:
-    """Made here, where one dictionary serves a whole row group: a column of many small strings that come again."""
+    """Splits topics into levels, here, where one dictionary serves a whole row group: a column of small strings that repeat."""
     topics = _whole(table["topic"]).dictionary_encode()
     levels = pc.split_pattern(topics.dictionary, "/")
     words = levels.values.dictionary_encode()
@@ -176,7 +176,7 @@ def _levels(table: pa.Table) -> pa.Array:
 
 
 def _divided(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each partition, in their order, and its directory."""
+    """Yields the rows of each partition, in order, with its directory."""
     if not names:
         yield "", table
         return
@@ -198,7 +198,7 @@ def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _named(value: str | int | datetime.date | None) -> str:
-    """A value as the name of a directory."""
+    """Returns a value as the name of a directory."""
     text = "" if value is None else str(value)
     if not text:
         return _NO_VALUE

@@ -1,4 +1,4 @@
-"""Positions in journals: where they begin and end, how far a batch may go, and whether what is yet to be read is still there."""
+"""Positions in journals: start and end, the limit of a batch, and whether all unread records still exist."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ __all__ = ["Positions"]
 
 
 class Positions:
-    """Of all journals below a path. Remembers how far the last segment of each was followed."""
+    """Positions of all journals below a path. Remembers how far the last segment of each was followed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -19,29 +19,29 @@ class Positions:
         """Key -> path of a segment, offset, position."""
 
     def earliest(self) -> dict[str, int]:
-        """The first record of each journal that is still there."""
+        """Returns the first record of each journal that still exists."""
         found = {journal.key: journal.segments() for journal in find_journals(self._path)}
         return {key: infos[0].first if infos else 0 for key, infos in found.items()}
 
     def latest(self) -> dict[str, int]:
-        """Where the last whole block of each ends."""
+        """Returns the end of the last whole block of each journal."""
         return {journal.key: self._end(journal) for journal in find_journals(self._path)}
 
     def _end(self, journal: Journal) -> int:
         infos = journal.segments()
         if not infos:
             return 0
-        newest = infos[-1]  # all that is in others lies below its first record
+        newest = infos[-1]  # all records of the others precede its first record
         path, offset, position = self._followed.get(journal.key, ("", SEGMENT_BYTES, newest.first))
         try:
             offset, position = end_of(newest, offset, position) if path == newest.path else end_of(newest)
         except FileNotFoundError:
-            return newest.first  # it was retired just now: the next look finds it under its other name
+            return newest.first  # just retired: the next call finds it under its other name
         self._followed[journal.key] = newest.path, offset, position
         return position
 
     def limited(self, start: dict[str, int], latest: dict[str, int], rows: int | None, size: int | None) -> dict[str, int]:
-        """As far as so many records or bytes reach, shared out evenly among the journals; at least one block of each.
+        """Limits a batch to so many records or bytes, divided evenly among the journals; at least one block of each.
 
         Bytes end with a block, so a batch may be one block larger for each journal.
         """
@@ -63,7 +63,7 @@ class Positions:
         return ends
 
     def ranges(self, start: dict[str, int], end: dict[str, int], fail_fast: bool) -> Iterator[tuple[Journal, int, int]]:
-        """Journals with the positions to read from and to. Raises RemovedError."""
+        """Yields journals with the positions to read from and to. Raises RemovedError."""
         journals = {journal.key: journal for journal in find_journals(self._path)}
         for key, highest in end.items():
             lowest = start.get(key, 0)
@@ -79,11 +79,11 @@ class Positions:
 
 
 def _missing(key: str, infos: list[SegmentInfo], lowest: int, highest: int, started: bool) -> str | None:
-    """What is not there any more of the records that a stream has to read."""
+    """Returns a description of the records that a stream has yet to read and that no longer exist, or None."""
     if not infos:
         return f"journal {key}: records {lowest} to {highest - 1} are gone: there is no segment left"
     first = infos[0]
-    # A stream that has not read this journal yet begins with what there is.
+    # A stream that has not read this journal yet begins with the oldest record.
     if not started or first.first <= lowest or (not first.problem and first.previous_end <= lowest):
         return None
     last = min(first.previous_end or first.first, highest) - 1
@@ -94,7 +94,7 @@ def _missing(key: str, infos: list[SegmentInfo], lowest: int, highest: int, star
 
 
 def _reach(infos: list[SegmentInfo], start: int, latest: int, share: int, by_rows: bool) -> tuple[int, int]:
-    """The position that is reached from `start` with so many records or bytes, and how many those are."""
+    """Returns the position that so many records or bytes from `start` reach, and their exact number."""
     used = 0
     for place, info in enumerate(infos):
         if place + 1 < len(infos) and infos[place + 1].first <= start:

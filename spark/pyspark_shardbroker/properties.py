@@ -1,4 +1,4 @@
-"""MQTT 5.0 properties as journals keep them, encoded, to what people want to see (MQTT 5.0 §2.2.2)."""
+"""Decodes MQTT 5.0 properties, which journals keep encoded, to names and text (MQTT 5.0 §2.2.2)."""
 
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ NAMES = {
     0x23: ("topic_alias", 2),
     0x26: ("user_property", "pair"),
 }
-"""Properties that a PUBLISH can have: name, and bytes of its number or what else it is."""
+"""Properties of a PUBLISH: name, and size of its number in bytes or its other type."""
 
 Decoded = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
 
@@ -25,9 +25,9 @@ class _CutOff(ValueError):
 
 @lru_cache(maxsize=4096)
 def decode_properties(encoded: bytes) -> Decoded:
-    """Properties by name, binary ones in hexadecimal, and user properties in their order, names as often as they come.
+    """Returns properties by name, binary ones in hexadecimal, and user properties in order, repeated names included.
 
-    What cannot be decoded is given in hexadecimal under the name `undecoded`: the broker checks properties before it takes them.
+    Undecodable bytes are returned in hexadecimal under the name `undecoded`: the broker validates properties on receipt.
     """
     found: dict[str, str] = {}
     users: list[tuple[str, str]] = []

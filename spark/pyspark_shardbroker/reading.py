@@ -1,4 +1,4 @@
-"""What a task does: a piece of a segment to Arrow batches."""
+"""The work of a task: a piece of a segment to Arrow batches."""
 
 import sys
 from collections import OrderedDict
@@ -18,19 +18,19 @@ from pyspark_shardbroker.segments import BLOCK_BYTES, SEGMENT_BYTES, Damage, Seg
 __all__ = ["read_piece", "scan_piece", "warn"]
 
 NAMES_KEPT = 16
-"""Segments whose client ids a Python worker remembers: a stream comes back to the same segment with every batch."""
+"""Segments whose client ids a Python worker caches: a stream reads the same segment with every batch."""
 _names_kept: "OrderedDict[tuple[str, int | None], tuple[int, dict[int, bytes]]]" = OrderedDict()
 
 
 def warn(damage: Damage) -> None:
-    """Mode permissive: a line in the log of the executor."""
+    """Writes a line to the log of the executor, in mode permissive."""
     print(f"pyspark_shardbroker: {damage}", file=sys.stderr, flush=True)
 
 
 def read_piece(
     piece: Piece, columns: Sequence[str], wanted: Wanted, fail_fast: bool, dictionaries: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The wanted records; with `dictionaries` as `build` makes them. Raises DamageError, RemovedError, OSError."""
+    """Yields the wanted records; with `dictionaries` as in `build`. Raises DamageError, RemovedError, OSError."""
     needs_names = "client_id" in columns
     names: dict[int, bytes] = {}
     for item in scan_piece(piece):
@@ -52,7 +52,7 @@ def read_piece(
 
 
 def scan_piece(piece: Piece) -> Iterator[tuple[Segment, Records] | Damage]:
-    """Records, window by window, and what is damaged."""
+    """Yields records, window by window, and damage."""
     try:
         segment = Segment(piece.info, piece.known)
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def scan_piece(piece: Piece) -> Iterator[tuple[Segment, Records] | Damage]:
 
 
 def _decode(window: Window) -> Iterator[Records | Damage]:
-    """The records of a window, without those of blocks that hold none although their checksum is right."""
+    """Yields the records of a window, and damage for blocks with a correct checksum and unreadable records."""
     while len(window.blocks):
         try:
             yield decode_window(window)
@@ -89,7 +89,7 @@ def _decode(window: Window) -> Iterator[Records | Damage]:
 
 
 def _without_repeats(records: Records, piece: Piece) -> Records:
-    """After an error of the disk a segment's last records stand in the next one too, if the broker came so far."""
+    """Removes records that the next segment repeats, as after a disk error."""
     following = piece.following
     if following is None or not len(records) or records.sequence[-1] < following.first:
         return records
@@ -98,7 +98,7 @@ def _without_repeats(records: Records, piece: Piece) -> Records:
 
 
 def _complete(names: dict[int, bytes], records: Records, segment: Segment, piece: Piece) -> None:
-    """Client ids of sessions that were named in the part of the segment in front of this piece."""
+    """Adds the client ids of sessions that were named in the segment before this piece."""
     if piece.start <= SEGMENT_BYTES and piece.lowest <= piece.info.first:
         return
     _, sessions, _ = records.field("session")

@@ -1,4 +1,4 @@
-"""The records of a journal (docs/journal-format.md) as tables: kinds, their fields, and the columns made of them."""
+"""The records of a journal (docs/journal-format.md) as tables: kinds, their fields, and the resulting columns."""
 
 __all__ = ["FIELDS", "KINDS", "KIND_NUMBERS", "NAMING", "PACKETS", "REASONS"]
 
@@ -8,11 +8,11 @@ KINDS = {
     14: "released", 15: "will_set", 16: "will_cleared", 17: "will_delayed", 18: "checkpoint", 19: "not_captured", 20: "consumed",
     21: "forwarded", 22: "session_saved", 23: "synced",
 }  # fmt: skip
-"""Number to name, which is what column `type` says."""
+"""Number -> name, the value of column `type`."""
 KIND_NUMBERS = {name: number for number, name in KINDS.items()}
 
 NAMING = (2, 3, 4, 22)
-"""Kinds whose first two fields say which client a session is."""
+"""Kinds whose first two fields are session and client id."""
 
 _SESSION = ("session", "client_id", "version", "expiry_ms", "details")
 
@@ -41,7 +41,7 @@ FIELDS: dict[int, tuple[str, ...]] = {
     22: _SESSION,
     23: ("position", "arrived"),
 }
-"""Fields of each kind in their order. Those that mean the same have the same name here, whatever their record."""
+"""Fields of each kind in order. Fields with the same meaning have the same name in all kinds."""
 
 PACKETS = {4: "puback", 5: "pubrec", 7: "pubcomp"}
 REASONS: dict[int, dict[int, str]] = {
@@ -50,4 +50,4 @@ REASONS: dict[int, dict[int, str]] = {
     14: {0: "pubrel", 1: "timeout"},
     16: {0: "discarded", 1: "published"},
 }
-"""Kind -> reason -> its name. The reasons of other kinds are reason codes of MQTT."""
+"""Kind -> reason -> its name. Other kinds have reason codes of MQTT."""

@@ -1,12 +1,12 @@
-"""Segments of a journal as bytes: headers, valid blocks, and what is damaged in between (docs/journal-format.md).
+"""Segments of a journal as bytes: headers, valid blocks, and damage between them (docs/journal-format.md).
 
-This is a second reader of the format beside `shardbroker.journal`, on purpose: executors have no broker installed. The tests hold
-both to the same answers.
+This is deliberately a second reader of the format beside `shardbroker.journal`: executors have no broker installed. Tests hold both
+to the same results.
 
     pieces of a segment                     [start, end) of the file, each read by one task
     scan(segment, start, end, lowest)  ->   Window(data, blocks) | Damage, ...
 
-A piece owns the blocks that begin in it, and the damage that follows one of them. So it does not matter where a segment is cut.
+A piece owns the blocks that begin in it, and the damage after them. So it does not matter where a segment is cut.
 """
 
 import os
@@ -56,17 +56,17 @@ BLOCK_BYTES = 48
 CODEC_PLAIN, CODEC_LOST = 0, 1
 INCARNATION_STEP = 1 << 32
 WINDOW_BYTES = 2 << 20
-"""Read and decoded at once: enough for numpy to pay, little enough for the second-level cache."""
+"""Bytes read and decoded at once: enough for numpy to be efficient, few enough for the second-level cache."""
 PADDING = 32
-"""Zeros behind the data, so that a decoder may look behind the end of a record."""
+"""Zeros after the data, so that a decoder may read beyond the end of a record."""
 SEEK_BYTES = 64 << 10
-"""As near as a search in a segment comes to what it looks for."""
+"""Precision of a search in a segment."""
 PROBE_BYTES = 8 << 10
-"""Read at a place of a search, in which the start of a block is looked for."""
+"""Bytes read at each step of a search for the start of a block."""
 SEQUENCE, TIME = 4, 5
-"""Places in a block's header, for `seek`."""
+"""Indexes in a block's header, for `seek`."""
 GUESSES = 16
-"""How often a segment with a damaged header may be read through to find whose it is."""
+"""Most attempts to find the writer of a segment with a damaged header by reading through it."""
 
 _SEGMENT = struct.Struct("<8sHHHHHHIQQQQII")
 _BLOCK = struct.Struct("<4sIIIQQQBBHI")
@@ -75,7 +75,7 @@ _NAME = re.compile(r"([0-9]{20})\.sbj", re.ASCII)
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes that are no valid block, or records that are missing without a trace (`start == end`)."""
+    """Bytes that are not a valid block, or records missing without a trace (`start == end`)."""
 
     path: str
     start: int
@@ -84,7 +84,7 @@ class Damage:
     lost_from: int | None = None
     lost_to: int | None = None
     torn: bool = False
-    """The beginning of a block at the end of a journal: what a kill leaves, or what is being written just now."""
+    """The beginning of a block at the end of a journal: the result of a kill, or a write in progress."""
 
     def __str__(self) -> str:
         where = f"{self.path}: " + (f"bytes {self.start} to {self.end - 1}: " if self.end > self.start else f"byte {self.start}: ")
@@ -94,7 +94,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """What the driver knows of a segment; travels to the executors."""
+    """The driver's facts about a segment; sent to the executors."""
 
     path: str
     first: int
@@ -105,7 +105,7 @@ class SegmentInfo:
     previous_end: int = 0
     incarnation: int | None = None
     problem: str = ""
-    """Why the header cannot be used; empty if it can."""
+    """Fault of the header; empty if it is usable."""
 
 
 @dataclass
@@ -124,9 +124,9 @@ class Blocks:
 
 @dataclass
 class Window:
-    """A part of a segment, PADDING zeros behind it, and the blocks in it that are to be decoded.
+    """A part of a segment, PADDING zeros after it, and the blocks in it to decode.
 
-    lost: where blocks begin that only say that their records are lost, which a repair has put on record. Nobody is told once more.
+    lost: starts of blocks that only record the loss of their records, as noted by a repair. They are not reported again.
     """
 
     path: str
@@ -137,12 +137,12 @@ class Window:
 
 
 def find_segments(directory: Path) -> list[Path]:
-    """The segments in a directory, oldest first."""
+    """Returns the segments in a directory, oldest first."""
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=lambda path: path.name)
 
 
 def read_info(path: Path) -> SegmentInfo:
-    """What a segment's header says. Raises TooNewError, OSError."""
+    """Reads a segment's header. Raises TooNewError, OSError."""
     first = int(path.name[:20])
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -166,7 +166,7 @@ def read_info(path: Path) -> SegmentInfo:
 
 
 class Segment:
-    """An open segment file. Raises OSError; FileNotFoundError if retention was faster."""
+    """An open segment file. Raises OSError; FileNotFoundError if retention has removed it."""
 
     def __init__(self, info: SegmentInfo, known: frozenset[int] = frozenset()) -> None:
         self.info = info
@@ -181,12 +181,12 @@ class Segment:
         os.close(self.fd)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from there on."""
+        """Returns up to `size` bytes at an offset."""
         return os.pread(self.fd, size, offset)
 
     @cached_property
     def incarnation(self) -> int | None:
-        """Whose blocks these are; found out from the blocks if the header does not say."""
+        """Returns the incarnation of the writer, derived from the blocks if the header does not have it."""
         if self.info.incarnation is not None:
             return self.info.incarnation
         first = self.block_at(SEGMENT_BYTES, None)
@@ -207,7 +207,7 @@ class Segment:
         return votes.most_common(1)[0][0] if votes else None
 
     def block_at(self, offset: int, incarnation: int | None) -> tuple[int, ...] | None:
-        """The header of the valid block at this offset, or None."""
+        """Returns the header of the valid block at this offset, or None."""
         packed = self.read(offset, BLOCK_BYTES)
         if len(packed) < BLOCK_BYTES or packed[:4] != BLOCK_MAGIC:
             return None
@@ -218,7 +218,7 @@ class Segment:
         return header if crc32(body, crc32(packed[8:])) == header[1] else None
 
     def valid_from(self, offset: int, incarnation: int | None) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Offset and header of all valid blocks from `offset` on, wherever they begin."""
+        """Yields offset and header of all valid blocks from `offset` on, wherever they begin."""
         size = SEEK_BYTES
         while offset + BLOCK_BYTES <= self.size:
             window = self.read(offset, size)
@@ -232,7 +232,7 @@ class Segment:
             offset += max(len(window) - 3, 1)
 
     def is_torn(self, offset: int, position: int) -> bool:
-        """Whether from here on there is only the beginning of the next block, or nothing but zeros."""
+        """Returns whether the rest is only the beginning of the next block, or only zeros."""
         packed = self.read(offset, BLOCK_BYTES)
         if not packed.strip(b"\0"):
             return not any(self.read(at, 1 << 20).strip(b"\0") for at in range(offset, self.size, 1 << 20))
@@ -247,9 +247,9 @@ class Segment:
 def scan(
     segment: Segment, start: int, end: int, lowest: int = 0, highest: int = 1 << 64, expected_end: int = 0
 ) -> Iterator[Window | Damage]:
-    """The blocks that begin in [start, end) and have records in [lowest, highest), in windows, and the damage behind them.
+    """Yields the blocks that begin in [start, end) and have records in [lowest, highest), in windows, and the damage after them.
 
-    expected_end: the position that the segment must reach, as the one behind it says; 0 if nobody knows.
+    expected_end: the position that the segment must reach according to the next one; 0 if unknown.
     """
     offset, position = max(start, SEGMENT_BYTES), segment.info.first
     incarnation = segment.incarnation
@@ -273,7 +273,8 @@ def scan(
     needs = 0
     while offset < segment.size:
         if offset >= end:
-            # No block of this piece any more. If none begins here, none will for the reader of the next piece: damage is ours.
+            # No further block of this piece. Without a block at this offset, the reader of the next piece finds none either: the
+            # damage belongs to this piece.
             if segment.block_at(offset, incarnation) is not None:
                 return
             found = _Found(_NO_BLOCK)
@@ -307,8 +308,8 @@ def scan(
 
 
 def seek(segment: Segment, field: int, value: int, start: int = SEGMENT_BYTES) -> tuple[int, int]:
-    """Two offsets, from `start` on: all blocks that begin below the first have less than `value` in this field of their header
-    (SEQUENCE or TIME), all from the second on have not. They are SEEK_BYTES apart at most, or a block."""
+    """Returns two offsets, from `start` on: all blocks that begin below the first have less than `value` in this field of their
+    header (SEQUENCE or TIME), all from the second on have not. They are at most SEEK_BYTES, or a block, apart."""
     low, high = start, segment.size
     while high - low > SEEK_BYTES:
         middle = (low + high) // 2
@@ -316,14 +317,14 @@ def seek(segment: Segment, field: int, value: int, start: int = SEGMENT_BYTES) -
         if found is None or found[1][field] >= value:
             high = middle
         elif found[0] == low:
-            break  # one block fills it
+            break  # one block fills the range
         else:
             low = found[0]
     return low, high
 
 
 def _next_header(segment: Segment, offset: int, end: int) -> tuple[int, tuple[int, ...]] | None:
-    """The next header of the segment's incarnation; nobody looks at the checksum yet."""
+    """Returns the next header of the segment's incarnation, without a check of its checksum."""
     while offset < end:
         window = segment.read(offset, PROBE_BYTES)
         at = window.find(BLOCK_MAGIC)
@@ -341,7 +342,7 @@ def _next_header(segment: Segment, offset: int, end: int) -> tuple[int, tuple[in
 
 
 def first_time(info: SegmentInfo) -> int | None:
-    """Time of the first block of a segment, for what only the driver looks at; None if it has none that can be read."""
+    """Returns the time of the first block of a segment, for the driver; None without a readable one."""
     with Segment(info) as segment:
         packed = segment.read(SEGMENT_BYTES, BLOCK_BYTES)
     if len(packed) < BLOCK_BYTES or packed[:4] != BLOCK_MAGIC:
@@ -355,20 +356,20 @@ _LIMIT, _NEEDS, _NO_BLOCK, _GAP, _DONE = range(5)
 
 @dataclass
 class _Found:
-    """What `_take` found, and why it stopped."""
+    """Result of `_take`, and the reason for its end."""
 
     why: int
     behind: int = 0
-    """Bytes taken."""
+    """Bytes consumed."""
     position: int = 0
     needs: int = 0
-    """_NEEDS: bytes that the next block has. _GAP: the sequence that it begins with."""
+    """_NEEDS: size of the next block in bytes. _GAP: its first sequence."""
     blocks: Blocks = field(default_factory=Blocks)
     lost: list[int] = field(default_factory=list)
 
 
 def _take(raw: bytes, incarnation: int, limit: int, position: int, lowest: int, highest: int) -> _Found:
-    """The valid blocks at the start of `raw`, of those that begin below `limit`."""
+    """Returns the valid blocks at the start of `raw` that begin below `limit`."""
     blocks, lost, view, here, size, unpack = Blocks(), list[int](), memoryview(raw), 0, len(raw), _BLOCK.unpack_from
     why, needs, limit = _LIMIT, 0, min(limit, size)
     while here < limit:
@@ -409,9 +410,9 @@ def _take(raw: bytes, incarnation: int, limit: int, position: int, lowest: int, 
 
 
 def end_of(info: SegmentInfo, offset: int = SEGMENT_BYTES, position: int | None = None) -> tuple[int, int]:
-    """Where the whole blocks of a segment end, seen from a place that is known: offset and position.
+    """Returns the end of the whole blocks of a segment, followed from a known place: offset and position.
 
-    Follows the headers and checks the last block, which may be half written; damage in between is left to those who read it.
+    It follows the headers and checks the last block, which may be half written; damage in between is left to readers.
     """
     position = info.first if position is None else position
     with Segment(info) as segment:
@@ -443,7 +444,7 @@ def end_of(info: SegmentInfo, offset: int = SEGMENT_BYTES, position: int | None 
 
 
 def follow(segment: Segment, offset: int) -> Iterator[tuple[int, int, int]]:
-    """First sequence, count and size of each block from a known offset on, as the headers say; what is damaged is passed over."""
+    """Yields first sequence, count and size of each block from a known offset on, according to the headers; damage is skipped."""
     while offset + BLOCK_BYTES <= segment.size:
         raw, here = segment.read(offset, WINDOW_BYTES), 0
         while here + BLOCK_BYTES <= len(raw):

@@ -1,4 +1,4 @@
-"""One CBOR record at a time, in plain Python: for the few that numpy's lockstep cannot read."""
+"""Decodes one CBOR record at a time, in plain Python: for the few that numpy's lockstep cannot decode."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,19 +6,19 @@ from typing import Any
 __all__ = ["BYTES", "MISSING", "NULL", "OTHER", "UINT", "BadRecord", "SlowRecord", "read_record"]
 
 MISSING, UINT, BYTES, NULL, OTHER = range(5)
-"""What an item is, as far as it matters."""
+"""Types of items, as far as they matter."""
 _DEEPEST = 4
-"""Levels of arrays and maps in a record; today's have two."""
+"""Levels of arrays and maps in a record; current ones have two."""
 
 
 class BadRecord(ValueError):
-    """Bytes that are no record."""
+    """The bytes are not a record."""
 
 
 @dataclass
 class SlowRecord:
-    """end: where the next one begins. items: kind of item, number or length, and where its bytes begin, of each field.
-    details: the map that is the last field of records about sessions."""
+    """end: start of the next record. items: type of item, number or length, and start of its bytes, for each field. details: the
+    map in the last field of records about sessions."""
 
     end: int
     items: list[tuple[int, int, int]] = field(default_factory=list)
@@ -26,7 +26,7 @@ class SlowRecord:
 
 
 def read_record(data: Any, at: int, end: int) -> SlowRecord:
-    """The record that begins there and ends at or before `end`. Raises BadRecord."""
+    """Decodes the record that begins at `at` and ends at or before `end`. Raises BadRecord."""
     major, count, here = _head(data, at, end)
     if major != 4 or count == 0:
         raise BadRecord(f"byte {at} of the window is not the start of a record")
@@ -50,7 +50,7 @@ def read_record(data: Any, at: int, end: int) -> SlowRecord:
 
 
 def _head(data: Any, at: int, end: int) -> tuple[int, int, int]:
-    """Major type, number, and where what follows begins."""
+    """Returns major type, number, and start of the content."""
     if at >= end:
         raise BadRecord("a record is cut off")
     first = int(data[at])

@@ -5,7 +5,7 @@
     <data>/snapshots or <data>          those of a broker
     <shared>, with <node>/snapshots     those of each node
 
-Each file is read by one task, which looks at its size and checksum before it believes a line of it.
+Each file is read by one task, which verifies its size and checksum before it uses any line.
 """
 
 import base64
@@ -28,7 +28,7 @@ __all__ = ["SNAPSHOT_TABLES", "SnapshotFile", "find_files", "read_file"]
 FORMAT = 1
 MANIFEST, DIRECTORY = "manifest.json", "snapshots"
 ROWS = 20_000
-"""Of one Arrow batch."""
+"""Rows of one Arrow batch."""
 CHUNK = 1 << 20
 _TIME = pa.timestamp("us", tz="UTC")
 _MAP = pa.map_(pa.string(), pa.string())
@@ -53,7 +53,7 @@ Column = tuple[str, pa.DataType, Callable[[Any], Any]]
 _COMMON: dict[str, Column] = {
     "snapshot": ("timestamp", _TIME, _same), "node": _STRING,
 }  # fmt: skip
-"""In front of all: when it was taken, and of which broker."""
+"""Columns of all tables: the time of the snapshot, and its broker."""
 SNAPSHOT_TABLES: dict[str, dict[str, Column]] = {
     "sessions": {
         **_COMMON, "worker": _INT, "client_id": _STRING, "connected": _BOOLEAN, "username": _STRING, "peer": _STRING,
@@ -72,12 +72,12 @@ SNAPSHOT_TABLES: dict[str, dict[str, Column]] = {
     },
     "routes": {**_COMMON, "topic_filter": _STRING, "destination": _STRING, "share_group": _STRING, "members": _LONG},
 }  # fmt: skip
-"""Table -> column -> its type in Spark and in Arrow, and what makes it of the value in the file."""
+"""Table -> column -> its type in Spark and in Arrow, and the conversion of the value in the file."""
 
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """A file of a snapshot, and what its manifest says of it."""
+    """A file of a snapshot, and its entry in the manifest."""
 
     path: str
     size: int
@@ -88,7 +88,7 @@ class SnapshotFile:
 
 
 def find_files(path: str, table: str, which: str) -> list[SnapshotFile]:
-    """The files of a table. which: `latest` of each broker, `all`, or a name. Raises ShardbrokerSourceError."""
+    """Returns the files of a table. which: `latest` of each broker, `all`, or a name. Raises ShardbrokerSourceError."""
     root = Path(path.removeprefix("file://").removeprefix("file:"))
     if not root.is_dir():
         raise ShardbrokerSourceError(f"{path}: there is no such directory on this machine; snapshots are read as files")
@@ -114,7 +114,7 @@ def find_files(path: str, table: str, which: str) -> list[SnapshotFile]:
 
 
 def _brokers(root: Path) -> Iterator[Path]:
-    """The directories of snapshots; one snapshot by itself is one as well."""
+    """Yields the directories of snapshots, or a single snapshot."""
     if (root / MANIFEST).exists():
         yield root
     elif (root / DIRECTORY).is_dir():
@@ -126,7 +126,7 @@ def _brokers(root: Path) -> Iterator[Path]:
 
 
 def _whole(directory: Path) -> list[Path]:
-    """Oldest first. Names with a leading dot are not finished."""
+    """Returns the snapshots, oldest first. Names with a leading dot are unfinished."""
     if (directory / MANIFEST).exists():
         return [directory]
     return sorted(one for one in directory.iterdir() if not one.name.startswith(".") and one.is_dir())
@@ -158,7 +158,7 @@ def _of_manifest(snapshot: Path, table: str) -> Iterator[SnapshotFile]:
 
 
 def read_file(file: SnapshotFile, columns: Sequence[str], fail_fast: bool) -> Iterator[pa.RecordBatch]:
-    """The rows. Raises DamageError, RemovedError; mode permissive leaves out a file that is damaged, with a line in the log."""
+    """Yields the rows. Raises DamageError, RemovedError; mode permissive skips a damaged file, with a line in the log."""
     try:
         problem = _problem(file)
     except FileNotFoundError:

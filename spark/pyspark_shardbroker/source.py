@@ -93,11 +93,11 @@ class ShardbrokerSource(DataSource):
 
 
 DefaultSource = ShardbrokerSource
-"""Under this name Spark finds it in packages that are called pyspark_*."""
+"""The name by which Spark finds the source in packages named pyspark_*."""
 
 
 def _columns(table: str) -> dict[str, str]:
-    """Name -> type of a table's columns."""
+    """Returns name -> type of a table's columns."""
     if table == "journal":
         return {name: column[0] for name, column in {**JOURNAL, **ON_REQUEST}.items()}
     if table in SNAPSHOT_TABLES:
@@ -106,7 +106,7 @@ def _columns(table: str) -> dict[str, str]:
 
 
 def _checked(schema: StructType, table: str) -> list[str]:
-    """The columns that are asked for. Raises OptionError if a schema was given that does not fit."""
+    """Returns the requested columns. Raises OptionError if a given schema does not fit."""
     columns = _columns(table)
     for field in schema.fields:
         if field.name not in columns:
@@ -117,7 +117,7 @@ def _checked(schema: StructType, table: str) -> list[str]:
 
 
 class JournalReader(DataSourceReader):
-    """Batch: everything that there is when it is planned."""
+    """Batch: all records that exist when it is planned."""
 
     def __init__(self, options: Options, columns: list[str]) -> None:
         self._options = options
@@ -127,7 +127,7 @@ class JournalReader(DataSourceReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for condition in filters:
             self._wanted = self._wanted.and_filter(condition)
-        return filters  # Spark looks at what is left
+        return filters  # Spark applies the remaining filters
 
     def partitions(self) -> list[InputPartition]:
         found: list[InputPartition] = []
@@ -144,7 +144,7 @@ class JournalReader(DataSourceReader):
 
 
 class SnapshotReader(DataSourceReader):
-    """Batch: a table of the snapshots that there are when it is planned."""
+    """Batch: a table of the snapshots that exist when it is planned."""
 
     def __init__(self, options: Options, columns: list[str]) -> None:
         self._options = options
@@ -183,7 +183,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         latest = self._positions.latest() if self._target is None else self._target
-        # Whatever the stream has seen already stays seen.
+        # A position that the stream has reached never decreases.
         latest = {**start, **{key: max(position, start.get(key, 0)) for key, position in latest.items()}}
         if isinstance(limit, ReadMaxRows):
             return self._positions.limited(start, latest, limit.max_rows, None)

@@ -1,11 +1,12 @@
-"""Where a power cut ended a writer: the same rule as the broker's recovery has (docs/journal-format.md, `synced`).
+"""Where a power cut ended a writer: the same rule as in the broker's recovery (docs/journal-format.md, `synced`).
 
-At level `machine` each block says up to where the disk was known to have everything. A hole that lies below what a later block of
-the same writer says is damage, and the rest counts. Any other hole is where the power went: nobody was promised what stands behind
-it, a recovery leaves it out, and so it is no row here. A block in which a repair says that records are lost is still a hole.
+At level `machine` each block has the position up to which the disk was known to have everything. A hole below that position in a
+later block of the same writer is damage, and the records after it count. Any other hole is where the power was cut: records after
+it were never confirmed to a client, recovery leaves them out, and so they are not rows here. A block in which a repair has recorded
+lost records is still a hole.
 
-What blocks say only grows. So the last block of a writer decides: holes below its `synced` are damage, the first one from there on
-is the end. Only what lies behind `synced` has to be looked at, which is what the disk was writing when the power went.
+Positions in blocks only grow. So the last block of a writer decides: holes below its `synced` are damage, the first hole from there
+on is the end. Only the part after `synced` needs a check, which the disk was writing when the power was cut.
 
 One table of cases holds this and the broker's rule together: tests/journal/trust_cases.py.
 """
@@ -33,27 +34,27 @@ FOREVER = 1 << 62
 """Above every sequence and every time."""
 _SYNCED = 23
 _LENGTH, _COUNT, _CODEC = 2, 3, 7
-"""Places in a block's header."""
+"""Indexes in a block's header."""
 _PROCESS = -1
-"""In place of `synced`: a block of level `process`, which says nothing about the disk."""
+"""Instead of `synced`: a block of level `process`, which has no information about the disk."""
 _Part = tuple[SegmentInfo, int]
-"""A segment, and the position that it must reach; 0: nobody knows."""
+"""A segment, and the position that it must reach; 0: unknown."""
 
 
 def ends(segments: Iterable[_Part], known: frozenset[int]) -> dict[int, int]:
-    """Incarnation -> the position where its records end to count. Those that count as a whole are left out.
+    """Returns incarnation -> end of its records that count. Writers whose records all count are left out.
 
     segments: of a journal, oldest first. Raises OSError.
     """
     writers: dict[int, list[_Part]] = {}
     empty: list[int] = []
-    """Where segments without a record begin: all zeros, or a repair found nothing in them, and then they bear a name of its own."""
+    """Starts of segments without a record: all zeros, or emptied by a repair, which then gives them a name of their own."""
     for info, expected in segments:
         try:
             with Segment(info, known) as segment:
                 incarnation = segment.incarnation
         except FileNotFoundError:
-            continue  # retention was faster
+            continue  # removed by retention
         if incarnation is None:
             empty.append(info.first)
         else:
@@ -69,7 +70,7 @@ def ends(segments: Iterable[_Part], known: frozenset[int]) -> dict[int, int]:
 
 
 def _holes(parts: list[_Part], known: frozenset[int], synced: int, empty: list[int]) -> Iterator[int]:
-    """Where records of a writer are missing, of what lies behind `synced`; some in front of it may be among them."""
+    """Yields the places where records of a writer are missing after `synced`; some before it may be among them."""
     first, last = parts[0][0].first, parts[-1][0].first
     yield from (hole for hole in empty if first // INCARNATION_STEP <= hole // INCARNATION_STEP and hole <= last)
     for place, (info, expected) in enumerate(parts):
@@ -85,7 +86,7 @@ def _holes(parts: list[_Part], known: frozenset[int], synced: int, empty: list[i
 
 
 def _synced(parts: list[_Part], known: frozenset[int]) -> int | None:
-    """What the last block of a writer says; None: there is none with records."""
+    """Returns `synced` of a writer's last block; None without a block with records."""
     for info, _ in reversed(parts):
         with suppress(FileNotFoundError), Segment(info, known) as segment:
             near = SEGMENT_BYTES if info.problem else seek(segment, SEQUENCE, FOREVER)[0]
@@ -97,11 +98,11 @@ def _synced(parts: list[_Part], known: frozenset[int]) -> int | None:
 
 
 def _last_said(segment: Segment, start: int) -> int | None:
-    """What the last block with records says, of those from an offset on."""
+    """Returns `synced` of the last block with records from an offset on."""
     last: tuple[int, tuple[int, ...]] | None = None
     behind = 0
     for offset, header in segment.valid_from(start, segment.incarnation):
-        if offset >= behind:  # else it is the payload of somebody who copies blocks
+        if offset >= behind:  # otherwise the payload of a message that contains blocks
             behind = offset + BLOCK_BYTES + header[_LENGTH]
             last = (offset, header) if header[_CODEC] == CODEC_PLAIN else last
     if last is None:
@@ -111,7 +112,7 @@ def _last_said(segment: Segment, start: int) -> int | None:
 
 
 def _said(body: bytes, count: int) -> int:
-    """Position in the last record of a block; _PROCESS if that is another one."""
+    """Returns the position in the last record of a block; _PROCESS if that is another record."""
     at = 0
     try:
         for _ in range(count - 1):
@@ -120,5 +121,5 @@ def _said(body: bytes, count: int) -> int:
             kind, position, _ = read_record(body, at, len(body)).items[0]
             return position if kind == UINT else _PROCESS
     except (BadRecord, IndexError):
-        pass  # whoever reads it names it
+        pass  # its reader reports the damage
     return _PROCESS
