@@ -1,4 +1,4 @@
-"""Which branches of each compiled module some inputs reach (fuzz/run.py asks for it after a run).
+"""Finds the branches of each compiled module that some inputs reach (fuzz/run.py runs it after the targets).
 
     python -m fuzz.coverage TARGET RESULT DIRECTORY ...      inputs are the files of the directories
 
@@ -23,7 +23,7 @@ REACHED, FIRST = 1, 2
 
 @dataclass
 class Module:
-    """A compiled module that is loaded."""
+    """A loaded compiled module."""
 
     counters: "ctypes.Array[ctypes.c_ubyte]"
     first: bytes
@@ -32,12 +32,12 @@ class Module:
 
 @dataclass
 class Share:
-    """How much of a module is reached. Most functions of a module are Cython's own: its start, arguments, errors."""
+    """Coverage of a module. Most functions of a module are Cython's own: module start, arguments, errors."""
 
     functions: int
     entered: int
     branches: int
-    """In the functions that are entered, those of errors that no input causes included."""
+    """Branches in the functions entered, including those for errors that no input causes."""
     reached: int
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     modules = {name: _module(path) for name, path in _loaded().items()}
     found = dict.fromkeys(modules, 0)
     for module in modules.values():
-        _clear(module)  # the import of a module is no input
+        _clear(module)  # the import of a module is not an input
     for path in sorted(path for directory in directories for path in Path(directory).iterdir()):
         target.check(exact(path.read_bytes()))
         for name, module in modules.items():
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def reached(results: list[Path]) -> dict[str, Share]:
-    """What any of these results has reached, by name of the module; modules of which nothing was reached are left out."""
+    """Returns what any of these results has reached, by name of the module; modules without reached branches are left out."""
     together: dict[str, bytes] = {}
     for path in sorted(path for result in results for path in result.iterdir()):
         data = path.read_bytes()
@@ -80,7 +80,7 @@ def _clear(module: Module) -> None:
 
 
 def _loaded() -> dict[str, Path]:
-    """Files of the compiled modules of this build, by their dotted names."""
+    """Returns the files of the loaded compiled modules of this build, by their dotted names."""
     files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
     return {name: Path(file) for name, file in files.items() if file.endswith(".so") and Path(file).is_relative_to(Path.cwd())}
 
@@ -89,7 +89,7 @@ def _module(path: Path) -> Module:
     elf = path.read_bytes()
     address, _, size = _section(elf, b"__sancov_cntrs")
     _, offset, table = _section(elf, b"__sancov_pcs")
-    # A pair of 8 bytes for each counter: where the branch is, and 1 if that is the start of a function.
+    # A pair of 8 bytes for each counter: address of the branch, and 1 if that is the start of a function.
     first = bytes(FIRST * (flags & 1) for _, flags in struct.iter_unpack("=2Q", elf[offset : offset + table]))
     lines = Path("/proc/self/maps").read_text().splitlines()
     start = min(int(line.split("-")[0], 16) for line in lines if line.endswith(f" {path}"))
@@ -97,7 +97,7 @@ def _module(path: Path) -> Module:
 
 
 def _section(elf: bytes, wanted: bytes) -> tuple[int, int, int]:
-    """Address, relative to the module, offset in the file, and size in bytes. Raises ValueError without this section."""
+    """Returns address, relative to the module, offset in the file, and size in bytes. Raises ValueError without this section."""
     (table,) = struct.unpack_from("=Q", elf, 0x28)
     size, count, names = struct.unpack_from("=3H", elf, 0x3A)
     # Name, type, flags, address, offset in the file, size.

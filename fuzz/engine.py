@@ -22,37 +22,37 @@ __all__ = ["CORPUS", "TARGETS", "Target", "exact", "inputs", "load", "pieces"]
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS = sorted(path.stem for path in (Path(__file__).parent / "targets").glob("[!_]*.py"))
 KEPT_MAX = 60_000
-"""Bytes of a file in fuzz/corpus: it is read by people who look at a change of it."""
+"""Bytes of a file in fuzz/corpus, which is small enough to review."""
 _CONTENT_AT = bytes.__basicsize__ - 1
-"""Offset of the first byte within a bytes object: what follows the last one is a 0 that no C code may count on."""
+"""Offset of the first byte within a bytes object. The last byte is followed by a 0 that no C code may rely on."""
 
 
 class Target(Protocol):
-    """What a module of fuzz/targets has."""
+    """The interface of a module of fuzz/targets."""
 
     MAX_LEN: int
 
     def seeds(self) -> Iterable[bytes]:
-        """Valid inputs, from which libFuzzer makes others."""
+        """Returns valid inputs, from which libFuzzer derives others."""
         ...
 
     def check(self, data: bytes) -> None:
-        """Raises on a finding."""
+        """Raises an exception on a finding."""
         ...
 
 
 def load(name: str) -> Target:
-    """The target of this name."""
+    """Returns the target of this name."""
     return cast("Target", importlib.import_module(f"fuzz.targets.{name}"))
 
 
 def inputs(name: str) -> list[bytes]:
-    """The seeds of a target, and what earlier runs have found: a line of hex each in fuzz/corpus."""
+    """Returns the seeds of a target and the findings of earlier runs: a line of hex each in fuzz/corpus."""
     return [*load(name).seeds(), *(bytes.fromhex(line.partition("#")[0]) for line in _lines(name))]
 
 
 def _lines(name: str) -> list[str]:
-    """Inputs that reach more, and findings of the past: those have a comment with what was wrong."""
+    """Returns inputs that reach further branches, and past findings, which have a comment with the fault."""
     path = CORPUS / f"{name}.txt"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -64,10 +64,10 @@ _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, [ctypes.c_void_p, ct
 
 
 def exact(data: bytes, readable: int | None = None) -> bytes:
-    """A copy behind whose last byte AddressSanitizer allows no read, not even of CPython's terminating 0.
+    """Returns a copy after whose last byte AddressSanitizer permits no read, not even of CPython's terminating 0.
 
-    `readable`: so many bytes of it may be read, by default all. Without the sanitizer it is the same object. The empty bytes object
-    is shared by the whole process and stays as it is.
+    `readable`: bytes of it that may be read, by default all. Without the sanitizer the same object is returned. The empty bytes
+    object is shared by the whole process and stays as it is.
     """
     if _poison is None or not data:
         return data
@@ -80,7 +80,7 @@ def exact(data: bytes, readable: int | None = None) -> bytes:
 
 
 def pieces(data: bytes, size: int) -> list[bytes]:
-    """`data` in pieces of `size` bytes, each exact()."""
+    """Returns `data` in pieces of `size` bytes, each exact()."""
     return [exact(data[at : at + size]) for at in range(0, len(data), size)]
 
 
@@ -94,7 +94,7 @@ def _fuzz(name: str, check: Callable[[bytes], None], arguments: list[str]) -> in
         return 0
 
     callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(one)
-    own = f"{sys.executable} -m fuzz.engine {name}"  # -merge=1 has a shell run this with other options
+    own = f"{sys.executable} -m fuzz.engine {name}"  # -merge=1 runs this in a shell with other options
     words = [os.fsencode(word) for word in (own, *arguments)]
     vector = ctypes.cast((ctypes.c_char_p * (len(words) + 1))(*words), ctypes.POINTER(ctypes.c_char_p))
     return int(_library.LLVMFuzzerRunDriver(ctypes.byref(ctypes.c_int(len(words))), ctypes.byref(vector), callback))
@@ -106,7 +106,7 @@ def _write(name: str, directory: Path) -> None:
 
 
 def _keep(name: str, directory: Path) -> None:
-    """Findings, then the shortest inputs without the seeds."""
+    """Keeps findings, then the shortest inputs that are not seeds."""
     kept = [line for line in _lines(name) if "#" in line]
     known = {data.hex() for data in load(name).seeds()} | {line.partition("#")[0].strip() for line in kept}
     found = {path.read_bytes().hex() for path in directory.iterdir()} - known - {""}

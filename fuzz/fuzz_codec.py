@@ -78,7 +78,7 @@ CONNECTS = {4: Connect(4, b"fuzz").encode(4), 5: Connect(5, b"fuzz").encode(5)}
 
 
 class Target:
-    """One input after the other, through everything that parses bytes of a client."""
+    """Feeds one input after the other to all parsers of client bytes."""
 
     def __init__(self) -> None:
         self._settings = load(None, {}, ["mqtt.max_packet_size=64KB"]).settings
@@ -118,7 +118,7 @@ class Target:
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-    """One to five random changes to a valid packet, or a few packets glued together, or noise."""
+    """Returns a valid packet with one to five random changes, a few packets joined together, or noise."""
     kind = rng.random()
     if kind < 0.05:
         return rng.randbytes(rng.randint(0, 60))

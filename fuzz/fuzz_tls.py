@@ -1,11 +1,11 @@
-"""Fuzzes TLS records: what `cryptography` seals by the standard is opened here, what is sealed here it opens, and nothing else is.
+"""Fuzzes TLS records: records sealed by `cryptography` are opened here, records sealed here are opened by it, and no others.
 
     python fuzz/fuzz_tls.py --seconds 60 [--seed N]
 
-Each input is a connection with random keys and a random cipher, TLS 1.3 or 1.2: records of any type, of any size, with padding
-and key updates, some of them changed on their way; they come in pieces cut anywhere. What comes out must be what the standard says
-of the records before the first one that breaks it, and that one must end the connection with a TlsRecordError: no other error, and
-no byte of what was changed. Exit code 1 and the seed of the input on a finding.
+Each input is a connection with random keys and a random cipher, TLS 1.3 or 1.2: records of any type, of any size, with padding and
+key updates, some of them changed in transit and all cut into pieces anywhere. The output must be what the standard requires for the
+records before the first one that breaks it. That one must end the connection with a TlsRecordError: no other error, and no byte of
+the changed record. On a finding the exit code is 1, and the seed of the input is printed.
 """
 
 import argparse
@@ -33,14 +33,14 @@ PLAIN_MAX, SEALED_MAX = 16384, 16640
 UPDATES_FREE = 32
 CHACHA = 2
 SUITES: tuple[tuple[int, int, HashAlgorithm], ...] = ((0, 16, SHA256()), (1, 32, SHA384()), (CHACHA, 32, SHA256()))
-"""Number of the cipher as Records packs it, bytes of its key, hash of the suite."""
+"""Number of the cipher as packed by Records, bytes of its key, hash of the suite."""
 DIGESTS = {"sha256": 0, "sha384": 1}
 KEYS = struct.Struct("=Q48s32s12s")
-"""Of one direction in what pack() gives: counter, secret, key, IV."""
+"""Keys of one direction in the result of pack(): counter, secret, key, IV."""
 
 
 LONGEST = (512, 1024, 2048, 4096, PLAIN_MAX)
-"""Plaintext of a record, bytes, that a handshake may agree on."""
+"""Plaintext sizes of a record that a handshake may agree on, bytes."""
 STATE_BYTES = 3 + 2 * KEYS.size + 2
 
 
@@ -68,7 +68,7 @@ class Key:
         return KEYS.pack(self.sequence, self.secret, self.key, self.iv)
 
     def update(self) -> None:
-        """RFC 8446 §7.2."""
+        """Updates the key as in RFC 8446 §7.2."""
         self.secret = self._expand(b"traffic upd", self.digest.digest_size)
         self.key, self.iv = self._expand(b"key", len(self.key)), self._expand(b"iv", NONCE)
         self.sequence = 0
@@ -82,7 +82,7 @@ class Key:
         return header + explicit + sealed
 
     def open(self, record: bytes) -> tuple[int, bytes]:
-        """Its type, and what is in it. Raises InvalidTag."""
+        """Opens a record; returns its type and content. Raises InvalidTag."""
         header, body = record[:HEADER], record[HEADER:]
         nonce, explicit = self._nonce(body)
         body = body[len(explicit) :]
@@ -97,7 +97,7 @@ class Key:
         return (ChaCha20Poly1305 if self.cipher == CHACHA else AESGCM)(self.key)
 
     def _nonce(self, body: bytes | None) -> tuple[bytes, bytes]:
-        """The nonce, and the part of it that travels along."""
+        """Returns the nonce, and the part of it that the record contains."""
         number = self.sequence.to_bytes(8)
         if self.older and self.cipher != CHACHA:
             explicit = number if body is None else body[:8]
@@ -114,22 +114,22 @@ class Key:
 
 @dataclass
 class Script:
-    """What a peer sends, and what has to come of it."""
+    """The output of a peer, and the result that it must have."""
 
     rng: random.Random
     key: Key
     wire: list[bytes] = field(default_factory=list)
     plain: bytes = b""
     ended: bool = False
-    """The peer has said that nothing more comes; no error."""
+    """The peer has ended its output; not an error."""
     wrong: bool = False
-    """A record that breaks a rule, behind which nothing counts."""
+    """A record has broken a rule; later ones are ignored."""
     updates: int = 0
     half: bytes = b""
-    """Of a KeyUpdate in pieces."""
+    """Received part of a KeyUpdate."""
 
     def go_on(self) -> None:
-        """One more record."""
+        """Adds one more record."""
         act = self.rng.random()
         if act < 0.55:
             self.data(self.rng.randbytes(self.rng.choice((0, 1, 2, 64, 1000, self.rng.randint(0, PLAIN_MAX), PLAIN_MAX))))
@@ -154,14 +154,14 @@ class Script:
         self.put(DATA, plain, self.rng.choice((0, 0, 1, 100)))
 
     def key_update(self) -> None:
-        """Whole, or in pieces of a record each."""
+        """Adds a KeyUpdate, whole or split over several records."""
         message = bytes([KEY_UPDATE, 0, 0, 1, self.rng.randrange(2)])
         cuts = [0, self.rng.randint(1, 4), 5] if self.rng.random() < 0.3 else [0, 5]
         for begin, end in pairwise(cuts):
             self.put(HANDSHAKE, message[begin:end])
 
     def put(self, kind: int, plain: bytes, padding: int = 0) -> None:
-        """A record that is sealed as it should be, whatever is in it."""
+        """Adds a correctly sealed record with any content."""
         if self.key.older:
             padding = 0
         self.wire.append(self.key.seal(kind, plain, padding))
@@ -192,7 +192,7 @@ class Script:
             self.key.update()
 
     def put_inner(self, zeros: bytes) -> None:
-        """A record of TLS 1.3 that has no type: padding alone."""
+        """Adds a record of TLS 1.3 without a type: padding alone."""
         header = struct.pack(">BHH", DATA, 0x0303, len(zeros) + TAG)
         nonce, _ = self.key._nonce(None)
         self.wire.append(header + self.key._aead().encrypt(nonce, zeros, header))
@@ -200,16 +200,16 @@ class Script:
         self.wrong = self.wrong or not self.ended
 
     def bare(self, header: bytes) -> None:
-        """A record that nobody has sealed."""
+        """Adds a record that was not sealed."""
         self.wire.append(header + self.rng.randbytes(int.from_bytes(header[3:])))
         self.wrong = self.wrong or not self.ended
 
     def change(self) -> None:
-        """One of the records that there are is not what it was."""
+        """Changes a bit of a sealed record."""
         if not self.wire or self.ended or self.wrong:
             return
         changed = bytearray(self.key.seal(DATA, self.rng.randbytes(self.rng.randint(0, 300))))
-        # The length stays: a longer one would only wait for more.
+        # The length stays: with a longer one the reader would only wait for more.
         at = self.rng.choice([0, 1, 2, *range(HEADER, len(changed))])
         changed[at] ^= 1 << self.rng.randrange(8)
         self.wire.append(bytes(changed))
@@ -217,7 +217,7 @@ class Script:
 
 
 def pieces(rng: random.Random, wire: bytes) -> Iterator[bytes]:
-    """Cut anywhere; sometimes byte by byte for a while."""
+    """Yields pieces, cut anywhere; sometimes byte by byte for a while."""
     at = 0
     while at < len(wire):
         size = rng.choice((1, 2, 5, 100, 5000, 40_000, len(wire)))
@@ -233,15 +233,15 @@ def receive(rng: random.Random, ours: Records, script: Script) -> None:
         except TlsRecordError:
             failed = True
             break
-    # A record that is to fail loses what came before it in the same piece: the connection is over anyway.
+    # A record that fails discards the plaintext before it in the same piece: the connection is over anyway.
     assert script.plain == got or (failed and script.plain.startswith(got)), f"{len(got)} bytes in place of {len(script.plain)}"
-    assert failed == script.wrong, "an error that is none" if failed else "no error"
+    assert failed == script.wrong, "an unexpected error" if failed else "no error"
     assert ours.ended == (script.ended or script.wrong), "ended" if ours.ended else "not ended"
     assert ours.closed or not failed, "no alert"
 
 
 def send(rng: random.Random, ours: Records, key: Key, longest: int) -> None:
-    """What is sealed here the standard opens, and the answer to a KeyUpdate is one."""
+    """Checks that the standard opens records sealed here, and that the answer to a KeyUpdate is a KeyUpdate."""
     wanted, got, at = b"", b"", 0
     for _ in range(0 if ours.closed else rng.randint(0, 4)):
         plain = rng.randbytes(rng.choice((0, 1, 100, PLAIN_MAX, rng.randint(0, 3 * PLAIN_MAX))))
@@ -264,13 +264,13 @@ def send(rng: random.Random, ours: Records, key: Key, longest: int) -> None:
 
 
 def packed_state(theirs: Key, own: Key, longest: int = PLAIN_MAX) -> bytes:
-    """What Records.pack() gives of a connection with these keys, when nothing has come yet."""
+    """Returns the result of Records.pack() for a connection with these keys and no data yet."""
     head = bytes([theirs.cipher, DIGESTS[theirs.digest.name], theirs.older])
     return head + theirs.packed() + own.packed() + struct.pack("=H", longest)
 
 
 def check(seed: int) -> None:
-    """One connection."""
+    """Checks one connection."""
     rng = random.Random(seed)
     suite, older = rng.choice(SUITES), rng.random() < 0.4
     theirs, own = Key.drawn(rng, suite, older), Key.drawn(rng, suite, older)
@@ -286,7 +286,7 @@ def check(seed: int) -> None:
 
 
 def check_states(seed: int) -> None:
-    """A state that is none is refused, or is one of a connection that nobody can talk to."""
+    """Checks that an invalid state is refused, or belongs to a connection that fails on any record."""
     rng = random.Random(seed)
     around = (STATE_BYTES - 1, STATE_BYTES, STATE_BYTES + 1, STATE_BYTES + SEALED_MAX + HEADER + 1)
     state = rng.randbytes(rng.choice((0, 3, 300, *around)))
@@ -303,7 +303,7 @@ def check_states(seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fuzz TLS records.")
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=None, help="of the first input; 1 more for each that follows")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the first input; increases by 1 per input")
     arguments = parser.parse_args()
     first = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
     print(f"seed {first}", flush=True)

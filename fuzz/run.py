@@ -25,9 +25,10 @@ __all__ = ["Outcome", "fuzz", "report"]
 JOBS = 2
 INPUT_TIMEOUT_S = 5
 START_MAX_S = 120
-"""Beyond its time, for the seeds and the end. Inputs of an earlier run are merged in this time, too."""
+"""Seconds in addition to a target's time, for the seeds and the end, and for merging inputs of an earlier run."""
 MEMORY_MAX_MB = 2048
-"""Targets take 200 to 600 with all that AddressSanitizer keeps: more is a reservation of a length that an input only announces."""
+"""Targets take 200 to 600 with all the memory held by AddressSanitizer: more is a reservation of a length that an input only
+announces."""
 OUTPUT_MAX = 8000
 """Characters of a target's output that are shown with a finding: libFuzzer prints a line for each input that reaches more."""
 TOO_FAR = """
@@ -36,18 +37,18 @@ from fuzz.engine import exact
 packet = bytes.fromhex("101000044d5154540402003c000466757a7a")
 peek_client_id(exact(packet, readable=len(packet) - 1), 4096)
 """
-"""What has to end in a report, before anything that does not is believed: a parser reads a byte that it may not."""
+"""A parser reads beyond the end: this must cause a report, before runs without reports are trusted."""
 
 
 @dataclass
 class Outcome:
-    """What came of one target."""
+    """The result of one target."""
 
     name: str
     executions: int = 0
     branches: int = 0
     finding: str = ""
-    """What is wrong, with the input; empty if nothing is."""
+    """The fault, with the input; empty without one."""
 
 
 class Failed(Exception):
@@ -55,7 +56,7 @@ class Failed(Exception):
 
 
 def link_libfuzzer(folder: Path) -> str:
-    """Path of a library with all of libFuzzer; clang comes with an archive of it."""
+    """Builds a library with all of libFuzzer and returns its path; clang provides an archive of it."""
     path = folder / "libfuzzer.so"
     archive = library(f"libclang_rt.fuzzer_no_main-{platform.machine()}.a")
     whole = [f"-Wl,--whole-archive,{archive},--no-whole-archive"]
@@ -64,7 +65,7 @@ def link_libfuzzer(folder: Path) -> str:
 
 
 def fuzz(name: str, seconds: int, folder: Path, libfuzzer: str, keep: bool) -> Outcome:
-    """Runs one target in processes of its own. What it reaches goes to `folder`/NAME/reached."""
+    """Runs one target in processes of its own. The reached branches are written to `folder`/NAME/reached."""
     own = folder / name
     start, found, logs, merged, result = (own / part for part in ("start", "found", "logs", "merged", "reached"))
     for path in (start, found, logs, merged, result):
@@ -72,7 +73,7 @@ def fuzz(name: str, seconds: int, folder: Path, libfuzzer: str, keep: bool) -> O
     engine = ["fuzz.engine", name]
     options = [f"-artifact_prefix={own}/finding-", f"-timeout={INPUT_TIMEOUT_S}", f"-rss_limit_mb={MEMORY_MAX_MB}"]
     options += [f"-max_total_time={seconds}", "-print_final_stats=1", "-reload=0"]
-    # libFuzzer ends its process without Python's clean-up: what a target leaves is removed with the folder.
+    # libFuzzer ends its process without Python's clean-up: files left by a target are removed with the folder.
     plain = environment(Path.cwd(), logs) | {"TMPDIR": str(own)}
     guided = environment(Path.cwd(), logs, libfuzzer) | {"TMPDIR": str(own)}
     outcome = Outcome(name)
@@ -93,7 +94,7 @@ def fuzz(name: str, seconds: int, folder: Path, libfuzzer: str, keep: bool) -> O
 
 
 def _python(arguments: list[str], watched: dict[str, str], seconds: int = 0) -> str:
-    """What a module of Python prints. Raises Failed if it ends with an error or not in time."""
+    """Returns the output of a Python module. Raises Failed if it ends with an error or not in time."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", *arguments],
@@ -132,10 +133,10 @@ def report(outcomes: list[Outcome], modules: dict[str, Share]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fuzz what parses bytes from outside, guided by coverage.")
+    parser = argparse.ArgumentParser(description="Fuzz the parsers of bytes from outside, guided by coverage.")
     parser.add_argument("targets", nargs="*", default=TARGETS, help=", ".join(TARGETS))
-    parser.add_argument("--seconds", type=int, default=60, help="for each target")
-    parser.add_argument("--keep", action="store_true", help="add to fuzz/corpus what reaches more")
+    parser.add_argument("--seconds", type=int, default=60, help="duration per target")
+    parser.add_argument("--keep", action="store_true", help="add inputs that reach further branches to fuzz/corpus")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="shardbroker-fuzz-") as name:
         folder = Path(name)

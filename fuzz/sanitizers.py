@@ -2,8 +2,8 @@
 
     cd build/asan && python -m fuzz.sanitizers COMMAND [ARGUMENT ...]
 
-Processes that the command starts are watched too: what they report goes to files, so that a worker that dies and is
-started again does not go unseen. Exit code 1 with the reports if there are any, else that of the command.
+Processes started by the command are watched too: their reports are written to files, so that the death of a worker that is
+restarted is not missed. The exit code is 1 if there are reports, which are printed, else that of the command.
 """
 
 import functools
@@ -19,19 +19,19 @@ __all__ = ["CLANG", "environment", "library", "reports"]
 
 CLANG = os.environ.get("CC", "clang")
 ASAN_OPTIONS = {
-    "detect_leaks": 0,  # CPython keeps what it has until the process ends
-    "quarantine_size_mb": 16,  # of each process, and a broker has many; 256 is for programs that live long
+    "detect_leaks": 0,  # CPython keeps its memory until the process ends
+    "quarantine_size_mb": 16,  # per process, and a broker has many; 256 is for long-lived programs
     "symbolize": 0,  # llvm-symbolizer inherits the preloaded runtime and hangs: reports() names functions afterwards
     "handle_abort": 1,  # a failed assertion gets its stack, too
-    "verify_asan_link_order": 0,  # libFuzzer's library goes first: its counters, and not the runtime's empty ones
+    "verify_asan_link_order": 0,  # libFuzzer's library is first: its counters replace the runtime's empty ones
 }
 
 FRAME = re.compile(rf"\(({re.escape(str(Path.cwd()))}/\S+\.so)\+(0x[0-9a-f]+)\)")
-"""An address in a module of this build, as reports have it."""
+"""An address in a module of this build, as in reports."""
 
 
 def library(name: str) -> str:
-    """Path of a library of clang's own. Raises FileNotFoundError with what to install."""
+    """Returns the path of a library of clang. Raises FileNotFoundError with the package to install."""
     path = Path(subprocess.run([CLANG, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip())
     if not path.is_absolute():
         raise FileNotFoundError(f"clang has no {name}: install libclang-rt-dev")
@@ -39,19 +39,19 @@ def library(name: str) -> str:
 
 
 def environment(build: Path, logs: Path, *preloaded: str) -> dict[str, str]:
-    """Environment of a Python whose compiled modules are those below `build`; reports go to files in `logs`."""
+    """Returns the environment of a Python with the compiled modules below `build`; reports are written to files in `logs`."""
     runtime = library(f"libclang_rt.asan-{platform.machine()}.so")
     return dict(os.environ) | {
         "ASAN_OPTIONS": ":".join(f"{key}={value}" for key, value in (ASAN_OPTIONS | {"log_path": logs / "report"}).items()),
         "UBSAN_OPTIONS": f"print_stacktrace=1:symbolize=0:log_path={logs / 'report'}",
         "LD_PRELOAD": " ".join([*preloaded, runtime]),
-        "PYTHONMALLOC": "malloc",  # else small objects lie side by side, without forbidden bytes between them
+        "PYTHONMALLOC": "malloc",  # otherwise small objects are adjacent, without forbidden bytes between them
         "PYTHONPATH": str(build),
     }
 
 
 def reports(logs: Path) -> str:
-    """What sanitizers have written, with function and line behind each address in a compiled module."""
+    """Returns the reports of sanitizers, with function and line of each address in a compiled module."""
     text = "\n".join(path.read_text(errors="replace") for path in sorted(logs.iterdir()))
     return FRAME.sub(lambda frame: f"{_function(frame[1], frame[2])} {frame[0]}", text)
 

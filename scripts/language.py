@@ -21,7 +21,7 @@ __all__ = ["AREAS", "AVOIDED", "SPEECH", "TEXTS", "Hit", "Tally", "files", "pass
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("README.md", "THREAT_MODEL.md", "acceptor", "docs", "examples", "fuzz", "perf", "scripts", "shardbroker", "shm", "spark")
-"""What is counted if no PATH is given, relative to the root of the repository."""
+"""Default paths, relative to the root of the repository."""
 SUFFIXES = (".md", ".py", ".pyx", ".pxd")
 AREAS = ("docs", "docstrings", "comments", "strings")
 AVOIDED = (
@@ -124,7 +124,7 @@ def tally(paths: Iterable[Path]) -> Tally:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """Keeps the lines of what is cut out, so that line numbers stay true; a mark keeps the words around it apart."""
+    """Preserves the lines of removed text, so that line numbers stay correct; a mark separates the words around it."""
     return " ~ " + "\n" * found[0].count("\n")
 
 

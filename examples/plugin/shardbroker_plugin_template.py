@@ -1,4 +1,4 @@
-"""A plugin to start from: marks messages below a topic, refuses others, and counts who comes. docs/plugins.md explains it."""
+"""A plugin template: it marks messages below a topic, refuses others, and counts connects. docs/plugins.md explains it."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from shardbroker.hooks.plugins import Plugin
 
 
 class Marker:
-    """One of these lives in each worker, from load() to the end of the plugin."""
+    """The plugin's state, one object in each worker, from load() to the end of the plugin."""
 
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
         self._below = plugin.settings.get("below", "marked/")
         self._mark = plugin.settings.get("mark", "seen")
-        self._largest = int(plugin.settings.get("largest", "1000"))  # raises ValueError: then the plugin is not loaded
+        self._largest = int(plugin.settings.get("largest", "1000"))  # raises ValueError, and the plugin is then not loaded
         self._connected = 0
 
     def on_connected(self, client: Client, connection: Connection) -> None:
@@ -34,7 +34,7 @@ class Marker:
 
 
 def load(plugin: Plugin) -> None:
-    """Called once in each worker."""
+    """Registers the callbacks. Called once in each worker."""
     marker = Marker(plugin)
     plugin.hook("client.connected", marker.on_connected)
     plugin.hook("message.publish", marker.on_publish, priority=600)

@@ -1,1 +1,1 @@
-"""What is fuzzed: one module for each parser of bytes from outside, with what has to hold for any input."""
+"""Fuzz targets: one module for each parser of bytes from outside, with the properties that must hold for any input."""

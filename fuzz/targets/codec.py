@@ -1,6 +1,6 @@
 """mqtt/codec.pyx through a connection of the core: bytes fed whole and one by one have the same answers and the same end.
 
-The core takes PUBLISH and its acknowledgements by the hot parsers, and the rest by packets.pyx.
+The core parses PUBLISH and its acknowledgements by the hot parsers, and the rest by packets.pyx.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from tests.sim.simulator import MemoryRoutes
 MAX_LEN = 400
 NOW_MS = 1_700_000_000_000
 RENEW_AFTER = 2000
-"""Inputs for which a shard is used: what they leave in it (sessions, topics) bounds memory, and both feeds find the same."""
+"""Inputs per shard: its sessions and topics take memory, and both feeds find the same ones."""
 _SETTINGS = load(None, {}, ["mqtt.max_packet_size=64KB", "mqtt.max_inflight=100"]).settings
 
 
@@ -26,7 +26,7 @@ class _Core:
         routes.shards = [self.router]
 
     def answers(self, parts: list[bytes]) -> tuple[bytes, bool]:
-        """What a connection that sends these pieces is sent, and whether it is ended."""
+        """Returns the output of a connection that receives these pieces, and whether it was closed."""
         channel: SansIoChannel = self.router.connect("fuzz", b"fuzz")
         for part in parts:
             channel.receive(part)

@@ -1,6 +1,6 @@
-"""journal/reader.py: blocks and damages cover a segment from its first byte to its last, and a block is what its checksum says.
+"""journal/reader.py: blocks and damage cover a segment from its first byte to its last, and the checksum of a block matches it.
 
-Half of the inputs have their checksums made right, so that what stands behind them is reached.
+Half of the inputs have their checksums corrected, so that the code after the check is reached.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def check(data: bytes) -> None:
                 assert at <= item.start <= item.end <= len(segment), item
                 at = item.end
                 continue
-            # Blocks that repeat what came before are read and not given out.
+            # Blocks that repeat earlier ones are read and not returned.
             assert item.offset >= at and item.header.end_sequence > end, item
             packed = segment[item.offset : item.end]
             assert int.from_bytes(packed[4:8], "little") == zlib.crc32(packed[8:]) and len(item.body) == item.header.length
@@ -71,7 +71,7 @@ def check(data: bytes) -> None:
 
 
 def _with_checksums(segment: bytes) -> bytes:
-    """The same with right checksums of the header and of all that can be a block."""
+    """Returns the segment with correct checksums in the header and in all possible blocks."""
     fixed = bytearray(segment)
     if len(fixed) >= SEGMENT_HEADER_BYTES:
         fixed[SEGMENT_HEADER_BYTES - 4 : SEGMENT_HEADER_BYTES] = zlib.crc32(fixed[: SEGMENT_HEADER_BYTES - 4]).to_bytes(4, "little")

@@ -1,4 +1,4 @@
-"""mqtt/packets.pyx: a packet that is decoded is the same when it was encoded and decoded again; a prefix of it is no packet."""
+"""mqtt/packets.pyx: a decoded packet is equal after encoding and decoding it again; a prefix of it is not a packet."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""acceptor/peek.pyx: the client id of a CONNECT, found by as many bytes as reach to its end and by no fewer."""
+"""acceptor/peek.pyx: the client id of a CONNECT is found once all of its bytes are there, and not earlier."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ def seeds() -> Iterable[bytes]:
 def check(data: bytes) -> None:
     whole = peek_client_id(data, PACKET_MAX)
     answers = [peek_client_id(exact(data[:size]), PACKET_MAX) for size in range(len(data))]
-    # Once there is an answer, more bytes do not change it.
+    # After the first answer, more bytes do not change it.
     for answer in answers:
         assert answer is None or answer == whole, (answer, whole)
     try:

@@ -1,4 +1,4 @@
-"""acceptor/proxy.py: a header is found by its last byte and by none before it, and ends with an address or with Refused."""
+"""acceptor/proxy.py: a header is found with its last byte and not earlier, and results in an address or in Refused."""
 
 import struct
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def seeds() -> Iterable[bytes]:
 
 
 def _parse(data: bytes) -> object:
-    """The header, None for more, or why it was refused."""
+    """Returns the header, None for more bytes, or the reason for the refusal."""
     try:
         return parse_proxy_header(data)
     except Refused as error:

@@ -1,4 +1,4 @@
-"""shm/ring.pyx, shm/records.pyx, shm/events.pyx: what one process puts in another takes; what is no record is refused."""
+"""shm/ring.pyx, shm/records.pyx, shm/events.pyx: records of one process are read by another; malformed ones are refused."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from fuzz.engine import exact
 MAX_LEN = 400
 LANE_BYTES = 65536
 HEADER = struct.Struct("<4B6I I 4Q")
-"""RecordHeader of shm/records.pxd: kind, flags and two more, six sizes, time, four numbers."""
+"""RecordHeader of shm/records.pxd: kind, flags and two further bytes, six sizes, time, four numbers."""
 SPILLED = 16
 RECORD, EVENT, RING = range(3)
 _inbox = Inbox.create(f"shardbroker-fuzz-{os.getpid()}", 1, LANE_BYTES)
@@ -67,7 +67,7 @@ def _check_event(data: bytes) -> None:
 
 
 def _check_ring(data: bytes) -> None:
-    """Each byte is a step: a record of some size is put in, or some are taken out; a queue says what has to come of it."""
+    """Interprets each byte as a step: a record of some size is added, or some are removed; a queue has the expected result."""
     ring, wanted = _inbox.lanes[0], deque[bytes]()
     for number, step in enumerate(data):
         if step >= 8:

@@ -1,7 +1,7 @@
-"""transport/tls.pyx: records in any pieces give the same plaintext, or fail alike; a state that is none is refused.
+"""transport/tls.pyx: records in any pieces give the same plaintext, or fail alike; an invalid state is refused.
 
-An input is a script: the cipher, then steps of a peer that seals by the standard (fuzz/fuzz_tls.py) what the input says, with bytes
-changed where it says so. Raw bytes would never get past the tag.
+An input is a script: the cipher, then the steps of a peer that seals content of the script by the standard (fuzz/fuzz_tls.py) and
+changes bytes in marked records. Raw bytes would never pass the tag.
 """
 
 import random
@@ -23,7 +23,7 @@ def seeds() -> Iterable[bytes]:
     for suite in range(6):
         yield bytes([suite, DATA_STEP, 0]) + hello + key_update + bytes([DATA_STEP, 3]) + hello + bytes([CONTROL_STEP, 1, 2, 1, 0])
         yield bytes([suite, RAW_STEP, 0]) + hello
-        for changed in (2, 7):  # the version, and what is sealed
+        for changed in (2, 7):  # the version, and the sealed content
             yield bytes([suite, DATA_STEP, 0]) + hello + bytes([CHANGED_STEP, changed]) + hello
     yield b"\xff" + bytes(STATE_BYTES)
 
@@ -43,7 +43,7 @@ def check(data: bytes) -> None:
     outcomes = [_outcome(Records.unpack(exact(state)), parts) for parts in ways]
     for got, failed, ended in outcomes:
         assert (failed, ended) == outcomes[0][1:], outcomes
-        # An error loses what the same piece has brought before it.
+        # An error discards the plaintext before it in the same piece.
         assert got == outcomes[1][0] or (failed and outcomes[1][0].startswith(got)), outcomes
     assert plain.startswith(outcomes[1][0]), (plain, outcomes)
     for cut in {len(wire) // 3, len(wire) // 2}:
@@ -51,7 +51,7 @@ def check(data: bytes) -> None:
 
 
 def _wire(key: Key, script: bytes) -> tuple[bytes, bytes]:
-    """What the peer sends, and all the plaintext that may come of it."""
+    """Returns the peer's output, and all the plaintext that may result from it."""
     wire, plain, at = b"", b"", 0
     while at + 2 < len(script):
         step, kind, size = script[at] % 4, script[at + 1], script[at + 2]
@@ -78,7 +78,7 @@ def _wire(key: Key, script: bytes) -> tuple[bytes, bytes]:
 
 
 def _outcome(records: Records, parts: list[bytes]) -> tuple[bytes, bool, bool]:
-    """(plaintext, whether it failed, whether the peer has ended)."""
+    """Returns (plaintext, whether it failed, whether the peer has ended)."""
     plain = b""
     try:
         for part in parts:
@@ -89,7 +89,7 @@ def _outcome(records: Records, parts: list[bytes]) -> tuple[bytes, bool, bool]:
 
 
 def _check_handed_over(state: bytes, wire: bytes, cut: int, wanted: tuple[bytes, bool, bool]) -> None:
-    """Another process goes on with pack() where this one stops. A KeyUpdate that is cut short is no part of the state."""
+    """Checks that another process can continue from pack(). A truncated KeyUpdate is not part of the state."""
     records = Records.unpack(state)
     try:
         first = records.decode(exact(wire[:cut]))

@@ -1,4 +1,4 @@
-"""transport/websocket.pyx: frames fed whole, in halves and byte by byte give what a decoder of ten lines gives."""
+"""transport/websocket.pyx: frames fed whole, in halves and byte by byte give the result of a decoder of ten lines."""
 
 import itertools
 from collections.abc import Iterable
@@ -29,20 +29,20 @@ def check(data: bytes) -> None:
 
 
 def _outcome(parts: list[bytes]) -> tuple[bytes, bytes, int | None]:
-    """(MQTT bytes, control frames to be sent, close code of the error); what came in the piece of an error is not given out."""
+    """Returns (MQTT bytes, control frames to send, close code of the error); MQTT bytes in the piece of an error are left out."""
     framing, plain = Framing(FRAME_MAX), b""
     for number, part in enumerate(parts):
         try:
             plain += framing.decode(part)
         except WebSocketError as error:
             if number or len(parts) == 1:
-                plain = b""  # how much comes out before an error depends on the pieces
+                plain = b""  # the amount before an error depends on the pieces
             return plain, framing.close_frame(error.code), error.code
     return plain, framing.close_frame(1000), None
 
 
 def _plain(data: bytes) -> bytes:
-    """The payloads of data frames up to a Close frame, by RFC 6455 §5.2 alone, for frames that are sound."""
+    """Returns the payloads of data frames up to a Close frame, by RFC 6455 §5.2 alone, for valid frames."""
     plain, at = b"", 0
     while at + 6 <= len(data):
         opcode, size, head = data[at] & 15, data[at + 1] & 127, 2
