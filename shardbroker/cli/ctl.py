@@ -1,7 +1,7 @@
-"""`shardbroker ctl`: one command per verb of the control table, tables for people, `--json` for programs.
+"""`shardbroker ctl`: one command per verb of the control table, tables for reading, `--json` for programs.
 
-Commands, their arguments and options are made from `shardbroker.control.VERBS`; nothing about a verb stands here but how some
-results look. Exit codes: 0 well, 1 refused or not found, 2 wrong usage, 3 no broker.
+Commands, their arguments and options are made from `shardbroker.control.VERBS`; only the layout of some results is defined here.
+Exit codes: 0 success, 1 refused or not found, 2 wrong usage, 3 no broker.
 """
 
 import json
@@ -27,34 +27,34 @@ from shardbroker.control import VERBS, Control, ControlError, Verb
 __all__ = ["app", "complete", "main"]
 
 GROUPS = {
-    "clients": "Clients: look, find, kick.",
+    "clients": "Clients: list, find, kick.",
     "sessions": "Sessions, with or without a connection.",
-    "subscriptions": "Who subscribes to what.",
-    "topics": "Filters that anybody subscribes to.",
-    "routes": "Where messages go.",
+    "subscriptions": "Subscriptions of clients.",
+    "topics": "Topic filters with subscribers.",
+    "routes": "Routes of messages.",
     "retained": "Retained messages.",
-    "delayed": "Messages that wait for their time.",
-    "exclusive": "Subscriptions that nobody else may have.",
-    "listeners": "Where the broker listens.",
+    "delayed": "Messages to be published later.",
+    "exclusive": "Exclusive subscriptions.",
+    "listeners": "Listeners of the broker.",
     "journal": "Journals.",
     "workers": "Processes.",
     "config": "Configuration of the running broker.",
-    "log": "What is logged.",
+    "log": "Log level.",
     "users": "Users of the broker's own store.",
-    "acl": "Who may publish and subscribe what.",
-    "banned": "Who is not let in.",
+    "acl": "Rules for publishing and subscribing.",
+    "banned": "Bans.",
     "admins": "Accounts of the REST API and the dashboard.",
-    "api-keys": "Keys of programs that use the REST API.",
-    "audit": "Who changed what.",
-    "trace": "What happens to single clients, topics and addresses.",
-    "slow-subs": "Deliveries that take longest.",
+    "api-keys": "Keys of the REST API.",
+    "audit": "Log of changes.",
+    "trace": "Traces of single clients, topics and addresses.",
+    "slow-subs": "Slowest deliveries.",
     "topic-metrics": "Messages counted by topic.",
-    "alarms": "What is wrong, and was.",
-    "plugins": "Code of others that runs in the workers.",
-    "hooks": "Where plugins take part.",
-    "exhook": "Programs that take part in hooks over gRPC.",
+    "alarms": "Active and past alarms.",
+    "plugins": "Plugins in the workers.",
+    "hooks": "Hook points and their callbacks.",
+    "exhook": "Programs behind hooks over gRPC.",
 }
-"""Help of the first word of verbs with two."""
+"""Help of the groups, the first words of verbs with two."""
 
 
 def main(argv: list[str]) -> int:
@@ -79,20 +79,20 @@ def main(argv: list[str]) -> int:
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Data directory of the broker; else as `serve` finds it, else the service's.",
+    help="Data directory of the broker; default: that of `serve`, else of the service.",
 )
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file that the broker was started with.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file of the broker.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, for programs; a list is one object a line.")
 @click.pass_context
 def app(context: click.Context, data_dir: Path | None, config: Path | None, as_json: bool) -> None:
-    """Look into a running broker and change it. Reached through the socket in its data directory."""
+    """Inspect and change a running broker, through the socket in its data directory."""
     context.obj = (lambda: running_data_dir(data_dir, config), as_json)
 
 
 @app.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a script that completes `shardbroker ctl` in this shell: eval it, or keep it where the shell looks."""
+    """Print a script that completes `shardbroker ctl` in this shell: evaluate it, or store it where the shell searches."""
     complete(f"{shell}_source")
 
 
@@ -124,18 +124,18 @@ def backup(context: click.Context, file: Path) -> int:
 SECRET = "password"
 """The field of a verb that is never an option."""
 COMPLETE_VARIABLE = "_SHARDBROKER_COMPLETE"
-"""What the shell sets when it wants words to choose from."""
+"""Variable set by the shell when it requests completions."""
 
 
 def complete(instruction: str) -> int:
-    """Words for a shell, or the script that asks for them; the exit code."""
+    """Prints completions for a shell, or the completion script; returns the exit code."""
     others = ("serve", "config", "top", "journal", "perf", "restore")
     whole = click.Group("shardbroker", commands={"ctl": app, **{name: click.Command(name) for name in others}})
     return shell_complete(whole, {}, "shardbroker", COMPLETE_VARIABLE, instruction)
 
 
 def add_verbs(root: click.Group, verbs: Iterable[Verb]) -> None:
-    """A command for each verb, those of two words in groups."""
+    """Adds a command for each verb, those of two words in groups."""
     for verb in verbs:
         first, _, second = verb.name.partition(" ")
         parent = root
@@ -150,7 +150,7 @@ def add_verbs(root: click.Group, verbs: Iterable[Verb]) -> None:
 
 
 def command_of(verb: Verb, name: str) -> click.Command:
-    """The command of one verb."""
+    """Returns the command of one verb."""
     fields = verb.params.model_fields
     params: list[click.Parameter] = []
     for field_name, field in fields.items():
@@ -159,8 +159,8 @@ def command_of(verb: Verb, name: str) -> click.Command:
     if "payload" in fields and fields["payload"].annotation is bytes:
         params.append(click.Option(["--stdin", "from_stdin"], is_flag=True, help="Read the payload from standard input."))
     if "cursor" in fields:
-        params.append(click.Option(["--all", "all_pages"], is_flag=True, help="All pages, one after the other."))
-    # It may stand behind the command as well as before it.
+        params.append(click.Option(["--all", "all_pages"], is_flag=True, help="Read all pages."))
+    # Accepted after the command as well as before it.
     params.append(click.Option(["--json", "json_here"], is_flag=True, help="JSON, for programs."))
 
     @click.pass_context
@@ -189,7 +189,7 @@ def command_of(verb: Verb, name: str) -> click.Command:
 
 
 def reset_without_broker(data_dir: Path, key: str) -> dict[str, Any]:
-    """`config reset` for a broker that does not start with what was set. Raises ControlError, ConfigError."""
+    """Runs `config reset` for a broker that does not start with its runtime settings. Raises ControlError, ConfigError."""
     from shardbroker.supervisor.layout import StartError, lock_data_dir
 
     path = data_dir / KEPT_FILE
@@ -198,7 +198,7 @@ def reset_without_broker(data_dir: Path, key: str) -> dict[str, Any]:
     if len(left) == len(kept):
         raise ControlError("NOT_FOUND", f"no broker runs, and {key} is not in {path}")
     try:
-        lock = lock_data_dir(data_dir)  # one that just starts reads the file
+        lock = lock_data_dir(data_dir)  # a broker that is just starting reads the file
         try:
             write_kept(path, left)
         finally:
@@ -209,14 +209,14 @@ def reset_without_broker(data_dir: Path, key: str) -> dict[str, Any]:
 
 
 def read_secret() -> str:
-    """Asked for on a terminal, else a line of standard input: a command line is seen by everybody."""
+    """Prompts on a terminal, otherwise reads a line of standard input: a command line is visible to all users."""
     if sys.stdin.isatty():
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
     return sys.stdin.readline().rstrip("\r\n")
 
 
 def wire(field: FieldInfo, value: Any) -> Any:
-    """A value from the command line as the verb takes it."""
+    """Converts a value from the command line to the form that the verb expects."""
     kind = plain(field.annotation)
     if kind is bytes and isinstance(value, str):
         return value.encode()
@@ -228,7 +228,7 @@ def wire(field: FieldInfo, value: Any) -> Any:
 
 
 def parameter_of(name: str, field: FieldInfo) -> click.Parameter:
-    """The argument or option of one field."""
+    """Returns the argument or option of one field."""
     kind = plain(field.annotation)
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     many = get_origin(kind) is list
@@ -237,7 +237,7 @@ def parameter_of(name: str, field: FieldInfo) -> click.Parameter:
         return click.Argument([name], type=type_, required=field.is_required(), nargs=-1 if many else 1)
     flag = f"--{name.replace('_', '-')}"
     if kind is bool:
-        # Three states: yes, no, not said.
+        # Three states: yes, no, not given.
         declaration = f"{flag}/--no-{name.replace('_', '-')}"
         return click.Option([declaration, name], default=None, help=field.description)
     if get_origin(kind) is dict:
@@ -255,7 +255,7 @@ def check_pairs(_context: click.Context, _parameter: click.Parameter, values: tu
 
 
 def plain(annotation: Any) -> Any:
-    """The type behind Annotated and `| None`."""
+    """Returns the type inside Annotated and `| None`."""
     if hasattr(annotation, "__metadata__"):
         return plain(annotation.__origin__)
     if get_origin(annotation) in (Union, UnionType):
@@ -271,7 +271,7 @@ def click_type(kind: Any) -> Any:
 
 
 class IntChoice(click.ParamType[int]):
-    """One of some numbers."""
+    """A choice among numbers."""
 
     name = "number"
 
@@ -295,7 +295,7 @@ class IntChoice(click.ParamType[int]):
 
 
 def carry_out(control: Control, verb: Verb, params: dict[str, Any], as_json: bool, all_pages: bool) -> None:
-    """Asks, and prints what comes."""
+    """Runs a verb and prints its result."""
     if verb.stream:
         show_stream(control, verb, params, as_json)
     elif all_pages:
@@ -335,7 +335,7 @@ def dumps(value: Any) -> str:
 
 
 def human(name: str, value: Any) -> str:
-    """A value as a person reads it: times of day instead of milliseconds."""
+    """Formats a value for reading: times of day instead of milliseconds."""
     if value is None or value == "":
         return "-"
     if (name == "at" or name.endswith("_at")) and isinstance(value, int):

@@ -1,4 +1,4 @@
-"""docs/ctl.md, from the table of verbs."""
+"""Generates docs/ctl.md from the table of verbs."""
 
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
@@ -11,39 +11,39 @@ from shardbroker.control.errors import STATUSES
 __all__ = ["reference"]
 
 INTRODUCTION = """\
-# ctl: looking into a running broker, and changing it
+# ctl: inspect and change a running broker
 
 Made by `shardbroker ctl reference`; the table of verbs is `shardbroker/control/verbs.py`.
 
     shardbroker ctl [--data-dir DIR | --config FILE] [--json] VERB ...
 
-It talks to the broker through the socket `ctl.sock` in its data directory, which belongs to whoever runs the broker (mode 0600), so
+It talks to the broker through the socket `ctl.sock` in its data directory, which belongs to the user of the broker (mode 0600), so
 there is no password. Without `--data-dir` the directory is found as `serve` finds it. `--json` prints JSON. `--all` reads all pages
 of a list; as JSON that is one row a line. `eval "$(shardbroker ctl completion bash)"` completes verbs and options; `zsh` and `fish`
 have theirs.
 
 - Lists are read from shared memory and cost the workers nothing: clients from the registry, which each worker writes every
   200 ms, routes from the route table. A page looks at 10,000 clients at most, so one that is filtered may be short, or empty, and
-  still have a `cursor` to go on with. Who comes or goes meanwhile may be in the list or not; everybody else is in it once.
-- What only a worker knows (one client, its subscriptions, its journal) is asked of it between two passes of its loop, and
+  still have a `cursor` for the next page. Clients that connect or disconnect meanwhile may be missing; all others are listed once.
+- Facts held by a worker only (one client, its subscriptions, its journal) are requested between two passes of its loop, and
   answered within 5 s or refused with `WORKER_DOWN` or `WORKER_TIMEOUT`.
 - To kick is to end connection and session: 5.0 clients get DISCONNECT 0x98, the will is published.
 - `config set` keeps the value in `runtime.toml` in the data directory, over the configuration file and below environment and
-  options. The answer comes when every worker has the value; it says what was `applied`, what `needs_restart`, by what a value is
-  `shadowed_by`, and which `workers_behind` have not come to it within 5 s. `config reload` and SIGHUP read everything again.
-- What cannot work is refused, with everything that is wrong, and nothing has changed then: libraries, files, certificates and
+  options. The answer is sent when every worker has the value. It lists what was `applied`, what `needs_restart`, what a value is
+  `shadowed_by`, and which `workers_behind` did not apply it within 5 s. `config reload` and SIGHUP read everything again.
+- Settings that cannot work are refused with all findings, and nothing changes then: libraries, files, certificates and
   addresses that the new value names are tried. `config reset` works without a broker, too, on `runtime.toml`.
 - `journal seal` ends the segment of each worker's journal, so that everything up to `durable` can be read from closed segments.
 - `snapshot` writes a directory below `snapshots` in the data directory; `snapshot.interval` does so by itself (docs/spark.md).
-- `backup FILE` writes the broker's state to one file, see operation-backup.md; it wants no running broker.
-- Who changed what is in the log: `audit by=... verb=... code=... params=...`, without payloads.
+- `backup FILE` writes the broker's state to one file, see operation-backup.md; it needs no running broker.
+- Changes are logged: `audit by=... verb=... code=... params=...`, without payloads.
 
 Exit codes: 0 well, 1 refused, 2 wrong usage, 3 no broker. Programs in Python may use `shardbroker.control.Control`.
 """
 
 
 def reference() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     lines = [INTRODUCTION, "## Verbs", ""]
     for verb in VERBS.values():
         lines += [f"### {verb.name}", "", verb.summary + (" Changes the broker." if verb.changes else ""), ""]

@@ -1,4 +1,4 @@
-"""`shardbroker export`: journals to Parquet or Delta. Spark does the work, with `pyspark_shardbroker`, which clusters have too."""
+"""`shardbroker export`: journals to Parquet or Delta, by Spark and the package `pyspark_shardbroker`, as on clusters."""
 
 import argparse
 import sys
@@ -14,16 +14,16 @@ __all__ = ["main"]
 
 
 def main(argv: list[str], add_sources: Callable[[argparse.ArgumentParser], None]) -> int:
-    """Runs it; `add_sources` adds the options that lead to the data directory. Spark is loaded here and for no other command."""
+    """Runs the export; `add_sources` adds the options that lead to the data directory. Only this command loads Spark."""
     try:
         from pyspark_shardbroker import export
     except ImportError as error:
         print(f"export needs Spark and the package pyspark_shardbroker ({error}): run make spark", file=sys.stderr)
         return 1
     parser = argparse.ArgumentParser(
-        prog="shardbroker export", description="Write what is new in the journals as Parquet or Delta, each record once."
+        prog="shardbroker export", description="Write new records of the journals as Parquet or Delta, each record once."
     )
-    parser.add_argument("path", nargs="?", type=Path, metavar="PATH", help="journals, in place of <data_dir>/journal")
+    parser.add_argument("path", nargs="?", type=Path, metavar="PATH", help="journals, instead of <data_dir>/journal")
     export.add_arguments(parser)
     add_sources(parser)
     arguments = parser.parse_args(argv)
@@ -34,7 +34,7 @@ def main(argv: list[str], add_sources: Callable[[argparse.ArgumentParser], None]
         return 2
     code = export.main(source, arguments)
     if source.name == "journal":
-        with suppress(OSError):  # somebody else's data directory; the export is done all the same
+        with suppress(OSError):  # another user's data directory; the export succeeds nevertheless
             to = arguments.to if ":/" in arguments.to else str(Path(arguments.to).absolute())
             note_export(source.parent, to, arguments.format, time.time_ns() // 1_000_000, code)
     return code

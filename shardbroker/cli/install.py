@@ -1,4 +1,4 @@
-"""`shardbroker install` and `uninstall`: the environment that this runs in as a service of the machine."""
+"""`shardbroker install` and `uninstall`: the current environment as a service of the machine."""
 
 import argparse
 import sys
@@ -14,15 +14,15 @@ __all__ = ["add_install"]
 def add_install(commands: "argparse._SubParsersAction[Any]") -> None:
     """Adds both commands."""
     for name, run, text in (
-        ("install", install, "make a systemd service of this environment"),
-        ("uninstall", uninstall, "remove the service; configuration and data stay"),
+        ("install", install, "install this environment as a systemd service"),
+        ("uninstall", uninstall, "remove the service, but not configuration and data"),
     ):
         parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        parser.add_argument("--dry-run", action="store_true", help="say the steps and do nothing")
-        parser.add_argument("--prefix", default=DEFAULT_PREFIX, metavar="DIR", help=f"of the environment; else {DEFAULT_PREFIX}")
+        parser.add_argument("--dry-run", action="store_true", help="print the steps without running them")
+        parser.add_argument("--prefix", default=DEFAULT_PREFIX, metavar="DIR", help=f"of the environment; {DEFAULT_PREFIX}")
         parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="root directory of an image")
         if run is install:
-            parser.add_argument("--python", metavar="FILE", help="interpreter of the environment, of the version that runs this")
+            parser.add_argument("--python", metavar="FILE", help="interpreter of the environment, of the running version")
         parser.set_defaults(run=lambda arguments, run=run: _run(run, arguments))
 
 

@@ -1,6 +1,6 @@
-"""`shardbroker journal ls|cat|verify|repair`: journals for people. Reads while the broker runs; repairs only while it does not.
+"""`shardbroker journal ls|cat|verify|repair`: reads journals while the broker runs; repairs them only while it is stopped.
 
-Exit codes: 0 well, 1 damage was found or something cannot be read, 2 wrong usage.
+Exit codes: 0 success, 1 damage was found or something is unreadable, 2 wrong usage.
 """
 
 import argparse
@@ -49,18 +49,18 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 def add_journal(commands: Any, add_sources: Callable[[argparse.ArgumentParser], None]) -> None:
     """Adds the verb; `add_sources` adds the options that lead to the data directory."""
-    journal = commands.add_parser("journal", help="look into journals, check and repair them")
+    journal = commands.add_parser("journal", help="list, print, verify and repair journals")
     verbs = journal.add_subparsers(required=True, metavar="VERB")
     for name, run, text in (
         ("ls", _ls, "list the segments"),
         ("cat", _cat, "print records, one JSON object a line"),
-        ("verify", _verify, "read everything and say what is damaged"),
+        ("verify", _verify, "read everything and report damage"),
         ("repair", _repair, "cut off torn tails, set damaged segments aside; the broker must be stopped"),
     ):
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         verb.add_argument(
             "path", nargs="*", type=Path, metavar="PATH",
-            help="a journal, or a directory of journals, in place of <data_dir>/journal",
+            help="a journal, or a directory of journals, instead of <data_dir>/journal",
         )  # fmt: skip
         add_sources(verb)
         verb.set_defaults(run=_guarded(run))
@@ -70,13 +70,13 @@ def add_journal(commands: Any, add_sources: Callable[[argparse.ArgumentParser], 
 
 def _add_filters(verb: argparse.ArgumentParser) -> None:
     kinds = ", ".join(kind.name.lower() for kind in Kind)
-    verb.add_argument("--topic", metavar="FILTER", help="messages and wills whose topic matches this topic filter")
-    verb.add_argument("--client", metavar="ID", help="what this client published, and what its session did")
+    verb.add_argument("--topic", metavar="FILTER", help="messages and wills with a topic that matches this topic filter")
+    verb.add_argument("--client", metavar="ID", help="publications of this client, and events of its session")
     verb.add_argument("--kind", action="append", default=[], metavar="KIND", help=f"may be given several times: {kinds}")
-    verb.add_argument("--since", metavar="TIME", help="a time such as 2026-01-31T12:00, of UTC, or an age such as 15m, 2h, 7d")
-    verb.add_argument("--until", metavar="TIME", help="as --since; records of that moment are left out")
+    verb.add_argument("--since", metavar="TIME", help="a UTC time such as 2026-01-31T12:00, or an age such as 15m, 2h, 7d")
+    verb.add_argument("--until", metavar="TIME", help="as --since; records of exactly that time are left out")
     verb.add_argument("--start", type=int, default=0, metavar="SEQUENCE", help="begin with this record")
-    verb.add_argument("--limit", type=int, metavar="N", help="stop after so many records")
+    verb.add_argument("--limit", type=int, metavar="N", help="most records to print")
 
 
 def _guarded(run: Callable[[argparse.Namespace, list[Path]], int]) -> Callable[[argparse.Namespace], int]:
@@ -84,7 +84,7 @@ def _guarded(run: Callable[[argparse.Namespace, list[Path]], int]) -> Callable[[
         try:
             return run(arguments, list(_journals(arguments)))
         except BrokenPipeError:
-            # Whoever read it has enough, as `head` does. Python would complain when it flushes at the end.
+            # The reader has closed the pipe, as `head` does. Python would otherwise report an error when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except JournalError as error:
@@ -97,7 +97,7 @@ def _guarded(run: Callable[[argparse.Namespace, list[Path]], int]) -> Callable[[
 
 
 def _journals(arguments: argparse.Namespace) -> Iterator[Path]:
-    """The directories of single workers."""
+    """Yields the directories of single workers."""
     roots = arguments.path or [arguments.load(arguments).settings.process.data_dir / "journal"]
     for root in roots:
         if not root.is_dir():
@@ -123,7 +123,7 @@ def _ls(_arguments: argparse.Namespace, journals: list[Path]) -> int:
                 print(f"{path!s:<48} {_size(size):>9}  {problem}")
                 code = 1
             else:
-                # The number itself stays inside: it is what tells blocks from forged ones.
+                # The number itself is not shown: it distinguishes blocks from forged ones.
                 started = _time(header.created_us)
                 worker = f"worker {header.worker} of {header.workers}, node {header.node_id}"
                 print(f"{path!s:<48} {_size(size):>9}  {started:<20} {header.previous_end:>20}  {worker}")
@@ -159,7 +159,7 @@ def _cat(arguments: argparse.Namespace, journals: list[Path]) -> int:
 
 
 def _client(record: Record, block: Block, names: dict[tuple[int, int], bytes]) -> bytes | None:
-    """Whose record it is, as far as its segment and those before say."""
+    """Returns the client id of a record, if its segment and earlier ones contain it."""
     if record.kind == Kind.MESSAGE:
         publisher = record["publisher"]
         return publisher if isinstance(publisher, bytes) else None
@@ -202,7 +202,7 @@ def _filter(arguments: argparse.Namespace) -> Callable[[Record, bytes | None], b
 
 
 def _moment(option: str, text: str | None) -> int | float:
-    """Unix time in µs; without a text the far end on that side."""
+    """Returns Unix time in µs; without a text the far end on that side."""
     if text is None:
         return float("-inf") if option == "--since" else float("inf")
     try:
@@ -217,7 +217,7 @@ def _moment(option: str, text: str | None) -> int | float:
 
 
 def _shown(record: Record, client: bytes | None, journal: Path) -> dict[str, Any]:
-    """A record as JSON has it: bytes as text where they are text, else in hexadecimal as `<name>_hex`."""
+    """Returns a record for JSON: bytes as text where they are text, else in hexadecimal as `<name>_hex`."""
     shown: dict[str, Any] = {"journal": journal.name, "sequence": record.sequence, "time": _time(record.time_us)}
     if record.kind not in FIELDS:
         return shown | {"kind": record.kind, "values": [repr(value) for value in record.values]}

@@ -1,4 +1,4 @@
-"""The broker that a command talks to: the one that is named, the one that runs here, or the service of the machine."""
+"""Finds the broker for a command: the one that is named, the one that runs here, or the service of the machine."""
 
 import os
 from pathlib import Path
@@ -13,13 +13,13 @@ NOTHING: dict[tuple[str, ...], object] = {}
 
 
 def running_data_dir(data_dir: Path | None, config: Path | None) -> Path:
-    """Its data directory. Raises ConfigError."""
+    """Returns the data directory of the broker. Raises ConfigError."""
     if data_dir is not None:
         return data_dir
-    # What was set while the broker ran does not say where that is, and may be what keeps the broker from starting.
+    # Runtime settings do not contain that path, and may be what prevents a start of the broker.
     found = load(config, os.environ, kept=NOTHING).settings.process.data_dir
     service = Path(CONFIGURATION)
-    # Whoever may not look into the directory is told so by the attempt.
+    # Missing rights for the directory are reported by the later attempt to connect.
     if config is None and not (found / SOCKET_NAME).exists() and service.parent.is_dir():
         return load(service, os.environ, kept=NOTHING).settings.process.data_dir
     return found

@@ -1,6 +1,7 @@
 """The command `shardbroker`: serve, config, ctl, top, journal, perf.
 
-Exit codes: 0 well, 1 cannot run, 2 wrong configuration or usage."""
+Exit codes: 0 success, 1 cannot run, 2 invalid configuration or usage.
+"""
 
 import argparse
 import os
@@ -19,7 +20,7 @@ LISTEN_HELP = "tcp://HOST:PORT, ssl://, ws:// or wss:// likewise, or unix:///PAT
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; `argv` without the program's name."""
+    """Runs the command and returns the exit code. `argv` has no program name."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["perf"]:
         from perf.cli import main as perf  # has options of its own
@@ -47,13 +48,13 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    except BrokenPipeError:  # such as `| head`: nobody reads on, and what is left of the output would fail at the exit once more
+    except BrokenPipeError:  # such as `| head`: the reader has closed the pipe, and a flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:
-    """With what the verb needs that is asked for: `serve` does not load what installs a service."""
+    """Returns a parser with the parts that the requested verb needs: `serve` does not load the installer."""
     parser = argparse.ArgumentParser(prog="shardbroker", description="A sharded MQTT 3.1, 3.1.1 and 5.0 broker.")
     parser.add_argument("--version", action="version", version=f"shardbroker {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -69,27 +70,27 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     config = commands.add_parser("config", help="check or show the configuration")
     verbs = config.add_subparsers(required=True, metavar="VERB")
     for name, run, text in (
-        ("check", _check, "say whether the configuration is right"),
-        ("show", _show, "print the effective values and where each came from"),
+        ("check", _check, "check the configuration"),
+        ("show", _show, "print the effective values and the source of each"),
     ):
         verb = verbs.add_parser(name, help=text)
         _add_sources(verb)
         verb.set_defaults(run=run)
-    verb = verbs.add_parser("import", help="a mosquitto.conf or emqx.conf as far as it means the same, as TOML")
+    verb = verbs.add_parser("import", help="convert a mosquitto.conf or emqx.conf to TOML")
     verb.add_argument("file", type=Path, metavar="FILE")
-    verb.add_argument("--format", choices=("mosquitto", "emqx"), help="else from the name of the file")
-    verb.add_argument("--rules", type=Path, metavar="NEW", help="file of rules (.toml) to write mosquitto's acl_file to")
+    verb.add_argument("--format", choices=("mosquitto", "emqx"), help="default: derived from the name of the file")
+    verb.add_argument("--rules", type=Path, metavar="NEW", help="new file of rules (.toml), converted from mosquitto's acl_file")
     verb.set_defaults(run=_import)
     add_journal(commands, _add_sources)
     add_install(commands)
     add_tune(commands)
-    back = commands.add_parser("restore", help="put a file of `ctl backup` into a data directory of no broker yet")
+    back = commands.add_parser("restore", help="restore a file of `ctl backup` to a new data directory")
     back.add_argument("file", type=Path, metavar="FILE")
-    back.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="empty, or not there yet")
+    back.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="a directory that is empty or does not exist")
     back.set_defaults(run=_restore)
-    commands.add_parser("ctl", help="look into a running broker and change it: ctl --help")
-    commands.add_parser("top", help="what each worker does, live in a terminal: top --help")
-    commands.add_parser("perf", help="load a broker and measure it: perf --help")
+    commands.add_parser("ctl", help="inspect and change a running broker: ctl --help")
+    commands.add_parser("top", help="activity of each worker, live in a terminal: top --help")
+    commands.add_parser("perf", help="load-test a broker: perf --help")
     commands.add_parser("export", help="journals to Parquet or Delta with Spark, exactly once: export --help")
     verbs.add_parser("reference", help="print docs/configuration.md").set_defaults(run=_reference)
     return parser
@@ -103,11 +104,11 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SCHEME://HOST:PORT",
-        help=f"{LISTEN_HELP}: where to listen, in place of all listeners configured; may be given several times",
+        help=f"{LISTEN_HELP}: listener instead of all configured ones; may be given several times",
     )
     parser.add_argument("--workers", metavar="N|auto", help="auto: one per usable core")
     parser.add_argument("--acceptors", metavar="N|auto", help="auto: two, or one on a single core")
-    parser.add_argument("--data-dir", metavar="DIR", help="one broker each")
+    parser.add_argument("--data-dir", metavar="DIR", help="data directory, one per broker")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of docs/configuration.md")
 
 
@@ -204,7 +205,8 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _included(line: re.Match[str]) -> str:
-    """The files of mosquitto's include_dir, in its order; the line itself, which closes what is imported, if one cannot be read."""
+    """Returns the files of mosquitto's include_dir, in its order. If one is unreadable, returns the line itself, which refuses
+    clients in the imported configuration."""
     directory = Path(line[1].strip())
     try:
         return "\n".join(path.read_text(errors="replace") for path in sorted(directory.iterdir()) if path.suffix == ".conf")

@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Tables for terminals."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,19 +11,19 @@ from rich.table import Table
 __all__ = ["console", "fields", "line", "rows"]
 
 PIPE_WIDTH = 1000
-"""Columns where the output is no terminal: nothing is cut for a program that reads it."""
+"""Columns if the output is not a terminal: nothing is cut for a program that reads it."""
 
 Human = Callable[[str, Any], str]
 
 
 def console() -> Console:
-    """Standard output."""
+    """Returns a console for standard output."""
     out = Console(highlight=False)
     return out if out.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def rows(columns: Sequence[str], data: Iterable[Mapping[str, Any]], cursor: str | None, human: Human) -> None:
-    """A table; a hint below it if there is more."""
+    """Prints a table, and a hint below it if there are more rows."""
     out = console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -38,7 +38,7 @@ def rows(columns: Sequence[str], data: Iterable[Mapping[str, Any]], cursor: str 
 
 
 def fields(data: Mapping[str, Any], human: Human) -> None:
-    """Names and values, one a line."""
+    """Prints names and values, one a line."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -48,7 +48,7 @@ def fields(data: Mapping[str, Any], human: Human) -> None:
 
 
 def line(data: Any, human: Human) -> None:
-    """One item of a stream."""
+    """Prints one item of a stream."""
     if isinstance(data, Mapping):
         print("  ".join(f"{name} {human(name, value)}" for name, value in data.items()), flush=True)
     else:

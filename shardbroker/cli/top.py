@@ -1,4 +1,4 @@
-"""`shardbroker top`: what each worker does, live in a terminal. Ctrl-C ends it."""
+"""`shardbroker top`: the activity of each worker, live in a terminal. Ctrl-C ends it."""
 
 import argparse
 import os
@@ -22,32 +22,32 @@ from shardbroker.control.figures import Window
 __all__ = ["main", "screen"]
 
 CLIENTS, CLIENTS_MAX = 5, 50
-"""Loudest clients that are shown, unless said otherwise, and at most."""
+"""Busiest clients shown by default, and at most."""
 INTERVAL_S, SHORTEST_S = 2.0, 0.2
-"""Between two looks, unless said otherwise, and at least."""
+"""Refresh interval by default, and the shortest one."""
 BAR = 10
 """Characters of a bar."""
 COLUMNS = (
     "worker", "core", "weight", "pid", "state", "cpu", "memory", "clients", "subs", "in/s", "out/s", "lost/s", "waiting", "ring",
 )  # fmt: skip
 BUSY, FULL = 60.0, 90.0
-"""Percent from which on a bar is yellow, and red."""
+"""Percent above which a bar is yellow, and red."""
 
 
 def main(argv: list[str]) -> int:
     """Runs `shardbroker top ARGV...`; returns the exit code: 0 well, 1 refused, 2 wrong usage, 3 no broker."""
     parser = argparse.ArgumentParser(
-        prog="shardbroker top", description="What each worker of a running broker does. Ctrl-C ends it."
+        prog="shardbroker top", description="Shows the activity of each worker of a running broker. Ctrl-C ends it."
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="of the broker; else as `serve` finds it, else the service's")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="of the broker; default: that of `serve`, else of the service")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file that the broker was started with")
     parser.add_argument(
-        "--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS", help=f"between two looks, {INTERVAL_S:g}"
+        "--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS", help=f"refresh interval, {INTERVAL_S:g}"
     )
     parser.add_argument(
-        "--clients", type=_clients, default=CLIENTS, metavar="N", help=f"loudest clients that are shown, {CLIENTS}; 0: none"
+        "--clients", type=_clients, default=CLIENTS, metavar="N", help=f"busiest clients to show, {CLIENTS}; 0: none"
     )
-    parser.add_argument("--once", action="store_true", help="print one look and end, for scripts")
+    parser.add_argument("--once", action="store_true", help="print once and exit, for scripts")
     arguments = parser.parse_args(argv)
     data_dir = running_data_dir(arguments.data_dir, arguments.config)
     try:
@@ -76,7 +76,7 @@ def _clients(text: str) -> int:
 
 
 def _loudest(control: Control, clients: int) -> list[dict[str, Any]]:
-    """Asked anew each time: workers count only while somebody asks."""
+    """Returns the busiest clients. A request starts the count: workers count only while requests arrive."""
     rows: list[dict[str, Any]] = control.ask("clients loudest", limit=clients)["data"] if clients else []
     return rows
 
@@ -91,7 +91,7 @@ def _watch(control: Control, interval_s: float, once: bool, clients: int) -> Non
         console().print(screen(control.ask("status"), window.figures() or {}, loud))
         return
     with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
-        loud = []  # the first window is not over before the second look
+        loud = []  # the first measuring window ends after the second refresh
         while True:
             window.feed(control.ask("load"))
             live.update(screen(control.ask("status"), window.figures() or {}, loud), refresh=True)
@@ -100,7 +100,7 @@ def _watch(control: Control, interval_s: float, once: bool, clients: int) -> Non
 
 
 def screen(status: dict[str, Any], figures: dict[str, Any], loudest: list[dict[str, Any]]) -> RenderableType:
-    """All of it: the broker, latencies, the workers, the loudest clients."""
+    """Returns the screen: the broker, latencies, the workers, the busiest clients."""
     totals = figures["totals"]
     seconds = status["uptime_ms"] // 1000
     head = Text()

@@ -1,4 +1,4 @@
-"""`shardbroker tune`: settings for this machine, with reasons, or what stands in the way of what it is to carry."""
+"""`shardbroker tune`: settings for this machine, with reasons, or the obstacles to a given load."""
 
 import argparse
 import sys
@@ -19,16 +19,16 @@ def add_tune(commands: "argparse._SubParsersAction[Any]") -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "tune",
-        help="settings for this machine, and why",
-        description="Propose settings for what this machine has, with reasons. Nothing is changed without --apply.",
+        help="propose settings for this machine, with reasons",
+        description="Propose settings for this machine, with reasons. Nothing is changed without --apply.",
     )
-    parser.add_argument("--machine", type=Path, metavar="FILE", help="another machine, as --describe printed it there")
-    parser.add_argument("--describe", action="store_true", help="print what was found, as JSON, and nothing else")
-    parser.add_argument("--apply", type=Path, metavar="FILE", help="write what is proposed into this configuration file")
-    parser.add_argument("--check", action="store_true", help="what stands in the way of the numbers below; exit code 1 if anything")
-    parser.add_argument("--connections", type=_count, default=0, metavar="N", help="with --check: at a time")
+    parser.add_argument("--machine", type=Path, metavar="FILE", help="description of another machine, printed by --describe there")
+    parser.add_argument("--describe", action="store_true", help="print only the description of this machine, as JSON")
+    parser.add_argument("--apply", type=Path, metavar="FILE", help="write the proposed settings to this configuration file")
+    parser.add_argument("--check", action="store_true", help="list the obstacles to the load below; exit code 1 if there are any")
+    parser.add_argument("--connections", type=_count, default=0, metavar="N", help="with --check: simultaneous connections")
     parser.add_argument("--rate", type=_count, default=0, metavar="N", help="with --check: messages delivered a second")
-    parser.add_argument("--connects", type=_count, default=0, metavar="N", help="with --check: clients that come a second")
+    parser.add_argument("--connects", type=_count, default=0, metavar="N", help="with --check: connects a second")
     parser.add_argument("--tls", action="store_true", help="with --check: over TLS")
     parser.set_defaults(run=_run)
 
@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _apply(path: Path, proposals: Any) -> None:
-    """Only what `config check` takes is written. Raises ConfigError, OSError."""
+    """Writes only a file that `config check` accepts. Raises ConfigError, OSError."""
     text = apply(path.read_text() if path.exists() else "", proposals)
     trial = path.with_name(path.name + ".trial")
     try:
