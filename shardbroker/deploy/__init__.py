@@ -1,8 +1,8 @@
-"""From a virtual environment to a service of the machine, and back.
+"""Installation of a virtual environment as a service of the machine, and its removal.
 
-`files/` is what lands on the machine beside the environment: units, sysusers, tmpfiles, sysctl, a commented configuration.
-`placing` knows what comes where, with which owner and mode; `environment` copies the environment that this runs in; `installing`
-puts the steps together, says each, and does what is not done yet. `backup` takes a broker's state along, to another machine too.
+`files/` has what is installed besides the environment: units, sysusers, tmpfiles, sysctl, a commented configuration.
+`install_layout` defines their places, owners and modes; `environment` copies the current environment; `installing` runs the steps,
+prints each, and skips those that are already done. `backup` saves the state of a broker, also for another machine.
 """
 
 from shardbroker.deploy.backup import BackupError, backup, restore

@@ -1,11 +1,11 @@
-"""A broker's state in one file, taken while it runs, and put into another data directory.
+"""A broker's state in one file, written while it runs, and restored to another data directory.
 
-    backup.tar   journal/workers, journal/N/recover-from, journal/N/*.sbj     what a recovery reads, as after a kill
-                 retained/, access/rules/, access/users/                      LMDB, each as of one moment
+    backup.tar   journal/workers, journal/N/recover-from, journal/N/*.sbj     input of a recovery, as after a kill
+                 retained/, access/rules/, access/users/                      LMDB, one snapshot each
                  accounts.sqlite3, audit.sqlite3, runtime.toml, plugins.json
-                 manifest.json                                                the last one: without it the file was cut off
+                 manifest.json                                                the last one: without it the file is truncated
 
-A broker that starts on what was put back recovers from it as from a kill, with any number of workers.
+A broker that starts on restored data recovers as after a kill, with any number of workers.
 """
 
 import io
@@ -40,19 +40,20 @@ START = "recover-from"
 CHUNK = 1 << 20
 """Bytes read at a time."""
 ATTEMPTS = 10
-"""To copy a journal: the worker may end a cycle and remove what was to be copied, but not again and again."""
+"""Attempts to copy a journal: the worker may end a cycle and remove a segment meanwhile, but not repeatedly."""
 
 
 class BackupError(Exception):
-    """Nothing was done, or nothing that counts: the text says what is wrong, where, and what is allowed."""
+    """The operation had no effect; the text has the problem, its place, and what is allowed."""
 
 
 class _Moved(Exception):
-    """Segments of a journal went while it was copied."""
+    """Segments of a journal were removed while it was copied."""
 
 
 def backup(data_dir: Path, file: Path) -> int:
-    """Writes the file, which appears once it is whole; mode 0600, as it holds secrets. Returns its bytes. Raises BackupError."""
+    """Writes the backup; the file appears once it is complete, with mode 0600, as it has secrets. Returns its bytes. Raises
+    BackupError."""
     if not (data_dir / "journal" / "workers").exists():
         raise BackupError(
             f"{data_dir}: no journals of a broker; allowed is the data directory of one with durability.level process or machine"
@@ -68,9 +69,9 @@ def backup(data_dir: Path, file: Path) -> int:
 
 
 def restore(file: Path, data_dir: Path) -> int:
-    """Puts a backup into a data directory that is empty or not there yet. Returns when it was taken, Unix s. Raises BackupError.
+    """Restores a backup into an empty or new data directory. Returns the time of the backup, Unix s. Raises BackupError.
 
-    All of it is checked before any of it counts: after an error the directory is as it was.
+    The whole backup is checked before any part becomes visible: after an error the directory is unchanged.
     """
     if data_dir.exists() and any(data_dir.iterdir()):
         raise BackupError(f"{data_dir} is not empty; allowed is a directory that is empty or not there yet")
@@ -90,7 +91,7 @@ def restore(file: Path, data_dir: Path) -> int:
 
 
 def _unpack(file: Path, target: Path) -> int:
-    """Files of the backup, all of them checked; returns when it was taken, Unix s."""
+    """Unpacks and checks all files of the backup; returns its time, Unix s."""
     sums: dict[str, int] = {}
     manifest = b""
     with tarfile.open(file, "r:") as tar:
@@ -125,7 +126,7 @@ def _unpack(file: Path, target: Path) -> int:
 
 
 def _add_all(tar: tarfile.TarFile, data_dir: Path) -> Iterator[tuple[str, int]]:
-    """(name, CRC) of each file, once it is in. Journals go last: what they say of retained messages may be newer, never older."""
+    """Yields (name, CRC) of each file added. Journals are last: their facts on retained messages may be newer, never older."""
     with tempfile.TemporaryDirectory(prefix="shardbroker-backup-") as temporary:
         for name in STORES:
             if (data_dir / name / "data.mdb").exists():
@@ -149,13 +150,13 @@ def _add_all(tar: tarfile.TarFile, data_dir: Path) -> Iterator[tuple[str, int]]:
 
 
 def _add_journal(tar: tarfile.TarFile, journal: Path) -> Iterator[tuple[str, int]]:
-    """What a recovery reads of it, in the order in which it was written; the last block may be half there, as after a kill."""
+    """Adds the input of a recovery, in the order in which it was written; the last block may be incomplete, as after a kill."""
     for _ in range(ATTEMPTS):
         start = recovery_start(journal)
         paths = segment_paths(journal)
         needed = [path for path, after in zip_longest(paths, paths[1:]) if after is None or segment_start(after) > start]
         try:
-            opened = [path.open("rb") for path in needed]  # a file that is open stays, whoever removes it
+            opened = [path.open("rb") for path in needed]  # an open file remains readable after its removal
         except FileNotFoundError:
             continue
         name = f"journal/{journal.name}"
@@ -180,7 +181,7 @@ def _add_file(tar: tarfile.TarFile, name: str, path: Path) -> tuple[str, int]:
 
 
 class _Summed:
-    """A file that is read through here, as far as it was when it was looked at: one that is written grows on."""
+    """A file read up to its size at the start, as a file being written continues to grow."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -1,7 +1,8 @@
-"""What the broker costs: `tune` reckons with it, docs/operation-tune.md shows it, and a test holds both to docs/performance.md.
+"""Costs of the broker: `tune` calculates with them, docs/operation-tune.md lists them, and a test holds both to
+docs/performance.md.
 
-Measured on two cores of the slower machine of that page. They say what to expect within a factor of two; a load test on the machine
-itself says more.
+They were measured on two cores of the slower machine of that page and are accurate within a factor of two. A load test on the
+machine itself is more accurate.
 """
 
 from dataclasses import dataclass
@@ -9,15 +10,15 @@ from dataclasses import dataclass
 __all__ = ["BUSY_MESSAGE_US", "CONNECTION_BYTES", "CONNECT_US", "COSTS", "SOCKET_BYTES", "SPARSE_MESSAGE_US", "TLS_BYTES", "table"]
 
 CONNECTION_BYTES = 1_900
-"""Broker's memory for an idle connection with a subscription, the dearest case measured."""
+"""Broker's memory for an idle connection with a subscription, the most expensive case measured."""
 SOCKET_BYTES = 5_150
 """The kernel's memory for the broker's end of it: half of that for both ends."""
 TLS_BYTES = 5_700
-"""More for one over TLS, whose keys a worker has (docs/design/0003-tls.md)."""
+"""Additional memory of a connection over TLS, whose keys are in a worker (docs/design/0003-tls.md)."""
 CONNECT_US = 57.0
 """CPU of a client that connects, subscribes and disconnects."""
 BUSY_MESSAGE_US, SPARSE_MESSAGE_US = {0: 0.23, 1: 0.43, 2: 0.80}, 10.3
-"""CPU of a delivered message of 64 bytes where many come at a time, by QoS, and where each wakes its connection."""
+"""CPU of a delivered message of 64 bytes, at a high rate by QoS, and when each wakes its connection."""
 
 SLOWER = 6
 """Column of the slower machine beside mosquitto."""
@@ -25,7 +26,7 @@ SLOWER = 6
 
 @dataclass(frozen=True)
 class Cost:
-    """A row of the table, and where docs/performance.md has it: the row that begins so, and the place in it."""
+    """A row of the table, and its source in docs/performance.md: the start of the row, and the column."""
 
     what: str
     value: float
@@ -33,7 +34,7 @@ class Cost:
     row: str
     place: int
     factor: float = 1.0
-    """Of the figure there."""
+    """Factor applied to the figure there."""
 
 
 COSTS = (
@@ -50,6 +51,6 @@ COSTS = (
 
 
 def table() -> str:
-    """As docs/operation-tune.md has it."""
+    """Returns the table for docs/operation-tune.md."""
     lines = ["| what | costs |", "|---|---|", *(f"| {one.what} | {one.value:g} {one.unit} |" for one in COSTS)]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""A copy of the environment that this runs in: the same Python, the same distributions, file by file.
+"""A copy of the current environment: the same Python, the same distributions, file by file.
 
-Nothing is downloaded or compiled, so what is installed is what was tried. Compiled modules fit one version of Python only, so the
-interpreter of the copy has the version of this one. A service must be able to reach it, and those in home directories are not.
+Nothing is downloaded or compiled, so the installed files are those that were tested. Compiled modules fit one version of Python
+only, so the interpreter of the copy has the version of this one. A service must be able to reach the interpreter, so those in home
+directories are not used.
 """
 
 import json
@@ -18,19 +19,19 @@ from pathlib import Path
 __all__ = ["CopyError", "Plan", "build", "choose_python", "manifest_of", "plan"]
 
 MANIFEST = "manifest.json"
-"""In the environment: what it was built from. Its presence says that the directory is ours."""
+"""In the environment: the sources that it was built from. Its presence marks the directory as ours."""
 OWN_PACKAGES = ("shardbroker", "acceptor", "shm", "perf")
 EXPORT = "pyspark-shardbroker"
-"""The distribution that `shardbroker export` needs; it comes along if it is here."""
+"""The distribution that `shardbroker export` needs; copied if it is installed."""
 NOT_COPIED = {".c", ".pyx", ".pyc", ".h"}
-"""Endings of what is only needed to build."""
+"""Suffixes of files needed only to build."""
 HOMES = ("/root", "/home", "/run/user")
-"""What ProtectHome= hides from the service."""
+"""Directories hidden from the service by ProtectHome=."""
 PROGRAM = "shardbroker"
 EXECUTABLE = 0o100
-"""Of a mode. Spark brings programs that it starts."""
+"""Mode bit. Spark includes programs that it starts."""
 DEVELOPMENT = ("test", "dev", "fuzz")
-"""Extras of ours that a service has no use for."""
+"""Our extras that a service does not need."""
 PROGRAM_TEXT = """\
 import sys
 
@@ -46,11 +47,11 @@ Plan = dict[str, tuple[Path, str]]
 
 
 class CopyError(Exception):
-    """The environment cannot be copied; the text says why."""
+    """The environment cannot be copied; the text has the reason."""
 
 
 def choose_python(wanted: str | None) -> Path:
-    """The interpreter for the copy. Raises CopyError."""
+    """Returns the interpreter for the copy. Raises CopyError."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if wanted is not None:
         candidates = [Path(wanted)]
@@ -78,7 +79,7 @@ def _version(python: Path) -> str:
 
 
 def plan() -> Plan:
-    """What is copied: the broker and everything that it needs. Raises CopyError."""
+    """Returns the files to copy: the broker and all its requirements. Raises CopyError."""
     found: Plan = {}
     own = Path(__file__).parents[2]
     needed = _needed()
@@ -99,7 +100,7 @@ def plan() -> Plan:
 
 
 def _needed() -> list[Distribution]:
-    """The distribution itself (for its version), and all that it requires and that is here; extras as far as they are here."""
+    """Returns the distribution itself (for its version) and all its installed requirements, including those of installed extras."""
     pending, seen = [PROGRAM, EXPORT], {}
     while pending:
         name = pending.pop()
@@ -124,7 +125,7 @@ def _needed() -> list[Distribution]:
 
 
 def _declared() -> list[str]:
-    """What a source tree says it requires, which its installed metadata may lag behind; empty: this is no source tree."""
+    """Returns the requirements of a source tree, which its installed metadata may lag behind; empty outside of a source tree."""
     try:
         project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     except (OSError, tomllib.TOMLDecodeError, KeyError):
@@ -134,7 +135,7 @@ def _declared() -> list[str]:
 
 
 class _Metadata(Distribution):
-    """Of our own distribution only what says its name and version: its packages are copied from where they lie."""
+    """Our own distribution reduced to name and version: its packages are copied from their source directories."""
 
     def __init__(self, own: Distribution) -> None:
         self._own = own
@@ -152,7 +153,7 @@ class _Metadata(Distribution):
 
 
 def manifest_of(prefix: Path) -> dict[str, object] | None:
-    """What the environment there was built from; None if there is none of ours."""
+    """Returns the manifest of the environment, or None if it is not one of ours."""
     try:
         found: dict[str, object] = json.loads((prefix / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -165,13 +166,13 @@ def manifest(planned: Plan, python: Path) -> dict[str, object]:
 
 
 def build(planned: Plan, python: Path, at: Path, prefix: str) -> None:
-    """Makes the environment in the new directory `at`, with `prefix` as the place where it will be used. Raises CopyError."""
+    """Builds the environment in the new directory `at`, for later use at `prefix`. Raises CopyError."""
     command = [str(python), "-m", "venv", "--without-pip", "--symlinks", str(at)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CopyError(f"{python} -m venv: {(done.stderr or done.stdout).strip()}")
     for name in ("activate", "activate.csh", "activate.fish", "Activate.ps1"):
-        (at / "bin" / name).unlink(missing_ok=True)  # they name the place where they were made
+        (at / "bin" / name).unlink(missing_ok=True)  # they contain the path where they were made
     packages = at / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     for name, (source, _) in planned.items():
         place = packages / name
@@ -185,7 +186,7 @@ def build(planned: Plan, python: Path, at: Path, prefix: str) -> None:
     kept = [line for line in config.read_text().splitlines() if not line.startswith("command")]
     config.write_text("\n".join(kept) + "\n")
     compiled = [str(at / "bin" / "python"), "-I", "-m", "compileall", "-q", "-j", "1", "-s", str(at), "-p", prefix, str(packages)]
-    subprocess.run(compiled, capture_output=True, check=False)  # a start without it is slower, and nothing else
+    subprocess.run(compiled, capture_output=True, check=False)  # without it a start is slower, with no other effect
     _try(at)
     _set_modes(at)
     (at / MANIFEST).write_text(json.dumps(manifest(planned, python)))
@@ -193,7 +194,7 @@ def build(planned: Plan, python: Path, at: Path, prefix: str) -> None:
 
 
 def _try(at: Path) -> None:
-    """Whether all of the broker can be loaded from the copy. Raises CopyError."""
+    """Checks that the whole broker can be loaded from the copy. Raises CopyError."""
     code = "from shm.roles import ROLES, load; [load(role.entry) for role in ROLES if not role.loads_late]"
     done = subprocess.run([str(at / "bin" / "python"), "-I", "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -202,7 +203,7 @@ def _try(at: Path) -> None:
 
 
 def _set_modes(at: Path) -> None:
-    """Everybody may read and run, whatever the umask; only root may write."""
+    """Lets all users read and run files, whatever the umask, and only root write them."""
     for path in (at, *at.rglob("*")):
         if path.is_symlink():
             continue

@@ -1,4 +1,4 @@
-"""What an installation consists of besides the environment: each file with its place, owner and mode."""
+"""The files of an installation besides the environment, each with place, owner and mode."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,9 +18,9 @@ __all__ = [
 ]
 
 USER = "shardbroker"
-"""And group."""
+"""User and group of the service."""
 DEFAULT_PREFIX = "/opt/shardbroker"
-"""As the files have it."""
+"""Prefix used in the installed files."""
 CONFIGURATION = "/etc/shardbroker/shardbroker.toml"
 SYSUSERS = "/etc/sysusers.d/shardbroker.conf"
 SYSCTL = "/etc/sysctl.d/60-shardbroker.conf"
@@ -37,7 +37,7 @@ UNITS = (
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory of the broker, and whose it is."""
+    """A directory of the broker, and its owner."""
 
     path: str
     owner: str
@@ -47,14 +47,14 @@ class Directory:
 
 @dataclass(frozen=True)
 class Placed:
-    """A file and its place; `owner` is root."""
+    """A file and its place; the owner is root."""
 
     path: str
     content: bytes
     group: str = "root"
     mode: int = 0o644
     keep: bool = False
-    """Whether one that is there already stays as it is."""
+    """An existing file is kept."""
 
 
 DIRECTORIES = (
@@ -62,11 +62,11 @@ DIRECTORIES = (
     Directory("/var/lib/shardbroker", USER, USER, 0o700),
     Directory("/var/lib/shardbroker-export", USER, USER, 0o750),
 )
-"""As tmpfiles.d/shardbroker.conf has them."""
+"""The same as in tmpfiles.d/shardbroker.conf."""
 
 
 def placed_files(prefix: str) -> list[Placed]:
-    """All of them, for an environment at `prefix`."""
+    """Returns all files, for an environment at `prefix`."""
     source = files("shardbroker.deploy") / "files"
 
     def read(*parts: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The steps of an installation, each said, and done if it is not done yet."""
+"""The steps of an installation: each is printed, and run unless it is already done."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ PACKAGES = {
     "systemd-sysusers": "systemd",
     "sysctl": "procps (Fedora: procps-ng)",
 }
-"""Of the programs that are run, as Debian and Fedora call them."""
+"""Packages of the required programs, as named by Debian and Fedora."""
 STOPPED = (
     "shardbroker-export.timer",
     "shardbroker-export.service",
@@ -38,16 +38,16 @@ STOPPED = (
     "shardbroker@*.service",
     "shardbroker.slice",
 )
-"""In this order, by `uninstall`."""
+"""Stopped in this order by `uninstall`."""
 
 
 class InstallError(Exception):
-    """Nothing was done, or not all of it; the text says what is in the way."""
+    """Not all steps were done, or none; the text has the obstacle."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to: the machine itself (`root` is /), or the root directory of an image."""
+    """Target of the installation: the machine itself (`root` is /), or the root directory of an image."""
 
     root: Path = Path("/")
     prefix: str = DEFAULT_PREFIX
@@ -56,14 +56,14 @@ class Target:
 
     @property
     def live(self) -> bool:
-        """Whether it is the machine that this runs on."""
+        """Returns whether the target is the running machine."""
         return self.root == Path("/")
 
     def at(self, path: str) -> Path:
         return self.root / path.lstrip("/")
 
     def check(self) -> None:
-        """Raises InstallError."""
+        """Checks the prefix. Raises InstallError."""
         if not self.prefix.startswith("/") or self.prefix.rstrip("/") == "":
             raise InstallError(f"--prefix {self.prefix}: allowed is an absolute path below /, such as {DEFAULT_PREFIX}")
         if any(character.isspace() or character in "%$\"'\\" for character in self.prefix):
@@ -78,42 +78,42 @@ class Target:
 
 
 Step = tuple[str, Callable[[], None] | None]
-"""What it does, and how; None: it is done already."""
+"""Description of a step, and its action; None: already done."""
 
 
-def install(target: Target, say: Callable[[str], None]) -> None:
-    """Raises InstallError."""
+def install(target: Target, echo: Callable[[str], None]) -> None:
+    """Installs the service. Raises InstallError."""
     target.check()
     for name in ("systemd-sysusers", *(("systemctl", "sysctl") if target.live else ())):
         if shutil.which(name) is None:
             raise InstallError(f"{name} is not there: it is part of the package {PACKAGES[name]}")
-    _carry_out(_install_steps(target), target, say)
-    say("")
+    _carry_out(_install_steps(target), target, echo)
+    echo("")
     if target.live:
-        say(f"Next: look at {CONFIGURATION}, then")
-        say("    systemctl enable --now shardbroker      # or systemctl restart shardbroker after an upgrade")
-        say("    shardbroker ctl status")
+        echo(f"Next: look at {CONFIGURATION}, then")
+        echo("    systemctl enable --now shardbroker      # or systemctl restart shardbroker after an upgrade")
+        echo("    shardbroker ctl status")
     else:
-        say(f"The image at {target.root} has the service; enable it there: systemctl --root={target.root} enable shardbroker")
+        echo(f"The image at {target.root} has the service; enable it there: systemctl --root={target.root} enable shardbroker")
 
 
-def uninstall(target: Target, say: Callable[[str], None]) -> None:
-    """Leaves configuration, data and user alone. Raises InstallError."""
+def uninstall(target: Target, echo: Callable[[str], None]) -> None:
+    """Removes the service, but not configuration, data and user. Raises InstallError."""
     target.check()
-    _carry_out(_uninstall_steps(target), target, say)
+    _carry_out(_uninstall_steps(target), target, echo)
     kept = [path for path in ("/etc/shardbroker", *(one.path for one in DIRECTORIES[1:])) if target.at(path).exists()]
-    say("")
-    say(f"Kept: {', '.join(kept) or 'nothing'}, and the user {USER}. To remove them too: rm -r {' '.join(kept)}; userdel {USER}")
+    echo("")
+    echo(f"Kept: {', '.join(kept) or 'nothing'}, and the user {USER}. To remove them too: rm -r {' '.join(kept)}; userdel {USER}")
 
 
-def _carry_out(steps: Iterator[Step], target: Target, say: Callable[[str], None]) -> None:
+def _carry_out(steps: Iterator[Step], target: Target, echo: Callable[[str], None]) -> None:
     for text, action in steps:
         if action is None:
-            say(f"  as it is   {text}")
+            echo(f"  as it is   {text}")
         elif target.dry_run:
-            say(f"  would      {text}")
+            echo(f"  would      {text}")
         else:
-            say(f"  now        {text}")
+            echo(f"  now        {text}")
             try:
                 action()
             except CopyError as error:
@@ -159,7 +159,7 @@ def _install_steps(target: Target) -> Iterator[Step]:
             )
     if target.live:
         if _has_selinux():
-            # Copies have the label of where they lie; units may only run programs that have a program's.
+            # Copies keep the label of their source; units may only run programs with the label of a program.
             labelled = (target.prefix, "/etc/shardbroker", *(one.path for one in DIRECTORIES[1:]))
             yield f"restorecon -R {' '.join(labelled)}", lambda: _run("restorecon", "-R", *labelled)
         yield "systemctl daemon-reload", lambda: _run("systemctl", "daemon-reload")
@@ -183,7 +183,8 @@ def _uninstall_steps(target: Target) -> Iterator[Step]:
 
 
 def _replace_environment(planned: Plan, python: Path, prefix: Path, shown: str) -> None:
-    """The old one stays until the new one is whole: a broker that runs has its files until then, and those it has open after."""
+    """Replaces the environment once the new one is complete: until then a running broker has its files, and afterwards the open
+    ones."""
     new, old = prefix.with_name(prefix.name + ".new"), prefix.with_name(prefix.name + ".old")
     for left in (new, old):
         if left.exists():
@@ -239,7 +240,7 @@ def _user_step(target: Target) -> Step:
 
 
 def _ids(target: Target, name: str) -> tuple[int, int] | None:
-    """(user, group) as the target has them; None if there is no such user or group."""
+    """Returns (user, group) of the target system, or None if there is no such user or group."""
     found = []
     for file in ("passwd", "group"):
         try:

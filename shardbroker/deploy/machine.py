@@ -1,6 +1,7 @@
-"""What a machine has: cores, their siblings and nodes, memory, the network card's interrupts, limits of the kernel.
+"""Facts of a machine: cores, their siblings and nodes, memory, interrupts of the network card, limits of the kernel.
 
-`read_machine` looks at this one; a description in JSON stands for another: `tune --describe` prints it, `tune --machine` reads it.
+`read_machine` reads those of this machine; a description in JSON replaces them: `tune --describe` prints it, `tune --machine` reads
+it.
 """
 
 import os
@@ -23,16 +24,16 @@ SYSCTLS = (
     "net.ipv4.tcp_mem",
     "net.netfilter.nf_conntrack_max",
 )
-"""Looked at; one that is not there sets no limit."""
+"""Limits to read; a missing one sets no limit."""
 Number = Annotated[int, Field(ge=0, lt=CPUS_MAX)]
 
 
 class MachineError(Exception):
-    """A description that makes no sense."""
+    """The description is inconsistent."""
 
 
 class Cpu(BaseModel):
-    """One hardware thread. Those of the same package and core are siblings."""
+    """One hardware thread. Threads of the same package and core are siblings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     number: Number
@@ -42,24 +43,24 @@ class Cpu(BaseModel):
 
 
 class Machine(BaseModel):
-    """All that `tune` goes by."""
+    """The input of `tune`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     cpus: Annotated[list[Cpu], Field(min_length=1, max_length=CPUS_MAX)]
-    """Those that the broker may run on."""
+    """Hardware threads that the broker may run on."""
     memory: Annotated[int, Field(ge=256 << 20)]
     """Bytes."""
     shared_memory: Annotated[int, Field(ge=1)]
     """Size of /dev/shm, bytes."""
     descriptors: Annotated[int, Field(ge=64)]
-    """Of one process at most, as the service has them."""
+    """Most descriptors of one process, as set by the service."""
     network_cpus: list[Number] = []
-    """That serve interrupts of network cards."""
+    """Hardware threads that serve interrupts of network cards."""
     sysctls: dict[str, list[int]] = {}
 
     @property
     def cores(self) -> list[list[Cpu]]:
-        """Hardware threads by physical core, in the order of their first ones."""
+        """Returns hardware threads by physical core, in the order of their first ones."""
         found: dict[tuple[int, int], list[Cpu]] = {}
         for cpu in sorted(self.cpus, key=lambda cpu: cpu.number):
             found.setdefault((cpu.package, cpu.core), []).append(cpu)
@@ -67,19 +68,19 @@ class Machine(BaseModel):
 
 
 def parse_machine(text: str) -> Machine:
-    """Raises MachineError."""
+    """Parses a description. Raises MachineError."""
     try:
         machine = Machine.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         raise MachineError(f"{'.'.join(str(part) for part in first['loc']) or 'the description'}: {first['msg']}") from None
     if len({cpu.number for cpu in machine.cpus}) != len(machine.cpus):
-        raise MachineError("cpus: a number stands there twice")
+        raise MachineError("cpus: a number is listed twice")
     return machine
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
-    """This machine, as /sys and /proc below `root` have it."""
+    """Reads this machine from /sys and /proc below `root`."""
     status = os.statvfs(root / "dev/shm")
     usable = os.sched_getaffinity(0)
     return Machine(
@@ -93,7 +94,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
 
 
 def _descriptors(root: Path) -> int:
-    """What the installed service gives a process; without one, what this process has."""
+    """Returns the descriptor limit of the installed service; without a service that of this process."""
     try:
         found = re.search(r"^LimitNOFILE=(\d+)$", (root / "etc/systemd/system/shardbroker.service").read_text(), re.MULTILINE)
     except OSError:
@@ -118,7 +119,7 @@ def _memory(root: Path) -> int:
 
 
 def _network_cpus(root: Path) -> set[int]:
-    """Where interrupts of network cards go: names of cards stand in the lines of /proc/interrupts, or virtio's number does."""
+    """Returns the targets of network cards' interrupts: lines of /proc/interrupts have the name of the card, or virtio's number."""
     names = set()
     for card in (root / "sys/class/net").glob("*"):
         device = card / "device"
@@ -140,7 +141,7 @@ def _network_cpus(root: Path) -> set[int]:
 
 
 def _list(text: str) -> set[int]:
-    """`0-3,8` as numbers. Raises ValueError."""
+    """Returns `0-3,8` as numbers. Raises ValueError."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -1,6 +1,7 @@
-"""What a machine's settings should be, and why; and what stands in the way of a wanted number of connections and rate.
+"""Recommended settings for a machine, with reasons, and the obstacles to a given number of connections and rate.
 
-It reckons with the costs of costs.py, which were measured elsewhere: a load test on the machine itself says more.
+They are calculated from the costs in costs.py, which were measured on other machines: a load test on the machine itself is more
+accurate.
 """
 
 from dataclasses import dataclass
@@ -14,25 +15,25 @@ from shardbroker.stores.files import replace_file
 __all__ = ["Finding", "Proposal", "Wanted", "apply", "apply_to", "check", "propose"]
 
 NEW_MODE = 0o644
-"""Of a file that there was not yet, as an editor makes it: secrets belong into files of their own."""
+"""Mode of a new file, as an editor would set it: secrets belong in files of their own."""
 
 WORKER_SHARE = 0.7
-"""Of a core that a worker should use at most: what is beyond it waits longer and longer."""
+"""Most utilization of a core by a worker: above it, waiting times grow quickly."""
 SPARE_DESCRIPTORS = 1_000
-"""Of a process, for everything but clients."""
+"""Descriptors of a process for purposes other than clients."""
 RING_LEAST, RING_MOST = 1 << 16, 4 << 20
 RINGS_SHARE = 8
-"""All rings together take at most this part of /dev/shm."""
+"""All rings together take at most this fraction of /dev/shm."""
 MEMORY_SHARE = 0.7
-"""As overload.memory_high_water by default."""
+"""The default of overload.memory_high_water."""
 SMALL, LARGE = 4, 16
-"""Physical cores from which one, and from which one in eight, is left to the kernel, the manager and what else there is."""
+"""Numbers of physical cores from which one, or one in eight, is left to the kernel, the manager and other processes."""
 PAGE = 4096
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One line of the configuration, and why."""
+    """One line of the configuration, with its reason."""
 
     key: str
     value: str | int
@@ -41,19 +42,19 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the machine is to carry."""
+    """The load that the machine is to carry."""
 
     connections: int = 0
     rate: int = 0
     """Delivered messages a second."""
     connects: int = 0
-    """Clients that come, a second."""
+    """Connects a second."""
     tls: bool = False
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether something is enough, and what to do if it is not."""
+    """Whether a resource is sufficient, and the remedy if it is not."""
 
     enough: bool
     text: str
@@ -61,12 +62,12 @@ class Finding:
 
 
 def propose(machine: Machine) -> list[Proposal]:
-    """In the order of explaining them."""
+    """Returns proposals in the order in which they are explained."""
     cores = machine.cores
     spare = 0 if len(cores) < SMALL else 1 if len(cores) < LARGE else len(cores) // 8
     acceptors = 1 if len(cores) == 1 else 2 if len(cores) < LARGE else min(16, max(2, len(cores) // 8))
     network = set(machine.network_cpus)
-    # Interrupts of the network card take the spared cores first: a worker there would share its core with them.
+    # Interrupts of the network card get the spared cores first: a worker would share its core with them.
     ranked = sorted(cores, key=lambda core: bool({cpu.number for cpu in core} & network))
     chosen = sorted(ranked[: len(cores) - spare], key=lambda core: core[0].number)
     left = [core for core in cores if core not in chosen]
@@ -87,7 +88,7 @@ def propose(machine: Machine) -> list[Proposal]:
             "process.acceptors",
             acceptors,
             f"a client that connects, subscribes and disconnects costs {CONNECT_US:g} µs, most of it in its worker; 5 µs are "
-            "the hand-over. A TLS handshake is made there too: more of them if many TLS clients come at a time",
+            "the hand-over. A TLS handshake is made there too: more of them if many TLS clients connect at a time",
         ),
     ]
     places = _acceptor_places(chosen, left)
@@ -123,7 +124,7 @@ def propose(machine: Machine) -> list[Proposal]:
 
 
 def check(machine: Machine, wanted: Wanted) -> list[Finding]:
-    """Everything that was looked at."""
+    """Returns all findings."""
     workers = next(int(one.value) for one in propose(machine) if one.key == "process.workers")
     found = []
     if wanted.connections:
@@ -133,7 +134,7 @@ def check(machine: Machine, wanted: Wanted) -> list[Finding]:
         most = round(workers * WORKER_SHARE * 1e6 / BUSY_MESSAGE_US[1])
         text = (
             f"{wanted.rate:,} messages a second: {workers} workers at {WORKER_SHARE:.0%} deliver {possible:,} that each wake a "
-            f"connection ({SPARSE_MESSAGE_US:g} µs), up to {most:,} of QoS 1 if many come at a time ({BUSY_MESSAGE_US[1]:g} µs)"
+            f"connection ({SPARSE_MESSAGE_US:g} µs), up to {most:,} of QoS 1 if many arrive at a time ({BUSY_MESSAGE_US[1]:g} µs)"
         )
         enough = wanted.rate <= possible
         remedy = "enough only if few connections carry most of it: try shardbroker perf" if wanted.rate <= most else "more cores"
@@ -141,12 +142,12 @@ def check(machine: Machine, wanted: Wanted) -> list[Finding]:
     if wanted.connects:
         most = round(workers * WORKER_SHARE * 1e6 / CONNECT_US)
         enough = wanted.connects <= most
-        found.append(Finding(enough, f"{wanted.connects:,} clients come a second: {most:,} can", "" if enough else "more cores"))
+        found.append(Finding(enough, f"{wanted.connects:,} connects a second of {most:,}", "" if enough else "more cores"))
     return found
 
 
 def apply(text: str, proposals: list[Proposal]) -> str:
-    """The configuration file with the proposed lines in place of those that it has, in their sections; the rest as it is."""
+    """Returns the configuration with the proposed lines in their sections, in place of existing ones; the rest is unchanged."""
     lines = text.splitlines()
     for proposal in proposals:
         section, _, key = proposal.key.rpartition(".")
@@ -168,7 +169,7 @@ def apply(text: str, proposals: list[Proposal]) -> str:
 
 
 def apply_to(path: Path, proposals: list[Proposal]) -> None:
-    """Replaces the file as a whole. Raises OSError."""
+    """Replaces the file atomically. Raises OSError."""
     if path.exists():
         status = path.stat()
         old, mode, owner = path.read_text(), status.st_mode & 0o7777, (status.st_uid, status.st_gid)
@@ -186,14 +187,14 @@ def _check_connections(machine: Machine, wanted: Wanted, workers: int) -> list[F
     there = f"{MEMORY_SHARE:.0%} of {machine.memory >> 20:,} MB may be taken"
     text = f"memory: {count:,} connections take {need >> 20:,} MB ({_kilo(each)} each), {there}"
     found.append(Finding(enough, text, "" if enough else f"{-(-need // int(MEMORY_SHARE * (1 << 30)))} GB of memory"))
-    per_process = round(count / workers * 1.1) + SPARE_DESCRIPTORS  # a worker's share is never quite even
+    per_process = round(count / workers * 1.1) + SPARE_DESCRIPTORS  # shares of workers are never quite even
     enough = per_process <= machine.descriptors
     text = f"descriptors: {per_process:,} in one process, {machine.descriptors:,} allowed"
     found.append(Finding(enough, text, "" if enough else f"LimitNOFILE={_up(per_process)} in the service, fs.nr_open no less"))
     for name, need_there, what in (
         ("fs.file-max", count + 100_000, "open files of the machine"),
         ("fs.nr_open", per_process, "open files of a process"),
-        ("net.core.somaxconn", min(65_535, max(4_096, count // 20)), "connections that wait to be accepted when all come at once"),
+        ("net.core.somaxconn", min(65_535, max(4_096, count // 20)), "connections not accepted yet when all connect at once"),
         ("net.netfilter.nf_conntrack_max", count + count // 4, "connections that the firewall remembers"),
     ):
         if machine.sysctls.get(name):
@@ -203,7 +204,7 @@ def _check_connections(machine: Machine, wanted: Wanted, workers: int) -> list[F
             found.append(Finding(enough, text, "" if enough else f"sysctl {name}={_up(need_there)}"))
     if len(machine.sysctls.get("net.ipv4.tcp_mem", [])) == 3:
         buffers = machine.sysctls["net.ipv4.tcp_mem"][2] * PAGE
-        # Idle sockets hold no buffers; one in ten that waits with a page each way is a crowd already.
+        # Idle sockets hold no buffers; one in ten with a page each way is already a high load.
         need = count // 10 * 2 * PAGE
         enough = buffers >= need
         text = f"net.ipv4.tcp_mem: {buffers >> 20:,} MB for TCP buffers, {need >> 20:,} MB if one in ten is busy"
@@ -212,7 +213,7 @@ def _check_connections(machine: Machine, wanted: Wanted, workers: int) -> list[F
 
 
 def _workers_by_rings(machine: Machine) -> int:
-    """Most workers whose rings, at their smallest, fit."""
+    """Returns the largest number of workers whose rings fit at their smallest size."""
     workers = 1
     while RING_LEAST * (workers + 2) ** 2 <= machine.shared_memory // RINGS_SHARE:
         workers += 1
@@ -239,12 +240,12 @@ def _why_workers(machine: Machine, cores: list[list[Cpu]], spare: int, chosen: i
 
 
 def _acceptor_places(chosen: list[list[Cpu]], left: list[list[Cpu]]) -> list[Cpu]:
-    """Hardware threads that no worker is pinned to."""
+    """Returns the hardware threads to which no worker is pinned."""
     return sorted([cpu for core in left for cpu in core] + [cpu for core in chosen for cpu in core[1:]], key=lambda cpu: cpu.number)
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`0-3,8` of ascending numbers."""
+    """Returns ascending numbers as `0-3,8`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:
@@ -259,5 +260,5 @@ def _kilo(count: int) -> str:
 
 
 def _up(number: int) -> int:
-    """The next power of two, as limits are written."""
+    """Returns the next power of two, as is usual for limits."""
     return 1 << (number - 1).bit_length()
