@@ -12,7 +12,7 @@ from shardbroker.preflight.checks import look
 
 def main() -> None:
     out = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a module prints is no finding
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a module is not a finding
     found = [look(parse(one)) for one in cbor2.loads(sys.stdin.buffer.read())]
     with open(out, "w", encoding="utf-8") as file:
         json.dump(found, file)

@@ -1,4 +1,4 @@
-"""What is wrong with settings whose values fit the schema."""
+"""Checks of settings whose values fit the schema."""
 
 import os
 import socket
@@ -24,12 +24,12 @@ from shardbroker.supervisor.layout import StartError, chosen_cores, chosen_weigh
 __all__ = ["Finding", "look"]
 
 KEPT_HERE = ("builtin", "scram")
-"""Members of chains that are in the broker's own store: they need no library and no setting."""
+"""Members of chains in the broker's own store: they need no library and no setting."""
 LOCALHOST = "127.0.0.1"
 
 
 class Finding(NamedTuple):
-    """Something that will not work. `fatal`: the broker does not start with it."""
+    """A setting that will not work. `fatal`: the broker does not start with it."""
 
     key: str
     text: str
@@ -40,12 +40,12 @@ class Finding(NamedTuple):
 
 
 def look(settings: Settings) -> list[Finding]:
-    """Everything that is wrong, none of it twice."""
+    """Returns all findings, each once."""
     found = [one for check in _CHECKS for one in check(settings)]
     return list(dict.fromkeys(found))
 
 
-# --- who is asked ---------------------------------------------------------------------------------------------------------------
+# --- authenticators and sources of rules ------------------------------------------------------------------------------------------
 
 
 def _authenticators(settings: Settings) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def _made(key: str, name: str, make: Callable[[], object]) -> Iterator[Finding]:
 
 
 def _services(settings: Settings) -> Services:
-    """Neither a store is opened nor a thread started before one is used, and `KEPT_HERE` is not made here."""
+    """Returns services that open stores and start threads only on first use; `KEPT_HERE` is not made here."""
     return Services(Stores(settings.process.data_dir), ThreadPoolExecutor(1))
 
 
@@ -140,12 +140,12 @@ def _api(settings: Settings) -> Iterator[Finding]:
         problem = _problem(lambda: context.load_cert_chain(api.certfile, api.keyfile or None, ""))
         if problem:
             text = f"api.certfile: must be a certificate with its key, got {api.certfile!r}: {problem}"
-            yield Finding("api.certfile", text, fatal=False)  # clients of MQTT do not wait for the dashboard
+            yield Finding("api.certfile", text, fatal=False)  # MQTT clients do not depend on the dashboard
 
 
 def _addresses(settings: Settings) -> Iterator[Finding]:
     if "LISTEN_FDS" in os.environ:
-        return  # sockets of the service manager listen already, wherever that is
+        return  # sockets of the service manager are already listening, on any address
     bound = {f"listeners.{name}.bind": one.bind for name, one in settings.listeners.items()}
     for key, bind in (("api.bind", settings.api.bind), ("prometheus.bind", settings.prometheus.bind)):
         if bind != "disabled":
@@ -164,7 +164,7 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Whether the kernel has both addresses listen: a wildcard takes the port of every address."""
+    """Returns whether the addresses conflict: a wildcard takes the port of every address."""
     if unix_path(one) is not None or unix_path(other) is not None:
         return one == other
     (host, port), (other_host, other_port) = parse_address(one), parse_address(other)
@@ -187,7 +187,7 @@ def _everywhere(wildcard: str, host: str) -> bool:
 
 
 def _cannot_bind(listener: Listener) -> str:
-    """What is in the way of the address but for others that listen there; empty: nothing."""
+    """Returns the obstacle to binding, other listeners apart; empty without one."""
     path = unix_path(listener.bind)
     if path is not None:
         return "" if os.path.isdir(os.path.dirname(path)) else "no such directory"
@@ -195,7 +195,7 @@ def _cannot_bind(listener: Listener) -> str:
     try:
         address = ip_address(host)
     except ValueError:
-        return ""  # a name, which a server would have to be asked about
+        return ""  # a host name, which would need a DNS server
     with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:
         return _problem(lambda: probe.bind((host, 0)))
 
@@ -223,7 +223,7 @@ def _process(settings: Settings) -> Iterator[Finding]:
 
 
 def _problem(load: Callable[[], object]) -> str:
-    """What a call that reads files or binds says; empty: nothing."""
+    """Returns the error of a call that reads files or binds; empty without one."""
     try:
         load()
     except ssl.SSLError as error:

@@ -1,4 +1,4 @@
-"""Looks at settings in a child process, so that nothing of what they name is loaded into this one."""
+"""Checks settings in a child process, so that nothing they name is loaded into this process."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from shardbroker.preflight.checks import Finding, look
 __all__ = ["check", "findings"]
 
 LONGEST_S = 30
-"""How long a check may take, seconds: modules are made in it, and libraries loaded from a slow disk."""
+"""Longest check, seconds: it imports modules, and loads libraries from a possibly slow disk."""
 
 
 def check(loaded: Loaded) -> list[str]:
-    """Lines about what does not work but keeps no client from the broker. Raises ConfigError for what does."""
+    """Returns lines about faults that keep no client from the broker. Raises ConfigError for those that do."""
     found = findings(loaded.settings)
     if any(one.fatal for one in found):
         raise ConfigError("\n".join(one.line(loaded.source(one.key)) for one in found))
@@ -22,7 +22,7 @@ def check(loaded: Loaded) -> list[str]:
 
 
 def findings(settings: Settings) -> list[Finding]:
-    """As look(). To be called while this process has one thread."""
+    """Returns the findings of look(). Call it while this process has one thread."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""One place in the process tree, and the first lines that run in the process that fills it."""
+"""One place in the process tree, and the first lines that run in its process."""
 
 import ctypes
 import os
@@ -19,14 +19,14 @@ __all__ = ["Child"]
 YOUNG_S = 5.0
 """A process that dies younger than this is restarted with a growing delay."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
-"""Delay of the second restart in a row, doubled from then on, and the longest. The first restart waits for nothing."""
+"""Delay of the second restart in a row, doubled from then on, and the longest delay. The first restart is immediate."""
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 """From linux/prctl.h."""
 
 
 @dataclass
 class Child:
-    """A place in the tree; processes come and go in it."""
+    """A place in the tree, filled by one process after the other."""
 
     place: Place
     process: Any = None
@@ -46,7 +46,7 @@ class Child:
         return self.place.slot
 
     def start(self, signals: StopSignals, topology: Topology) -> None:
-        """Forks a process. Raises OSError if the system has no room for one."""
+        """Forks a process. Raises OSError if the system has no resources for one."""
         self._started_at = time.monotonic()
         self.restart_at = None
         process = multiprocess.get_context("fork").Process(target=_run, args=(self.place, os.getpid(), topology), name=self.title)
@@ -55,9 +55,9 @@ class Child:
         self.process = process
 
     def bury(self, was_ready: bool, signed_off: bool) -> tuple[str, str]:
-        """After its process ended: plans the restart; returns the level and text of a log line.
+        """Plans the restart of a process that has ended; returns the level and text of a log line.
 
-        signed_off: the process had done all that it does when it is told to end.
+        signed_off: the process had completed its shutdown.
         """
         self.process.join()
         pid, code, age = self.process.pid, self.process.exitcode, time.monotonic() - self._started_at
@@ -71,18 +71,18 @@ class Child:
         return "INFO" if ordered else "ERROR", f"{self.title} (pid {pid}) {end} after {age:.1f} s; restart in {delay_s:g} s"
 
     def plan_restart(self, age_s: float) -> float:
-        """Sets when to try again after a process that lived for `age_s`; returns the delay."""
+        """Schedules the restart of a process that lived for `age_s`; returns the delay."""
         delay_s = self._delay_s if age_s < YOUNG_S else 0.0
         self.restart_at = time.monotonic() + delay_s
         self._delay_s = min(BACKOFF_MAX_S, max(BACKOFF_FIRST_S, delay_s * 2))
         return delay_s
 
     def terminate(self) -> None:
-        """Asks the process to stop."""
+        """Sends SIGTERM to the process."""
         self.process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL; reap() is still to be called."""
+        """Sends SIGKILL; the caller still calls reap()."""
         self.process.kill()
 
     def reap(self) -> None:
@@ -103,7 +103,7 @@ def _run(place: Place, parent: int, topology: Topology) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # the supervisor died in between, and nobody will tell us
+        os._exit(1)  # the supervisor died before the request for a death signal
     StopSignals.forget()
     libc.prctl(PR_SET_NAME, f"sb-{place.title}".encode(), 0, 0, 0)
     if place.cores:

@@ -1,11 +1,11 @@
-"""Listening sockets that outlive the broker, so that an upgrade refuses nobody: connections wait in them for the successor.
+"""Listening sockets that outlive the broker, so that an upgrade refuses no connection: they wait in the sockets for the successor.
 
-They come from the service manager when the broker starts, by systemd's protocol (`LISTEN_FDS`, `LISTEN_FDNAMES`), in two ways:
+The service manager passes them when the broker starts, by systemd's protocol (`LISTEN_FDS`, `LISTEN_FDNAMES`), in two forms:
 
-- **activated**: a socket unit has opened it, and its `FileDescriptorName` is the name of a listener. Its address is the unit's
-  affair, and the listener's `bind` is not looked at.
-- **kept**: the broker has opened it and handed a copy to the service manager (`FDSTORE`), which gives it back to the service's next
-  process. Its name is that of the listener behind `KEPT_PREFIX`. It is used if `bind` is still the same, and closed otherwise.
+- **activated**: a socket unit has opened it, and its `FileDescriptorName` is the name of a listener. The unit defines its address,
+  and the listener's `bind` is ignored.
+- **kept**: the broker has opened it and stored a copy with the service manager (`FDSTORE`), which passes it to the service's next
+  process. Its name is that of the listener after `KEPT_PREFIX`. It is used if `bind` is still the same, and closed otherwise.
 """
 
 import os
@@ -21,15 +21,15 @@ from shm.topology import ListenerSockets
 __all__ = ["HeldListener", "HeldSockets", "SocketStore"]
 
 FIRST_DESCRIPTOR = 3
-"""SD_LISTEN_FDS_START: the first one handed over, the others follow it."""
+"""SD_LISTEN_FDS_START: the first descriptor passed, followed by the others."""
 KEPT_PREFIX = "shardbroker."
-"""Before the listener's name; a listener's own name has no dot in it, so the two kinds never meet."""
+"""Prefix of the listener's name; a listener's own name has no dot in it, so the two kinds never collide."""
 VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 @dataclass(frozen=True)
 class HeldListener:
-    """What there is for one listener."""
+    """The held sockets of one listener."""
 
     descriptors: tuple[int, ...] = ()
     activated: bool = False
@@ -37,13 +37,13 @@ class HeldListener:
 
 @dataclass
 class HeldSockets:
-    """All that was handed over and is not taken yet, by name."""
+    """The sockets passed and not taken yet, by name."""
 
     by_name: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
     def handed_over(cls, environment: MutableMapping[str, str] | None = None) -> "HeldSockets":
-        """What the service manager has handed to this process; takes it out of the environment. Raises StartError."""
+        """Returns the sockets passed to this process, and removes the variables from the environment. Raises StartError."""
         environment = os.environ if environment is None else environment
         pid, count, names = (environment.pop(name, "") for name in VARIABLES)
         held = cls()
@@ -66,7 +66,7 @@ class HeldSockets:
         return held
 
     def take(self, name: str, bind: str) -> HeldListener:
-        """What there is for the listener of this name."""
+        """Takes the sockets of the listener of this name."""
         activated, kept = self.by_name.pop(name, []), self.by_name.pop(KEPT_PREFIX + name, [])
         fits = [one for one in kept if not activated and _address_of(one) == _wanted(bind)]
         for descriptor in kept:
@@ -75,8 +75,8 @@ class HeldSockets:
         return HeldListener(tuple(activated or fits), bool(activated))
 
     def finish(self, listeners: Iterable[str]) -> None:
-        """Nothing may be left. Raises StartError for a socket of a unit that no listener is there for: clients would wait in it for
-        ever. What was kept for a listener that is gone is closed."""
+        """Checks that no socket is left. Raises StartError for a socket of a unit without a listener: clients would wait in it for
+        ever. Kept sockets of removed listeners are closed."""
         left, self.by_name = self.by_name, {}
         for descriptor in (one for descriptors in left.values() for one in descriptors):
             os.close(descriptor)
@@ -89,14 +89,14 @@ class HeldSockets:
 
 
 class SocketStore:
-    """Has the service manager keep the broker's own listening sockets, as they are now."""
+    """Stores the broker's own listening sockets with the service manager."""
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
         self._kept: dict[str, tuple[int, ...]] = {}
 
     def follow(self, listeners: Iterable[ListenerSockets]) -> None:
-        """Listeners have come, changed or gone."""
+        """Updates the stored sockets after listeners were added, changed or removed."""
         own = {one.name: one.descriptors for one in listeners if not one.activated}
         for name in self._kept.keys() - own.keys():
             self._notifier.forget_sockets(KEPT_PREFIX + name)

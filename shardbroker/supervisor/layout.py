@@ -1,7 +1,7 @@
 """Lays out a broker before its processes start: lock, segments, descriptors, listening sockets.
 
-All of it is made by the supervisor and inherited by fork, so a process that is killed and started again finds everything as it was:
-connections wait in the listening sockets, handed-over sockets in the channels, messages in the rings.
+The supervisor makes all of it, and processes inherit it by fork, so a process that is killed and restarted finds everything
+unchanged: connections wait in the listening sockets, handed-over sockets in the channels, messages in the rings.
 """
 
 import fcntl
@@ -50,19 +50,19 @@ __all__ = [
 ]
 
 WORKERS_FILE = "workers"
-"""In the directory of the journals: the number of the division (shm/partitions.py) that they were written by."""
+"""File in the directory of the journals: the number of the division (shm/partitions.py) that wrote them."""
 UNKNOWN_WORKERS = PROCESSES_MAX + 1
-"""Stands for that number when the file is damaged: no broker has so many workers, so every journal is read."""
+"""Replaces that number if the file is damaged: no broker has so many workers, so every journal is read."""
 HANDOVER_BYTES = 4 << 20
-"""Send buffer of a hand-over channel: thousands of sockets on their way to a busy worker."""
+"""Send buffer of a hand-over channel: thousands of sockets in transit to a busy worker."""
 SO_SNDBUFFORCE = 32
-"""From asm-generic/socket.h: like SO_SNDBUF, but not capped by net.core.wmem_max; only for the privileged."""
+"""From asm-generic/socket.h: like SO_SNDBUF, but not capped by net.core.wmem_max; privileged processes only."""
 RING_MAX, RING_MIN, RINGS_TOTAL = 4 << 20, 1 << 16, 512 << 20
-"""Bytes of one ring at most and at least, and of all rings together when `process.ring_size` is auto."""
+"""Most and least bytes of one ring, and of all rings together when `process.ring_size` is auto."""
 
 
 def lock_data_dir(data_dir: Path) -> int:
-    """Takes the data directory for this broker; returns the descriptor that holds the lock. Raises StartError."""
+    """Locks the data directory for this broker; returns the descriptor that holds the lock. Raises StartError."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -88,7 +88,7 @@ def lay_out(
 ) -> Topology:  # fmt: skip
     """Creates everything that the processes share. The caller holds the lock of the data directory. Raises StartError.
 
-    After an error nothing is left of what was made.
+    After an error nothing remains.
     """
     process = settings.process
     data_dir = process.data_dir.resolve()
@@ -149,7 +149,7 @@ def lay_out(
 
 
 def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
-    """In what is read before the workers start."""
+    """Returns damage in files that are read before the workers start."""
     found = []
     if written_by == UNKNOWN_WORKERS:
         found.append(f"{data_dir}/journal/{WORKERS_FILE}: damaged, so every journal is read")
@@ -169,8 +169,8 @@ def _create_shared(topology: Topology) -> None:
 
 
 def journals_written_by(data_dir: Path) -> int:
-    """Number of the division by which the sessions are in the journals; 0: nobody has written any; UNKNOWN_WORKERS: all journals
-    there are have to be read. Raises StartError."""
+    """Returns the number of the division that wrote the journals; 0: there are no journals; UNKNOWN_WORKERS: all existing journals
+    must be read. Raises StartError."""
     path = data_dir / "journal" / WORKERS_FILE
     try:
         return read_number(path) or 0
@@ -181,9 +181,9 @@ def journals_written_by(data_dir: Path) -> int:
 
 
 def set_written_by(data_dir: Path, division: Division) -> None:
-    """Every worker has the sessions that belong to it in its own journal. Those of workers that there are no more are set aside.
+    """Records that every worker has its sessions in its own journal, and sets aside the journals of workers that no longer exist.
 
-    It is on the disk when this returns, at whatever level. Raises OSError.
+    The record is on the disk when this returns, at any level. Raises OSError.
     """
     journals = data_dir / "journal"
     journals.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -195,8 +195,8 @@ def set_written_by(data_dir: Path, division: Division) -> None:
 
 
 def tear_down(topology: Topology, keep_paths: bool = False) -> None:
-    """Removes what lay_out made in shared memory and closes its descriptors; paths of unix sockets only if nobody else keeps them
-    open. What a worker has sent to another that had ended already stays for the next start."""
+    """Removes what lay_out made in shared memory and closes its descriptors; paths of unix sockets only if the service manager does
+    not keep them open. Records for a worker that had already ended are kept for the next start."""
     if topology.settings.durability.level != "none" and _unread(topology):
         set_aside(topology.runtime_dir)
     cleanup(topology.runtime_dir)
@@ -209,12 +209,12 @@ def tear_down(topology: Topology, keep_paths: bool = False) -> None:
 
 
 def usable_cores() -> list[int]:
-    """Cores that this process may run on."""
+    """Returns the cores that this process may run on."""
     return sorted(psutil.Process().cpu_affinity() or [0])
 
 
 def chosen_cores(key: str, text: str, usable: list[int]) -> list[int]:
-    """Those of a setting; none if it is auto. Raises StartError for one that the broker may not run on."""
+    """Returns the cores of a setting; empty for auto. Raises StartError for a core that the broker may not run on."""
     chosen = [] if text == "auto" else core_numbers(text)
     strange = [core for core in chosen if core not in usable]
     if strange:
@@ -224,7 +224,7 @@ def chosen_cores(key: str, text: str, usable: list[int]) -> list[int]:
 
 
 def chosen_weights(text: str, workers: int) -> tuple[int, ...]:
-    """One for each worker; none if it is auto. Raises StartError."""
+    """Returns a weight for each worker; empty for auto. Raises StartError."""
     weights = () if text == "auto" else weight_numbers(text)
     if weights and len(weights) != workers:
         raise StartError(
@@ -234,7 +234,7 @@ def chosen_weights(text: str, workers: int) -> tuple[int, ...]:
 
 
 def _ring_bytes(setting: int | str, inboxes: int) -> int:
-    """A power of two: the largest up to the setting."""
+    """Returns the largest power of two up to the setting."""
     wanted = int(setting) if setting != "auto" else max(RING_MIN, min(RING_MAX, RINGS_TOTAL // inboxes**2))
     return 1 << (wanted.bit_length() - 1)
 
@@ -269,7 +269,7 @@ def _pair(undo: ExitStack, kind: int) -> tuple[int, int]:
 
 
 def _unread(topology: Topology) -> bool:
-    """Whether something lies in a ring between two workers, which are gone."""
+    """Returns whether a ring between two workers, which have ended, still has records."""
     for worker in range(topology.workers):
         try:
             inbox = Inbox.attach(topology.inbox_name(worker))

@@ -1,7 +1,7 @@
-"""Listeners that come, change and go while the broker runs, and TLS files that change beneath them.
+"""Changes of listeners while the broker runs, and changes of their TLS files.
 
-The supervisor opens and closes the sockets and tells every acceptor, which takes its own copy with the order; acceptors that are
-started later inherit what is there then. Connections stay, whatever happens to the listener that they came by.
+The supervisor opens and closes the sockets and sends an order to every acceptor, which takes its own copy of the socket with the
+order. Acceptors started later inherit the current sockets. Connections stay open, whatever happens to their listener.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ from shm.topology import ListenerSockets, Topology
 __all__ = ["Listeners"]
 
 ANSWER_S = 5.0
-"""How long an acceptor may take to carry out an order: many times what a pass of it takes."""
+"""Longest wait for an acceptor to carry out an order: many times the duration of a pass."""
 
 Stamp = tuple[int, int, int]
 
 
 class Listeners:
-    """`running`: the numbers of the acceptors that can be told now. `topology` has the listeners as they are."""
+    """`running` returns the numbers of the acceptors that take orders now. `topology` has the current listeners."""
 
     def __init__(self, topology: Topology, counters: Counters, running: Callable[[], Iterable[int]]) -> None:
         self.topology = topology
@@ -45,11 +45,11 @@ class Listeners:
 
     @property
     def with_files(self) -> bool:
-        """Whether there are files to look at."""
+        """Returns whether there are files to check."""
         return any(one.settings.secure for one in self.topology.listeners)
 
     def add(self, name: str, settings: Listener) -> None:
-        """Opens a listener. Raises StartError, and all is as before."""
+        """Opens a listener. Raises StartError, and nothing has changed then."""
         if name in self.names or name in self._stopped:
             raise StartError(f"listener {name} is there already")
         self._open(name, settings)
@@ -63,9 +63,9 @@ class Listeners:
             raise StartError(f"listener {name}: {problem}")
 
     def update(self, name: str, settings: Listener) -> None:
-        """Other settings for connections that come from now on. Another address is opened before the old one goes.
+        """Applies other settings to later connections. A new address is opened before the old one is closed.
 
-        Raises StartError, and all is as before.
+        Raises StartError, and nothing has changed then.
         """
         if name in self._stopped:
             check_tls(name, settings)
@@ -97,14 +97,14 @@ class Listeners:
             unlisten(gone)
 
     def remove(self, name: str) -> None:
-        """Nobody new comes by it; who has come stays. Raises StartError."""
+        """Closes a listener; its connections stay. Raises StartError."""
         if self._stopped.pop(name, None) is None:
             gone = self._find(name)
             self._check_ours(gone)
             self._close(gone)
 
     def stop(self, name: str) -> None:
-        """As remove(), but start() knows it still. Raises StartError."""
+        """Closes a listener like remove(), but keeps its settings for start(). Raises StartError."""
         if name not in self._stopped:
             gone = self._find(name)
             self._check_ours(gone)
@@ -112,7 +112,7 @@ class Listeners:
             self._stopped[name] = gone.settings
 
     def start(self, name: str) -> None:
-        """Opens it again; one that runs goes on. Raises StartError, and all is as before."""
+        """Opens a stopped listener; no effect on a running one. Raises StartError, and nothing has changed then."""
         settings = self._stopped.get(name)
         if settings is None:
             self._find(name)
@@ -126,7 +126,7 @@ class Listeners:
         unlisten(listener)
 
     def carry_out(self, request: dict[str, Any]) -> None:
-        """What the manager asks for (shm/requests.py), as far as it is about listeners. Raises StartError."""
+        """Carries out a request of the manager (shm/requests.py) about listeners. Raises StartError."""
         verb, name = request["verb"], request.get("name", "")
         if verb == "listeners add":
             self.add(name, _parsed(name, request["settings"]))
@@ -144,17 +144,17 @@ class Listeners:
             self.start(name)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The listeners as they are, for whoever shows them. `number` is None for one that is stopped."""
+        """Returns the current listeners for display. `number` is None for a stopped one."""
         open_ = [_row(one.name, one.settings, one.number, one.address.partition("://")[2]) for one in self.topology.listeners]
         return open_ + [_row(name, settings, None, settings.bind) for name, settings in self._stopped.items()]
 
     def look_at_files(self) -> Iterable[tuple[str, str]]:
-        """Has acceptors read TLS files again that have changed; (level, line) for the log."""
+        """Makes acceptors reload changed TLS files; yields (level, line) for the log."""
         for one in self.topology.listeners:
             stamps = _stamps(one.settings)
             if stamps == self._stamps[one.name]:
                 continue
-            self._stamps[one.name] = stamps  # what is wrong is told once, until the files change again
+            self._stamps[one.name] = stamps  # a problem is logged once, until the files change again
             try:
                 check_tls(one.name, one.settings)
             except StartError as error:
@@ -166,7 +166,7 @@ class Listeners:
             )
 
     def acceptor_starts(self, number: int) -> None:
-        """What its predecessor was told and has not read is known to it already."""
+        """Discards unread orders of the acceptor's predecessor: their result is already in its settings."""
         discard_orders(self.topology.receiving_ends("control", number)[0])
 
     def _find(self, name: str) -> ListenerSockets:
@@ -177,12 +177,13 @@ class Listeners:
 
     @staticmethod
     def _check_ours(listener: ListenerSockets) -> None:
-        """Clients would wait for ever in a socket that stays open and that nobody accepts from."""
+        """Refuses changes of a socket owned by the service manager: clients would wait for ever in an open socket without an
+        acceptor."""
         if listener.activated:
             raise StartError(f"listener {listener.name}: its socket is the service manager's; change the socket unit and restart")
 
     def _free_number(self) -> int:
-        """One that no listener has, nor any connection."""
+        """Returns a number that neither a listener nor a connection uses."""
         taken = {one.number for one in self.topology.listeners}
         for number in range(LISTENERS_MAX):
             if number not in taken and not self._counters.sockets(number):
@@ -194,12 +195,12 @@ class Listeners:
         self._stamps = {one.name: self._stamps.get(one.name, _stamps(one.settings)) for one in self.topology.listeners}
 
     def _tell(self, verb: str, listener: ListenerSockets, with_socket: bool = True) -> str:
-        """Tells every acceptor that runs; the first problem that one has, empty if there is none."""
+        """Sends an order to every running acceptor; returns the first problem, or an empty text."""
         problems = []
         for number in self._running():
             channel = self.topology.sending_ends("control")[number]
             while take_answer(channel, 0):
-                pass  # of an order that was given up
+                pass  # answer to an order that had timed out
             try:
                 send_order(channel, Order(verb, listener), listener.descriptors[number] if verb == "put" and with_socket else None)
             except OSError as error:
@@ -225,7 +226,7 @@ def _parsed(name: str, values: dict[str, Any]) -> Listener:
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The new values over the old ones, table by table."""
+    """Returns the old values updated by the new ones, table by table."""
     both = old | new
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(old.get(key), dict):
@@ -234,7 +235,7 @@ def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stamps(settings: Listener) -> tuple[Stamp | None, ...]:
-    """Of all its TLS files: what changes when one of them does."""
+    """Returns stamps of all TLS files, which change with the files."""
     return tuple(_stamp(path) for path in watched_files(settings.tls)) if settings.secure else ()
 
 

@@ -1,4 +1,4 @@
-"""The listening sockets: made by the supervisor, so that connections wait in them while an acceptor is started again."""
+"""The listening sockets: made by the supervisor, so that connections wait in them while an acceptor restarts."""
 
 import errno
 import os
@@ -15,15 +15,15 @@ __all__ = ["StartError", "check_tls", "listen", "unlisten"]
 BACKLOG = 4096
 """Connections that may wait to be accepted on one socket; the kernel caps it with net.core.somaxconn."""
 UNIX_MODE = 0o660
-"""Of a unix socket: whoever is of the broker's user or group may connect; the directory may narrow it further."""
+"""Mode of a unix socket: the broker's user and group may connect; the directory may restrict access further."""
 
 
 class StartError(Exception):
-    """The broker, or a part of it, cannot start; the text says what is in the way."""
+    """The broker, or a part of it, cannot start; the text has the obstacle."""
 
 
 def check_tls(name: str, settings: Listener) -> None:
-    """Whether the listener's TLS files can be used. Raises StartError."""
+    """Checks the TLS files of a listener. Raises StartError."""
     if settings.secure:
         try:
             build_context(settings.tls, settings.over_websocket)
@@ -34,10 +34,10 @@ def check_tls(name: str, settings: Listener) -> None:
 def listen(
     name: str, number: int, settings: Listener, acceptors: int, held: tuple[int, ...] = (), activated: bool = False
 ) -> ListenerSockets:
-    """Opens a listener: its files are checked, its sockets listen. Raises StartError; then nothing of it is left open.
+    """Opens a listener: its files are checked, its sockets listen. Raises StartError; then no part of it is left open.
 
-    `held` listen already. There is one for each acceptor if possible: they share those of a unit, whose owner is another, and of a
-    unix socket; others are opened beside them.
+    `held` sockets are already listening. There is one for each acceptor if possible: acceptors share those of a unit, which has
+    another owner, and of a unix socket; for others, further sockets are opened.
     """
     check_tls(name, settings)
     if activated and len(held) > acceptors:
@@ -63,7 +63,7 @@ def listen(
 
 
 def unlisten(sockets: ListenerSockets, keep_path: bool = False) -> None:
-    """Closes the supervisor's descriptors; the path of a unix socket goes as well, unless somebody keeps the socket open."""
+    """Closes the supervisor's descriptors, and removes the path of a unix socket unless the service manager keeps it open."""
     for descriptor in set(sockets.descriptors):
         os.close(descriptor)
     path = unix_path(sockets.settings.bind)
@@ -83,7 +83,7 @@ def _kept(undo: ExitStack, descriptor: int) -> int:
 
 
 def _shown(descriptor: int) -> tuple[str, int]:
-    """(address as people write it, port or 0) of a socket."""
+    """Returns (address for display, port or 0) of a socket."""
     with socket.socket(fileno=os.dup(descriptor)) as held:
         name = held.getsockname()
         if held.family == socket.AF_UNIX:
@@ -96,11 +96,11 @@ def _host(family: int, host: object) -> str:
 
 
 def _listen_ip(settings: Listener, acceptors: int, undo: ExitStack, held: tuple[int, ...]) -> tuple[tuple[int, ...], str, int]:
-    """A listening socket per acceptor on one address; with port 0 all get the port that the first was given."""
+    """Opens a listening socket per acceptor on one address; with port 0 all get the port assigned to the first."""
     host, port = parse_address(settings.bind)
     descriptors = [*held]
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    # SO_REUSEPORT would let two brokers share a port without a word: see first whether it is taken.
+    # SO_REUSEPORT would let two brokers share a port silently, so the port is probed first.
     if not held:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -118,7 +118,7 @@ def _listen_ip(settings: Listener, acceptors: int, undo: ExitStack, held: tuple[
 
 
 def _listen_unix(path: str, acceptors: int, undo: ExitStack) -> tuple[int, ...]:
-    """One socket for all acceptors: for unix sockets there is no SO_REUSEPORT."""
+    """Opens one socket for all acceptors: unix sockets have no SO_REUSEPORT."""
     _remove_stale(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         before = os.umask(0o777 & ~UNIX_MODE)
@@ -132,7 +132,7 @@ def _listen_unix(path: str, acceptors: int, undo: ExitStack) -> tuple[int, ...]:
 
 
 def _remove_stale(path: str) -> None:
-    """A socket that a killed broker has left behind goes; one that somebody listens on, or another file, does not."""
+    """Removes a socket left behind by a killed broker, but not one in use, nor another file."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise OSError(errno.EEXIST, "there is a file of this name that is no socket")

@@ -1,10 +1,10 @@
-"""What the service manager is told, by systemd's sd_notify(3): ready, reloading, stopping, status, and that the broker is alive.
+"""Notifications to the service manager by systemd's sd_notify(3): ready, reloading, stopping, status, and watchdog.
 
-Nothing is sent where nobody asked for it (`NOTIFY_SOCKET`), and a service manager that takes no messages is not waited for.
+Nothing is sent without `NOTIFY_SOCKET`, and a service manager that reads no messages is not waited for.
 
-The watchdog means something: `WATCHDOG=1` goes out only when the loop of every worker and every acceptor has turned since the one
-before. A loop that has nothing to do turns once a second; one that hangs, or a process that cannot be started again, keeps the
-message back, and when `WatchdogSec` is over the service manager restarts the whole broker.
+The watchdog checks real progress: `WATCHDOG=1` is sent only when the loop of every worker and every acceptor has made a pass since
+the last message. An idle loop makes one pass a second. A loop that hangs, or a process that cannot be restarted, suppresses the
+message, and after `WatchdogSec` the service manager restarts the whole broker.
 """
 
 import os
@@ -17,28 +17,28 @@ from contextlib import suppress
 __all__ = ["LEAST_WATCHDOG_S", "Notifier", "Watchdog"]
 
 LEAST_WATCHDOG_S = 4.0
-"""Shortest `WatchdogSec` that makes sense: a loop that has nothing to do turns once a second, and two looks must see it turn."""
+"""Shortest useful `WatchdogSec`: an idle loop makes one pass a second, and two checks must observe it."""
 LOOKS = 4
-"""Looks at the loops within one `WatchdogSec`."""
+"""Checks of the loops within one `WatchdogSec`."""
 STATUS_S = 10.0
-"""Between two lines of status, which cost the service manager a message each."""
+"""Seconds between two status messages, each of which costs the service manager some work."""
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class Notifier:
-    """One service manager, or none. Takes what it reads out of `environment`: it is not for processes that are started later."""
+    """One service manager, or none. Removes its variables from `environment`: processes started later must not use them."""
 
     def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
         environment = os.environ if environment is None else environment
         given = {name: environment.pop(name, "") for name in VARIABLES}
         self.watchdog_s = _watchdog(given)
-        """Within which a sign of life is wanted; 0.0: none is."""
+        """Interval of the required signs of life; 0.0: none are required."""
         self._socket: socket.socket | None = None
         self._address = given["NOTIFY_SOCKET"]
         if self._address:
             if self._address[0] == "@":
-                self._address = f"\0{self._address[1:]}"  # an abstract one, as it is written
+                self._address = f"\0{self._address[1:]}"  # an abstract one, in its written form
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     @property
@@ -49,7 +49,7 @@ class Notifier:
         self._send(f"READY=1\nSTATUS={status}")
 
     def starting(self, status: str, within_s: float) -> None:
-        """The start takes longer, and makes progress: the service manager is to wait for so much more."""
+        """Extends the start timeout of the service manager, as the start takes longer and makes progress."""
         self._send(f"STATUS={status}\nEXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
     def reloading(self) -> None:
@@ -65,11 +65,11 @@ class Notifier:
         self._send(f"STATUS={text}")
 
     def keep_socket(self, name: str, descriptor: int) -> None:
-        """Has a descriptor kept for the next start (`FileDescriptorStoreMax`)."""
+        """Stores a descriptor for the next start (`FileDescriptorStoreMax`)."""
         self._send(f"FDSTORE=1\nFDNAME={name}", descriptor)
 
     def forget_sockets(self, name: str) -> None:
-        """Those kept under this name go."""
+        """Removes the descriptors stored under this name."""
         self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Notifier:
 
 
 class Watchdog:
-    """Looks whether loops turn. `signs` gives a number for each process that has to: it changes when its loop has turned."""
+    """Checks that loops make passes. `signs` returns a number for each process to watch, which changes with each pass."""
 
     def __init__(self, interval_s: float, signs: Callable[[], Mapping[str, int]], now: float) -> None:
         self._look_s = interval_s / LOOKS
@@ -97,10 +97,10 @@ class Watchdog:
         self._since = now
         self._told = False
         self.due = now + self._look_s
-        """When to look next."""
+        """Time of the next check."""
 
     def look(self, now: float) -> tuple[bool, str]:
-        """(whether everybody has turned since the last time that this was true, a line for the log or "")."""
+        """Returns (whether every loop has made a pass since the last time this was true, a line for the log or "")."""
         self.due = now + self._look_s
         signs = self._signs()
         self._turned = {name for name in signs if name in self._turned or signs[name] != self._seen.get(name)}

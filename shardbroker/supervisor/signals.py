@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a count, SIGHUP as a wish, and a descriptor to wait on."""
+"""SIGTERM and SIGINT as a count, SIGHUP as a request to reload, and a descriptor to wait on."""
 
 import signal
 import socket
@@ -13,7 +13,7 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT only count, and SIGHUP sets `reload`; what was there before comes back at the end.
+    """While entered, SIGTERM and SIGINT only count, and SIGHUP sets `reload`; the previous handlers are restored at the end.
 
     Main thread only.
     """
@@ -47,11 +47,11 @@ class StopSignals:
             self.count += 1
 
     def fileno(self) -> int:
-        """Readable after a signal, until clear()."""
+        """Returns a descriptor that is readable after a signal, until clear()."""
         return self._reader.fileno()
 
     def clear(self) -> None:
-        """Makes the descriptor wait for the next signal; the count stays."""
+        """Resets the descriptor to wait for the next signal; the count stays."""
         try:
             self._reader.recv(4096)
         except BlockingIOError:
@@ -59,7 +59,7 @@ class StopSignals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """For the time around a fork: a signal to the child must not end in the handler that it inherits."""
+        """Blocks signals around a fork: a signal to the child must not run the handler that it inherits."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
         try:
             yield
@@ -68,8 +68,8 @@ class StopSignals:
 
     @staticmethod
     def forget() -> None:
-        """In a new process: SIGTERM ends it until it says otherwise; SIGINT and SIGHUP from a terminal are the
-        supervisor's alone."""
+        """Resets signals in a new process: SIGTERM ends it until it sets a handler; SIGINT and SIGHUP from a terminal are for the
+        supervisor only."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -31,21 +31,21 @@ from shm.topology import LeftOver, Topology
 __all__ = ["Supervisor"]
 
 STOP_MARGIN_S = 5.0
-"""What a stop takes besides waiting for processes, at most: files and segments are removed."""
+"""Longest time of a stop besides waiting for processes: files and segments are removed."""
 NO_PROGRESS_S = 60.0
-"""How long a process that starts may show no progress; a recovery shows some with each block, and takes as long as it takes."""
+"""Longest time without progress of a process that starts; a recovery makes progress with each block, and may take any time."""
 START_ATTEMPTS = 5
 """Processes in a row that die before they were ready, after which a broker that never was ready gives up."""
 LEFT_OVER_S = 5.0
-"""How long the rings of a broker that was killed stay after all are ready: a worker that dies right then needs them once more."""
+"""Seconds that the rings of a killed broker are kept after all processes are ready: a worker that dies then needs them."""
 FILES_S = 1.0
-"""Between two looks at the TLS files of listeners; there is no look without any."""
+"""Seconds between two checks of the listeners' TLS files; without files there is no check."""
 RELOAD_S = 30.0
-"""How long the manager may take to read the configuration again, before the service manager is told that it is done with."""
+"""Longest wait for the manager to reload the configuration, before the service manager is notified of the end."""
 DISTRUSTED_LINES = 10
-"""Names in shared memory that belong to other users and are logged, at most."""
+"""Most names in shared memory of other users that are logged."""
 READY_POLL_S = 0.02
-"""Processes say that they are ready in shared memory, which cannot be waited on."""
+"""Processes publish their state in shared memory, which cannot be waited on."""
 
 
 class Supervisor:
@@ -57,7 +57,7 @@ class Supervisor:
         self._roles = roles
         for role in roles:
             if not role.loads_late:
-                load(role.entry)  # here and not earlier: commands which start nothing do not load the data plane
+                load(role.entry)  # not earlier: commands that start nothing do not load the data plane
         self._ready = False
         self._exposures: list[str] = []
         self._left_over: tuple[LeftOver, ...] = ()
@@ -71,7 +71,7 @@ class Supervisor:
         self._children: list[Child] = []
 
     def run(self) -> int:
-        """Starts, watches, drains; returns the exit code. Raises StartError."""
+        """Starts, watches and drains the processes; returns the exit code. Raises StartError."""
         with StopSignals() as self._signals:
             lock = lock_data_dir(self._settings.process.data_dir)
             try:
@@ -86,7 +86,7 @@ class Supervisor:
                     self._serve(topology)
                 finally:
                     tear_down(self._listeners.topology, keep_paths=self._notifier.listened_to)
-                    del self._listeners  # it knows this object: counters stay mapped while they know each other
+                    del self._listeners  # it refers to this object: counters stay mapped while both refer to each other
             finally:
                 os.close(lock)
                 self._notifier.close()
@@ -105,7 +105,7 @@ class Supervisor:
         finally:
             self._notifier.stopping("sending clients away", self._longest_drain_s())
             self._drain()
-            forget_left_over(self._left_over)  # there are some only if everybody was ready: it is all in the journals
+            forget_left_over(self._left_over)  # there are some only if every process was ready: their records are in the journals
 
     def _children_to_start(self, topology: Topology) -> list[Child]:
         settings = topology.settings
@@ -116,7 +116,7 @@ class Supervisor:
         return [Child(place) for place in topology.places if place.role.is_needed(settings, listeners)]
 
     def _start_what_is_needed(self) -> None:
-        """Starts processes that are needed since listeners or settings have changed; they stay then."""
+        """Starts processes that listeners or settings now need; they stay from then on."""
         topology = self._listeners.topology
         settings = in_force(topology.runtime_dir, topology.settings)
         listeners = [one.settings for one in topology.listeners]
@@ -150,7 +150,7 @@ class Supervisor:
         ]
 
     def _answer_request(self, channel: int) -> None:
-        """One of the manager's, which gets the problem, or the listeners as they are now."""
+        """Answers a request of the manager with the problem, or with the current listeners."""
         request = take_request(channel)
         if request is None:
             return
@@ -190,7 +190,7 @@ class Supervisor:
         (requests,) = self._listeners.topology.receiving_ends("requests")
         ended = wait([*sentinels, self._signals, requests], timeout_s)
         if self._signals.count:
-            return  # children may have got the signal as well: those are no deaths
+            return  # children may have got the signal as well: those ends are not deaths
         if self._signals.reload:
             self._signals.clear()
             self._signals.reload = False
@@ -211,7 +211,7 @@ class Supervisor:
                 self._start(child)
 
     def _look_around(self, now: float) -> None:
-        """What is looked at now and then once the broker serves."""
+        """Runs the periodic checks while the broker serves."""
         if self._files_due <= now:
             self._look_at_files()
         if self._reload_until <= now:
@@ -227,7 +227,8 @@ class Supervisor:
                 _say(line)
 
     def _signs_of_life(self) -> dict[str, int]:
-        """Of each process that clients wait for, a number that changes when its loop has turned or its recovery goes on."""
+        """Returns for each process that clients depend on a number that changes with a pass of its loop or progress of its
+        recovery."""
         return {
             child.title: self._counters.recorded(child.slot, "pass_us") + self._counters.heartbeat(child.slot)
             for child in self._children
@@ -241,7 +242,7 @@ class Supervisor:
         return f"{'not ready: ' + ', '.join(down) if down else 'all processes ready'}; {counts}"
 
     def _tell_manager_to_reload(self) -> None:
-        """The manager knows what can change while the broker runs, and says in the log what has."""
+        """Starts a reload in the manager, which knows what may change while the broker runs, and logs what has changed."""
         manager = next(child for child in self._children if child.slot == self._listeners.topology.manager)
         self._notifier.reloading()
         self._reload_until = time.monotonic() + RELOAD_S
@@ -259,17 +260,18 @@ class Supervisor:
 
     def _bury(self, child: Child) -> None:
         state = self._counters.state(child.slot)
-        # Before anything else: acceptors hold new connections of a worker that is down.
+        # First of all, since acceptors hold new connections of a worker that is down.
         self._counters.set_state(child.slot, ProcessState.DOWN)
-        # Its connections went with it, and must not stand in the way of those that come back.
+        # Its connections are lost with it, and must not block clients that reconnect.
         self._counters.reset_gauges(child.slot)
-        # A process that is told to end says DOWN itself, as the last thing.
+        # A process that was sent SIGTERM sets DOWN itself, as its last action.
         level, text = child.bury(state == ProcessState.READY, state == ProcessState.DOWN)
         _say(text, level)
         self._give_up_on(child)
 
     def _give_up_on(self, child: Child) -> None:
-        """Once the broker has served, a process that cannot start is tried for ever: the others go on without it."""
+        """Ends a start that fails repeatedly. Once the broker has served, a process that cannot start is retried for ever, while
+        the others continue."""
         if not self._ready and child.failed_starts >= START_ATTEMPTS:
             raise StartError(f"{child.title} failed {child.failed_starts} times before it was ready; see the lines above")
 
@@ -293,7 +295,7 @@ class Supervisor:
             self._look_for_progress(child)
 
     def _warn_of_exposures(self) -> None:
-        """Each is told once, until it is gone."""
+        """Logs each exposure once, until it is removed."""
         topology = self._listeners.topology
         settings = in_force(topology.runtime_dir, topology.settings)
         found = [*exposures(settings, ((one.name, one.settings) for one in topology.listeners))]
@@ -316,7 +318,7 @@ class Supervisor:
         self._status_due = time.monotonic() + STATUS_S if self._notifier.listened_to else inf
 
     def _look_for_progress(self, child: Child) -> None:
-        """Gives up on one that hangs."""
+        """Gives up on a process that hangs."""
         beat, now = self._counters.heartbeat(child.slot), time.monotonic()
         before, since = self._beats.setdefault(child.slot, (beat, now))
         if beat != before or child.process is None:
@@ -331,14 +333,14 @@ class Supervisor:
         try:
             set_written_by(topology.data_dir, topology.division)
         except OSError as error:
-            # Sessions have moved to the journals of these workers: were that not on record, the next start would not find them.
+            # Sessions have moved to the journals of these workers: without this record, the next start would not find them.
             if topology.written_by != topology.division.number:
                 raise StartError(f"{topology.data_dir}/journal: {error.strerror}: the number of workers cannot be noted") from None
 
     # --- draining -----------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """First no new clients are accepted; then the roles end in their order."""
+        """Stops accepting clients, then ends the roles in their order."""
         process = self._settings.process
         (requests,) = self._listeners.topology.receiving_ends("requests")
         end_requests(requests)  # or the manager would wait for an answer and not end in time
@@ -359,13 +361,14 @@ class Supervisor:
                 child.reap()
 
     def _longest_drain_s(self) -> float:
-        """Acceptors stop accepting, then each group of processes ends in turn, and who does not is killed."""
+        """Returns the longest duration of a drain: acceptors stop accepting, then each group ends in turn, and late processes are
+        killed."""
         process = self._settings.process
         steps = 1 + len({role.drain_order for role in self._roles})
         return process.drain_time + process.drain_timeout * steps + STOP_MARGIN_S
 
     def _await_no_more_clients(self, accepting: list[Child]) -> None:
-        """Until every acceptor has stopped accepting, has ended, or time is up."""
+        """Waits until every acceptor has stopped accepting or has ended, or time is up."""
         deadline = time.monotonic() + self._settings.process.drain_timeout
         while time.monotonic() < deadline and self._signals.count < 2:
             if not any(child.process.is_alive() and self._counters.state(child.slot) == ProcessState.READY for child in accepting):
@@ -373,17 +376,17 @@ class Supervisor:
             time.sleep(READY_POLL_S)
 
     def _await_end(self, group: list[Child], deadline: float) -> list[Child]:
-        """Until all have ended, time is up, or a second signal asks to hurry; returns those that have not ended."""
+        """Waits until all have ended, time is up, or a second signal arrives; returns those that have not ended."""
         alive = {child.process.sentinel: child for child in group}
         while alive and self._signals.count < 2:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
             self._signals.clear()
-            if self._signals.count < 2:  # a signal between the first look and clear() must not be slept over
+            if self._signals.count < 2:  # a signal between the first check and clear() must not be slept over
                 for ended in wait([*alive, self._signals], left_s):
                     if ended in alive:
-                        self._counters.set_state(alive.pop(ended).slot, ProcessState.DOWN)  # others wait for what it sends
+                        self._counters.set_state(alive.pop(ended).slot, ProcessState.DOWN)  # others wait for its last records
         return list(alive.values())
 
 
@@ -397,4 +400,4 @@ def _say(text: str, level: str = "ERROR") -> None:
     try:
         print(f"{at} {level} supervisor {text}", file=sys.stderr, flush=True)
     except OSError:
-        pass  # nobody reads our standard error any more; the broker goes on
+        pass  # standard error is closed; the broker continues
