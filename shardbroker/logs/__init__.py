@@ -1,5 +1,5 @@
-"""Log lines, which every plane writes.
+"""Log lines, written by every plane.
 
-`log` writes lines in batches on a thread of its own, so that a slow standard error stops nothing and fills no memory. `lines` makes
-the lines of clients from the events that workers send.
+`log` writes lines in batches on a thread of its own, so that a slow standard error neither blocks the process nor fills its memory.
+`lines` formats the lines about clients from the events of workers.
 """

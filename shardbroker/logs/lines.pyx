@@ -1,6 +1,6 @@
-"""Log lines about clients: one for each that connects, at a level of its own, and one for each that goes or is refused.
+"""Log lines about clients: one for each connect, at a level of its own, and one for each disconnect or refusal.
 
-Compiled, because thousands of clients may go in a second and each gets its line.
+Compiled, because thousands of clients may disconnect in a second, with a line each.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -27,7 +27,7 @@ cdef uint64_t STAMP_MAX_MS = 253402300799999  # 9999-12-31T23:59:59.999: later y
 
 def _reason(int code) -> bytes:
     if code == 0:
-        name = "normal_disconnection"      # 0x00 has a name for each packet that it stands in; MQTT 5.0 §3.14.2.1
+        name = "normal_disconnection"      # 0x00 has a name for each packet that uses it; MQTT 5.0 §3.14.2.1
     else:
         name = REASON_CODES[code][0] if code in REASON_CODES else "unknown"
     return f" reason=0x{code:02x} {name} side=".encode()
@@ -43,12 +43,12 @@ cdef bytes stamped = b""
 
 
 def stamp(uint64_t at_ms) -> str:
-    """A time in Unix milliseconds as ISO 8601, UTC."""
+    """Formats Unix milliseconds as ISO 8601, UTC."""
     return stamp_of(at_ms).decode("ascii")
 
 
 cdef bytes stamp_of(uint64_t at_ms):
-    """Formats only the milliseconds as long as the second stays the same. A time beyond STAMP_MAX_MS becomes that time."""
+    """Formats only the milliseconds while the second is unchanged. A time beyond STAMP_MAX_MS becomes that time."""
     global stamped, stamped_s
     cdef uint64_t at = min(at_ms, STAMP_MAX_MS), seconds = at // 1000, rest = at % 1000
     cdef bytes text
@@ -65,7 +65,7 @@ cdef bytes stamp_of(uint64_t at_ms):
 
 
 cdef bint plain(const uint8_t* text, size_t size) noexcept:
-    """Printable ASCII that needs neither quotes nor escapes."""
+    """Returns whether text is printable ASCII that needs neither quotes nor escapes."""
     cdef size_t i
     cdef uint8_t c
     for i in range(size):
@@ -76,7 +76,7 @@ cdef bint plain(const uint8_t* text, size_t size) noexcept:
 
 
 def escaped(bytes text not None, bint always_quoted=False) -> bytes:
-    """Quoted if need be; whatever is not printable is escaped, so that no client can write log lines of its own."""
+    """Returns text, quoted if necessary; unprintable characters are escaped, so that no client can forge log lines."""
     if not always_quoted and plain(<const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)):
         return text
     shown = text.decode(errors="backslashreplace")
@@ -92,7 +92,7 @@ def _escape(str c) -> str:
 
 
 def client_line(bytes event not None, bytes connected_level not None=b"DEBUG") -> bytes:
-    """The whole line of an event (shm.events), with time, level and line end. Raises EventError."""
+    """Returns the whole line of an event (shm.events), with time, level and line end. Raises EventError."""
     cdef EventHeader header
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(event)
     cdef bytes client_id, detail, who
@@ -121,7 +121,7 @@ def client_line(bytes event not None, bytes connected_level not None=b"DEBUG") -
 
 
 cdef bytes join(tuple parts):
-    """Cheaper than b"".join, which asks each part for its buffer."""
+    """Joins bytes objects. It is cheaper than b"".join, which requests the buffer of each part."""
     cdef Py_ssize_t size = 0
     cdef bytes part, whole
     cdef char* target
@@ -136,7 +136,7 @@ cdef bytes join(tuple parts):
 
 
 def is_connected(bytes event not None) -> bool:
-    """Whether an event is of a client that came. Raises EventError for what is no event."""
+    """Returns whether an event is a connect. Raises EventError for a malformed event."""
     cdef EventHeader header
     check(<const uint8_t*>PyBytes_AS_STRING(event), PyBytes_GET_SIZE(event), &header)
     return header.kind == EVENT_CONNECTED

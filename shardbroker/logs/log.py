@@ -1,7 +1,7 @@
 """Log lines of the management plane, written in batches to standard error by a thread of its own.
 
-The thread alone waits for whoever reads standard error. Lines that come meanwhile gather up to PENDING_MAX, further ones are
-counted, and the count is written where they would have stood, when there is room again.
+Only the thread waits for the reader of standard error. Lines added meanwhile are gathered up to PENDING_MAX. Further ones are
+dropped and counted, and the count is written in their place when there is room again.
 """
 
 import os
@@ -16,32 +16,32 @@ __all__ = ["LEVELS", "Log"]
 
 LEVELS = ("debug", "info", "warning", "error")
 PENDING_MAX = 1 << 20
-"""Bytes of lines that wait for a slow standard error: some 7,000 lines."""
+"""Bytes of lines kept for a slow standard error: some 7,000 lines."""
 CLOSE_TIMEOUT_S = 1.0
-"""How long close() waits for what is still to be written."""
+"""Longest wait of close() for the remaining lines."""
 
 
 class Log:
-    """Gathers lines at `level` and above; flush() has them written."""
+    """Gathers lines at `level` and above; flush() starts writing them."""
 
     def __init__(self, level: str = "info", descriptor: int | None = None) -> None:
         self.level = level
-        """May be changed at any time."""
+        """It may be changed at any time."""
         self._descriptor = sys.stderr.fileno() if descriptor is None else descriptor
         self._gathered = bytearray()
         self._dropped = 0
         self._closing = False
         self._changed = threading.Condition()
-        # A daemon: a reader that never comes back must not keep the process from ending.
+        # A daemon thread: a reader that never resumes must not keep the process from ending.
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
         self._thread.start()
 
     def enabled(self, level: str) -> bool:
-        """Whether lines of this level are written."""
+        """Returns whether lines of this level are written."""
         return LEVELS.index(level) >= LEVELS.index(self.level)
 
     def add(self, level: str, text: str, at_ms: int | None = None) -> None:
-        """Adds a line, or counts it as dropped if too many wait. `at_ms`: Unix milliseconds, now if not given."""
+        """Adds a line, or counts it as dropped if too many are pending. `at_ms`: Unix milliseconds, by default now."""
         if not self.enabled(level):
             return
         at_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
@@ -51,7 +51,7 @@ class Log:
                 self._dropped += 1
 
     def add_lines(self, lines: list[bytes]) -> None:
-        """Adds whole lines, with their ends, whatever their level says."""
+        """Adds whole lines, with their ends, whatever their level."""
         with self._changed:
             for number, line in enumerate(lines):
                 if not self._gather(line):
@@ -59,7 +59,7 @@ class Log:
                     break
 
     def _gather(self, line: bytes) -> bool:
-        """Whether there is room for a line. Those that were dropped before it are told before it."""
+        """Gathers a line, after a line with the number of lines dropped before it; False without room."""
         line = self._told() + line
         if len(self._gathered) + len(line) > PENDING_MAX:
             return False
@@ -68,14 +68,14 @@ class Log:
         return True
 
     def _told(self) -> bytes:
-        """How many lines were dropped, as a line; nothing if none were."""
+        """Returns a line with the number of dropped lines; empty if none were dropped."""
         if not self._dropped:
             return b""
         now_ms = time.time_ns() // 1_000_000
         return f"{stamp(now_ms)} WARNING {self._dropped} log lines dropped: standard error is too slow\n".encode()
 
     def flush(self) -> None:
-        """Has the thread write what was added."""
+        """Wakes the thread to write the added lines."""
         with self._changed:
             if self._gathered or self._dropped:
                 self._changed.notify()
@@ -92,17 +92,17 @@ class Log:
             try:
                 self._write_all(batch)
             except OSError:
-                pass  # nobody reads any more; that is no reason to stop
+                pass  # standard error is closed; that is no reason to stop
 
     def _write_all(self, batch: bytes) -> None:
         while batch:
             try:
                 batch = batch[os.write(self._descriptor, batch) :]
-            except BlockingIOError:  # whoever started the broker made its standard error so
+            except BlockingIOError:  # standard error was made non-blocking by the process that started the broker
                 select.select([], [self._descriptor], [])
 
     def _next_batch(self) -> bytes:
-        """What was added since the last time; empty at the end."""
+        """Returns the lines added since the last call; empty at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._gathered or self._dropped or self._closing)
             batch = bytes(self._gathered) + self._told()
