@@ -1,7 +1,8 @@
-"""Users, rules and bans as an administrator handles them: what `shardbroker ctl users|acl|banned` calls, and the manager.
+"""Administration of users, rules and bans, for `shardbroker ctl users|acl|banned` and for the manager.
 
-Every change is one LMDB transaction in the data directory; then a running broker is told. It needs no socket for that: the
-generation in the shared counters moves, and workers and integrations look within some ten milliseconds (`Counters.access_changed`).
+Every change is one LMDB transaction in the data directory, followed by a notification of the running broker. That needs no socket:
+the generation in the shared counters increases, and workers and integrations check it within some ten milliseconds
+(`Counters.access_changed`).
 """
 
 import time
@@ -28,15 +29,15 @@ __all__ = ["AccessAdmin", "AccessError"]
 USER_KINDS = ("username", "clientid")
 RULE_KINDS = ("username", "clientid", "all")
 NAME_MAX = 65535
-"""Bytes of a user name or client id, by the protocol."""
+"""Limit of a user name or client id by the protocol, bytes."""
 
 
 class AccessError(Exception):
-    """What was asked for cannot be done: why, and what is allowed."""
+    """The request cannot be carried out: the text has the reason, and what is allowed."""
 
 
 class AccessAdmin:
-    """Opens the stores of one data directory. `counters`: of the broker that runs there, if this is one of its processes."""
+    """Opens the stores of one data directory. `counters`: of the running broker, if this is one of its processes."""
 
     def __init__(self, settings: Any, data_dir: Path, counters: Counters | None = None) -> None:
         self._settings = settings
@@ -59,19 +60,19 @@ class AccessAdmin:
     # --- users ------------------------------------------------------------------------------------------------------------------
 
     def users(self, kind: str = "username") -> list[dict[str, Any]]:
-        """Names and flags; hashes stay where they are."""
+        """Returns names and flags; hashes are never returned."""
         _one_of("kind", kind, USER_KINDS)
         return [{"name": user.name, "superuser": user.is_superuser} for user in self._user_store.all(kind)]
 
     def scram_users(self) -> list[dict[str, Any]]:
-        """Names and flags of those that authenticate by SCRAM."""
+        """Returns names and flags of users that authenticate by SCRAM."""
         return [
             {"name": user.name, "superuser": user.is_superuser, "iterations": user.iterations}
             for user in self._user_store.all_scram()
         ]
 
     def add_user(self, name: str, password: str, *, kind: str = "username", superuser: bool = False, scram: bool = False) -> None:
-        """Adds a user, or gives one that there is another password."""
+        """Adds a user, or replaces the password of an existing one."""
         _one_of("kind", kind, USER_KINDS)
         _name(name)
         if not password:
@@ -85,7 +86,7 @@ class AccessAdmin:
         self._changed()
 
     def add_hashed_user(self, name: str, stored: str, *, kind: str = "username", salt: str = "", superuser: bool = False) -> None:
-        """A user whose hash was made elsewhere: argon2 or bcrypt text, which say themselves what they are."""
+        """Adds a user with an existing hash: argon2 or bcrypt text, which name their algorithm."""
         _one_of("kind", kind, USER_KINDS)
         _name(name)
         if not stored.startswith(("$argon2", "$2a$", "$2b$", "$2y$")):
@@ -94,7 +95,7 @@ class AccessAdmin:
         self._changed()
 
     def delete_user(self, name: str, *, kind: str = "username", scram: bool = False) -> bool:
-        """Whether there was one. Connections that are open stay; `ban` ends them."""
+        """Deletes a user; returns whether the user existed. Open connections stay; `ban` ends them."""
         _one_of("kind", kind, USER_KINDS)
         store = self._user_store
         found = store.delete_scram(self._settings.auth.scram.algorithm, name) if scram else store.delete(kind, name)
@@ -104,11 +105,11 @@ class AccessAdmin:
     # --- rules ------------------------------------------------------------------------------------------------------------------
 
     def rules(self) -> list[dict[str, Any]]:
-        """Of users, clients and all."""
+        """Returns the rules of users, of clients and of all."""
         return [{"kind": kind, "name": name, "rules": rules} for kind, name, rules in self._rule_store.listed()]
 
     def set_rules(self, kind: str, name: str, rules: list[Mapping[str, Any]]) -> None:
-        """Takes the place of those there are; an empty list removes them. A rule: permission, action, topic, qos, retain."""
+        """Replaces the rules of a name; an empty list removes them. A rule: permission, action, topic, qos, retain."""
         _one_of("kind", kind, RULE_KINDS)
         if kind != "all":
             _name(name)
@@ -122,13 +123,13 @@ class AccessAdmin:
         self._changed(rules=True)
 
     def add_rule(self, kind: str, name: str, rule: Mapping[str, Any]) -> None:
-        """Behind those there are."""
+        """Adds a rule after the existing ones."""
         _one_of("kind", kind, RULE_KINDS)
         self.set_rules(kind, name, [*self._rule_store.get_rules(kind, name), rule])
 
     def test_rules(self, client: Client, question: AuthRequest) -> list[tuple[str, bool | None]]:
-        """What each source says of a question, in their order: None where it has no rule. It ends with the one that decides, or
-        with the first that somebody else would have to be asked for. Raises AccessError."""
+        """Returns the decision of each source on a request, in order: None where it has no rule. It ends with the source that
+        decides, or with the first one outside of the broker. Raises AccessError."""
         said: list[tuple[str, bool | None]] = []
         for name in self._settings.acl.sources:
             try:
@@ -150,16 +151,16 @@ class AccessAdmin:
     # --- bans -------------------------------------------------------------------------------------------------------------------
 
     def bans(self) -> list[Ban]:
-        """Those in force."""
+        """Returns the bans in force."""
         now = time.time()
         return [ban for ban in self._rule_store.bans() if not ban.expired(now)]
 
     def ban(self, kind: str, value: str, *, seconds: float | None = None, by: str = "", reason: str = "") -> None:
-        """Whoever falls under it and is connected is sent away, and is not let in until it is over."""
+        """Adds a ban: matching clients are disconnected, and refused until it expires."""
         self.ban_many(kind, [value], seconds=seconds, by=by, reason=reason)
 
     def ban_many(self, kind: str, values: Iterable[str], *, seconds: float | None = None, by: str = "", reason: str = "") -> None:
-        """As ban(), and the broker is told once."""
+        """Adds several bans like ban(), with one notification of the broker."""
         _one_of("kind", kind, BAN_KINDS)
         now = time.time()
         until = None if seconds is None else now + seconds
@@ -169,7 +170,7 @@ class AccessAdmin:
         self._changed()
 
     def unban(self, kind: str, value: str) -> bool:
-        """Whether there was such a ban."""
+        """Removes a ban; returns whether it existed."""
         _one_of("kind", kind, BAN_KINDS)
         found = self._rule_store.unban(kind, value)
         self._changed()
@@ -178,7 +179,8 @@ class AccessAdmin:
     # --- reload -----------------------------------------------------------------------------------------------------------------
 
     def reload(self) -> bool:
-        """Reads the files of rules and passwords again; whether a broker runs that was told. Raises AccessError for a bad file."""
+        """Reads the files of rules and passwords again; returns whether a running broker was notified. Raises AccessError for a bad
+        file."""
         runtime_dir = find_runtime_dir(self._instance)
         if runtime_dir is not None:
             try:
@@ -192,7 +194,7 @@ class AccessAdmin:
         if counters is None:
             runtime_dir = find_runtime_dir(self._instance)
             if runtime_dir is None:
-                return False  # nobody runs there
+                return False  # no broker runs there
             try:
                 counters = Counters.attach(str(runtime_dir / COUNTERS))
             except (OSError, ValueError):
@@ -221,7 +223,7 @@ class AccessAdmin:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Errors of a store as AccessError."""
+    """Converts errors of a store to AccessError."""
     try:
         yield
     except StoreError as error:

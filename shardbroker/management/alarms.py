@@ -1,4 +1,4 @@
-"""Alarms: a log line and a $SYS message when one begins, when it changes and when it ends.
+"""Alarms: a log line and a $SYS message when an alarm begins, changes and ends.
 
 Topics and fields are EMQX's: $SYS/brokers/<node>/alarms/activate and .../deactivate.
 """
@@ -14,11 +14,11 @@ from shardbroker.control.losses import LOSSES, losses
 __all__ = ["Alarm", "AlarmList", "LossAlarm", "MemoryAlarm", "MemoryLevel", "StandingAlarm"]
 
 LOSS_WINDOW_MS = 10_000
-"""Over which the rate of lost messages is averaged."""
+"""Window over which the rate of lost messages is averaged."""
 LOSS_CALM_MS = 60_000
-"""With less than half of the rate at which the alarm began, until it ends."""
+"""Time below half of the alarm's initial rate after which it ends."""
 OVER_MAX = 1000
-"""Alarms that are over and still listed, as in EMQX."""
+"""Past alarms that are still listed, as in EMQX."""
 
 
 class Alarm(NamedTuple):
@@ -31,7 +31,7 @@ class Alarm(NamedTuple):
 
 
 class StandingAlarm:
-    """Something that begins, may change, and ends; told from one look to the next, each change once."""
+    """An alarm that begins, may change, and ends; each change is reported once, from one check to the next."""
 
     def __init__(self, node: str, name: str, severity: str = "warning") -> None:
         self._prefix = f"$SYS/brokers/{node}/alarms"
@@ -41,7 +41,7 @@ class StandingAlarm:
         self._began_ms = 0
 
     def look(self, level: object, text: str, now_ms: int, details: dict[str, object] | None = None) -> Alarm | None:
-        """What is to be told, if `level` has changed; anything false is the end, and `text` then says how it ended."""
+        """Returns the alarm to report if `level` has changed; a false level is the end, and `text` then has the outcome."""
         before, self._level = self._level, level
         if before == level or not (before or level):
             return None
@@ -59,7 +59,7 @@ class StandingAlarm:
 
 
 class MemoryLevel(IntEnum):
-    """What workers do about their memory; worker/memory.pxd has the same numbers."""
+    """Reaction of workers to their memory; worker/memory.pxd has the same numbers."""
 
     CALM = 0
     PAUSE = 1
@@ -74,19 +74,19 @@ TEXTS = {
 
 
 class MemoryAlarm:
-    """Memory is short."""
+    """The alarm for short memory."""
 
     def __init__(self, node: str) -> None:
         self._alarm = StandingAlarm(node, "high_memory_usage")
 
     def look(self, level: int, taken_bytes: int, now_ms: int) -> Alarm | None:
-        """`level`: the highest of all workers; `taken_bytes`: of all of them."""
+        """Checks the memory. `level`: the highest of all workers; `taken_bytes`: the sum over all."""
         text = f"workers take {taken_bytes >> 20} MB{TEXTS[MemoryLevel(level)]}"
         return self._alarm.look(MemoryLevel(level), text, now_ms, {"level": level})
 
 
 class LossAlarm:
-    """Messages are lost: as many on average of LOSS_WINDOW_MS as `alarm.lost_messages` says, or more."""
+    """The alarm for lost messages: an average over LOSS_WINDOW_MS of `alarm.lost_messages` a second or more."""
 
     def __init__(self, node: str) -> None:
         self._alarm = StandingAlarm(node, "messages_lost")
@@ -95,7 +95,7 @@ class LossAlarm:
         self._lively_ms = 0
 
     def look(self, counters: Mapping[str, int], limit: float, now_ms: int) -> Alarm | None:
-        """`counters` of all processes by name; `limit` a second, 0: no alarm."""
+        """Checks the losses. `counters` of all processes by name; `limit` a second, 0: no alarm."""
         self._looks.append((now_ms, counters))
         while len(self._looks) > 1 and self._looks[1][0] <= now_ms - LOSS_WINDOW_MS:
             self._looks.popleft()
@@ -123,7 +123,7 @@ def _shares(lost: Mapping[str, int]) -> str:
 
 
 class AlarmList:
-    """Which alarms last, and which are over; for whoever asks. The manager forgets it when it ends."""
+    """The active and the past alarms, for requests. The list is lost when the manager ends."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -131,7 +131,7 @@ class AlarmList:
         self._over: deque[dict[str, Any]] = deque(maxlen=OVER_MAX)
 
     def note(self, alarm: Alarm) -> None:
-        """One change."""
+        """Records one change."""
         fields = json.loads(alarm.payload)
         if "deactivate_at" in fields:
             begun = self._lasting.pop(fields["name"], {})
@@ -140,7 +140,7 @@ class AlarmList:
             self._lasting[fields["name"]] = fields
 
     def rows(self, activated: bool, now_ms: int) -> list[dict[str, Any]]:
-        """The newest first."""
+        """Returns the alarms, newest first."""
         found = reversed(self._lasting.values()) if activated else self._over
         return [
             {
@@ -156,7 +156,7 @@ class AlarmList:
         ]
 
     def clear(self) -> int:
-        """Forgets those that are over; how many there were."""
+        """Removes the past alarms; returns their number."""
         count = len(self._over)
         self._over.clear()
         return count

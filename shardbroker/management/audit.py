@@ -1,4 +1,4 @@
-"""The audit log that can be asked: the last changes by `ctl` and REST, in an SQLite file in the data directory."""
+"""The queryable audit log: the last changes by `ctl` and REST, in an SQLite file in the data directory."""
 
 import json
 import sqlite3
@@ -12,27 +12,27 @@ from shardbroker.control import ControlError
 __all__ = ["Audit"]
 
 AUDIT_FILE = "audit.sqlite3"
-"""In the data directory."""
+"""File in the data directory."""
 KEPT = 100_000
-"""Entries; older ones go."""
+"""Entries kept; older ones are removed."""
 TRIM_EVERY = 1000
-"""Entries between two looks for older ones."""
+"""Entries between two removals of older ones."""
 FREQUENT = ("publish",)
-"""Verbs that are in the log alone: programs use them all the time, and each entry is a write to the disk."""
+"""Verbs that are only logged: programs use them frequently, and each entry is a write to the disk."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS audit (id INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER, "by" TEXT, verb TEXT, code TEXT, params TEXT);
 """
 
 
 class Audit:
-    """Opened at the first entry or question. What it cannot keep is in the log all the same."""
+    """Opened at the first entry or query. Entries that it cannot store are in the log nevertheless."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / AUDIT_FILE
         self._db: sqlite3.Connection | None = None
 
     def add(self, by: str, verb: str, params: dict[str, Any], code: str) -> str:
-        """Keeps one entry; what went wrong, or nothing."""
+        """Stores one entry; returns the error, or an empty text."""
         if verb in FREQUENT:
             return ""
         try:
@@ -46,7 +46,7 @@ class Audit:
         return ""
 
     def newest(self, before: int | None, limit: int, since_ms: int, until_ms: int, by: str | None) -> list[dict[str, Any]]:
-        """Entries below number `before`, newest first. Raises ControlError."""
+        """Returns entries below number `before`, newest first. Raises ControlError."""
         query = (
             'SELECT id, at, "by", verb, code, params FROM audit WHERE id < ? AND at BETWEEN ? AND ? AND "by" = ifnull(?, "by") '
             "ORDER BY id DESC LIMIT ?"

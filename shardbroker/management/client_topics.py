@@ -1,8 +1,8 @@
-"""$SYS messages about single clients that come and go, with EMQX's topics and fields; made only while somebody would get them.
+"""$SYS messages about connects and disconnects of clients, with EMQX's topics and fields; made only for existing subscriptions.
 
-Whether there is a subscription is known from the epoch of these topics: the route table is searched again when it has moved, and
-workers send no events of clients that connect while it has not and there was no subscription. A subscriber has its SUBACK
-after the epoch moved, so it misses nothing that happens from then on.
+The epoch of these topics shows whether there may be a subscription: the manager searches the route table again after the epoch has
+moved. While it has not and there was no subscription, workers send no events of connects. A subscriber gets its SUBACK after the
+epoch has moved, so it misses no later event.
 """
 
 import json
@@ -40,17 +40,17 @@ class ClientTopics:
         self._routes = routes
         self._epochs = epochs
         self.epoch = -1
-        """Epoch of these topics as of which their subscriptions are known."""
+        """Epoch of these topics for which their subscriptions are known."""
         self.want(wanted)
         self._filters: dict[int, list[bytes]] = {kind: [] for kind in WORDS}
         self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
     def want(self, wanted: SysEvents) -> None:
-        """Which messages there are to be, from now on."""
+        """Selects the messages to make from now on."""
         self._wanted = {KIND_CONNECTED: wanted.client_connected, KIND_DISCONNECTED: wanted.client_disconnected}
 
     def message(self, event: ClientEvent) -> tuple[bytes, bytes] | None:
-        """The message about an event, or None if nobody would get it."""
+        """Returns the message about an event, or None without a subscriber."""
         if not self._wanted.get(event.kind) or not event.client_id:
             return None
         filters = self._filters[event.kind]
@@ -63,7 +63,7 @@ class ClientTopics:
         return topic, self._encode(fields).encode()
 
     def _fits(self, topic: bytes) -> bool:
-        """Whether it is a topic at all: client ids may hold + and #, many slashes, and be as long as a topic may be."""
+        """Returns whether the topic is valid: client ids may contain + and #, many slashes, and be as long as a topic may be."""
         try:
             check_topic_name(topic, self._max_levels)
         except MqttError:
@@ -78,11 +78,11 @@ class ClientTopics:
 
     @property
     def listened_to(self) -> bool:
-        """Whether anybody subscribes to messages about clients, as of the last refresh()."""
+        """Returns whether messages about clients had a subscription at the last refresh()."""
         return any(filters and self._wanted[kind] for kind, filters in self._filters.items())
 
     def refresh(self) -> bool:
-        """Finds out again who listens, if subscriptions to `$SYS` have changed; whether they have."""
+        """Searches the subscriptions again if those to `$SYS` have changed; returns whether they have."""
         epoch = self._epochs.of(self._prefix)
         if epoch == self.epoch:
             return False
@@ -91,7 +91,7 @@ class ClientTopics:
             sample = (self._prefix + b"id/" + word.encode()).split(b"/")
             with closing(self._routes.filters(SYS)) as all_of_them:
                 found = (filter for filter in all_of_them if _may_match(filter.split(b"/"), sample))
-                self._filters[kind] = list(islice(found, FEW + 1))  # more than FEW: there are others
+                self._filters[kind] = list(islice(found, FEW + 1))  # more than FEW: the rest is not needed
         return True
 
     def _connected(self, event: ClientEvent) -> dict[str, object]:
@@ -126,7 +126,7 @@ def _identity(event: ClientEvent) -> dict[str, object]:
 
 
 def _may_match(levels: list[bytes], sample: list[bytes]) -> bool:
-    """Whether a filter may match a topic like `sample`, whose client id may be anything and have several levels."""
+    """Returns whether a filter may match a topic like `sample`, with any client id of one or several levels."""
     for level, word in zip(levels[:4], sample[:4], strict=False):
         if level == b"#":
             return True

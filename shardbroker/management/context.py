@@ -1,4 +1,4 @@
-"""What handlers of verbs work with: the shared parts as the manager sees them."""
+"""Context of the handlers of verbs: the parts shared with the manager."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ from shm.topology import Topology
 __all__ = ["HANDLERS", "Context", "breathe", "handles"]
 
 HANDLERS: dict[str, Callable[[Any, Any], Any]] = {}
-"""Verb -> handler(context, params): a coroutine with the result, or an asynchronous generator whose last item it is."""
+"""Verb -> handler(context, params): a coroutine with the result, or an asynchronous generator whose last item is the result."""
 
 
 @dataclass
@@ -46,16 +46,16 @@ class Context:
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     snapshot_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Who holds it takes a snapshot."""
+    """Held while a snapshot is taken."""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
     def worker_of(self, client_id: bytes) -> int:
-        """The worker that owns this client id."""
+        """Returns the worker that owns this client id."""
         return self.topology.division.worker_of(client_id)
 
 
 def handles(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: this function answers the verb."""
+    """Returns a decorator that registers the handler of a verb."""
 
     def register(handler: Callable[..., Any]) -> Callable[..., Any]:
         HANDLERS[verb] = handler
@@ -65,5 +65,5 @@ def handles(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 async def breathe() -> None:
-    """Between two pages: whatever else the manager has to do comes first."""
+    """Yields to other tasks of the manager between two pages."""
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Alarms about the disk, made of what each worker says in its counters (docs/durability-operation.md explains them to people)."""
+"""Alarms about the disk, made from the counters of each worker (docs/durability-operation.md explains them to operators)."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,19 +10,19 @@ from shardbroker.management.alarms import Alarm, StandingAlarm
 __all__ = ["DiskAlarms", "DiskStage"]
 
 SLOW_SHARE, WELL_SHARE = 0.5, 0.2
-"""Part of its time that a worker spends on writing: from the first on the disk is too slow, below the second it is not."""
+"""Fraction of its time that a worker spends on writing: from the first on the disk is too slow, below the second it is not."""
 SLOW_LOOKS = 3
-"""Looks in a row that find it too slow, before it is told: a burst is none."""
+"""Checks in a row that must find the disk too slow before the alarm: a burst does not count."""
 
 LIMIT_CALM_MS = 60_000
-"""Without a retained message being refused, until the alarm about it ends."""
+"""Time without a refused retained message after which its alarm ends."""
 
 Totals = Sequence[Mapping[str, int]]
 """Counters of each worker, as Counters.of()."""
 
 
 class DiskStage(IntEnum):
-    """What a worker does about its journal; worker/disk.pxd has the same numbers."""
+    """Reaction of a worker to the state of its journal; worker/disk.pxd has the same numbers."""
 
     WELL = 0
     WAITS = 1
@@ -32,9 +32,9 @@ class DiskStage(IntEnum):
 
 
 class DiskAlarms:
-    """journal_not_written, retained_not_written, retained_limit, journal_slow.
+    """The alarms journal_not_written, retained_not_written, retained_limit, journal_slow.
 
-    `goes_on`: durability.on_disk_error = continue. `first`: no manager has looked before, who would have told of what is counted.
+    `goes_on`: durability.on_disk_error = continue. `first`: no earlier manager has checked and reported what is already counted.
     """
 
     def __init__(self, node: str, data_dir: Path, goes_on: bool, first: bool = False) -> None:
@@ -56,7 +56,7 @@ class DiskAlarms:
         self._slow = False
 
     def look(self, workers: Totals, now_ms: int) -> Iterator[Alarm]:
-        """What has changed since the look before."""
+        """Yields the alarms that have changed since the last check."""
         looks = (self._look_journals, self._look_limits, self._look_retained, self._look_speed)
         for alarm in (look(workers, now_ms) for look in looks):
             if alarm is not None:
@@ -68,7 +68,7 @@ class DiskAlarms:
         given_up = sum(one["journal.given_up"] for one in workers)
         missed = sum(one["journal.not_captured"] for one in workers)
         if self._stage == DiskStage.WELL and self._refused < 0:
-            self._refused, self._given_up, self._not_captured = refused, given_up, missed  # of a manager before this one
+            self._refused, self._given_up, self._not_captured = refused, given_up, missed  # counted under an earlier manager
         before, self._stage = self._stage, max(stages)
         if self._stage:
             errors = sorted({one["journal.errno.count"] for one in workers if one["journal.errno.count"]})
@@ -79,7 +79,7 @@ class DiskAlarms:
             text = f"{self._journals}: {why}; of worker {which} {pending} bytes wait in memory; {self._what(self._stage)}"
             return self._refusal.look(self._stage, text, now_ms, {"stage": self._stage.name.lower()})
         if not before and refused > self._refused >= 0:
-            # It began and was over between two looks: told as one that has just begun, and ends with the next look.
+            # It began and ended between two checks: reported as just begun, it ends with the next check.
             self._stage = DiskStage.WAITS
             self._refused = refused
             return self._refusal.look(self._stage, f"{self._journals}: the disk refused a write", now_ms)
@@ -106,7 +106,7 @@ class DiskAlarms:
         }.get(stage, "")
 
     def _look_limits(self, workers: Totals, now_ms: int) -> Alarm | None:
-        """Retained messages that were not stored, though the disk takes them."""
+        """Checks for retained messages that were not stored although the disk accepts writes."""
         dropped = sum(one["retained.dropped"] for one in workers)
         if dropped > self._counted_dropped >= 0 and not any(one["retained.errno.count"] for one in workers):
             self._limited_ms = now_ms

@@ -1,4 +1,4 @@
-"""Cursors: where a list goes on, as text that means nothing to whoever passes it back."""
+"""Cursors: the position in a list, as opaque text."""
 
 import base64
 import binascii
@@ -12,12 +12,12 @@ __all__ = ["decode_cursor", "encode_cursor"]
 
 
 def encode_cursor(*parts: Any) -> str:
-    """Text that decode_cursor() takes apart again."""
+    """Returns text for decode_cursor()."""
     return base64.urlsafe_b64encode(cbor2.dumps(parts)).rstrip(b"=").decode()
 
 
 def decode_cursor(text: str, *kinds: type) -> tuple[Any, ...]:
-    """The parts of a cursor, one of each kind. Raises ControlError for anything else."""
+    """Returns the parts of a cursor, one of each kind. Raises ControlError for any other text."""
     try:
         parts = cbor2.loads(base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)))
     except (ValueError, binascii.Error, cbor2.CBORDecodeError):

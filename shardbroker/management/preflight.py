@@ -1,4 +1,4 @@
-"""What settings name is loaded by `python -m shardbroker.preflight`: not in the manager, which stands in the way of no message."""
+"""Checks settings by `python -m shardbroker.preflight`, so that the manager, which must not be delayed, loads nothing they name."""
 
 import asyncio
 import json
@@ -13,14 +13,14 @@ from shardbroker.control import ControlError
 __all__ = ["check"]
 
 LONGEST_S = 20.0
-"""How long a check may take: less than `ctl` waits for an answer."""
+"""Longest check, seconds: less than the timeout of `ctl`."""
 LOADED_BY = ("process", "listeners", "api", "prometheus", "auth", "acl", "plugins", "exhook")
-"""Sections that name something; changes of others are not waited for."""
+"""Sections that name something to load; changes of other sections need no check."""
 
 
 async def check(loaded: Loaded, before: Settings | None) -> None:
-    """Raises ControlError for what cannot work. `before`: what was wrong with these settings too does not count, so that something
-    else can be changed; None: all are read again, and only what would keep the broker from starting counts."""
+    """Raises ControlError for settings that cannot work. `before`: findings of these settings are ignored, so that other settings
+    can be changed; None: all are loaded again, and only findings that prevent a start of the broker count."""
     after = loaded.settings
     if before is not None and all(getattr(before, name) == getattr(after, name) for name in LOADED_BY):
         return
@@ -35,7 +35,7 @@ async def check(loaded: Loaded, before: Settings | None) -> None:
 
 
 async def _findings(settings: list[Settings]) -> list[list[tuple[str, str, bool]]]:
-    """Of each. Raises ControlError."""
+    """Returns the findings of each. Raises ControlError."""
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "shardbroker.preflight", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

@@ -24,17 +24,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS_US = [(1 << power) - 1 for power in range(3, 25)]
 """7 µs to 16.8 s."""
 HISTOGRAM_HELP = {
-    "ring.hop_us": "A record's way from one process to another.",
-    "pass_us": "One pass of a worker's loop: how long whoever comes may have to wait.",
+    "ring.hop_us": "Time of a record between two processes.",
+    "pass_us": "Duration of one pass of a worker's loop, the longest wait of a new event.",
 }
 NOT_SUMMED = ("overload.level.count",)
-"""Gauges that every worker tells the same of."""
+"""Gauges with the same value in every worker."""
 
 Labels = Mapping[str, object]
 
 
 async def render(context: Context) -> str:
-    """The whole text. What a worker does not answer is left out."""
+    """Returns the whole text. Figures of workers that do not answer are left out."""
     lines = [*_shared(context), *_journals(await context.workers.ask_all("journal"))]
     if (context.topology.data_dir / PLUGINS_FILE).exists():
         lines += _hooks(await context.workers.ask_all("hooks"))
@@ -43,7 +43,7 @@ async def render(context: Context) -> str:
 
 
 def _shared(context: Context) -> Iterator[str]:
-    """All that stands in shared memory."""
+    """Yields the figures from shared memory."""
     topology, counters = context.topology, context.counters
     workers = [counters.of(worker) for worker in range(topology.workers)]
     yield from _family("build_info", "gauge", "Always 1.", [({"version": __version__, "node": topology.node_name}, 1)])
@@ -88,7 +88,7 @@ def _processes(context: Context) -> Iterator[str]:
 
 
 def _journals(states: Iterable[Any]) -> Iterator[str]:
-    """`states` by worker; None where it has not answered, empty where there is no journal."""
+    """Yields the figures of journals. `states` by worker; None without an answer, empty without a journal."""
     known = [(worker, state) for worker, state in enumerate(states) if state]
     for name, kind, text in (
         ("bytes_written", "counter", "Bytes written to the journal."),
@@ -102,7 +102,7 @@ def _journals(states: Iterable[Any]) -> Iterator[str]:
 
 
 def _hooks(states: Iterable[Any]) -> Iterator[str]:
-    """Of callbacks of plugins, `states` by worker. They start at 0 when a plugin is loaded."""
+    """Yields the figures of plugins' callbacks, `states` by worker. They start at 0 when a plugin is loaded."""
     rows = [
         ({"worker": worker, "point": row["point"], "callback": row["callback"]}, row)
         for worker, state in enumerate(states)
@@ -119,7 +119,7 @@ def _hooks(states: Iterable[Any]) -> Iterator[str]:
 
 
 def _exhook(states: Iterable[Any]) -> Iterator[str]:
-    """Of programs behind hooks, by name and hook point. They start at 0 with the process integrations."""
+    """Yields the figures of programs behind hooks, by name and hook point. They start at 0 with the process integrations."""
     servers = list(states)
     up = [({"server": one["name"]}, int(one["status"] == "connected")) for one in servers if one["enable"]]
     if not up:
@@ -137,7 +137,7 @@ def _exhook(states: Iterable[Any]) -> Iterator[str]:
 
 
 def _histogram(counters: Counters, name: str) -> Iterator[str]:
-    """In seconds, as Prometheus wants it."""
+    """Yields a histogram in seconds, as Prometheus requires."""
     metric = f"shardbroker_{name.replace('.', '_').removesuffix('_us')}_seconds"
     buckets = counters.buckets(name)
     total = sum(count for _, count in buckets)

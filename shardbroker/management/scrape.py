@@ -1,4 +1,4 @@
-"""Answers GET /metrics, for a Prometheus that scrapes. Nothing else of HTTP is spoken here."""
+"""Answers GET /metrics for a Prometheus that scrapes, and no other HTTP request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,17 +9,17 @@ from shardbroker.management.prometheus import CONTENT_TYPE
 __all__ = ["ScrapeServer"]
 
 HEAD_MAX = 16384
-"""Bytes of a request's head."""
+"""Longest head of a request, bytes."""
 TIMEOUT_S = 10.0
-"""For the whole of a request: whoever sends nothing goes."""
+"""Longest request, seconds: a silent connection is then closed."""
 CONNECTIONS_MAX = 32
-"""Connections at a time; further ones are closed."""
+"""Simultaneous connections; further ones are closed."""
 RETRY_S = 5.0
-"""Between two tries to listen on an address that somebody else has."""
+"""Seconds between two attempts to listen on an address in use."""
 
 
 class ScrapeServer:
-    """Listens on one address; `render` makes the text. `complain` is told once if the address cannot be had; it is tried again."""
+    """Listens on one address; `render` makes the text. `complain` is called once if the address is in use; attempts continue."""
 
     def __init__(self, host: str, port: int, render: Callable[[], Awaitable[str]], complain: Callable[[str], None]) -> None:
         self._host = host
@@ -29,7 +29,7 @@ class ScrapeServer:
         self._open = 0
 
     async def serve(self) -> None:
-        """Until it is cancelled."""
+        """Serves until it is cancelled."""
         told = False
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Listens on the control socket, checks requests against the table of verbs, and has handlers answer them."""
+"""Listens on the control socket, checks requests against the table of verbs, and runs their handlers."""
 
 import asyncio
 import inspect
@@ -18,16 +18,16 @@ __all__ = ["ControlServer", "Handler"]
 READ_BYTES = 1 << 18
 """Bytes read at a time."""
 CONNECTIONS_MAX = 100
-"""Connections at a time; further ones are closed."""
+"""Simultaneous connections; further ones are closed."""
 REQUESTS_MAX = 32
-"""Requests under way on one connection; it is not read while there are as many."""
+"""Requests under way on one connection; at that number, reading from it pauses."""
 
 Handler = Callable[[Any], Awaitable[Any] | AsyncIterator[Any]]
-"""Takes the parameters; a stream yields items, and its last one is its result."""
+"""Called with the parameters; a stream yields items, and its last one is its result."""
 
 
 class ControlServer:
-    """Serves `<data_dir>/ctl.sock`. `audit` is told of every verb that changes something: who, verb, parameters, code."""
+    """Serves `<data_dir>/ctl.sock`. `audit` is called for every verb that changes something: origin, verb, parameters, code."""
 
     def __init__(
         self, data_dir: Path, handlers: dict[str, Handler], audit: Callable[[str, str, dict[str, Any], str], None]
@@ -39,7 +39,7 @@ class ControlServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listens. What a manager that was killed left at this place goes: the data directory is this broker's."""
+        """Starts listening. A socket left by a killed manager is removed first: the data directory belongs to this broker."""
         self._path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
@@ -49,7 +49,7 @@ class ControlServer:
             os.umask(before)
 
     async def close(self) -> None:
-        """Ends all connections; the socket goes."""
+        """Ends all connections and removes the socket."""
         if self._server is not None:
             self._server.close()
         for task in self._connections:
@@ -135,5 +135,5 @@ class ControlServer:
 
 
 def explain(error: ValidationError) -> str:
-    """What is wrong with parameters, in one line."""
+    """Returns the errors of parameters, in one line."""
     return "; ".join(f"{'.'.join(map(str, problem['loc'])) or 'parameters'}: {problem['msg']}" for problem in error.errors())

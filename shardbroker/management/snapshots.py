@@ -1,10 +1,10 @@
-"""Snapshots: sessions, subscriptions, retained messages and routes at a moment, for Spark (docs/snapshot-format.md).
+"""Snapshots: sessions, subscriptions, retained messages and routes at one time, for Spark (docs/snapshot-format.md).
 
     registry, workers, retained store, route table -> pages -> <data>/snapshots/.new-<time>/ -> fsync -> rename -> snapshots/<time>/
 
-The manager writes them, and nobody waits: lists come out of shared memory page by page, and what only a worker knows is asked of it
-for CLIENTS_AT_ONCE clients at a time, between two passes of its loop. So a snapshot is of the time between its `taken` and its
-`finished`; what has not changed in between is in it as it was.
+The manager writes them without delaying any process: lists are read from shared memory page by page, and facts held by a worker
+only are requested for CLIENTS_AT_ONCE clients at a time, between two passes of its loop. So a snapshot covers the time between its
+`taken` and its `finished`; facts that did not change in between are exact.
 
 A directory without a leading dot is a whole snapshot: its files and their names were on the disk before it got its name.
 """
@@ -35,26 +35,26 @@ __all__ = ["DIRECTORY", "FORMAT", "MANIFEST", "newest_us", "take"]
 FORMAT = 1
 DIRECTORY, MANIFEST = "snapshots", "manifest.json"
 NEW = ".new-"
-"""In front of the name of one that is not finished."""
+"""Prefix of an unfinished snapshot's name."""
 CLIENTS_AT_ONCE = 100
-"""Clients in one command to a worker: some 0.5 ms of it."""
+"""Clients in one command to a worker, which takes it some 0.5 ms."""
 ROWS_AT_ONCE = 1000
 """Subscriptions in one answer."""
 RETAINED_AT_ONCE = 500
 RETAINED_BYTES = 8 << 20
-"""Of retained messages in one page."""
+"""Bytes of retained messages in one page."""
 ROUTES_AT_ONCE = 1000
 REGISTRY_LAG_S = 0.3
-"""Workers write the registry every 200 ms: what was there when the snapshot was asked for is then in it."""
+"""Workers write the registry every 200 ms: after this wait it has all that existed when the snapshot was requested."""
 PROGRESS_S = 1.0
 
 Row = dict[str, Any]
 
 
 async def take(context: Context) -> AsyncIterator[Row]:
-    """Takes a snapshot and removes those that are too many; says every second how far it is, and at the end what there is.
+    """Takes a snapshot and removes surplus ones; yields the progress every second, and the result at the end.
 
-    Raises ControlError: TRY_AGAIN while another one is taken, WORKER_DOWN, WORKER_TIMEOUT, NOT_AVAILABLE if the disk takes none.
+    Raises ControlError: TRY_AGAIN while another one is taken, WORKER_DOWN, WORKER_TIMEOUT, NOT_AVAILABLE if the disk refuses it.
     """
     if context.snapshot_lock.locked():
         raise ControlError("TRY_AGAIN", "another snapshot is being taken")
@@ -78,7 +78,7 @@ async def take(context: Context) -> AsyncIterator[Row]:
 
 
 def newest_us(data_dir: Path) -> int:
-    """When the newest snapshot was taken; 0: there is none."""
+    """Returns the time of the newest snapshot; 0 without one."""
     newest = max((path for path in _all(data_dir / DIRECTORY)), default=None)
     if newest is None:
         return 0
@@ -88,7 +88,7 @@ def newest_us(data_dir: Path) -> int:
 
 
 def _all(root: Path) -> list[Path]:
-    """Whole ones, oldest first: names are times."""
+    """Returns the whole snapshots, oldest first: names are times."""
     try:
         return sorted(path for path in root.iterdir() if not path.name.startswith(".") and (path / MANIFEST).is_file())
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def _all(root: Path) -> list[Path]:
 
 
 def _free_name(root: Path) -> str:
-    """The time of day in µs, so names are in the order of time and none comes twice."""
+    """Returns the current time in µs as a name: names are in the order of time and unique."""
     while True:
         now = time.time_ns() // 1000
         name = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 1_000_000)) + f".{now % 1_000_000:06}Z"
@@ -105,7 +105,7 @@ def _free_name(root: Path) -> str:
 
 
 async def _write(context: Context, new: Path, name: str) -> AsyncIterator[Row]:
-    """All files. What is given last is the answer."""
+    """Writes all files. The last item is the answer."""
     taken_us, began = time.time_ns() // 1000, time.monotonic()
     states = await context.workers.call_all("journal")
     positions = {str(worker): state["next_sequence"] for worker, state in enumerate(states) if state}
@@ -149,7 +149,7 @@ class _File:
         self._file = (directory / self._name).open("xb")
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Raises OSError."""
+        """Writes rows. Raises OSError."""
         lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
         if lines:
             data = ("\n".join(lines) + "\n").encode(errors="replace")
@@ -159,7 +159,7 @@ class _File:
             self._checksum = crc32(data, self._checksum)
 
     def close(self) -> Row:
-        """What the manifest says of it."""
+        """Closes the file and returns its entry in the manifest."""
         self._file.close()
         return {
             "name": self._name, "table": self.table, "worker": self._worker, "rows": self.rows, "bytes": self._size,
@@ -168,7 +168,7 @@ class _File:
 
 
 async def _of_worker(context: Context, worker: int) -> AsyncIterator[tuple[list[Row], list[Row]]]:
-    """Sessions of a worker with their subscriptions, page by page."""
+    """Yields sessions of a worker with their subscriptions, page by page."""
     after = b""
     while records := list(context.registries[worker].items(after, CLIENTS_AT_ONCE)):
         client_ids = [record["client_id"] for record in records]
@@ -235,7 +235,7 @@ def _subscription_row(known: Row, worker: int) -> Row:
 
 
 async def _retained(context: Context) -> AsyncIterator[list[Row]]:
-    """What has not expired; `#` stands for no topic that begins with $."""
+    """Yields unexpired retained messages; `#` matches no topic that begins with $."""
     for topic_filter in (b"#", b"$SYS/#"):
         place, now_ms = None, time.time_ns() // 1_000_000
         while True:
@@ -282,7 +282,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _publish(new: Path, final: Path) -> None:
-    """All of it is on the disk before it has its name, and the name before this returns."""
+    """Syncs all files before the directory gets its name, and the name before this returns."""
     for path in new.iterdir():
         sync_path(path)
     sync_path(new)
@@ -291,7 +291,7 @@ def _publish(new: Path, final: Path) -> None:
 
 
 def _remove_old(root: Path, keep: int) -> None:
-    """The name goes first: half a snapshot must not look like a whole one."""
+    """Removes old snapshots, each renamed first, so that a partial one never looks complete."""
     for path in _all(root)[:-keep]:
         gone = path.rename(root / f"{NEW}{path.name}")
         shutil.rmtree(gone)

@@ -1,4 +1,4 @@
-"""$SYS topics, named as EMQX names them, from the shared counters."""
+"""$SYS topics with EMQX's names, from the shared counters."""
 
 import platform
 import time
@@ -27,10 +27,10 @@ STATS = {
 
 
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-"""Last level -> part of the values that are not above it."""
+"""Last level -> fraction of the values that are not above it."""
 
 Buckets = Sequence[tuple[int, int]]
-"""Greatest value and count of each bucket of a histogram, ascending, as Counters.buckets()."""
+"""Greatest value and count of each bucket of a histogram, ascending, as returned by Counters.buckets()."""
 
 
 class SysTopics:
@@ -44,18 +44,18 @@ class SysTopics:
         self._counted: dict[str, dict[int, int]] = {}
 
     def heartbeat(self) -> Iterator[tuple[str, str]]:
-        """Uptime in seconds, and the time."""
+        """Yields the uptime in seconds, and the time."""
         yield f"{self._prefix}/uptime", str(int(time.monotonic() - self._started_at))
         yield f"{self._prefix}/datetime", time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
     def identity(self) -> Iterator[tuple[str, str]]:
-        """What does not change while the broker runs."""
+        """Yields the facts that do not change while the broker runs."""
         yield "$SYS/brokers", self._node
         yield f"{self._prefix}/version", __version__
         yield f"{self._prefix}/sysdescr", f"shardbroker on Python {platform.python_version()}"
 
     def statistics(self, totals: Mapping[str, int], routes: int) -> Iterator[tuple[str, str]]:
-        """Gauges below stats/, counters below metrics/. `totals` as Counters.totals(); `routes` in the route table."""
+        """Yields gauges below stats/, counters below metrics/. `totals` as from Counters.totals(); `routes` in the route table."""
         # Every subscription is one subscriber of its filter, whether it belongs to a shared group or not.
         subscribers = totals["subscriptions.count"] + totals["subscriptions.shared.count"]
         for name, value in {**totals, "topics.count": routes, "subscribers.count": subscribers}.items():
@@ -68,7 +68,8 @@ class SysTopics:
                 yield f"{self._prefix}/metrics/{name.replace('.', '/')}", str(value)
 
     def latencies(self, name: str, buckets: Buckets) -> Iterator[tuple[str, str]]:
-        """Percentiles of a histogram below metrics/, of the values since the round before: those of a whole life hardly move."""
+        """Yields percentiles of a histogram below metrics/, of the values since the last round: those since the start hardly
+        change."""
         before = self._counted.get(name, {})
         self._counted[name] = dict(buckets)
         new = [(greatest, count - before.get(greatest, 0)) for greatest, count in buckets]
@@ -77,7 +78,7 @@ class SysTopics:
 
 
 def _percentile(buckets: Buckets, part: float) -> int:
-    """The greatest value of the bucket that this part of all values is reached in; 0 without values."""
+    """Returns the greatest value of the bucket in which this fraction of all values is reached; 0 without values."""
     left = part * sum(count for _, count in buckets)
     for greatest, count in buckets:
         left -= count

@@ -1,6 +1,6 @@
-"""Messages counted by topic (`topic_metrics.topics`): workers count, this sums up and knows the rates.
+"""Messages counted by topic (`topic_metrics.topics`): workers count, and this module adds up the counts and derives rates.
 
-A worker that is started again begins at 0; what it had counted before is not lost but for the last SAMPLE_S.
+A restarted worker begins at 0; its earlier counts are kept, except for the last SAMPLE_S.
 """
 
 import time
@@ -12,12 +12,12 @@ from shardbroker.management.workers import Workers
 __all__ = ["SAMPLE_S", "TopicMetrics"]
 
 SAMPLE_S = 5.0
-"""Between two samples, over which a rate is."""
+"""Seconds between two samples, over which a rate is taken."""
 NAMES = (
     "messages.qos0.in", "messages.qos1.in", "messages.qos2.in", "messages.qos0.out", "messages.qos1.out", "messages.qos2.out",
     "messages.dropped",
 )  # fmt: skip
-"""In the order in which workers tell them."""
+"""In the order of the workers' answers."""
 
 Counts = list[int]
 
@@ -30,7 +30,7 @@ class _Topic:
         self.samples: deque[tuple[float, Counts]] = deque(maxlen=2)
 
     def row(self, topic: str) -> dict[str, Any]:
-        """As EMQX names them."""
+        """Returns the counts and rates under EMQX's names."""
         counts = _named(self.totals)
         rates = dict.fromkeys(counts, 0.0)
         if len(self.samples) == 2:
@@ -44,22 +44,22 @@ class _Topic:
 
 
 class TopicMetrics:
-    """One in the manager."""
+    """The topic metrics of the manager."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._topics: dict[str, _Topic] = {}
         self._seen: dict[tuple[int, str], Counts] = {}
-        """Of each worker and topic, what it has told last."""
+        """By worker and topic: the counts of its last answer."""
 
     def configure(self, topics: list[str]) -> None:
-        """Counts these and no others."""
+        """Sets the topics to count."""
         now_ms = time.time_ns() // 1_000_000
         self._topics = {topic: self._topics.get(topic) or _Topic(now_ms) for topic in topics}
         self._seen = {key: counts for key, counts in self._seen.items() if key[1] in self._topics}
 
     async def sample(self) -> None:
-        """Every SAMPLE_S."""
+        """Takes a sample; called every SAMPLE_S."""
         if self._topics:
             await self._ask()
             now_s = time.monotonic()
@@ -67,13 +67,13 @@ class TopicMetrics:
                 topic.samples.append((now_s, list(topic.totals)))
 
     async def rows(self) -> list[dict[str, Any]]:
-        """Counts of now, rates of the last two samples."""
+        """Returns current counts, and rates between the last two samples."""
         if self._topics:
             await self._ask()
         return [topic.row(name) for name, topic in self._topics.items()]
 
     def reset(self, name: str) -> bool:
-        """Begins at 0; False if it is not counted."""
+        """Resets the counts of a topic; False if it is not counted."""
         topic = self._topics.get(name)
         if topic is None:
             return False

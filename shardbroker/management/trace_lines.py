@@ -1,4 +1,4 @@
-"""What a trace writes: a line for each event, for people or as JSON."""
+"""The lines of a trace: one for each event, as text or as JSON."""
 
 import json
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from shardbroker.mqtt.spec import REASON_CODES
 __all__ = ["FORMATTERS", "json_line", "text_line"]
 
 HIDDEN = "******"
-"""In place of a payload that a trace hides."""
+"""Replaces a payload that a trace hides."""
 
 Event = list[Any]
-"""[numbers of traces, Unix µs, what, client id, user name, peer, details]: worker/observers.pyx."""
+"""[numbers of traces, Unix µs, event, client id, user name, peer, details]: worker/observers.pyx."""
 
 
 def text_line(event: Event, payload_encode: str, payload_limit: int) -> str:
-    """`time what [packet] name=value ...`."""
+    """Returns `time event [packet] name=value ...`."""
     _, at_us, what, client_id, username, peer, details = event
     fields = _fields(details, payload_encode, payload_limit)
     packet = fields.pop("packet", "")
@@ -27,7 +27,7 @@ def text_line(event: Event, payload_encode: str, payload_limit: int) -> str:
 
 
 def json_line(event: Event, payload_encode: str, payload_limit: int) -> str:
-    """One object."""
+    """Returns one JSON object."""
     _, at_us, what, client_id, username, peer, details = event
     known = {"time": _moment(at_us), "event": what, "clientid": _text(client_id), "username": _text(username), "peername": peer}
     fields = {**known, **_fields(details, payload_encode, payload_limit)}
@@ -38,7 +38,7 @@ FORMATTERS: dict[str, Callable[[Event, str, int], str]] = {"text": text_line, "j
 
 
 def _fields(details: dict[str, Any], payload_encode: str, payload_limit: int) -> dict[str, Any]:
-    """Details as text and numbers; a payload as this trace may show it."""
+    """Returns details as text and numbers, with the payload in the form set by the trace."""
     fields: dict[str, Any] = {}
     for name, value in details.items():
         if name == "payload":
@@ -54,7 +54,7 @@ def _fields(details: dict[str, Any], payload_encode: str, payload_limit: int) ->
 
 
 def _reason(code: int, goes: bool) -> str | None:
-    """0x00 has a name for each packet that it stands in; MQTT 5.0 §3.14.2.1."""
+    """Returns the name of a reason code. 0x00 has a name for each packet that uses it; MQTT 5.0 §3.14.2.1."""
     if code == 0 and goes:
         return "normal_disconnection"
     return REASON_CODES[code][0] if code in REASON_CODES else None
@@ -73,7 +73,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _word(value: Any) -> str:
-    """Texts that could be taken for something else stand in quotes."""
+    """Returns a value as text, in quotes if it could be mistaken for another one."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):

@@ -1,12 +1,11 @@
-"""Traces: who asked for what, the files that it is written to, and when each ends: theory of operation.
+"""Traces: their requests, their files, and their ends: theory of operation.
 
-    <data>/trace/<name>.json     what it looks for, from when until when, how it ended
+    <data>/trace/<name>.json     selection, start and end, outcome
     <data>/trace/<name>.log      a line for each event
 
-Workers look for what fits (worker/observers.pyx) and send events through the manager's ring. They know the traces that run from a
-command, and from a file of the runtime directory when they are started again. The manager writes: threads take its batches, and
-what a slow disk does not take in time is counted and told in the file. Traces that run when the broker ends have ended with it; a
-manager that is started again goes on with them.
+Workers match events (worker/observers.pyx) and send them through the manager's ring. A command sets the active traces; a restarted
+worker reads them from a file of the runtime directory. The manager writes: threads take its batches, and events that a slow disk
+does not accept in time are counted, with the count in the file. Traces end with the broker; a restarted manager continues them.
 """
 
 import asyncio
@@ -31,13 +30,13 @@ from shm.topology import Topology
 __all__ = ["TRACE_DIR", "Traces"]
 
 TRACE_DIR = "trace"
-"""In the data directory."""
+"""Directory in the data directory."""
 PENDING_MAX = 4 << 20
-"""Bytes of one trace that wait for the disk; further events are counted."""
+"""Bytes of one trace not written yet; further events are counted."""
 BATCH_BYTES = 1 << 18
 """Bytes that a thread writes at once."""
 DEFAULT_LIFE_MS = 600_000
-"""Of a trace without an end: ten minutes, as in EMQX."""
+"""Duration of a trace without an end: ten minutes, as in EMQX."""
 READ_MAX = 1 << 20
 """Bytes of a file in one answer."""
 
@@ -46,7 +45,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Trace:
-    """One of them. `number` tells workers' events apart, and is never used again while the manager lives."""
+    """One trace. `number` identifies it in workers' events, and is not reused during the life of the manager."""
 
     name: str
     type: str
@@ -65,32 +64,32 @@ class Trace:
     path: Path = field(default=Path(), repr=False)
 
     def status(self, now_ms: int) -> str:
-        """waiting, running or stopped."""
+        """Returns waiting, running or stopped."""
         if self.stopped_ms:
             return "stopped"
         return "waiting" if now_ms < self.start_ms else "running"
 
     def kept(self) -> dict[str, Any]:
-        """What its file says."""
+        """Returns the content of its file."""
         return {name: value for name, value in asdict(self).items() if name != "path"}
 
 
 class _File:
-    """Lines on their way to a file."""
+    """Lines being written to a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.size = os.fstat(self.descriptor).st_size
-        """What is on its way included."""
+        """Bytes, including those not written yet."""
         self.pending = bytearray()
         self.left_out = 0
-        """Lines since the last one that was added."""
+        """Lines dropped since the last one that was added."""
         self.problem = ""
         self.writing: asyncio.Task[None] | None = None
 
     def add(self, line: str) -> bool:
-        """False: too much waits already."""
+        """Adds a line; False if too many bytes are pending."""
         data = line.encode(errors="replace") + b"\n"
         if len(self.pending) + len(data) > PENDING_MAX:
             return False
@@ -114,7 +113,7 @@ class _File:
             self.writing = None
 
     async def close(self) -> None:
-        """When all is written."""
+        """Closes the file after all lines are written."""
         self.flush()
         if self.writing is not None:
             await asyncio.wait([self.writing])
@@ -127,7 +126,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 class Traces:
-    """All of them. `now_ms` everywhere is Unix ms."""
+    """All traces. `now_ms` is always Unix ms."""
 
     def __init__(self, topology: Topology, workers: Workers, log: Log, max_file_size: int) -> None:
         self._runtime_dir = topology.runtime_dir
@@ -138,14 +137,14 @@ class Traces:
         self._by_number: dict[int, Trace] = {}
         self._files: dict[str, _File] = {}
         self._told: list[Row] = []
-        """What workers look for."""
+        """The traces that workers match."""
         self._closing: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self.max_file_size = max_file_size
-        """`trace.max_file_size`, as it is now."""
+        """The current `trace.max_file_size`."""
 
     def load(self, now_ms: int) -> None:
-        """What is there from before: it goes on if only the manager was started again."""
+        """Loads existing traces: they continue if only the manager was restarted."""
         traced = read_traced(self._runtime_dir)
         self._told = traced or []
         for path in sorted(self._directory.glob("*.json")):
@@ -160,10 +159,10 @@ class Traces:
         self._numbers = itertools.count(max([0, *(trace.number for trace in self._traces.values())]) + 1)
         self.look(now_ms)
 
-    # --- what is asked for ------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------------------
 
     def rows(self, now_ms: int) -> list[Row]:
-        """The newest first."""
+        """Returns the traces, newest first."""
         return [self.row(trace, now_ms) for trace in reversed(self._traces.values())]
 
     def row(self, trace: Trace, now_ms: int) -> Row:
@@ -179,14 +178,14 @@ class Traces:
         }
 
     def one(self, name: str) -> Trace:
-        """Raises ControlError NOT_FOUND."""
+        """Returns a trace. Raises ControlError NOT_FOUND."""
         trace = self._traces.get(name)
         if trace is None:
             raise ControlError("NOT_FOUND", f"no trace {name!r}")
         return trace
 
     def start(self, trace: Trace, most: int, now_ms: int) -> None:
-        """Raises ControlError; nothing has changed then."""
+        """Starts a trace. Raises ControlError, and nothing has changed then."""
         if trace.name in self._traces:
             raise ControlError("ALREADY_EXISTS", f"there is a trace {trace.name!r}")
         for other in self._traces.values():
@@ -206,7 +205,7 @@ class Traces:
         self.look(now_ms)
 
     def stop(self, name: str, now_ms: int) -> Trace:
-        """One that has ended stays as it is. Raises ControlError."""
+        """Stops a trace; one that has ended is unchanged. Raises ControlError."""
         trace = self.one(name)
         if not trace.stopped_ms:
             self._end(trace, now_ms, "somebody")
@@ -214,11 +213,11 @@ class Traces:
         return trace
 
     async def delete(self, name: str, now_ms: int) -> None:
-        """The trace and its file. Raises ControlError."""
+        """Deletes a trace and its file. Raises ControlError."""
         trace = self.stop(name, now_ms)
         del self._traces[name]
         if self._closing:
-            await asyncio.wait(self._closing)  # what is still being written would make the file anew
+            await asyncio.wait(self._closing)  # a pending write would create the file again
         for path in (trace.path, self._log_path(trace)):
             path.unlink(missing_ok=True)
 
@@ -226,7 +225,7 @@ class Traces:
         return list(self._traces)
 
     async def read(self, name: str, position: int, most: int, now_ms: int) -> Row:
-        """A part of a trace's file: `data`, the `position` behind it, and whether there will be `more`. Raises ControlError."""
+        """Returns a part of a trace's file: `data`, the `position` after it, and whether `more` may follow. Raises ControlError."""
         trace = self.one(name)
         data = await asyncio.to_thread(_read_part, self._log_path(trace), position, min(most, READ_MAX))
         end = position + len(data)
@@ -235,10 +234,10 @@ class Traces:
             "more": trace.status(now_ms) != "stopped" or end < self._size(trace), "modified_at": self._modified_ms(trace),
         }  # fmt: skip
 
-    # --- what happens -----------------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------------------
 
     def take(self, payload: bytes) -> None:
-        """An event of a worker."""
+        """Takes an event of a worker."""
         event = cbor2.loads(payload)
         for number in event[0]:
             trace = self._by_number.get(number)
@@ -261,12 +260,12 @@ class Traces:
             self._end(trace, event[1] // 1000, self._full())
 
     def flush(self) -> None:
-        """Has what came written."""
+        """Starts writing all pending lines."""
         for file in self._files.values():
             file.flush()
 
     def look(self, now_ms: int) -> None:
-        """What is due begins, what is over ends."""
+        """Starts traces that are due, and ends those that are over."""
         for trace in list(self._traces.values()):
             if trace.stopped_ms:
                 continue
@@ -276,7 +275,7 @@ class Traces:
             elif file is not None and file.problem:
                 self._end(trace, now_ms, f"its file: {file.problem}")
             elif file is not None and file.size >= self.max_file_size:
-                self._end(trace, now_ms, self._full())  # of a manager before this one, or the limit has changed
+                self._end(trace, now_ms, self._full())  # of an earlier manager, or the limit has changed
             elif file is None and now_ms >= trace.start_ms:
                 self._begin(trace, now_ms)
         running = [trace for trace in self._traces.values() if trace.name in self._files]
@@ -287,12 +286,12 @@ class Traces:
         ]  # fmt: skip
         if wanted != self._told:
             self._told = wanted
-            with suppress(OSError):  # a worker that dies meanwhile would not go on; the others do
+            with suppress(OSError):  # a worker that dies meanwhile need not delay the others
                 write_traced(self._runtime_dir, wanted)
             self._workers.tell_all("trace", traces=wanted)
 
     async def close(self, now_ms: int) -> None:
-        """The manager ends: what came is written. Whether the broker ends too is known when it starts again."""
+        """Writes all pending lines before the manager ends. Whether the broker ends too is known at its next start."""
         for trace in self._traces.values():
             if trace.name in self._files:
                 self._keep_quietly(trace)
@@ -326,11 +325,11 @@ class Traces:
         return f"trace.max_file_size, {self.max_file_size} bytes"
 
     def _keep(self, trace: Trace) -> None:
-        """Raises OSError."""
+        """Writes the file of a trace. Raises OSError."""
         replace_file(trace.path, json.dumps(trace.kept()).encode())
 
     def _keep_quietly(self, trace: Trace) -> None:
-        with suppress(OSError):  # the disk is full: then how it ended is not known after a restart
+        with suppress(OSError):  # the disk is full: after a restart the outcome is unknown
             self._keep(trace)
 
     def _log_path(self, trace: Trace) -> Path:
@@ -353,12 +352,12 @@ class Traces:
 
 
 def _own_line(trace: Trace, at_us: int, what: str, details: dict[str, Any]) -> str:
-    """A line that no worker has sent."""
+    """Returns a line that no worker has sent."""
     return FORMATTERS[trace.formatter]([[], at_us, what, b"", None, "", details], "", 0)
 
 
 def _read_part(path: Path, position: int, most: int) -> bytes:
-    """Nothing if there is no file."""
+    """Returns a part of the file; empty without a file."""
     try:
         with path.open("rb") as file:
             file.seek(position)

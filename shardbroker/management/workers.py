@@ -1,4 +1,4 @@
-"""The manager asks workers: a command into the worker's ring, the answer out of the manager's own.
+"""Calls from the manager to workers: a command into the worker's ring, the answer from the manager's own.
 
 Each call ends in bounded time: with the answer, at once if the worker is down or its ring has no room, or after TIMEOUT_S.
 """
@@ -22,41 +22,41 @@ from shm.topology import Topology
 __all__ = ["Workers"]
 
 TIMEOUT_S = 5.0
-"""A worker carries out a command within some passes; one that takes longer is stuck, or waits for its disk."""
+"""A worker runs a command within some passes; one that takes longer hangs, or waits for its disk."""
 OUTSTANDING_MAX = 32
-"""Commands under way to one worker; further ones wait here."""
+"""Commands under way to one worker; further ones wait in the manager."""
 INLINE_BYTES = 8192
-"""Commands up to this size go through the ring: the smallest ring takes twice as much."""
+"""Commands up to this size use the ring: the smallest ring accepts twice as much."""
 
 
 class Workers:
-    """Calls to all workers. `on_answer` is to be given each answer that comes out of the inbox."""
+    """Calls to all workers. `on_answer` must be called with each answer from the inbox."""
 
     def __init__(self, topology: Topology, counters: Counters) -> None:
         self._topology = topology
         self._counters = counters
         self.outboxes = [Inbox.attach(topology.inbox_name(worker)) for worker in range(topology.workers)]
-        """The only ones of this process: a lane has one writer, and its position stands in the object."""
+        """The only ones of this process: a lane has one writer, and the object holds its position."""
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._turns = [asyncio.Semaphore(OUTSTANDING_MAX) for _ in range(topology.workers)]
         self._untold: list[dict[str, Mapping[str, Any]]] = [{} for _ in range(topology.workers)]
-        """Of each worker: what tell_all() found no room for, verb -> args."""
+        """By worker: commands of tell_all() without room so far, verb -> args."""
 
     def __len__(self) -> int:
         return self._topology.workers
 
     def check(self, worker: int) -> None:
-        """Raises ControlError NOT_FOUND for a worker that there is not."""
+        """Checks that a worker exists. Raises ControlError NOT_FOUND."""
         if not 0 <= worker < len(self):
             raise ControlError("NOT_FOUND", f"worker {worker}: there are 0 to {len(self) - 1}")
 
     def is_up(self, worker: int) -> bool:
-        """Whether it serves."""
+        """Returns whether the worker serves."""
         return bool(self._counters.state(worker) == ProcessState.READY)
 
     async def call(self, worker: int, verb: str, **args: Any) -> Any:
-        """The result of one command. Raises ControlError: WORKER_DOWN, WORKER_TIMEOUT, TRY_AGAIN, or what the worker says."""
+        """Returns the result of one command. Raises ControlError: WORKER_DOWN, WORKER_TIMEOUT, TRY_AGAIN, or the worker's error."""
         self.check(worker)
         async with self._turns[worker]:
             if not self.is_up(worker):
@@ -73,7 +73,7 @@ class Workers:
                 del self._waiting[number]
 
     async def call_all(self, verb: str, **args: Any) -> list[Any]:
-        """The results of one command at every worker, in their order; the first error is raised when all have ended."""
+        """Returns the results of one command at every worker, in order; the first error is raised after all have ended."""
         calls = (self.call(worker, verb, **args) for worker in range(len(self)))
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
@@ -82,15 +82,15 @@ class Workers:
         return results
 
     async def ask_all(self, verb: str, **args: Any) -> list[Any]:
-        """As call_all(), with None where a worker does not answer."""
+        """Returns results like call_all(), with None for workers that do not answer."""
         calls = (self.call(worker, verb, **args) for worker in range(len(self)))
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [None if isinstance(result, ControlError) else result for result in results]
 
     def tell_all(self, verb: str, **args: Any) -> None:
-        """A command to every worker without an answer, see caught_up(); one that is down finds it when it comes back.
+        """Sends a command without an answer to every worker, see caught_up(); a worker that is down gets it when it is back.
 
-        It says all there is to say by `verb`: of several that wait for room, a worker gets the last.
+        The command must be complete by itself: of several with the same `verb` that wait for room, a worker gets the last.
         """
         for worker, untold in enumerate(self._untold):
             untold[verb] = args
@@ -98,14 +98,14 @@ class Workers:
                 self._send_untold(worker)
 
     def _send_untold(self, worker: int) -> None:
-        """Raises ControlError TRY_AGAIN: nothing else may overtake what still waits."""
+        """Sends the waiting commands. Raises ControlError TRY_AGAIN; no other command may overtake them."""
         untold = self._untold[worker]
         for verb in [*untold]:
             self._send(worker, verb, untold[verb])
             del untold[verb]
 
     async def caught_up(self) -> list[int]:
-        """Waits until what tell_all() told is carried out. Returns the workers that have not come to it in TIMEOUT_S."""
+        """Waits until the commands of tell_all() are carried out. Returns the workers that did not finish within TIMEOUT_S."""
         calls = (self.call(worker, "ping") for worker in range(len(self)))  # commands to a worker keep their order
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [number for number, found in enumerate(results) if isinstance(found, ControlError) and found.code != "WORKER_DOWN"]
@@ -129,21 +129,21 @@ class Workers:
         return number
 
     def on_answer(self, spilled: bytes, payload: bytes) -> None:
-        """An answer from the inbox: its payload, or the name of the file that holds the record."""
+        """Takes an answer from the inbox: its payload, or the name of the file that holds the record."""
         if spilled:
             try:
                 path, record = read_spilled(self._topology.spill_dir, spilled)
                 _, _, payload = open_record(record)
             except FileNotFoundError:
-                return  # read by a manager before this one
+                return  # read by an earlier manager
             path.unlink(missing_ok=True)
         for worker in range(len(self)):
             with suppress(ControlError):
-                self._send_untold(worker)  # whoever has answered has room again
+                self._send_untold(worker)  # after an answer, the worker has room again
         answer = cbor2.loads(payload)
         waiting = self._waiting.get(answer["id"])
         if waiting is None or waiting.done():
-            return  # nobody waits any more
+            return  # the caller has given up
         if "error" in answer:
             waiting.set_exception(ControlError(*answer["error"]))
         else:
