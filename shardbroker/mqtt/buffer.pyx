@@ -15,7 +15,7 @@ cdef enum:
 
 @cython.final
 cdef class Buffer:
-    """Bytes on their way to a peer."""
+    """A queue of bytes to be sent to a peer."""
 
     def __dealloc__(self):
         free(self.data)
@@ -56,6 +56,6 @@ cdef class Buffer:
     cdef void clear(self) noexcept:
         free(self.data)
         self.data = NULL
-        # Half of what it was before, unless it is used up: a burst does not last.
+        # The next round starts with what this one needed, but at least half of the last estimate: a burst does not last.
         self.usual = <uint32_t>min(max(self.end, <size_t>self.usual // 2), <size_t>USUAL_MAX)
         self.start = self.end = self.capacity = 0

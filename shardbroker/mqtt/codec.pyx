@@ -16,7 +16,7 @@ from shardbroker.mqtt.spec import PROPERTIES, REASON_CODES, PacketType, Wire
 cdef enum:
     PROPERTY_IDS = 0x2B                    # one more than the highest
 
-# The tables of spec.py in a form that C can index. packets: a bit per packet type.
+# The tables of spec.py in a form that C can index. packets_of, reason_packets: one bit per packet type.
 cdef uint8_t wire_of[PROPERTY_IDS]
 cdef uint32_t packets_of[PROPERTY_IDS]
 cdef uint32_t reason_packets[256]
@@ -29,7 +29,7 @@ for number, spec in PROPERTIES.items():
 for number in range(256):
     reason_packets[number] = <uint32_t>sum(1 << packet for packet in REASON_CODES.get(number, ("", ()))[1])
 
-# Properties of a PUBLISH without its alias and expiry; used until the next parse_publish.
+# Properties of a PUBLISH without its alias and expiry; valid until the next parse_publish.
 cdef uint8_t* scratch = NULL
 cdef size_t scratch_capacity = 0
 
@@ -61,7 +61,7 @@ cdef int read_fixed_header(const uint8_t* data, size_t size, FixedHeader* header
 
 
 cdef int read_varint(const uint8_t* data, uint32_t size, uint32_t* value) except -1:
-    """Bytes used, 1..4; raises if there is no whole one."""
+    """Returns the number of bytes used, 1..4. Raises MalformedPacket if the integer is incomplete."""
     cdef uint32_t i = 0
     value[0] = 0
     while i < 4:
@@ -77,7 +77,7 @@ cdef int read_varint(const uint8_t* data, uint32_t size, uint32_t* value) except
 
 
 cdef uint32_t text_end(const uint8_t* data, uint32_t at, uint32_t size, bint utf8) except? 0:
-    """Where a length-prefixed field ends."""
+    """Returns the offset after a length-prefixed field."""
     cdef uint32_t length
     if at + 2 > size:
         raise MalformedPacket("packet ends within a length")
@@ -90,7 +90,7 @@ cdef uint32_t text_end(const uint8_t* data, uint32_t at, uint32_t size, bint utf
 
 
 cdef uint32_t property_end(const uint8_t* data, uint32_t at, uint32_t size, uint8_t identifier) except? 0:
-    """Where the value at `at` ends; checks its encoding."""
+    """Checks the encoding of the value at `at` and returns the offset after it."""
     cdef uint8_t wire = wire_of[identifier]
     cdef uint32_t end, number
     if wire == BYTE:
@@ -111,7 +111,7 @@ cdef uint32_t property_end(const uint8_t* data, uint32_t at, uint32_t size, uint
 
 
 cdef uint32_t next_property(const uint8_t* data, uint32_t at, uint32_t size, uint32_t packet, uint64_t* seen, uint8_t* identifier) except? 0:
-    """Checks the property at `at` against the tables; returns where it ends."""
+    """Checks the property at `at` against the tables and returns the offset after it."""
     cdef uint32_t number, value_at
     value_at = at + read_varint(data + at, size - at, &number)
     if number >= PROPERTY_IDS or packets_of[number] == 0:

@@ -1,11 +1,11 @@
-"""What the protocol layers raise.
+"""The exceptions of the protocol layers.
 
 MqttError                  reason_code, statement (norm id or ""), and a sentence
  ├─ MalformedPacket        0x81: the bytes cannot be parsed
- └─ ProtocolError          0x82: they can, but are not allowed here
+ └─ ProtocolError          0x82: the bytes can be parsed, but are not allowed here
 
-Other reason codes are raised as a plain `MqttError` with that code. All of them mean that the peer is at
-fault and that the connection ends; the shell decides in one place how it says so (MQTT 5.0 §4.13).
+Other reason codes are raised as a plain `MqttError` with that code. Each of these errors means that the peer is at fault and that
+the connection ends. The shell decides in one place how to close it (MQTT 5.0 §4.13).
 """
 
 from shardbroker.mqtt.spec import ReasonCode
@@ -14,7 +14,7 @@ __all__ = ["MalformedPacket", "MqttError", "ProtocolError"]
 
 
 class MqttError(Exception):
-    """The peer broke a rule; the connection that it did so on ends.
+    """A violation of the protocol by the peer, which ends the connection.
 
     reason_code: MQTT 5.0 reason code, 0x80 or more. statement: id of the norm, such as "MQTT-3.3.1-4".
     """
@@ -30,14 +30,14 @@ class MqttError(Exception):
 
 
 class MalformedPacket(MqttError):
-    """Reason code 0x81."""
+    """A packet that cannot be parsed: reason code 0x81."""
 
     def __init__(self, message: str, statement: str = "") -> None:
         super().__init__(ReasonCode.MALFORMED_PACKET, message, statement)
 
 
 class ProtocolError(MqttError):
-    """Reason code 0x82."""
+    """A packet that is not allowed here: reason code 0x82."""
 
     def __init__(self, message: str, statement: str = "") -> None:
         super().__init__(ReasonCode.PROTOCOL_ERROR, message, statement)

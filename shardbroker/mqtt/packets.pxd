@@ -1,9 +1,10 @@
-"""Packets as objects; see packets.pyx. The ones that a server receives have typed fields: a channel reads them in C."""
+"""Packets as objects; see packets.pyx. Packets that a server receives have typed fields, which the channel reads in C."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
 cdef enum:
-    LOGIN_PACKET_MAX = 524288              # bytes of CONNECT, and of AUTH before CONNACK: seven fields of 64 KB, and then some
-    USER_PROPERTIES_MAX = 256              # in one set of properties, PUBLISH apart: each becomes three objects, an empty one takes 5 bytes on the wire
+    LOGIN_PACKET_MAX = 524288              # bytes of CONNECT, and of AUTH before CONNACK: seven fields of 64 KB, rounded up
+    USER_PROPERTIES_MAX = 256              # per set of properties, except in PUBLISH: one becomes three objects, and an empty one
+                                           # takes 5 bytes on the wire
 
 
 cdef class Packet:
@@ -42,5 +43,5 @@ cdef class Disconnect(Packet):
     cdef readonly uint8_t reason_code
     cdef readonly dict properties
 
-# A packet object from the body behind a fixed header. Raises MqttError. `version` is ignored for CONNECT.
+# Decodes the body after a fixed header into a packet object. Raises MqttError. `version` is ignored for CONNECT.
 cdef object decode_body(uint8_t first, const uint8_t* body, uint32_t size, uint8_t version)

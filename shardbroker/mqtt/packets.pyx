@@ -1,7 +1,8 @@
-"""Packets as objects, in both directions: what is not on the hot path, and what tests and the simulator talk with.
+"""Packets as objects, in both directions: the packets off the hot path, and those that tests and the simulator exchange.
 
-Text fields are bytes (checked UTF-8). Properties are a dict {property id: value} or None for none: integers, bytes, for User
-Property a list of (name, value), for Subscription Identifier an int in SUBSCRIBE and a list of int in PUBLISH.
+Text fields are bytes (checked UTF-8). Properties are a dict {property id: value}, or None if there are no properties. Values are
+integers or bytes; User Property is a list of (name, value), Subscription Identifier an int in SUBSCRIBE and a list of int in
+PUBLISH.
 
     decode(data, offset, version) -> (packet, next offset) | None (more bytes are needed) | raises MqttError
     packet.encode(version) -> bytes
@@ -35,7 +36,7 @@ __all__ = [
 
 
 cdef class Packet:
-    """Base of all packets: equality and representation by fields, which stand in `fields`."""
+    """The base of all packets: equality and representation by the fields listed in `fields`."""
 
     type = None
     fields = ()
@@ -50,12 +51,12 @@ cdef class Packet:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.fields)})"
 
     def encode(self, version):
-        """The packet as bytes for protocol version 3 (3.1), 4 (3.1.1) or 5."""
+        """Returns the packet as bytes for protocol version 3 (3.1), 4 (3.1.1) or 5."""
         raise NotImplementedError(type(self).__name__)
 
 
 cdef class Will(Packet):
-    """A will inside CONNECT (MQTT 5.0 §3.1.3.2)."""
+    """The will inside CONNECT (MQTT 5.0 §3.1.3.2)."""
 
     fields = ("topic", "payload", "qos", "retain", "properties")
 
@@ -64,7 +65,7 @@ cdef class Will(Packet):
 
 
 cdef class Connect(Packet):
-    """MQTT 5.0 §3.1. `bridge`: the peer is a mosquitto bridge."""
+    """CONNECT (MQTT 5.0 §3.1). `bridge`: the peer is a mosquitto bridge."""
 
     fields = ("version", "client_id", "clean_start", "keepalive_s", "username", "password", "will", "properties", "bridge")
     type = PacketType.CONNECT
@@ -98,7 +99,7 @@ cdef class Connect(Packet):
 
 
 class Connack(Packet):
-    """MQTT 5.0 §3.2; in 3.x `reason_code` is the return code."""
+    """CONNACK (MQTT 5.0 §3.2); in 3.x `reason_code` is the return code."""
 
     __slots__ = fields = ("session_present", "reason_code", "properties")
     type = PacketType.CONNACK
@@ -114,7 +115,7 @@ class Connack(Packet):
 
 
 class Publish(Packet):
-    """MQTT 5.0 §3.3."""
+    """PUBLISH (MQTT 5.0 §3.3)."""
 
     __slots__ = fields = ("topic", "payload", "qos", "retain", "dup", "packet_id", "properties")
     type = PacketType.PUBLISH
@@ -134,7 +135,7 @@ class Publish(Packet):
 
 
 class Acknowledgement(Packet):
-    """PUBACK, PUBREC, PUBREL, PUBCOMP (MQTT 5.0 §3.4 to §3.7)."""
+    """The base of PUBACK, PUBREC, PUBREL and PUBCOMP (MQTT 5.0 §3.4 to §3.7)."""
 
     __slots__ = fields = ("packet_id", "reason_code", "properties")
     first = 0
@@ -152,31 +153,31 @@ class Acknowledgement(Packet):
 
 
 class Puback(Acknowledgement):
-    """MQTT 5.0 §3.4."""
+    """PUBACK (MQTT 5.0 §3.4)."""
     __slots__ = ()
     type, first = PacketType.PUBACK, PUBACK_FIRST
 
 
 class Pubrec(Acknowledgement):
-    """MQTT 5.0 §3.5."""
+    """PUBREC (MQTT 5.0 §3.5)."""
     __slots__ = ()
     type, first = PacketType.PUBREC, PUBREC_FIRST
 
 
 class Pubrel(Acknowledgement):
-    """MQTT 5.0 §3.6."""
+    """PUBREL (MQTT 5.0 §3.6)."""
     __slots__ = ()
     type, first = PacketType.PUBREL, PUBREL_FIRST
 
 
 class Pubcomp(Acknowledgement):
-    """MQTT 5.0 §3.7."""
+    """PUBCOMP (MQTT 5.0 §3.7)."""
     __slots__ = ()
     type, first = PacketType.PUBCOMP, PUBCOMP_FIRST
 
 
 cdef class Subscribe(Packet):
-    """MQTT 5.0 §3.8; topics are (filter, options byte)."""
+    """SUBSCRIBE (MQTT 5.0 §3.8); `topics` are (filter, options byte)."""
 
     fields = ("packet_id", "topics", "properties")
     type = PacketType.SUBSCRIBE
@@ -194,7 +195,7 @@ cdef class Subscribe(Packet):
 
 
 class Suback(Packet):
-    """MQTT 5.0 §3.9; codes is one byte per filter."""
+    """SUBACK (MQTT 5.0 §3.9); `codes` has one byte per filter."""
 
     __slots__ = fields = ("packet_id", "codes", "properties")
     type, first = PacketType.SUBACK, SUBACK_FIRST
@@ -210,7 +211,7 @@ class Suback(Packet):
 
 
 cdef class Unsubscribe(Packet):
-    """MQTT 5.0 §3.10."""
+    """UNSUBSCRIBE (MQTT 5.0 §3.10)."""
 
     fields = ("packet_id", "filters", "properties")
     type = PacketType.UNSUBSCRIBE
@@ -226,7 +227,7 @@ cdef class Unsubscribe(Packet):
 
 
 class Unsuback(Packet):
-    """MQTT 5.0 §3.11; 3.x has no codes."""
+    """UNSUBACK (MQTT 5.0 §3.11); in 3.x it has no codes."""
 
     __slots__ = fields = ("packet_id", "codes", "properties")
     type = PacketType.UNSUBACK
@@ -242,7 +243,7 @@ class Unsuback(Packet):
 
 
 class Pingreq(Packet):
-    """MQTT 5.0 §3.12."""
+    """PINGREQ (MQTT 5.0 §3.12)."""
 
     __slots__ = ()
     type = PacketType.PINGREQ
@@ -252,7 +253,7 @@ class Pingreq(Packet):
 
 
 class Pingresp(Packet):
-    """MQTT 5.0 §3.13."""
+    """PINGRESP (MQTT 5.0 §3.13)."""
 
     __slots__ = ()
     type = PacketType.PINGRESP
@@ -262,7 +263,7 @@ class Pingresp(Packet):
 
 
 cdef class Disconnect(Packet):
-    """MQTT 5.0 §3.14; 3.x has neither code nor properties."""
+    """DISCONNECT (MQTT 5.0 §3.14); in 3.x it has neither reason code nor properties."""
 
     fields = ("reason_code", "properties")
     type, first = PacketType.DISCONNECT, DISCONNECT_FIRST
@@ -280,7 +281,7 @@ cdef class Disconnect(Packet):
 
 
 class Auth(Packet):
-    """MQTT 5.0 §3.15."""
+    """AUTH (MQTT 5.0 §3.15)."""
 
     __slots__ = fields = ("reason_code", "properties")
     type = PacketType.AUTH
@@ -301,7 +302,7 @@ ACKNOWLEDGEMENTS = {4: Puback, 5: Pubrec, 6: Pubrel, 7: Pubcomp}
 
 
 cdef bytes field(bytes text):
-    """Length and bytes; MQTT 5.0 §1.5.4 and §1.5.6."""
+    """Encodes a field as its length and its bytes (MQTT 5.0 §1.5.4 and §1.5.6)."""
     return len(text).to_bytes(2, "big") + text
 
 
@@ -320,7 +321,7 @@ cdef bytes framed(int first, list parts):
 
 
 cdef bytes property_block(properties):
-    """Length and properties; an empty set is a 0 [MQTT-2.2.2-1]."""
+    """Encodes a length and the properties; an empty set is a 0 [MQTT-2.2.2-1]."""
     if not properties:
         return b"\0"
     cdef bytes encoded = encode_properties(properties)
@@ -328,7 +329,7 @@ cdef bytes property_block(properties):
 
 
 def encode_properties(properties) -> bytes:
-    """Properties one after the other, without the length in front."""
+    """Encodes properties one after the other, without the length in front."""
     cdef list parts = []
     for identifier, value in properties.items():
         wire = PROPERTIES[identifier].wire
@@ -357,7 +358,7 @@ def encode_properties(properties) -> bytes:
 
 
 cdef class Reader:
-    """A body that is read field by field; every field is checked against the end."""
+    """Reads the body of a packet field by field, each checked against the end of the body."""
     cdef const uint8_t* data
     cdef uint32_t at, size
 
@@ -387,7 +388,7 @@ cdef class Reader:
         return PyBytes_FromStringAndSize(<const char*>self.data + begin, self.size - begin)
 
     cdef dict properties(self, uint32_t packet):
-        """A property block; None if it is empty."""
+        """Reads a block of properties; returns None if the block is empty."""
         cdef uint32_t length, end, begin
         cdef uint64_t seen = 0
         cdef uint8_t identifier
@@ -410,7 +411,7 @@ cdef class Reader:
 
 
 cdef int put_property(dict found, uint32_t packet, uint8_t identifier, const uint8_t* data, uint32_t size) except -1:
-    """Takes a value that next_property has checked into the dict; checks what its value may be."""
+    """Puts a value that next_property has checked into the dict, after checking its range."""
     cdef uint32_t number, split
     spec = PROPERTIES[identifier]
     wire = spec.wire
@@ -447,7 +448,7 @@ cdef int put_property(dict found, uint32_t packet, uint8_t identifier, const uin
 
 
 def decode(bytes data not None, Py_ssize_t offset=0, uint8_t version=5):
-    """The packet at `offset` and the offset behind it; None if it is not whole yet. Raises MqttError."""
+    """Returns the packet at `offset` and the offset after it, or None if the packet is incomplete. Raises MqttError."""
     cdef FixedHeader header
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data) + offset
     cdef size_t size = PyBytes_GET_SIZE(data) - offset
@@ -503,7 +504,7 @@ cdef object decode_body(uint8_t first, const uint8_t* body, uint32_t size, uint8
 
 
 cdef object decode_coded(Reader reader, int kind, uint8_t version):
-    """DISCONNECT and AUTH: a reason code and properties, both of which may be left out."""
+    """Decodes DISCONNECT or AUTH: a reason code and properties, both optional."""
     cdef int code = 0
     cdef dict properties = None
     cdef Disconnect disconnect
@@ -567,7 +568,7 @@ cdef object decode_subscribe(Reader reader, uint8_t version):
         filter = reader.text(True)         # [MQTT-3.8.3-1]
         options = reader.byte()
         if version == 3:
-            options &= 3                   # the others are unused in MQTT 3.1 §3.8
+            options &= 3                   # MQTT 3.1 §3.8 does not use the other bits
         if options & 3 == 3 or (options & 0xC0 if version == 5 else options & 0xFC):
             # [MQTT-3.8.3-5], 3.1.1: [MQTT-3.8.3-4]
             raise MalformedPacket(f"subscription options 0x{options:02x}", "MQTT-3.8.3-5" if version == 5 else "MQTT-3.8.3-4")
@@ -601,7 +602,7 @@ cdef object decode_unsubscribe(Reader reader, uint8_t version):
 
 
 cdef object decode_connect(Reader reader, uint8_t first):
-    """Name and level first: nothing behind them means anything for another protocol (MQTT 5.0 §3.1.2.1)."""
+    """Decodes CONNECT. Name and level are checked first: for another protocol the rest has no meaning (MQTT 5.0 §3.1.2.1)."""
     cdef bytes name = reader.text(False)
     cdef int level = reader.byte(), version = level & 0x7F
     cdef int flags

@@ -1,6 +1,6 @@
-"""The tables of spec.py as compile-time constants, under the same names. tests/mqtt/test_spec.py holds each row to spec.py.
+"""The tables of spec.py as compile-time constants, under the same names. tests/mqtt/test_spec.py compares each row with spec.py.
 
-Anonymous enums: a use costs nothing at run time, and nothing is imported.
+Anonymous enums cost nothing at run time and need no import.
 """
 
 cdef enum:                                 # PacketType, MQTT 5.0 §2.1.2
@@ -85,7 +85,7 @@ cdef enum:                                 # ReasonCode, MQTT 5.0 §2.4
     MAXIMUM_CONNECT_TIME = 0xA0
     SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED = 0xA1
     WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
-    FAILURE = 0x80                         # this code and all above it refuse
+    FAILURE = 0x80                         # this code and all above report a failure
 
 cdef enum:                                 # PropertyId, MQTT 5.0 §2.2.2.2
     PAYLOAD_FORMAT_INDICATOR = 0x01

@@ -1,4 +1,4 @@
-"""The tables of the protocol: packet types, properties, reason codes. Everything else is derived from these.
+"""The tables of the protocol: packet types, properties, reason codes. All other protocol constants are derived from these.
 
 spec.pxd has the same names for C; tests/mqtt/test_spec.py compares the two.
 """
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class PacketType(IntEnum):
-    """MQTT 5.0 §2.1.2; AUTH exists in 5.0 only. WILL stands for the will properties inside CONNECT."""
+    """The packet types of MQTT 5.0 §2.1.2. AUTH exists in 5.0 only; WILL denotes the will properties inside CONNECT."""
 
     WILL = 0
     CONNECT = 1
@@ -45,11 +45,11 @@ class PacketType(IntEnum):
 P = PacketType
 
 BRIDGE_BIT = 0x80
-"""Of the protocol level in CONNECT: the bridges of mosquitto set it."""
+"""The bit of the protocol level in CONNECT that mosquitto's bridges set."""
 
 
 class Wire(IntEnum):
-    """How a property's value is encoded (MQTT 5.0 §1.5)."""
+    """The encoding of a property's value (MQTT 5.0 §1.5)."""
 
     BYTE = 0
     UINT16 = 1
@@ -61,7 +61,7 @@ class Wire(IntEnum):
 
 
 class PropertyId(IntEnum):
-    """MQTT 5.0 §2.2.2.2."""
+    """The property identifiers of MQTT 5.0 §2.2.2.2."""
 
     PAYLOAD_FORMAT_INDICATOR = 0x01
     MESSAGE_EXPIRY_INTERVAL = 0x02
@@ -93,7 +93,7 @@ class PropertyId(IntEnum):
 
 
 class PropertySpec(NamedTuple):
-    """Encoding of a property, the packets it may be in, whether it may repeat, and whether 0 and values above 1 are allowed."""
+    """The rules of a property: encoding, packets, whether it may repeat, must not be 0 (nonzero), must be 0 or 1 (flag)."""
 
     wire: Wire
     packets: frozenset[PacketType]
@@ -148,7 +148,7 @@ _LEAVE = _in(P.CONNACK, P.DISCONNECT)
 
 
 class ReasonCode(IntEnum):
-    """MQTT 5.0 §2.4. A row is the code and the packets that it is defined for."""
+    """The reason codes of MQTT 5.0 §2.4. A row is the code and the packets that it is defined for."""
 
     packets: frozenset[PacketType]
 
@@ -204,10 +204,10 @@ class ReasonCode(IntEnum):
 
 
 FAILURE = 0x80
-"""This reason code and all above it refuse (MQTT 5.0 §2.4)."""
+"""The lowest reason code that reports a failure (MQTT 5.0 §2.4)."""
 
 REASON_CODES: dict[int, tuple[str, frozenset[PacketType]]] = {code: (code.name.lower(), code.packets) for code in ReasonCode}
-"""Reason code -> name, packets it is defined for."""
+"""Maps a reason code to its name and the packets that it is defined for."""
 
 R = ReasonCode
 
@@ -226,16 +226,16 @@ _RETURN_CODES: dict[int, int] = {
 
 
 def connack_return_code(reason_code: int) -> int | None:
-    """The CONNACK return code of 3.1 and 3.1.1 for a 5.0 reason code; None: close without CONNACK [MQTT-3.2.2-6]."""
+    """Returns the CONNACK return code of 3.1 and 3.1.1 for a 5.0 reason code; None: close without CONNACK [MQTT-3.2.2-6]."""
     return _RETURN_CODES.get(reason_code)
 
 
 _CLOSING_WORDS: dict[int, str] = {R.SUCCESS: "normal", R.KEEP_ALIVE_TIMEOUT: "keepalive_timeout", R.SESSION_TAKEN_OVER: "takenover"}
-"""Where EMQX has a word of its own."""
+"""Reason codes that EMQX has a different word for."""
 
 
 def closing_word(reason_code: int, by_network: bool) -> str:
-    """Why a connection has ended, as event messages say it; `by_network`: without a word of either side."""
+    """Returns the reason of a disconnection for event messages; `by_network`: no DISCONNECT was sent or received."""
     if by_network:
         return "tcp_closed"
     if reason_code not in REASON_CODES:

@@ -10,7 +10,7 @@ from shardbroker.mqtt.errors import MqttError
 __all__ = ["EXCLUSIVE", "check_topic_filter", "check_topic_name", "filter_has_wildcard", "matches", "parse_subscription"]
 
 cdef enum:
-    TOPIC_MAX = 65535                      # bytes: its length has two in a packet (MQTT 5.0 §1.5.4)
+    TOPIC_MAX = 65535                      # bytes: the length field has two (MQTT 5.0 §1.5.4)
 
 SHARE = b"$share/"
 QUEUE = b"$queue/"
@@ -28,7 +28,7 @@ cdef bint is_utf8(const uint8_t* text, uint32_t size) noexcept:
                 return False               # [MQTT-1.5.4-2]
             i += 1
             continue
-        # Bounds of the second byte keep out overlong forms, surrogates and what lies beyond U+10FFFF [MQTT-1.5.4-1].
+        # The bounds of the second byte exclude overlong forms, surrogates and code points above U+10FFFF [MQTT-1.5.4-1].
         low, high = 0x80, 0xBF
         if 0xC2 <= c <= 0xDF:
             rest = 1
@@ -70,14 +70,14 @@ cdef bint is_topic_name(const uint8_t* topic, uint32_t size, uint32_t max_levels
 
 
 def check_topic_name(bytes topic not None, uint32_t max_levels=128) -> None:
-    """Raises MqttError 0x90 for what may not be published to. max_levels 0: no limit."""
+    """Raises MqttError 0x90 unless the topic is valid for a PUBLISH. max_levels 0: no limit."""
     if not is_topic_name(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic), max_levels):
         raise MqttError(
             TOPIC_NAME_INVALID, f"not a topic name of up to {max_levels} levels and {TOPIC_MAX} bytes: {topic[:100]!r}", "MQTT-4.7.1-1")
 
 
 def check_topic_filter(bytes filter not None, uint32_t max_levels=128) -> None:
-    """Raises MqttError 0x8F for what may not be subscribed to. max_levels 0: no limit."""
+    """Raises MqttError 0x8F unless the filter is valid for a SUBSCRIBE. max_levels 0: no limit."""
     cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(filter)
     cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(filter), i
     cdef bint good = 0 < size <= <uint32_t>TOPIC_MAX and is_utf8(text, size)       # [MQTT-4.7.3-1] [MQTT-4.7.3-3]
@@ -99,10 +99,10 @@ def filter_has_wildcard(bytes filter not None) -> bool:
 
 
 def parse_subscription(bytes filter not None) -> tuple:
-    """(group, filter) of what a client subscribes to; group is None if it is not shared (MQTT 5.0 §4.8.2).
+    """Returns (group, filter) of a filter in SUBSCRIBE; group is None if the subscription is not shared (MQTT 5.0 §4.8.2).
 
-    `$queue/<filter>` is EMQX's short form: the group is then b"$queue". `$exclusive/<filter>` is the filter that nobody else may have so.
-    Raises MqttError 0x8F.
+    `$queue/<filter>` is EMQX's short form: the group is then b"$queue". `$exclusive/<filter>` is a filter that one session alone
+    may hold. Raises MqttError 0x8F.
     """
     if filter.startswith(QUEUE):
         group, real = QUEUE_GROUP, filter[len(QUEUE):]
@@ -124,7 +124,7 @@ def parse_subscription(bytes filter not None) -> tuple:
 
 
 def matches(bytes filter not None, bytes topic not None) -> bool:
-    """Whether one filter matches one topic, literally, level by level [MQTT-4.7.3-4]."""
+    """Returns whether a filter matches a topic, compared literally and level by level [MQTT-4.7.3-4]."""
     if topic.startswith(b"$") and filter[:1] in (b"#", b"+"):
         return False                       # [MQTT-4.7.2-1]
     levels, words = filter.split(b"/"), topic.split(b"/")

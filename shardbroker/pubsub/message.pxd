@@ -1,8 +1,8 @@
 """A message inside the broker, in its two states.
 
-`Publication` is a message on its way through one worker: it borrows the bytes of the receive buffer or of a ring, and there
-is one object per worker that is used again and again. `Message` owns its bytes: it is made, once, when somebody must keep the
-message (an inflight window, a queue, the retained store), and shared by all who do.
+`Publication` is a message on its way through one worker. It borrows the bytes of the receive buffer or of a ring; each worker has
+one such object and reuses it. `Message` owns its bytes. It is made, once, when the message must be kept (in an inflight window, a
+queue or the retained store), and is shared by all of these.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -15,11 +15,11 @@ cdef class Message:
     cdef uint8_t qos
     cdef bint retain
     cdef uint8_t payload_format
-    cdef uint32_t logged                   # cycle of this worker's journal in which it was written, see session.recorder; 0: not yet
+    cdef uint32_t logged                   # cycle of this worker's journal in which the message is, see session.recorder; 0: not written
     cdef bytes client_id                   # of the publisher
 
 
-# The owning copy of a message that somebody has in parts. id: 16 bytes.
+# Makes the owning copy of a message that is given in parts. id: 16 bytes.
 cdef Message make_message(
     bytes topic, bytes payload, bytes properties, bytes client_id, bytes id, uint64_t expires_ms, uint8_t qos, bint retain,
     uint8_t payload_format, uint32_t logged,
@@ -37,17 +37,17 @@ cdef class Publication:
     cdef bint retain
     cdef uint8_t payload_format
     cdef uint32_t logged                   # as of a Message
-    cdef bint unrepeatable                 # its source would not send it again: a lost record is lost
+    cdef bint unrepeatable                 # the source would not send the message again: a lost record is lost
     cdef bytes client_id
-    cdef Message message                   # set by keep(), or what this publication was made from
+    cdef Message message                   # set by keep(), or the message that this publication was made from
 
-    cdef Message keep(self)                # the owning copy; made at the first call
+    cdef Message keep(self)                # returns the owning copy; made at the first call
     cdef void borrow(self, Message message) noexcept
-    cdef void release(self) noexcept       # forget the borrowed bytes
+    cdef void release(self) noexcept       # drops the borrowed bytes
 
 
-# What a source of messages knows of one, as arguments, so that no field keeps the value of the message before. Its id, `message` and
-# `logged` are set by the caller: they depend on whether the message is new here.
+# Takes everything that a source knows of a message as arguments, so that no field keeps the value of the message before. The caller
+# sets the id, `message` and `logged`: they depend on whether the message is new here.
 cdef inline void fill(
     Publication publication, const uint8_t* topic, uint32_t topic_size, const uint8_t* properties, uint32_t properties_size,
     const uint8_t* payload, uint32_t payload_size, bytes client_id, uint64_t expires_ms, uint8_t qos, bint retain, uint8_t payload_format,

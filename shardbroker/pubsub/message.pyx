@@ -24,7 +24,7 @@ cdef class Message:
 
     @property
     def properties(self) -> bytes:
-        """Encoded properties that are passed on unchanged, without a length in front."""
+        """Returns the encoded properties that are passed on unchanged, without a length in front."""
         return PyBytes_FromStringAndSize(<char*>self.block + self.topic_size, self.properties_size)
 
     @property

@@ -1,13 +1,13 @@
-"""Which member of a shared group gets a message (MQTT 5.0 §4.8.2): the seven strategies of EMQX.
+"""The choice of the member of a shared group that gets a message (MQTT 5.0 §4.8.2): the seven strategies of EMQX.
 
-The publisher's worker chooses, over the members on all workers, which the route table lists in one order for everybody.
+The publisher's worker chooses among the members on all workers. The route table lists them in the same order for all workers.
 
 | strategy | choice |
 |---|---|
 | random | any member |
-| round_robin | each publisher goes round the members; its first turn comes from a node-wide counter, so that many publishers of one message each are spread evenly too |
+| round_robin | each publisher cycles through the members; a node-wide counter gives its first turn, so that many publishers of one message each are spread evenly too |
 | round_robin_per_group | one node-wide counter per group and filter |
-| sticky | the publisher's last member as long as it is there |
+| sticky | the publisher's last member as long as it is subscribed |
 | local | a random member on the publisher's worker, else a random one |
 | hash_topic | by the topic: all messages of a topic go to one member |
 | hash_clientid | by the publisher's client id |
@@ -24,7 +24,10 @@ STRATEGIES = ("random", "round_robin", "round_robin_per_group", "sticky", "local
 
 
 cdef class GroupPicker:
-    """`next_turn(hash) -> int` is the node-wide counter, `own_destination` this worker's destination."""
+    """Picks members by one strategy.
+
+    `next_turn(hash) -> int` is the node-wide counter, `own_destination` this worker's destination.
+    """
 
     def __init__(self, str strategy, object next_turn, long own_destination, object seed=None):
         if strategy not in STRATEGIES:
@@ -35,7 +38,7 @@ cdef class GroupPicker:
         self.random = Random(seed)
 
     cdef tuple pick(self, tuple group, bytes topic, bytes publisher, dict memory):
-        """One of group[2], (destination, member). `memory` is the publisher's own: its turns and sticky members."""
+        """Returns one of group[2], (destination, member). `memory` belongs to the publisher: its turns and sticky members."""
         cdef tuple members = <tuple>group[2]
         cdef uint64_t count = <uint64_t>len(members)
         if count == 1:

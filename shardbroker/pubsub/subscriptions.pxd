@@ -1,26 +1,26 @@
-"""Who subscribes on this worker: filter -> subscriptions. Matching is the route table's work, not this table's."""
+"""The subscriptions of one worker: filter -> subscriptions. Matching is done by the route table, not by this one."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
 
 
-cdef enum Option:                          # where they stand in the options byte, MQTT 5.0 §3.8.3.1
+cdef enum Option:                          # bits of the options byte, MQTT 5.0 §3.8.3.1
     OPTION_QOS = 0x03
     OPTION_NO_LOCAL = 0x04
     OPTION_RETAIN_AS_PUBLISHED = 0x08
     OPTION_RETAIN_HANDLING = 0x30
     OPTION_RETAIN_IF_NEW = 0x10
-    OPTION_FLAGS = 0x3C                    # those but the QoS
-    OPTION_EXCLUSIVE = 0x40                # ours: nobody else may have this filter so
+    OPTION_FLAGS = 0x3C                    # all bits except the QoS
+    OPTION_EXCLUSIVE = 0x40                # internal: no other session may hold this filter
 
 
 cdef class Subscriber:
-    """What a message can be delivered to; `session.Session` is one."""
+    """A target of deliveries; `session.Session` is one."""
     cdef readonly uint64_t key             # number of this session, unique on the node while it lives
     cdef readonly bytes client_id
 
-    # One message for this subscriber. `ids` are encoded Subscription Identifier properties or None, `share` is the
-    # (group, filter) that chose this subscriber or None.
+    # Delivers one message to this subscriber. `ids` are encoded Subscription Identifier properties or None; `share` is the (group,
+    # filter) that chose this subscriber, or None.
     cdef int deliver(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
 
 
@@ -30,7 +30,7 @@ cdef class Subscription:
     cdef readonly bytes group              # None: not shared
     cdef readonly bytes wire_filter        # as subscribed, without $exclusive/; mostly the same object as `filter`
     cdef readonly uint8_t qos
-    cdef uint8_t flags                     # Option: there may be ten million subscriptions
+    cdef uint8_t flags                     # Option; one byte, as there may be ten million subscriptions
     cdef readonly uint32_t identifier      # 0: none
 
 
@@ -39,8 +39,8 @@ cdef class SubscriptionTable:
     cdef dict shared                       # (group, filter) -> {session key: Subscription}
     cdef readonly size_t count
 
-    # Adds or replaces; True if it is the first local one of its filter (plain) or a new member (shared).
+    # Adds or replaces a subscription. Returns whether it is the first local one of its filter (plain) or a new member (shared).
     cdef bint add(self, Subscription subscription) except -1
-    # Removes; True if no local one of its filter is left (plain), or the member went (shared).
+    # Removes a subscription. Returns whether its filter has no local one left (plain), or the member was removed (shared).
     cdef bint remove(self, Subscription subscription) except -1
     cdef Subscription shared_member(self, bytes group, bytes filter, uint64_t key)

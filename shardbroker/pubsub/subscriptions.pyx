@@ -12,7 +12,7 @@ cdef class Subscription:
     """One subscription of one session: its filter and options (MQTT 5.0 §3.8.3.1)."""
 
     def options(self) -> dict[str, int]:
-        """By EMQX's names."""
+        """Returns the options under EMQX's names."""
         return {
             "qos": self.qos, "nl": int(self.flags & OPTION_NO_LOCAL != 0), "rap": int(self.flags & OPTION_RETAIN_AS_PUBLISHED != 0),
             "rh": (self.flags & OPTION_RETAIN_HANDLING) >> 4,

@@ -1,7 +1,7 @@
-"""Topic -> everything a publish to it needs: the local targets, the other workers, the shared groups.
+"""The topic cache: for each topic all that a publish needs, which are the local targets, the other workers and the shared groups.
 
-An entry is valid while the epochs it was built under are: `stamp` is the sum of the shared epochs of its buckets and of this
-worker's own. Epochs only grow, so equal sums mean that none of them moved.
+An entry is valid until one of the epochs under which it was built changes: `stamp` is the sum of the shared epochs of its buckets and of this
+worker's own epoch. Epochs only grow, so equal sums mean that none of them has changed.
 """
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -9,10 +9,10 @@ from shardbroker.pubsub.message cimport Publication
 from shardbroker.pubsub.subscriptions cimport Subscriber, SubscriptionTable
 from shm.epochs cimport Buckets
 
-cdef enum OwnMessages:                     # what a publisher gets of its own messages
+cdef enum OwnMessages:                     # copies of its own messages that a publisher gets
     OWN_SAME = 0
-    OWN_NONE = 1                           # every matching subscription says No Local
-    OWN_OTHER = 2                          # some do: `own_qos`, `own_ids` leave those out
+    OWN_NONE = 1                           # every matching subscription has No Local
+    OWN_OTHER = 2                          # some of them do: `own_qos` and `own_ids` leave those out
 
 cdef struct Target:
     void* subscriber                       # Subscriber, kept alive by TopicEntry.keep
@@ -27,74 +27,76 @@ cdef struct Target:
 cdef class TopicEntry:
     cdef readonly bytes topic
     cdef uint64_t stamp
-    cdef uint64_t serial                   # unlike that of any other entry of this process: by it others remember what they know of it
+    cdef uint64_t serial                   # unique in this process: other caches refer to the entry by it
     cdef Buckets buckets
     cdef bint unroutable                   # a destination has no outlet in this worker: messages are refused
-    cdef bint captured                     # analytics asks for its messages (journal.capture)
-    cdef object rewrite                    # the rule (worker/features/rewrite.py) that what is published here goes by; None: it stays here
+    cdef bint captured                     # analytics needs its messages (journal.capture)
+    cdef object rewrite                    # the rule (worker/features/rewrite.py) that rewrites this topic; None: the topic is kept
     cdef Target* targets
     cdef uint32_t target_count
-    cdef uint64_t weight                   # bytes that it takes, about
+    cdef uint64_t weight                   # approximate size in bytes
     cdef list keep                         # references behind the pointers in `targets`
-    cdef bint leaves                       # other workers, or members of groups, are to have its messages: the next two are not empty
+    cdef bint leaves                       # the messages leave this worker: `destinations` or `groups` has entries
     cdef readonly tuple destinations       # u32 destinations other than this worker
     cdef readonly tuple groups             # shared groups: (name, filter, ((destination, member), ...))
 
-    cdef bint is_empty(self) noexcept        # no subscriber anywhere
+    cdef bint is_empty(self) noexcept        # no subscriber on any worker
 
 
 cdef struct CacheSlot:
     uint64_t hash
-    void* entry                            # TopicEntry that the slot owns, or NULL
+    void* entry                            # the TopicEntry that the slot owns, or NULL
 
 
 cdef struct CacheTable:                    # linear probing, at most half full
     CacheSlot* slots
     size_t mask                            # slots - 1
     size_t count
-    uint64_t weight                        # of its entries, bytes
+    uint64_t weight                        # of the entries, bytes
 
 
 cdef class TopicCache:
-    cdef CacheTable now                    # topics that were published to since the last turn
-    cdef CacheTable before                 # those of the turn before it that were not published to since; no slots: none
-    cdef CacheTable fading                 # those of the turn before that, which go bit by bit; no slots: none
-    cdef size_t faded                      # slots of it that are empty already
-    cdef size_t limit                      # of topics in each of the first two
-    cdef uint64_t weight_limit             # likewise, bytes
-    cdef uint64_t turned_at_ms             # by the time
-    cdef bint heavy                        # the weight has led to a turn since the last one that came with time
+    cdef CacheTable now                    # topics published to since the last turn
+    cdef CacheTable before                 # topics of the turn before, not published to since; no slots: empty
+    cdef CacheTable fading                 # topics of the turn before that, which are dropped bit by bit; no slots: empty
+    cdef size_t faded                      # slots of `fading` that are empty already
+    cdef size_t limit                      # topics in `now` and in `before`, each
+    cdef uint64_t weight_limit             # the same in bytes
+    cdef uint64_t turned_at_ms             # time of the last turn by the clock
+    cdef bint heavy                        # the weight has caused a turn since the last turn by the clock
 
     cdef TopicEntry find(self, const uint8_t* topic, uint32_t size)
     cdef TopicEntry find_before(self, uint64_t hash, const uint8_t* topic, uint32_t size)
     cdef int store(self, TopicEntry entry) except -1
     cdef int put(self, uint64_t hash, TopicEntry entry) except -1
     cdef int resize(self, size_t capacity) except -1
-    # Forgets what was not published to for two turns, which are short while memory is; called now and then.
+    # Drops the topics that were not published to for two turns; turns are shorter while memory is short. Called periodically.
     cdef int grow_old(self, uint64_t now_ms, bint short_of_memory) except -1
     cdef int turn(self) except -1
 
 
 cdef class Lookup:
-    """The way to a topic's entry: a search in the route table, then the local subscriptions of the filters that it has found. In steps,
-    as one client can make it long; for one holder, which asks again until `entry` is there."""
+    """Builds a topic's entry: a search in the route table, then the local subscriptions of each filter found.
+
+    It runs in steps, because a single client can make it long; its one holder continues it until `entry` is set.
+    """
     cdef bytes topic
-    cdef uint64_t stamp                    # as it was before the search began
+    cdef uint64_t stamp                    # as of the start of the search
     cdef Buckets buckets
     cdef object search                     # shm.routes.Search, or its like
     cdef object match                      # shm.routes.Match, once the search has ended
-    cdef Py_ssize_t at                     # filters of it that were looked up here
+    cdef Py_ssize_t at                     # filters of `match` that were looked up here
     cdef dict by_subscriber                # session key -> its subscriptions
-    cdef list matching                     # values of it that are not in the entry yet; None before all filters were looked up
+    cdef list matching                     # values of `by_subscriber` that are not in the entry yet; None before the last filter
     cdef TopicEntry growing
-    cdef TopicEntry entry                  # None until it is whole
-    cdef bint abandoned                    # its holder has gone
-    cdef object error                      # the exception that ended it; None without
+    cdef TopicEntry entry                  # None until it is complete
+    cdef bint abandoned                    # the holder no longer needs it
+    cdef object error                      # the exception that ended the lookup, or None
 
-    # Goes on for so many visits of 2 µs; how many are left, none if it has not come to the end.
+    # Continues for a number of visits of 2 µs each. Returns the visits that are left, 0 if the lookup is not complete.
     cdef int64_t go_on(self, SubscriptionTable table, long own, int64_t visits) except? -1
     cdef int64_t gather(self, object filter, SubscriptionTable table) except? -1
 
 cdef Lookup new_lookup(bytes topic, const Buckets* buckets, uint64_t stamp, object search)
-# A Subscription Identifier property, encoded; b"" for identifier 0.
+# Encodes a Subscription Identifier property; b"" for identifier 0.
 cdef bytes encode_identifier(uint32_t identifier)

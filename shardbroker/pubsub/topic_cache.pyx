@@ -39,27 +39,27 @@ cdef extern from *:
 
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 
-cdef uint64_t serials = 0                  # given to entries so far
+cdef uint64_t serials = 0                  # number of serials given to entries
 
 cdef size_t ALL_SLOTS = <size_t>-1 >> 1
 
 cdef enum:
     FIRST_SLOTS = 1024
-    FADING_SLOTS = 4096                    # emptied at a time: below 1 ms
-    TURN_MS = 60000                        # a topic that is published to more rarely is looked up in the route table each time
-    HEAVY_TURN_MS = 4000                   # the same while few topics take much memory: more bytes than both of the following
+    FADING_SLOTS = 4096                    # emptied at a time: less than 1 ms
+    TURN_MS = 60000                        # with fewer messages a topic is looked up in the route table each time
+    HEAVY_TURN_MS = 4000                   # the same while few topics take much memory: both of the following limits are exceeded
     HEAVY_BYTES = 1048576                  # all of them together
     HEAVY_ENTRY_BYTES = 4096               # each on average
     SHORT_TURN_MS = 1000                   # the same while memory is short
-    ENTRY_BYTES = 300                      # what an entry takes without its topic and targets, with its slot
-    TARGET_BYTES = 64                      # what a target takes, with its references
-    MEMBER_BYTES = 128                     # what a member of a shared group takes
-    SUBSCRIPTIONS_A_VISIT = 8              # local subscriptions that take as long as a seek in the route table
+    ENTRY_BYTES = 300                      # bytes of an entry without its topic and targets, with its slot
+    TARGET_BYTES = 64                      # bytes of a target, with its references
+    MEMBER_BYTES = 128                     # bytes of a member of a shared group
+    SUBSCRIPTIONS_A_VISIT = 8              # local subscriptions that take as long as one seek in the route table
 
 
 @cython.final
 cdef class TopicEntry:
-    """One topic's targets."""
+    """The targets of one topic."""
 
     def __dealloc__(self):
         free(self.targets)
@@ -69,7 +69,7 @@ cdef class TopicEntry:
 
 
 cdef inline CacheSlot* slot_of(CacheTable* table, uint64_t hash, const uint8_t* topic, size_t size) noexcept:
-    """Where this topic is, or where it would go."""
+    """Returns the slot of a topic, or the free slot for it."""
     cdef size_t i = hash & table.mask
     cdef CacheSlot* slot
     cdef TopicEntry entry
@@ -96,7 +96,10 @@ cdef int make_slots(CacheTable* table, size_t capacity) except -1:
 
 
 cdef size_t drop(CacheTable* table, size_t start, size_t most) noexcept:
-    """The entries of that many slots from there on, and with the last one the slots. The end of what was dropped."""
+    """Drops the entries of `most` slots from `start` on, and after the last slot the table.
+
+    Returns the end of the dropped slots.
+    """
     cdef size_t i, end
     if table.slots == NULL:
         return start
@@ -112,9 +115,11 @@ cdef size_t drop(CacheTable* table, size_t start, size_t most) noexcept:
 
 @cython.final
 cdef class TopicCache:
-    """Two tables: a topic is looked up in the one of now, and moves there from the one of before. Each turn the one of now becomes
-    the one of before, so what nobody publishes to any more goes, with the sessions that its entries refer to. A turn comes
-    with time, and when there are `limit` topics in the one of now, or they take `weight_limit` bytes."""
+    """A cache in two generations: a topic is looked up in `now`, and moves there from `before`.
+
+    At each turn `now` becomes `before`, so that topics without messages are dropped, with the sessions that their entries refer to.
+    A turn is due after TURN_MS, and when `now` has `limit` topics or `weight_limit` bytes.
+    """
 
     def __cinit__(self, size_t limit, uint64_t weight_limit):
         self.limit = limit
@@ -138,7 +143,7 @@ cdef class TopicCache:
         cdef TopicEntry entry
         if slot.entry == NULL:
             return None
-        entry = <TopicEntry>slot.entry     # the other table keeps it until the turn
+        entry = <TopicEntry>slot.entry     # `before` keeps the entry until the turn
         self.put(hash, entry)
         return entry
 
@@ -268,7 +273,7 @@ cdef class Lookup:
         return max(visits, <int64_t>0)
 
     cdef int64_t gather(self, object filter, SubscriptionTable table) except? -1:
-        """The local subscriptions of a filter; how many visits that is worth."""
+        """Collects the local subscriptions of a filter. Returns the visits that this is worth."""
         cdef Subscription subscription
         present = table.filters.get(filter)
         if present is None:
@@ -281,8 +286,10 @@ cdef class Lookup:
 
 
 cdef int64_t fill_target(Target* target, list keep, list matching) except -1:
-    """One copy for a subscriber whatever the number of its matching filters, with the highest QoS and all identifiers
-    [MQTT-3.3.4-2] [MQTT-3.3.4-4] [MQTT-3.3.5-1]. Returns the bytes of the identifiers."""
+    """Fills one target per subscriber whatever the number of its matching filters, with the highest QoS and all identifiers.
+
+    See [MQTT-3.3.4-2], [MQTT-3.3.4-4] and [MQTT-3.3.5-1]. Returns the bytes of the identifiers.
+    """
     cdef Subscription subscription
     cdef bytes ids, own_ids
     cdef list all_ids = [], all_own_ids = []
