@@ -25,7 +25,7 @@ cdef enum:
     SET_TAG = 0x11                         # EVP_CTRL_AEAD_SET_TAG
 
 NAMES = (b"libcrypto.so.3", b"libcrypto.so.1.1")
-"""OpenSSL 3 and 1.1.1, which are those that Python 3.11 and later work with."""
+"""OpenSSL 3 and 1.1.1, the versions that Python 3.11 and later support."""
 
 cdef context_new_type context_new = NULL
 cdef context_free_type context_free = NULL
@@ -39,7 +39,7 @@ cdef const void* digests[<int>DIGESTS]
 
 
 cdef void* find_library():
-    """One that is in the process already goes first."""
+    """Returns a handle of libcrypto, preferably of one that is loaded in this process already."""
     cdef void* library
     for flags in (RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL):
         for name in NAMES:
@@ -50,7 +50,7 @@ cdef void* find_library():
 
 
 cdef const void* find(void* library, const char* fetcher, const char* name, const char* getter):
-    """Fetched once where there is such a thing: OpenSSL 3 looks for one of the older kind each time that it is used."""
+    """Returns an algorithm, fetched once where OpenSSL supports that: OpenSSL 3 looks up one of the older kind at each use."""
     cdef fetch_type fetch = <fetch_type>dlsym(library, fetcher)
     cdef getter_type get = <getter_type>dlsym(library, getter)
     if fetch != NULL:
@@ -59,7 +59,10 @@ cdef const void* find(void* library, const char* fetcher, const char* name, cons
 
 
 cdef bint load():
-    """Whether all that is needed is there. A policy of the machine may forbid a cipher: then nothing is done here."""
+    """Returns whether all that is needed is available.
+
+    A policy of the machine may forbid a cipher: this module is then not used.
+    """
     global context_new, context_free, cipher_init, cipher_update, cipher_final, cipher_ctrl, one_hmac
     cdef void* library = find_library()
     if library == NULL:
@@ -86,7 +89,7 @@ cdef bint load():
 cdef bint loaded = load()
 
 AVAILABLE = bool(loaded)
-"""Whether there is a libcrypto to work with."""
+"""True if a suitable libcrypto was found."""
 
 
 cdef bint available() noexcept:
@@ -132,7 +135,7 @@ cdef class Aead:
         return cipher_update(self.context, target, &written, source, <int>size) == 1
 
     cdef bint seal(self, uint8_t* tag) noexcept:
-        cdef uint8_t[TAG_SIZE] rest        # nothing: these ciphers have no blocks to fill
+        cdef uint8_t[TAG_SIZE] rest        # stays empty: these ciphers have no blocks to fill
         cdef int written
         return cipher_final(self.context, rest, &written) == 1 and cipher_ctrl(self.context, GET_TAG, TAG_SIZE, tag) == 1
 

@@ -1,4 +1,4 @@
-"""See layers.pxd."""
+"""The layers of a connection; see layers.pxd."""
 from libc.string cimport memcpy
 
 from shardbroker.transport.tls cimport iovec
@@ -9,11 +9,11 @@ __all__ = ["Layers"]
 
 
 cdef class Layers:
-    """extra: what the listener knows of the connection (acceptor/opening.py); the keys are taken out of it."""
+    """Made from `extra`, the acceptor's knowledge of the connection (acceptor/opening.py); the keys are removed from it."""
 
     def __init__(self, dict extra not None):
         if "tls" in extra:
-            self.records = Records.unpack(extra.pop("tls"))    # nobody else is to have the keys
+            self.records = Records.unpack(extra.pop("tls"))    # the only copy of the keys
         if "websocket" in extra:
             self.framing = Framing(extra["websocket"])
 
@@ -48,7 +48,7 @@ cdef class Layers:
     cdef str end(self):
         if self.framing is not None and self.framing.close_code:
             if self.framing.frame_left:
-                self.framing.answers.clear()   # in the middle of a frame there is no place for it
+                self.framing.answers.clear()   # a frame cannot be interrupted by a control frame
             return f"closed by the peer, WebSocket code {self.framing.close_code}"
         return None if self.records is None or not self.records.ended else "closed by the peer"
 

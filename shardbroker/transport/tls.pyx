@@ -34,19 +34,19 @@ cdef enum:                                 # alerts, RFC 8446 §6
     FATAL = 2
 
 cdef enum:
-    IMPLICIT_SIZE = 4                      # and the rest of it, which does not
+    IMPLICIT_SIZE = 4                      # bytes of the nonce that are not sent
     KNOWN_MAX = 13                         # authenticated beside the plaintext, bytes
     OVERHEAD_MAX = 32                      # header, nonce, type and tag, bytes
-    KEY_UPDATE = 24                        # a handshake message of 5 bytes: type | 0 | 0 | 1 | whether ours is asked for
+    KEY_UPDATE = 24                        # a handshake message of 5 bytes: type | 0 | 0 | 1 | whether the receiver updates too
     KEY_UPDATE_SIZE = 5
-    SCRATCH_RECORDS = 4                    # sealed at once; what of them the socket does not take is kept
+    SCRATCH_RECORDS = 4                    # sealed at once; records that the socket does not take are kept
     SCRATCH_SIZE = 4 * (16384 + 32) + 64
     LABEL_MAX = 64
 
 cdef enum:
-    REKEY_RECORDS = 16777216               # RFC 8446 §5.5: 2^24.5 records are as much as a key of AES-GCM is good for
-    UPDATES_FREE = 32                      # key updates of the peer that are always allowed, as BoringSSL does,
-    RECORDS_FOR_UPDATE = 8                 # and one more for so many records: deriving a key costs more than receiving its record
+    REKEY_RECORDS = 16777216               # RFC 8446 §5.5: a key of AES-GCM is good for 2^24.5 records
+    UPDATES_FREE = 32                      # key updates of the peer that are always allowed, as in BoringSSL,
+    RECORDS_FOR_UPDATE = 8                 # and one more per this many records: deriving a key costs more than receiving its record
 
 cdef packed struct Packed:
     uint8_t cipher
@@ -61,14 +61,14 @@ SUITES = {
     "TLS_AES_256_GCM_SHA384": (AES_256_GCM, SHA384),
     "TLS_CHACHA20_POLY1305_SHA256": (CHACHA20_POLY1305, SHA256),
 }
-"""Of TLS 1.3, by the names of the standard."""
+"""The cipher suites of TLS 1.3, under the names of the standard."""
 
 OLDER_ENDS = {
     "AES128-GCM-SHA256": (AES_128_GCM, SHA256),
     "AES256-GCM-SHA384": (AES_256_GCM, SHA384),
     "CHACHA20-POLY1305": (CHACHA20_POLY1305, SHA256),
 }
-"""How OpenSSL's names of those of TLS 1.2 end; what stands before it is how the key is agreed upon. Others (CBC, CCM) are not spoken here."""
+"""The ends of OpenSSL's names of TLS 1.2 suites; the part before is the key exchange. Others (CBC, CCM) are not supported here."""
 
 ALERTS = {
     BAD_RECORD_MAC: "a record that was changed on its way",
@@ -79,15 +79,15 @@ ALERTS = {
     NO_RENEGOTIATION: "renegotiation",
 }
 
-cdef uint8_t[SCRATCH_SIZE] scratch         # sealed records on their way to a socket: one thread, and nothing stays in it
+cdef uint8_t[SCRATCH_SIZE] scratch         # sealed records to be sent: one thread uses it, and it is empty between calls
 
 
 class TlsRecordError(Exception):
-    """The peer broke a rule of TLS; the text says which."""
+    """A violation of TLS by the peer; the text names the rule."""
 
 
 cdef class Records:
-    """Made by `after_handshake` and `after_older_handshake`, or by `unpack` where another process has done that."""
+    """The records of a connection, made by `after_handshake` or `after_older_handshake`, or by `unpack` from another process."""
 
     def __cinit__(self):
         self.kept = Buffer.__new__(Buffer)
@@ -126,13 +126,13 @@ cdef class Records:
         return <ssize_t>plain
 
     cdef ssize_t open_record(self, uint8_t* record, size_t length, uint8_t* kind) except -1:
-        """Decrypts it in place: the plaintext stands before() bytes behind the header. Returns its size."""
+        """Decrypts a record in place: the plaintext begins before() bytes after the header. Returns the size of the plaintext."""
         cdef uint8_t[NONCE_SIZE] nonce
         cdef uint8_t[KNOWN_MAX] known
         cdef uint8_t* body = record + HEADER_SIZE + self.before()
         cdef size_t extra = self.before() + TAG_SIZE + (0 if self.older else 1)
         cdef size_t size
-        # A TLS 1.3 peer may send change_cipher_spec, but not behind its Finished.
+        # A TLS 1.3 peer may send change_cipher_spec, but not after its Finished.
         if not self.older and record[0] != DATA:
             self.fail(UNEXPECTED_MESSAGE)
         if length < extra:
@@ -159,7 +159,7 @@ cdef class Records:
 
     cdef int take_control(self, uint8_t kind, const uint8_t* data, size_t size) except -1:
         if kind == ALERT and size == 2 and not self.handshake_size:
-            # Each ends what the peer has to say: what is only a warning is followed by close_notify. RFC 8446 §6.1
+            # Any alert ends the peer's data: a mere warning is followed by close_notify. RFC 8446 §6.1
             self.ended = True
         elif kind == HANDSHAKE and not self.older and size:
             self.take_handshake(data, size)
@@ -170,7 +170,7 @@ cdef class Records:
         return 0
 
     cdef int take_handshake(self, const uint8_t* data, size_t size) except -1:
-        """Only a KeyUpdate has a place here, and its record must end with it (RFC 8446 §5.1)."""
+        """Takes a KeyUpdate, the only message allowed here; its record must end with it (RFC 8446 §5.1)."""
         if self.handshake_size + size > KEY_UPDATE_SIZE:
             self.fail(UNEXPECTED_MESSAGE)
         memcpy(self.handshake + self.handshake_size, data, size)
@@ -207,7 +207,7 @@ cdef class Records:
         return 0
 
     def fail(self, int alert):
-        """What is wrong is told to the peer, and to the caller."""
+        """Queues an alert for the peer, and raises TlsRecordError."""
         self.ended = True
         self.end_with(FATAL, <uint8_t>alert)
         raise TlsRecordError(ALERTS[alert])
@@ -228,7 +228,7 @@ cdef class Records:
         for i in range(count):
             total += parts[i].iov_len
         if self.closed:
-            return <ssize_t>total          # behind our alert nothing follows
+            return <ssize_t>total          # nothing follows an alert of this end
         while done < total or self.must_update:
             filled = 0
             if self.must_update:
@@ -251,14 +251,14 @@ cdef class Records:
                     return -1
                 sent = 0
             if <size_t>sent < filled:
-                # Sealed once, it has to go out as it is.
+                # A sealed record must be sent unchanged.
                 if not self.keep(scratch + sent, filled - <size_t>sent):
                     return -1
                 break
         return <ssize_t>done
 
     cdef ssize_t seal_record(self, uint8_t* target, uint8_t kind, const iovec* parts, size_t skip, size_t size) noexcept:
-        """A record of `size` bytes that begin `skip` bytes into `parts`; returns its size, or -1 with errno."""
+        """Seals `size` bytes that begin `skip` bytes into `parts`; returns the size of the record, or -1 with errno."""
         cdef uint8_t[NONCE_SIZE] nonce
         cdef uint8_t[KNOWN_MAX] known
         cdef uint8_t* body = target + HEADER_SIZE + self.before()
@@ -298,7 +298,7 @@ cdef class Records:
         return <ssize_t>(HEADER_SIZE + length)
 
     cdef ssize_t seal_update(self, uint8_t* target) noexcept:
-        """A KeyUpdate, the last record of its key."""
+        """Seals a KeyUpdate, the last record of its key."""
         cdef uint8_t[KEY_UPDATE_SIZE] message
         cdef iovec part
         cdef ssize_t sealed
@@ -368,8 +368,11 @@ cdef class Records:
             nonce[NONCE_SIZE - 8 + i] ^= number[i]
 
     cdef size_t make_known(self, const Keys* keys, const uint8_t* header, size_t size, uint8_t* known) noexcept:
-        """What is authenticated beside the `size` bytes of plaintext: the header as it is on the wire (RFC 8446 §5.2), or the counter
-        and the header with the length of the plaintext (RFC 5246 §6.2.3.3). Returns its size in bytes."""
+        """Writes the data that is authenticated beside `size` bytes of plaintext; returns its size in bytes.
+
+        TLS 1.3: the header as it is on the wire (RFC 8446 §5.2). TLS 1.2: the counter, and the header with the length of the
+        plaintext (RFC 5246 §6.2.3.3).
+        """
         if not self.older:
             memcpy(known, header, HEADER_SIZE)
             return HEADER_SIZE
@@ -383,9 +386,9 @@ cdef class Records:
 
     @staticmethod
     def after_handshake(str suite, bytes peer_secret not None, bytes own_secret not None, uint64_t sent):
-        """TLS 1.3: from the application traffic secrets of both ends. `sent`: records that we made with ours already (tickets).
+        """Makes the records of TLS 1.3 from the application traffic secrets of both ends; None if the suite is not supported.
 
-        None if there are no means for this suite.
+        `sent`: records that this end has made with its secret already (tickets).
         """
         cdef Records records = Records.__new__(Records)
         if not loaded_for(SUITES, suite, records) or len(peer_secret) != len(own_secret) or <size_t>len(own_secret) != digest_size(records.digest):
@@ -399,7 +402,10 @@ cdef class Records:
 
     @staticmethod
     def after_older_handshake(str suite, bytes master not None, bytes client_random not None, bytes server_random not None, bint server):
-        """TLS 1.2: from the master secret. `server`: which end we are. None if there are no means for this suite."""
+        """Makes the records of TLS 1.2 from the master secret; None if the suite is not supported.
+
+        `server`: this end is the server.
+        """
         cdef Records records = Records.__new__(Records)
         cdef Keys* client
         cdef Keys* server_keys
@@ -423,18 +429,18 @@ cdef class Records:
         memcpy(server_keys.key, at + key, key)
         memcpy(client.iv, at + 2 * key, iv)
         memcpy(server_keys.iv, at + 2 * key + iv, iv)
-        # Finished of either end is the first record with its key.
+        # Finished of each end is the first record with its key.
         records.incoming.sequence = records.outgoing.sequence = 1
         return records
 
     def send_at_most(self, uint32_t longest) -> None:
-        """Plaintext of each record that is sent, bytes: 512, 1024, 2048 or 4096, as the handshake has agreed (RFC 6066 §4)."""
+        """Limits the plaintext of each record that is sent, bytes: 512, 1024, 2048 or 4096, as negotiated (RFC 6066 §4)."""
         if not 0 < longest <= PLAIN_MAX:
             raise ValueError(f"longest: must be 1 to {PLAIN_MAX} bytes, got {longest}")
         self.longest = longest
 
     def pack(self) -> bytes:
-        """For `unpack` in another process. Nothing may be kept to be sent, and this end is used no more."""
+        """Returns the state for `unpack` in another process. No record may be kept, and this end must not be used afterwards."""
         cdef Packed packed
         packed.cipher = self.cipher
         packed.digest = self.digest
@@ -464,17 +470,17 @@ cdef class Records:
     # --- slow-path forms ------------------------------------------------------------------------------------------------------
 
     def cut_short(self) -> bytes:
-        """What is there of a record that is cut short."""
+        """Returns the received part of an incomplete record."""
         return PyBytes_FromStringAndSize(<char*>self.partial, self.partial_size)
 
     def decode(self, bytes data not None) -> bytes:
-        """The plaintext in what the peer has sent next. Raises TlsRecordError."""
+        """Returns the plaintext of the bytes that the peer sent next. Raises TlsRecordError."""
         cdef bytearray own = bytearray(self.cut_short() + data)
         cdef ssize_t plain = self.receive(<uint8_t*>own, len(own))
         return bytes(own[:plain])
 
     def encode(self, bytes data not None) -> None:
-        """Its records wait for take_output()."""
+        """Seals data; the records wait for take_output()."""
         cdef uint8_t* source = <uint8_t*>PyBytes_AS_STRING(data)
         cdef size_t at, size
         cdef ssize_t sealed = 0
@@ -492,7 +498,7 @@ cdef class Records:
         return self.kept.append(scratch, <size_t>size)
 
     def take_output(self) -> bytes:
-        """Records that wait to be sent."""
+        """Returns the records that wait to be sent."""
         cdef bytes output
         if self.must_update and not self.closed:
             self.put_scratch(self.seal_update(scratch))
@@ -515,7 +521,7 @@ cdef void put_number(uint8_t* target, uint64_t number) noexcept:
 
 
 cdef int expand(int digest, const uint8_t* secret, bytes label, uint8_t* target, size_t size) except -1:
-    """HKDF-Expand-Label of RFC 8446 §7.1 with an empty context. All that is asked for here fits into one block of the hash."""
+    """Computes HKDF-Expand-Label of RFC 8446 §7.1 with an empty context. All outputs needed here fit into one block of the hash."""
     cdef uint8_t[LABEL_MAX] info
     cdef uint8_t[DIGEST_MAX] block
     cdef bytes whole = b"tls13 " + label
@@ -532,7 +538,7 @@ cdef int expand(int digest, const uint8_t* secret, bytes label, uint8_t* target,
 
 
 cdef int derive(int cipher, int digest, Keys* keys) except -1:
-    """Key and IV from the secret, RFC 8446 §7.3."""
+    """Derives key and IV from the secret, RFC 8446 §7.3."""
     expand(digest, keys.secret, b"key", keys.key, key_size(cipher))
     expand(digest, keys.secret, b"iv", keys.iv, NONCE_SIZE)
     keys.sequence = 0
@@ -540,7 +546,7 @@ cdef int derive(int cipher, int digest, Keys* keys) except -1:
 
 
 cdef int next_keys(int cipher, int digest, Keys* keys) except -1:
-    """RFC 8446 §7.2."""
+    """Replaces the secret and the keys by the next ones, RFC 8446 §7.2."""
     cdef uint8_t[DIGEST_MAX] secret
     expand(digest, keys.secret, b"traffic upd", secret, digest_size(digest))
     memcpy(keys.secret, secret, digest_size(digest))
@@ -548,7 +554,7 @@ cdef int next_keys(int cipher, int digest, Keys* keys) except -1:
 
 
 cdef bytes expand_older(int digest, bytes secret, bytes seed, size_t size):
-    """PRF of TLS 1.2, RFC 5246 §5; `seed` with the label in front."""
+    """Computes the PRF of TLS 1.2, RFC 5246 §5; `seed` begins with the label."""
     cdef bytes a = seed, output = b""
     while <size_t>len(output) < size:
         a = hmac_of(digest, secret, a)

@@ -1,9 +1,9 @@
-"""WebSocket frames as MQTT travels in them (RFC 6455 §5; MQTT 3.1.1 and 5.0 §6). Opening handshakes stand in acceptor/upgrade.py.
+"""WebSocket frames as MQTT travels in them (RFC 6455 §5; MQTT 3.1.1 and 5.0 §6). Opening handshakes: acceptor/upgrade.py.
 
-    in:   frames of a client, cut anywhere -> the MQTT bytes in them, cut anywhere       nothing is gathered
-    out:  MQTT bytes -> a binary frame around all that is there, with control frames in between
+    in:   frames of a client, cut anywhere -> the MQTT bytes in them, cut anywhere       nothing is buffered
+    out:  MQTT bytes -> a binary frame around all of them, with control frames in between
 
-Invariants: `left` payload bytes of the current incoming frame are still to come; `head_size` bytes of a header that is cut short wait
+Invariants: `left` payload bytes of the current incoming frame are outstanding; `head_size` bytes of an incomplete header wait
 in `head`. Of the frame that is being sent `frame_left` payload bytes are not out yet, and its header is `header[:header_size]` of which
 `header_at` are out; control frames are sent only while `header_at` is 0.
 """
@@ -21,24 +21,24 @@ cdef class Framing:
     cdef uint8_t head_size
     cdef uint8_t opcode                    # of the current incoming frame
     cdef uint8_t mask[4]
-    cdef uint8_t mask_at                   # 0..3: which byte of the mask is next
+    cdef uint8_t mask_at                   # 0..3: index of the next byte of the mask
     cdef bint fragmented                   # between two frames of one message
     cdef uint8_t control[125]              # payload of the current incoming control frame
     cdef uint8_t control_size
-    cdef readonly int close_code           # of the peer's Close frame; 1005 if it gave none, 0 until there is one
+    cdef readonly int close_code           # of the peer's Close frame; 1005 if the frame has none, 0 before it
     cdef Buffer answers                    # control frames to be sent
-    cdef bint close_sent                   # a Close frame is among them, or out
+    cdef bint close_sent                   # a Close frame is among `answers`, or sent
     cdef uint8_t header[10]
     cdef uint8_t header_size, header_at
     cdef uint64_t frame_left
 
-    # Turns received bytes into MQTT bytes where they stand; returns how many there are, at `data`. After a Close frame the rest is
-    # dropped. Raises WebSocketError.
+    # Turns received bytes into MQTT bytes in place; returns their number, at `data`. Bytes after a Close frame are dropped. Raises
+    # WebSocketError.
     cdef ssize_t receive(self, uint8_t* data, size_t size) except -1
-    # As send(2): returns how many of the MQTT bytes are out, or -1 with errno. Control frames go along, also with size 0. `records`: what
-    # lies between this WebSocket and its socket; None without TLS.
+    # Sends like send(2): returns the number of MQTT bytes that are out, or -1 with errno. Control frames are sent along, also with
+    # size 0. `records`: the TLS layer between this WebSocket and its socket; None without TLS.
     cdef ssize_t transmit(self, int fd, Records records, const uint8_t* data, size_t size) noexcept
-    # Control frames wait to be sent.
+    # Returns whether control frames wait to be sent.
     cdef inline bint waiting(self) noexcept:
         return self.answers.end != self.answers.start
     # Queues a Close frame, once.

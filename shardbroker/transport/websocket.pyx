@@ -45,12 +45,12 @@ cdef enum:
     CONTINUATION = 0x0
     TEXT = 0x1
     BINARY = 0x2
-    CLOSE = 0x8                            # control frames from here on
+    CLOSE = 0x8                            # this and the following are control frames
     PING = 0x9
     PONG = 0xA
     CONTROL_MAX = 125                      # payload of a control frame, bytes
-    SENT_MAX = 262144                      # payload of a frame that we send, bytes: what a pass reads from one connection
-    ANSWERS_MAX = 512                      # control frames that wait, bytes: whoever pings faster gets some of the pongs
+    SENT_MAX = 262144                      # payload of a frame that is sent, bytes: as much as one pass reads from one connection
+    ANSWERS_MAX = 512                      # control frames that wait, bytes: beyond that, pings get no pong
 
 cdef enum:                                 # close codes, RFC 6455 §7.4.1
     NORMAL = 1000
@@ -71,16 +71,16 @@ CLOSE_CODES = {
     ReasonCode.PROTOCOL_ERROR: PROTOCOL_ERROR,
     ReasonCode.PACKET_TOO_LARGE: TOO_BIG,
 }
-"""Close code for a reason code of MQTT; any other is a rule of this broker's."""
+"""Maps a reason code of MQTT to a close code; any other is a rule of this broker."""
 
 
 def close_code_of(reason_code: int) -> int:
-    """The close code that says most of why we end an MQTT connection."""
+    """Returns the close code that fits best for a reason code with which this broker ends an MQTT connection."""
     return CLOSE_CODES.get(reason_code, POLICY)
 
 
 class WebSocketError(Exception):
-    """The client broke a rule of WebSocket; `code` is the close code that tells it so."""
+    """A violation of WebSocket by the client; `code` is the close code for it."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -88,7 +88,7 @@ class WebSocketError(Exception):
 
 
 cdef bint may_be_sent(int code) noexcept:
-    """Close codes that RFC 6455 §7.4 and IANA's registry define for frames, and those for applications (3000 to 4999)."""
+    """Returns whether RFC 6455 §7.4 or IANA's registry allow a close code in frames; 3000 to 4999 are for applications."""
     return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
 
 
@@ -124,7 +124,7 @@ cdef class Framing:
         return <ssize_t>kept
 
     cdef ssize_t begin(self, const uint8_t* data, size_t size) except -1:
-        """Takes bytes of a header until it is whole (`head_size` is 0 again) or there are no more; returns how many it took."""
+        """Takes bytes of a header until it is complete (`head_size` is 0 again) or `data` ends; returns the bytes taken."""
         cdef size_t used = 0
         cdef int need = 2
         while used < size:
@@ -141,7 +141,7 @@ cdef class Framing:
         return <ssize_t>used
 
     cdef int check_start(self) except -1:
-        """The first two bytes tell most of what may be wrong."""
+        """Checks the first two bytes, which show most errors."""
         cdef uint8_t first = self.head[0], size = self.head[1] & 0x7F
         cdef uint8_t opcode = first & 0x0F
         if first & RESERVED:
@@ -160,7 +160,7 @@ cdef class Framing:
         return 0
 
     cdef int begin_frame(self, size_t size) except -1:
-        """`head` holds a whole header of `size` bytes."""
+        """Begins a frame from the complete header of `size` bytes in `head`."""
         cdef uint64_t length = self.head[1] & 0x7F, announced = length
         cdef size_t i
         if length >= 126:
@@ -182,7 +182,7 @@ cdef class Framing:
         return 0
 
     cdef int end_control(self) except -1:
-        """A control frame is whole."""
+        """Handles a complete control frame."""
         cdef int code = NO_STATUS
         if self.opcode == PING:
             if self.answers.pending() < ANSWERS_MAX and not self.close_sent:
@@ -254,7 +254,7 @@ cdef class Framing:
             self.answers.consume(answers)
             sent -= <ssize_t>answers
             if self.answers.pending():
-                return 0                   # a control frame that is cut short: nothing may come in between
+                return 0                   # the rest of a control frame must be sent before anything else
         header = min(header, <size_t>sent)
         self.header_at += <uint8_t>header
         sent -= <ssize_t>header
@@ -266,24 +266,24 @@ cdef class Framing:
     # --- slow-path forms ------------------------------------------------------------------------------------------------------
 
     def decode(self, bytes data not None) -> bytes:
-        """The MQTT bytes in what a client has sent next. Raises WebSocketError."""
+        """Returns the MQTT bytes of the bytes that a client sent next. Raises WebSocketError."""
         cdef bytearray own = bytearray(data)
         cdef ssize_t kept = self.receive(<uint8_t*>own, len(own))
         return bytes(own[:kept])
 
     def frame(self, bytes data not None) -> bytes:
-        """A binary frame."""
+        """Returns a binary frame."""
         cdef uint8_t[10] header
         return header[:write_header(header, <uint64_t>PyBytes_GET_SIZE(data))] + data
 
     def close_frame(self, int code) -> bytes:
-        """A Close frame with what else waits to be sent."""
+        """Returns a Close frame, after the other frames that wait to be sent."""
         self.close(code)
         return bytes(self.answers)
 
 
 cdef size_t write_header(uint8_t* target, uint64_t size) noexcept:
-    """Of a whole binary frame; returns its size."""
+    """Writes the header of an unfragmented binary frame; returns its size."""
     cdef int i
     target[0] = FINAL | BINARY
     if size < 126:
@@ -301,7 +301,7 @@ cdef size_t write_header(uint8_t* target, uint64_t size) noexcept:
 
 
 def client_frame(bytes payload not None, int first=FINAL | BINARY, bytes mask=None) -> bytes:
-    """A frame as a client sends it; for tests and the load tool."""
+    """Returns a frame as a client sends it; for tests and the load tool."""
     cdef bytearray frame = bytearray(14 + len(payload))
     cdef uint8_t* target = <uint8_t*>frame
     cdef bytes key = os.urandom(4) if mask is None else mask
