@@ -9,7 +9,7 @@ __all__ = ["read_number", "write_number"]
 
 
 def read_number(path: Path) -> int | None:
-    """The number in a file; None if there is no such file. Raises ValueError if it is not what was written, OSError."""
+    """Returns the number in a file; None if there is no such file. Raises ValueError if the checksum does not fit, OSError."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -21,6 +21,6 @@ def read_number(path: Path) -> int | None:
 
 
 def write_number(path: Path, number: int, *, sync: bool = False) -> None:
-    """At any moment there is the old number or the new one, with `sync` even if the power goes. Raises OSError."""
+    """Replaces the number atomically, with `sync` even across a power cut. Raises OSError."""
     digits = b"%d" % number
     replace_file(path, b"%b %08x\n" % (digits, crc32(digits)), sync=sync)

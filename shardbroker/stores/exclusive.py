@@ -1,10 +1,10 @@
-"""Who holds exclusive subscriptions: an LMDB environment on tmpfs in which each topic filter has one owner at most.
+"""The owners of exclusive subscriptions: an LMDB environment on tmpfs in which each topic filter has one owner at most.
 
     key       filter, or 0xFF and a digest of one longer than a key        (0xFF is not in UTF-8)
     value     destination u32 | session key u64 | size of the client id u16 | client id | filter      integers are big endian
 
-A claim looks and writes in one write transaction, of which LMDB lets in one at a time: of two that want a filter one gets it.
-Owners are sessions, known by keys that stay theirs for life, whichever worker they are on.
+A claim checks and writes in one write transaction. LMDB admits one of these at a time, so that only one of two claims succeeds.
+Owners are sessions. A session keeps its key for life, whichever worker it is on.
 """
 
 import struct
@@ -19,9 +19,9 @@ import lmdb
 __all__ = ["Claim", "ExclusiveTable", "ExclusiveTableFull"]
 
 KEY_MAX = 511
-"""Bytes of an LMDB key."""
+"""Size limit of an LMDB key, bytes."""
 DIGEST = 16
-"""Bytes of the digest that stands for a longer filter."""
+"""Size of the digest that replaces a longer filter, bytes."""
 MAP_BYTES = 4 << 30
 """Virtual size of the environment; tmpfs holds only what is used."""
 _HEAD = struct.Struct(">IQH")
@@ -32,7 +32,7 @@ class ExclusiveTableFull(Exception):
 
 
 class Claim(NamedTuple):
-    """A session that has a filter, or wants it, for itself."""
+    """A filter that a session holds, or wants to hold, exclusively."""
 
     filter: bytes
     destination: int
@@ -41,14 +41,14 @@ class Claim(NamedTuple):
 
 
 class ExclusiveTable:
-    """One process's handle on the table at `path`. Nothing is made before the first claim: most brokers never see one."""
+    """The handle of one process on the table at `path`. The first claim creates the table: most brokers never need one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opened: Any = None
 
     def claim(self, claim: Claim, ended: int = 0) -> bool:
-        """Whether the filter is this session's now, which it may have been before. The session `ended` counts as gone.
+        """Claims a filter; returns whether the session holds it now. The session `ended` counts as gone.
 
         Raises ExclusiveTableFull.
         """
@@ -61,7 +61,7 @@ class ExclusiveTable:
             return True
 
     def owner(self, filter: bytes) -> Claim | None:
-        """Whose the filter is; None if nobody's."""
+        """Returns the claim on a filter, or None."""
         if not self._exists():
             return None
         with self._env().begin() as txn:
@@ -69,14 +69,14 @@ class ExclusiveTable:
             return None if found is None else _decode(found)
 
     def release(self, filter: bytes, session: int) -> None:
-        """The filter is nobody's, if it was this session's. Raises ExclusiveTableFull: LMDB copies the page that it changes."""
+        """Releases a filter if the session holds it. Raises ExclusiveTableFull: LMDB copies the page that it changes."""
         with self._writing() as txn:
             found = txn.get(_key(filter))
             if found is not None and _decode(found).session == session:
                 txn.delete(_key(filter))
 
     def replace(self, destination: int, claims: Iterable[Claim]) -> list[Claim]:
-        """Makes `claims`, all of this destination, the only ones of it; returns those that somebody else has got meanwhile.
+        """Makes `claims` the only ones of this destination; returns those that other sessions have taken meanwhile.
 
         Raises ExclusiveTableFull.
         """
@@ -85,7 +85,7 @@ class ExclusiveTable:
             return []
         lost = []
         with self._env().begin() as txn, txn.cursor() as cursor:
-            # What a worker has claimed nobody else changes: nothing has to be looked at again.
+            # Only the worker itself changes its claims: they need no second look in the write transaction.
             gone = [
                 bytes(key)
                 for key, value in cursor
@@ -104,7 +104,7 @@ class ExclusiveTable:
         return lost
 
     def page(self, after: bytes, limit: int) -> tuple[list[Claim], bytes]:
-        """Claims behind the key `after` (empty: from the first on), and what `after` is next time; empty at the end."""
+        """Returns claims after the key `after` (empty: from the first on), and `after` for the next call; empty at the end."""
         if not self._exists():
             return [], b""
         rows: list[Claim] = []
@@ -120,7 +120,7 @@ class ExclusiveTable:
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
-        """A write transaction. Raises ExclusiveTableFull."""
+        """Opens a write transaction. Raises ExclusiveTableFull."""
         try:
             with self._env().begin(write=True) as txn:
                 yield txn
@@ -133,7 +133,7 @@ class ExclusiveTable:
     def _env(self) -> Any:
         if self._opened is None:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # As the route table: the page cache outlives every process.
+            # As for the route table, no sync is needed: the page cache outlives each process.
             self._opened = lmdb.open(str(self._path), map_size=MAP_BYTES, sync=False, metasync=False, mode=0o600)
             self._opened.reader_check()
         return self._opened

@@ -1,4 +1,4 @@
-"""What files on a real disk need: a write that is there after a power cut, and a replacement that is there as a whole."""
+"""Durable file operations: a sync that survives a power cut, and an atomic replacement."""
 
 import os
 from collections.abc import Iterator
@@ -20,17 +20,19 @@ def sync_path(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o600, owner: tuple[int, int] | None = None, sync: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` at the end of the block: at any moment the old or the new one is there as
-    a whole. With `sync` that holds after a power cut too, and it is the new one from the end of the block on; `sync=False` is for
-    shared memory. `mode` and `owner` (user, group) are those of the new file.
+    """Opens a new file for writing that replaces `path` at the end of the block.
 
-    Raises OSError. After an error in the block or at its end the old file is as it was, and nothing of the new one is left.
+    At any moment either the old or the new file is there as a whole. With `sync` this holds across a power cut too, and the end of
+    the block makes the new one durable; `sync=False` is for shared memory. `mode` and `owner` (user, group) are those of the new
+    file.
+
+    Raises OSError. After an error in the block or at its end the old file is unchanged, and the new one is removed.
     """
     new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)  # of an attempt that was killed
+    new.unlink(missing_ok=True)  # left by an attempt that was killed
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-            os.fchmod(file.fileno(), mode)  # whatever the umask
+            os.fchmod(file.fileno(), mode)  # independent of the umask
             if owner is not None:
                 os.fchown(file.fileno(), *owner)
             yield file
@@ -46,6 +48,6 @@ def replacing(path: Path, *, mode: int = 0o600, owner: tuple[int, int] | None = 
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None, sync: bool = True) -> None:
-    """Puts `content` in the place of a file, or where there is none yet; see replacing(). Raises OSError."""
+    """Writes `content` to a file atomically, whether the file exists or not; see replacing(). Raises OSError."""
     with replacing(path, mode=mode, owner=owner, sync=sync) as file:
         file.write(content)

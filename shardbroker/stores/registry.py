@@ -1,7 +1,7 @@
 """The client registry: one small LMDB environment per worker on tmpfs, written by that worker, read by the manager.
 
-A client id is the key of its record; 0xFF and a digest stand for one longer than an LMDB key. A record is a CBOR map whose keys
-are places in FIELDS, since there may be a million of them.
+A client id is the key of its record; 0xFF and a digest replace one longer than an LMDB key. A record is a CBOR map whose keys are
+positions in FIELDS, since there may be a million records.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,22 +15,22 @@ import lmdb
 __all__ = ["Registry"]
 
 KEY_MAX = 511
-"""Bytes of an LMDB key."""
+"""Size limit of an LMDB key, bytes."""
 DIGEST = 16
-"""Bytes of the digest that stands for a longer client id."""
+"""Size of the digest that replaces a longer client id, bytes."""
 MAP_BYTES = 4 << 30
 """Virtual size of the environment; tmpfs holds only what is used."""
 FIELDS = (
     "client_id", "connected", "session", "created_ms", "peer", "listener", "version", "keepalive_s", "clean_start",
     "username", "expiry_s", "since_ms",
 )  # fmt: skip
-"""Fields of a record; new ones go to the end. The client id is left out where it is the key."""
+"""The fields of a record; new ones are appended. The client id is left out where it is the key."""
 PAGE = 1000
-"""Records that items() reads in one transaction: whoever iterates slowly must not keep old pages from being used again."""
+"""Records per transaction of items(): a slow iteration must not keep LMDB from reusing old pages."""
 
 
 class Registry:
-    """client id (not empty) -> record. With `create` what a predecessor left is emptied."""
+    """A map of client id (not empty) -> record. `create` removes the records of a predecessor."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ class Registry:
                 txn.drop(self._env.open_db(None, txn=txn), delete=False)
 
     def update(self, puts: Mapping[bytes, Mapping[str, Any]], deletes: Iterable[bytes]) -> None:
-        """One transaction: deletes, then puts. A record gets its `client_id` here. Raises lmdb.MapFullError."""
+        """Applies deletes, then puts, in one transaction. A record gets its `client_id` here. Raises lmdb.MapFullError."""
         with self._env.begin(write=True) as txn:
             for client_id in deletes:
                 txn.delete(_key(client_id))
@@ -48,15 +48,15 @@ class Registry:
                 txn.put(_key(client_id), _encode(client_id, record))
 
     def get(self, client_id: bytes) -> dict[str, Any] | None:
-        """The record of one client, or None."""
+        """Returns the record of a client, or None."""
         with self._env.begin() as txn:
             value = txn.get(_key(client_id))
             return None if value is None else _decode(_key(client_id), value)
 
     def items(self, after: bytes = b"", limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """Up to `limit` records behind the client id `after`, in the order of the keys; it need not be there any more.
+        """Yields up to `limit` records after the client id `after`, in the order of the keys; `after` need not exist any more.
 
-        Each PAGE is of one moment; a record that comes or goes while they are read is found or not, the others once each.
+        Each PAGE is a snapshot. A record that is added or removed during the iteration may be missing; all others are found once.
         """
         key = _key(after) if after else b""
         left = limit
@@ -68,7 +68,7 @@ class Registry:
             left = left if left is None else left - len(page)
 
     def _page(self, after: bytes, size: int) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """Keys and values behind the key `after`, and the key of the last one."""
+        """Returns keys and values after the key `after`, and the key of the last one."""
         page: list[tuple[bytes, bytes]] = []
         with self._env.begin() as txn, txn.cursor() as cursor:
             more = cursor.set_range(after) if after else cursor.first()
@@ -81,16 +81,16 @@ class Registry:
         return after, page
 
     def client_ids(self, after: bytes = b"", limit: int = PAGE) -> list[bytes]:
-        """Client ids behind `after`, without their records."""
+        """Returns client ids after `after`, without their records."""
         return [record["client_id"] for record in self.items(after, limit)]
 
     def count(self) -> int:
-        """Records at this moment."""
+        """Returns the current number of records."""
         with self._env.begin() as txn:
             return int(txn.stat(self._env.open_db(None, txn=txn))["entries"])
 
     def close(self) -> None:
-        """Ends the use of the registry; every other method is an error from then on."""
+        """Closes the registry; every other method is an error from then on."""
         self._env.close()
 
 
@@ -98,7 +98,7 @@ _PLACES = {name: place for place, name in enumerate(FIELDS)}
 
 
 def _encode(client_id: bytes, record: Mapping[str, Any]) -> bytes:
-    """A record as it is stored. Raises KeyError for a field that is not in FIELDS."""
+    """Encodes a record for storage. Raises KeyError for a field that is not in FIELDS."""
     places = {_PLACES[name]: value for name, value in record.items()}
     if len(client_id) > KEY_MAX:
         places[0] = client_id

@@ -7,11 +7,11 @@
     message: expires_ms u64 | created_ms u64 | id 16 bytes | qos u8 | sizes u32: topic, client id, properties, payload
              | CRC-32 u32 of all but itself | topic | client id | properties | payload             little endian
 
-NUL sorts before everything else, so the keys are ordered level by level, and a wildcard filter seeks: past a level that cannot
-match, to the next one that can. A scan holds no transaction between calls: its cursor is the last key it looked at.
+NUL sorts before all other bytes, so the keys are ordered level by level. A wildcard filter can thus seek past a level that cannot
+match, to the next one that can. A scan holds no transaction between calls: its cursor is the last key that it visited.
 
-Without syncs the file survives the kill of any process (page cache), not always that of the machine. So whoever opens it checks it,
-one process at a time under a lock beside the directory: a file that cannot be read is renamed and an empty one takes its place.
+Without syncs the file survives the kill of any process (page cache), but not always a crash of the machine. So each process checks
+it when opening it, one at a time under a lock beside the directory. An unreadable file is renamed, and an empty one replaces it.
 """
 
 import errno
@@ -35,27 +35,27 @@ from shardbroker.stores.files import sync_path
 __all__ = ["Cursor", "Mark", "RetainedMessage", "RetainedStore", "RetainedStoreFull", "RetainedStoreRefused", "read_whole"]
 
 KEY_MAX = 511
-"""Bytes of an LMDB key."""
+"""Size limit of an LMDB key, bytes."""
 DIGEST = 16
-"""Bytes of the digest that ends the key of a long topic."""
+"""Size of the digest that ends the key of a long topic, bytes."""
 LONG_MARK = b"\xff"
 MAP_BYTES = 64 << 30
-"""Virtual size; the file takes what the messages take."""
+"""Virtual size of the map; the file takes as much as the messages take."""
 SYS = b"$SYS\0"
-"""Start of the keys of the broker's own messages: some dozens, which no limit applies to."""
+"""Prefix of the keys of the broker's own messages: some dozens, to which no limit applies."""
 VISITS = 1000
-"""Keys looked at in one call of scan(): some 4 ms, for which a worker's loop stands still."""
+"""Keys visited in one call of scan(): about 4 ms, which block the worker's loop."""
 BYTES_A_VISIT = 65536
-"""Of values that are copied, as long as the visit of a key takes."""
+"""Bytes of values that take as long to copy as one key takes to visit."""
 SWEEP_VISITS = 10_000
-"""Messages looked at in one call of clear_expired(): some 10 ms of reading, without a lock."""
+"""Messages visited in one call of clear_expired(): about 10 ms of reading, without a lock."""
 READERS = 1024
 
 _DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.IncompatibleError)
 _TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 _HEADER = struct.Struct("<QQ16sBIIIII")
 _SUM_END = _HEADER.size
-"""The checksum ends the header."""
+"""The checksum is the last field of the header."""
 _MARK_KEY, _MARK = struct.Struct("<H"), struct.Struct("<QQ")
 
 
@@ -73,19 +73,19 @@ class RetainedMessage(NamedTuple):
 
 
 Cursor = tuple[int, bytes]
-"""Where a scan goes on: number of the database, last key looked at."""
+"""The position at which a scan continues: number of the database, last key visited."""
 
 
 Mark = tuple[int, int]
-"""Incarnation of a worker's journal, number of the last change in it that is in the store."""
+"""Incarnation of a worker's journal, number of its last change that is in the store."""
 
 
 class RetainedStoreFull(Exception):
-    """The map has no room; nothing of the transaction was stored."""
+    """The map is full; nothing of the transaction was stored."""
 
 
 class RetainedStoreRefused(Exception):
-    """The disk takes no writes: it is full, read-only or broken. Nothing of the batch was stored; `number` is an errno."""
+    """The disk refuses writes: it is full, read-only or broken. Nothing of the batch was stored; `number` is an errno."""
 
     def __init__(self, text: str, number: int) -> None:
         super().__init__(text)
@@ -93,11 +93,11 @@ class RetainedStoreRefused(Exception):
 
 
 class RetainedStore:
-    """One process's handle. A damaged file is set aside (`set_aside` names it) and an empty one takes its place.
+    """The handle of one process. A damaged file is set aside (`set_aside` is its new path), and an empty one replaces it.
 
-    Raises RetainedStoreRefused if the disk does not let it be opened.
-    sync: a change is on the disk when update() returns. All processes must agree on that.
-    max_messages and max_bytes (whole pages that the messages take in the file) bound what is kept; 0: no limit.
+    Raises RetainedStoreRefused if the store cannot be opened.
+    sync: a change is on the disk when update() returns. All processes must use the same value.
+    max_messages and max_bytes (whole pages that the messages take in the file) limit the store; 0: no limit.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RetainedStore:
         self._map_bytes = map_bytes
         self.set_aside: Path | None = None
         self.max_messages = max_messages
-        """May be changed at any time."""
+        """This limit and the next may be changed at any time."""
         self.max_bytes = max_bytes
         self._swept: Cursor | None = None
         self._sync = sync
@@ -141,18 +141,18 @@ class RetainedStore:
             raise
 
     def _sync_all(self, path: Path) -> None:
-        """What was changed without syncs is on the disk, and so are the names."""
+        """Syncs changes that were made without syncs, and the names of the files."""
         self._env.sync(True)
         for directory in (path, path.parent, path.parent.parent):
             sync_path(directory)
 
     def _lengthen(self, file: Path) -> bool:
-        """Makes the file as long as its newest root says; whether it was shorter.
+        """Extends the file to the size that its newest root requires; returns whether it was shorter.
 
-        Pages at the end that are free may never have been written, so a short file is not yet a damaged one. But to read behind
-        its end would be SIGBUS, where a page of zeros is an error that can be caught.
+        Free pages at the end may never have been written, so a short file is not necessarily damaged. But to read behind its end
+        would be SIGBUS, whereas a page of zeros is an error that can be caught.
         """
-        with self._env.begin(write=True):  # keeps other processes from making it longer meanwhile
+        with self._env.begin(write=True):  # keeps other processes from extending it meanwhile
             needed = (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
             if file.stat().st_size >= needed:
                 return False
@@ -160,7 +160,7 @@ class RetainedStore:
             return True
 
     def verify(self) -> None:
-        """Reads every message. Raises lmdb.Error."""
+        """Reads all messages. Raises lmdb.Error."""
         with self._env.begin() as txn:
             for db in self._dbs:
                 count, entries = 0, txn.stat(db)["entries"]
@@ -170,12 +170,12 @@ class RetainedStore:
                         if not self._is_sound(db, key, value):
                             raise lmdb.CorruptedError(f"retained message {key!r} is damaged")
                         if count > entries:
-                            break  # a damaged page may lead in circles
+                            break  # a damaged page may lead to an endless loop
                 if count != entries:
                     raise lmdb.CorruptedError(f"there are {count} retained messages, and should be {entries}")
 
     def whole_messages(self, backwards: bool) -> Iterator[RetainedMessage]:
-        """Those of a damaged store that can be read, as far as that goes."""
+        """Yields the messages of a damaged store that can be read, up to the first error of each database."""
         with self._env.begin() as txn:
             for db in self._dbs:
                 entries = txn.stat(db)["entries"]
@@ -187,7 +187,7 @@ class RetainedStore:
                             yield _decode(value)
 
     def copy_to(self, descriptor: int) -> None:
-        """All pages that are in use, which LMDB counts against those that are free. Raises lmdb.Error."""
+        """Copies all used pages; LMDB checks their number against that of the free ones. Raises lmdb.Error."""
         self._env.copyfd(descriptor, compact=True)
 
     def _is_sound(self, db: Any, key: bytes, value: bytes) -> bool:
@@ -200,15 +200,14 @@ class RetainedStore:
         self.close()
 
     def close(self) -> None:
-        """Ends the use of the store; every other method is an error from then on."""
+        """Closes the store; every other method is an error from then on."""
         self._env.close()
 
     def update(self, operations: "Sequence[RetainedMessage | bytes]", worker: int = 0, mark: Mark = (0, 0)) -> int:
-        """In order, and in one transaction if there is room: a message replaces its topic's, a bare topic deletes it. With a mark
-        of this worker.
+        """Applies operations in order, in one transaction if it has room, with a mark of this worker.
 
-        Returns how many messages were refused because of max_messages or max_bytes, or because the map has no room for them: what
-        the map has room for, deletions above all, is done. Raises RetainedStoreRefused.
+        A message replaces the one of its topic; a bare topic deletes it. Returns the number of messages that max_messages,
+        max_bytes or a full map refused. All that the map has room for, deletions above all, is done. Raises RetainedStoreRefused.
         """
         try:
             return self._update(operations, worker, mark)
@@ -221,9 +220,9 @@ class RetainedStore:
         return refused
 
     def _update_in_parts(self, operations: "Sequence[RetainedMessage | bytes]") -> int:
-        """What one transaction has no room for, by halves: in the end it is known which of them are too much."""
+        """Applies operations that are too many for one transaction, by halves, until each single one is stored or refused."""
         if len(operations) == 1:
-            if isinstance(operations[0], bytes):  # tried again: whoever was told that it is deleted must not find it later
+            if isinstance(operations[0], bytes):  # an error makes the caller retry: a deletion must not be lost
                 raise RetainedStoreRefused(f"retained store {self._path} has no room in its map to delete in", errno.ENOSPC)
             return 1
         refused, half = 0, len(operations) // 2
@@ -235,7 +234,7 @@ class RetainedStore:
         return refused
 
     def _update(self, operations: "Sequence[RetainedMessage | bytes]", worker: int = 0, mark: Mark = (0, 0)) -> int:
-        """All of them or nothing. Raises RetainedStoreFull, RetainedStoreRefused."""
+        """Applies all operations or none. Raises RetainedStoreFull, RetainedStoreRefused."""
         refused = 0
         with self._writing() as txn:
             for operation in operations:
@@ -255,7 +254,7 @@ class RetainedStore:
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
-        """A write transaction. Raises RetainedStoreFull, RetainedStoreRefused."""
+        """Opens a write transaction. Raises RetainedStoreFull, RetainedStoreRefused."""
         try:
             with self._env.begin(write=True) as txn:
                 yield txn
@@ -266,9 +265,9 @@ class RetainedStore:
             raise RetainedStoreRefused(f"retained store {self._path}: {error}", self._errno_of(error)) from error
 
     def _reopen_if_broken(self) -> None:
-        """After a write of its first pages that failed, an environment is of no use any more, though the file is sound.
+        """Opens the environment again if it is unusable: a failed write of its first pages breaks it, though the file is sound.
 
-        With syncs another thread may read it, so it stays, and so does the refusal until the process starts again.
+        With syncs another thread may read it. The environment is kept then, and writes are refused until the process restarts.
         """
         if self._sync:
             return
@@ -279,20 +278,20 @@ class RetainedStore:
             self._open(self._path, self._map_bytes)
 
     def _errno_of(self, error: Exception) -> int:
-        """LMDB says EIO when a full disk took a part of what it wrote."""
+        """Returns the errno of a failed write: LMDB reports EIO when a full disk took only part of the data."""
         with suppress(OSError):
             if os.statvfs(self._path).f_bavail == 0:
                 return errno.ENOSPC
         return next((number for number in _TOLD if os.strerror(number) in str(error)), errno.EIO)
 
     def mark(self, worker: int) -> Mark:
-        """The last mark of this worker; (0, 0) if there is none. With syncs only."""
+        """Returns the last mark of this worker, or (0, 0). With syncs only."""
         with self._env.begin(db=self._marks) as txn:
             value = txn.get(_MARK_KEY.pack(worker))
         return (0, 0) if value is None else _MARK.unpack(value)
 
     def _may_store(self, txn: lmdb.Transaction, db: Any, key: bytes, size: int) -> bool:
-        """Whether the limits allow it. A message no larger than the one that it replaces is always allowed."""
+        """Returns whether the limits allow a message. One no larger than the message that it replaces is always allowed."""
         if key.startswith(SYS):
             return True
         entries = self._entries(txn)
@@ -304,24 +303,24 @@ class RetainedStore:
         return old is not None and (not too_large or size <= len(old))
 
     def get(self, topic: bytes) -> RetainedMessage | None:
-        """The message of a topic, expired or not; None if there is none."""
+        """Returns the message of a topic, expired or not, or None."""
         db, key = self._place(topic)
         with self._env.begin() as txn:
             value = txn.get(key, db=db)
             return None if value is None else _decode(value)
 
     def count(self) -> int:
-        """Messages of clients in the store, expired ones included until they are cleared; not the broker's own, below $SYS/."""
+        """Returns the number of clients' messages, with expired ones until they are cleared, without the broker's own (`$SYS/`)."""
         with self._env.begin() as txn:
             return self._entries(txn) - self._sys_entries(txn)
 
     def holds_only_sys(self) -> bool:
-        """Whether there are no messages but those below $SYS/: then most subscriptions need no scan."""
+        """Returns whether there are no messages but those below $SYS/: then most subscriptions need no scan."""
         with self._env.begin() as txn:
             if any(txn.stat(db)["entries"] for db in self._dbs[1:]):
                 return False
             with txn.cursor(self._dbs[0]) as cursor:
-                # Keys are in order: what lies between the first and the last below $SYS/ is there too.
+                # Keys are sorted: if the first and the last are below $SYS/, so are all between them.
                 return not cursor.first() or (
                     bytes(cursor.key()).startswith(SYS) and cursor.last() and bytes(cursor.key()).startswith(SYS)
                 )
@@ -329,10 +328,10 @@ class RetainedStore:
     def scan(
         self, filter: bytes, after: Cursor | None, limit: int, byte_limit: int, now_ms: int
     ) -> tuple[list[RetainedMessage], Cursor | None]:
-        """The next messages that match: at most `limit`, and no more once they hold `byte_limit` bytes.
+        """Returns the next messages that match: at most `limit`, and no more once they have `byte_limit` bytes.
 
-        The cursor is what `after` is to be next time, or None at the end. A call looks at VISITS keys at most, so it may find
-        nothing and still not be at the end. Messages that come and go between calls are found or not; the others once each.
+        The cursor is `after` for the next call, or None at the end. A call visits VISITS keys at most, so it may find nothing
+        before the end. Messages that are added or removed between calls may be missing; all others are found once.
         """
         found: list[RetainedMessage] = []
         number, start = after if after is not None else (0, None)
@@ -352,7 +351,7 @@ class RetainedStore:
                     while more:
                         key = bytes(cursor.key())
                         match, target = _judge(levels, key) if number == 0 else _judge_long(levels, filter, cursor)
-                        # A value is copied when it is looked at: that of a long topic always, for its topic.
+                        # A visited value is copied: always for a long topic, which is needed to match, else if it matches.
                         visits -= 1 + (len(cursor.value()) // BYTES_A_VISIT if match or number else 0)
                         if match and not _is_expired(cursor.value(), now_ms):
                             found.append(_decode(cursor.value()))
@@ -360,7 +359,7 @@ class RetainedStore:
                             byte_limit -= len(cursor.value())
                         if limit <= 0 or byte_limit <= 0 or visits <= 0:
                             return found, (number, key)
-                        # A target is cut to the size of a key, and may then no longer lie ahead.
+                        # A target is cut to the size of a key, and may then not be ahead of the cursor.
                         if target == b"":
                             more = False
                         else:
@@ -369,9 +368,9 @@ class RetainedStore:
         return found, None
 
     def clear_expired(self, now_ms: int, limit: int) -> int:
-        """Deletes up to `limit` expired messages and returns how many. Call it again and again.
+        """Deletes up to `limit` expired messages and returns their number. To be called periodically.
 
-        One call looks at SWEEP_VISITS messages at most; the next one goes on from there, and from the start again after the end.
+        One call visits SWEEP_VISITS messages at most; the next one continues there, and after the end from the start.
         Raises RetainedStoreRefused.
         """
         expired, self._swept = self._find_expired(now_ms, limit)
@@ -380,7 +379,7 @@ class RetainedStore:
             with self._writing() as txn:
                 for number, key in expired:
                     value = txn.get(key, db=self._dbs[number])
-                    # It may have been replaced since it was found.
+                    # The message may have been replaced since it was found.
                     if value is not None and _is_expired(value, now_ms) and txn.delete(key, db=self._dbs[number]):
                         removed += 1
         return removed
@@ -417,7 +416,7 @@ class RetainedStore:
         return sum((one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"]) * one["psize"] for one in stats)
 
     def _place(self, topic: bytes) -> tuple[Any, bytes]:
-        """Database and key of a topic."""
+        """Returns the database and the key of a topic."""
         key = topic.replace(b"/", b"\0")
         if len(key) <= KEY_MAX:
             return self._dbs[0], key
@@ -426,7 +425,7 @@ class RetainedStore:
 
 
 def read_whole(path: Path, map_bytes: int) -> RetainedStore:
-    """A handle on a store that may be damaged, which is left as it is. Raises lmdb.Error."""
+    """Opens a store that may be damaged, without changing it. Raises lmdb.Error."""
     store = RetainedStore.__new__(RetainedStore)
     store._sync = False
     store._open(path, map_bytes)
@@ -435,7 +434,7 @@ def read_whole(path: Path, map_bytes: int) -> RetainedStore:
 
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """One process at a time, so that a damaged file is set aside once. The lock goes with the process that holds it."""
+    """Lets one process in at a time, so that a damaged file is set aside once. The lock ends with the process that holds it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -457,25 +456,25 @@ def _seek_first(cursor: Any, levels: list[bytes]) -> bool:
 
 
 def _seek_behind(cursor: Any, after: bytes) -> bool:
-    """Moves to the first key behind `after`, whether that is still there or not."""
+    """Moves to the first key after `after`, whether `after` still exists or not."""
     found = bool(cursor.set_range(after) if after else cursor.first())
     return bool(cursor.next()) if found and cursor.key() == after else found
 
 
 def _judge_long(levels: list[bytes], filter: bytes, cursor: Any) -> tuple[bool, bytes | None]:
-    """The same for a long topic. It seeks no further than this: long topics are few, and the end is found by the first level."""
+    """Does the same for a long topic. It seeks only past the last first level: long topics are few."""
     key = bytes(cursor.key())
     if levels[0] not in (b"+", b"#") and not key.startswith(LONG_MARK) and key.partition(b"\0")[0] > levels[0]:
-        # Topics whose first level alone is too long for a key come last, all of them behind the mark.
+        # Topics whose first level alone is too long for a key are the last, all after the mark.
         return False, LONG_MARK if len(levels[0]) > KEY_MAX - DIGEST - 2 else b""
     return matches(filter, _decode(cursor.value()).topic), None
 
 
 def _judge(levels: list[bytes], key: bytes) -> tuple[bool, bytes | None]:
-    """Whether a key matches, and where to seek next: None is the next key, b"" is the end."""
+    """Returns whether a key matches, and where to seek next: None is the next key, b"" is the end."""
     words = key.split(b"\0")
     if key.startswith(b"$") and levels[0] in (b"+", b"#"):
-        return False, b"%"  # "%" follows "$": the broker's own topics are passed over at once [MQTT-4.7.2-1]
+        return False, b"%"  # "%" follows "$": skips the broker's own topics [MQTT-4.7.2-1]
     last_plus = -1
     for i, level in enumerate(levels):
         if level == b"#":
@@ -501,7 +500,7 @@ def _is_expired(value: Any, now_ms: int) -> bool:
 
 
 def _is_whole(value: bytes) -> bool:
-    """Whether a value has the size that its header says, and its checksum."""
+    """Returns whether a value has the size that its header announces, and the right checksum."""
     if len(value) < _HEADER.size:
         return False
     *_, a, b, c, d, checksum = _HEADER.unpack_from(value)

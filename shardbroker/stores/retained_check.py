@@ -1,8 +1,8 @@
-"""Whether the file of retained messages is sound, found out before anybody opens it, and what to save of one that is not.
+"""The check of the file of retained messages before it is opened, and the rescue of messages from a damaged one.
 
-LMDB trusts its pages: one with a flipped bit can end whoever reads it with SIGSEGV or SIGBUS. So all of this happens in processes
-that may die: one reads every page. If it finds damage, or dies of it, others copy what can be read, one from the front and one
-from the back, so that what lies outside the damaged pages is kept; the file as it was is set aside.
+LMDB trusts its pages: one with a flipped bit can end a reader with SIGSEGV or SIGBUS. So the check runs in processes that may die.
+One reads all pages. If it finds damage, or dies of it, others copy the messages that can be read, one from the front and one from
+the back, so that all outside the damaged pages are kept. The damaged file is set aside.
 """
 
 import os
@@ -18,16 +18,19 @@ from shardbroker.stores.retained import MAP_BYTES, RetainedStore, read_whole
 __all__ = ["check_retained"]
 
 PAGE, LAST_PAGE_AT, TXNID_AT = 4096, 136, 144
-"""Bytes of a page, and where in a meta page the file's last page and the number of the transaction stand (MDB_meta of LMDB 0.9)."""
+"""Page size, and offsets in a meta page of the last page and the transaction number (MDB_meta of LMDB 0.9), bytes."""
 BATCH = 1000
 """Messages copied in one transaction: those of the last one are lost if the process dies of a damaged page."""
 
 
 def check_retained(path: Path) -> str | None:
-    """Mends the store in `path` if it is damaged; None if it is sound or not there, else what was done. Nobody else may use it."""
+    """Repairs the store in `path` if it is damaged; returns what was done, or None if the store is sound or missing.
+
+    No other process may use the store meanwhile.
+    """
     clean = path.with_name(f"{path.name}.new")
     if clean.exists() and not path.exists():
-        os.rename(clean, path)  # a check before this one was killed when only that was left to do
+        os.rename(clean, path)  # left by a check that was killed before this last step
     if not (path / "data.mdb").exists():
         return None
     as_of = "" if _metas_fit(path / "data.mdb") else ", perhaps as they were before the last change"
@@ -38,7 +41,7 @@ def check_retained(path: Path) -> str | None:
     shutil.rmtree(clean, ignore_errors=True)
     _salvage(path, clean)
     if not (clean / "data.mdb").exists() or _in_child(lambda: _is_not_empty(clean)) is not None:
-        # The root page itself: the state before the last change has another one, and its pages are all there still.
+        # The root page itself is damaged. The state before the last change has another root, and all its pages still exist.
         older = path.with_name(f"{path.name}.older")
         shutil.rmtree(older, ignore_errors=True)
         older.mkdir(mode=0o700)
@@ -70,9 +73,9 @@ def _is_not_empty(path: Path) -> None:
 
 
 def _metas_fit(file: Path) -> bool:
-    """Whether the two meta pages are those of successive transactions; the lowest bit of a number says which page it takes.
+    """Returns whether the two meta pages are of successive transactions; the lowest bit of the number selects the page.
 
-    The greater number wins. With a wrong one that may be the state before, which is sound: reading it finds nothing.
+    The greater number wins. A wrong number may select the state before, which is sound, so that reading finds nothing.
     """
     with file.open("rb") as opened:
         pages = [os.pread(opened.fileno(), PAGE, page * PAGE) for page in (0, 1)]
@@ -82,11 +85,11 @@ def _metas_fit(file: Path) -> bool:
         return True  # nothing was ever written
     newer = numbers[1] > numbers[0]
     follow = abs(numbers[0] - numbers[1]) == 1 and numbers[0] % 2 == 0
-    return follow and last_pages[newer] >= last_pages[not newer]  # a file never gets shorter
+    return follow and last_pages[newer] >= last_pages[not newer]  # a file never becomes shorter
 
 
 def _copy_older(file: Path, target: Path) -> None:
-    """A copy in which the newer of the two meta pages counts as the older one."""
+    """Copies a file and makes the newer of its two meta pages the older one."""
     shutil.copyfile(file, target)
     with target.open("r+b") as copy:
         metas = [os.pread(copy.fileno(), 8, page * PAGE + TXNID_AT) for page in (0, 1)]
@@ -95,15 +98,15 @@ def _copy_older(file: Path, target: Path) -> None:
 
 
 def _read(path: Path) -> None:
-    """Every page and every message. Raises lmdb.Error."""
+    """Reads all pages and all messages. Raises lmdb.Error."""
     with read_whole(path, MAP_BYTES) as store:
         store.verify()
         with open(os.devnull, "wb") as nowhere:
-            store.copy_to(nowhere.fileno())  # looks at the free pages as well
+            store.copy_to(nowhere.fileno())  # visits the free pages as well
 
 
 def _copy(path: Path, clean: Path, backwards: bool) -> None:
-    """Whatever is whole, as far as one gets."""
+    """Copies the intact messages up to the first damage."""
     with read_whole(path, MAP_BYTES) as store, RetainedStore(clean, sync=True) as target:
         batch = []
         try:
@@ -117,7 +120,7 @@ def _copy(path: Path, clean: Path, backwards: bool) -> None:
 
 
 def _in_child(work: Callable[[], None]) -> str | None:
-    """Runs it in a process of its own; None if all went well, else what went wrong."""
+    """Runs `work` in a process of its own; returns None if it succeeds, else a description of the error."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,6 +1,6 @@
-"""What traces look for, in a file of the runtime directory: a worker that is started again goes on with it.
+"""The active traces, in a file of the runtime directory: a worker that is started again continues them.
 
-The manager writes it. There is none in a broker that has had no trace yet: the runtime directory is a new one at each start.
+The manager writes it. The file is missing until the first trace: each start of the broker makes a new runtime directory.
 """
 
 from pathlib import Path
@@ -13,19 +13,19 @@ from shardbroker.stores.files import replace_file
 __all__ = ["read_traced", "write_traced"]
 
 TRACED = "traces.cbor"
-"""In the runtime directory."""
+"""Name of the file in the runtime directory."""
 
 Traced = dict[str, Any]
-"""number, type, value, payload_limit (bytes; 0: hidden)."""
+"""Keys: number, type, value, payload_limit (bytes; 0: hidden)."""
 
 
 def write_traced(runtime_dir: Path, traces: list[Traced]) -> None:
-    """Raises OSError."""
+    """Writes the active traces. Raises OSError."""
     replace_file(runtime_dir / TRACED, cbor2.dumps(traces), sync=False)
 
 
 def read_traced(runtime_dir: Path) -> list[Traced] | None:
-    """Those that run; None: there has been no trace since the broker was started."""
+    """Returns the active traces; None if the broker has had no trace since its start."""
     try:
         traces: list[Traced] = cbor2.loads((runtime_dir / TRACED).read_bytes())
     except FileNotFoundError:
