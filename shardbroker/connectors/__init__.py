@@ -1,5 +1,5 @@
-"""Connections to other systems: a pool, TLS, timeouts, health and an end. Authenticators stand on them, and sinks may.
+"""Connections to other systems: a pool, TLS, timeouts, health and an orderly end. Authenticators and sinks use them.
 
-A connector knows nothing about users, rules or messages. `connector` is what all of them have in common; each of the others is one
-kind of server, and the only place that imports its library. The keys of a connection are in `config.connectors`.
+A connector knows nothing about users, rules or messages. `connector` has the parts common to all; each other module is for one kind
+of server, and is the only one that imports its library. The keys of a connection are in `config.connectors`.
 """

@@ -1,4 +1,4 @@
-"""What all connectors have in common: bounded requests over lent connections, health, reconnecting, close."""
+"""The base of all connectors: requests with a timeout over lent connections, health, reconnecting, close."""
 
 import asyncio
 import random
@@ -14,51 +14,51 @@ from shardbroker.connectors.errors import describe
 __all__ = ["Connector", "Health", "PooledConnector", "State"]
 
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 15.0
-"""Back-off between attempts to reach a server: it doubles from the one to the other."""
+"""Limits of the delay between attempts to reach a server: it doubles from the first to the second."""
 JITTER = 0.5
-"""Least share of a back-off that is waited: connectors that lost the same server do not return to it at the same time."""
+"""Least share of the delay that is waited: connectors that lost the same server do not return to it at the same time."""
 
 Lent = TypeVar("Lent")
 
 
 class State(Enum):
-    """Of a connector, as EMQX names them."""
+    """The states of a connector, as EMQX names them."""
 
     CONNECTING = "connecting"
-    """Neither an answer nor a failure yet."""
+    """No request has succeeded or failed yet."""
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
     STOPPED = "stopped"
 
 
 class Health:
-    """Whether a server answers, by the outcome of requests and probes."""
+    """The health of a server, by the outcome of requests and probes."""
 
     def __init__(self) -> None:
         self.state = State.CONNECTING
         self.since = time.monotonic()
-        """Of the state, seconds of the monotonic clock."""
+        """Start of the state, seconds of the monotonic clock."""
         self.last_error = ""
-        """Of the last failed request or probe; stays when the server answers again."""
+        """Error of the last failed request or probe; kept when the server is available again."""
         self._failures = 0
 
     def reached(self) -> None:
-        """The server answered."""
+        """Records that the server has answered."""
         self._failures = 0
         self._enter(State.CONNECTED)
 
     def lost(self, error: Exception) -> None:
-        """The server could not be reached, or did not let the connector in."""
+        """Records that the server could not be reached, or rejected the connector's account."""
         self.last_error = describe(error)
         self._failures += 1
         self._enter(State.DISCONNECTED)
 
     def stopped(self) -> None:
-        """The connector is closed, for good."""
+        """Records that the connector is closed, for good."""
         self._enter(State.STOPPED)
 
     def retry_delay_s(self) -> float:
-        """Returns how long to wait before the next attempt: doubled by each failure in a row, with jitter."""
+        """Returns the delay before the next attempt, in seconds: doubled by each failure in a row, with jitter."""
         longest = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(max(self._failures - 1, 0), 30))
         return longest * random.uniform(JITTER, 1)
 
@@ -68,7 +68,7 @@ class Health:
 
 
 class Connector(ABC, Generic[Lent]):
-    """A pool of connections to one server. Its constructor opens none; an event loop runs from the first request on."""
+    """A pool of connections to one server. The constructor opens none; an event loop is needed from the first request on."""
 
     def __init__(self, timeout_s: float) -> None:
         self.health = Health()
@@ -76,10 +76,10 @@ class Connector(ABC, Generic[Lent]):
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Lent]:
-        """Lends a connection for one request, which ends with the timeout, waiting for a free connection included.
+        """Lends a connection for one request. The timeout includes the wait for a free connection.
 
-        Errors of the library pass through, TimeoutError is no answer in time: then the library may take as long again to give up
-        the connection. A request that the server refuses, such as a query with an unknown column, leaves the state as it is.
+        Errors of the library pass through. TimeoutError means no answer in time; the library may then take as long again to give up
+        the connection. A request that the server refuses, such as a query with an unknown column, does not change the state.
         """
         try:
             async with asyncio.timeout(self._timeout_s), self._lend() as lent:
@@ -93,7 +93,7 @@ class Connector(ABC, Generic[Lent]):
         self.health.reached()
 
     async def probe(self) -> None:
-        """Asks the server for nothing but an answer. Raises what its library raises, or TimeoutError."""
+        """Checks that the server answers. Raises an error of its library, or TimeoutError."""
         try:
             async with asyncio.timeout(self._timeout_s), self._lend() as lent:
                 await self._ping(lent)
@@ -103,7 +103,7 @@ class Connector(ABC, Generic[Lent]):
         self.health.reached()
 
     async def reconnect(self) -> None:
-        """Probes until the server answers, with the back-off of `Health.retry_delay_s` between attempts."""
+        """Probes until the server answers, with the delay of `Health.retry_delay_s` between attempts."""
         while self.health.state is not State.STOPPED:
             try:
                 return await self.probe()
@@ -111,27 +111,27 @@ class Connector(ABC, Generic[Lent]):
                 await asyncio.sleep(self.health.retry_delay_s())
 
     async def close(self) -> None:
-        """Closes all connections; requests that are under way fail."""
+        """Closes all connections; outstanding requests fail."""
         self.health.stopped()
         await self._close()
 
     @abstractmethod
     def _lend(self) -> AbstractAsyncContextManager[Lent]:
-        """A connection of the pool, opened if need be."""
+        """Lends a connection of the pool, opened if need be."""
 
     @abstractmethod
     async def _ping(self, lent: Lent) -> None: ...
 
     @abstractmethod
     def _is_lost(self, error: Exception) -> bool:
-        """Whether an error means that the server cannot be used, rather than that it refuses one request."""
+        """Returns whether an error means that the server cannot be used, rather than that it refuses one request."""
 
     @abstractmethod
     async def _close(self) -> None: ...
 
 
 class PooledConnector(Connector[Any]):
-    """Over a library whose pool is opened by a coroutine."""
+    """A connector over a library whose pool is opened by a coroutine."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(timeout_s)
@@ -140,7 +140,7 @@ class PooledConnector(Connector[Any]):
 
     @abstractmethod
     async def _open(self) -> Any:
-        """The pool, without connections: these are opened when they are needed."""
+        """Returns the pool, without connections: these are opened when they are needed."""
 
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[Any]:

@@ -20,12 +20,12 @@ HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A field name: a token of RFC 9110."""
 PLAIN = {"Accept-Encoding": "identity"}
 GZIP = 31
-"""wbits of zlib for a gzip header and the largest window."""
+"""The wbits of zlib for a gzip header and the largest window."""
 PORTS = {"http": 80, "https": 443}
 
 
 class Http(Connector[aiohttp.ClientSession]):
-    """Lends a session without cookies. It asks for bodies that are not compressed, and unpacks none: see `read_body`."""
+    """Lends a session without cookies. It requests bodies without compression, and decompresses none: see `read_body`."""
 
     def __init__(self, settings: HttpConnection, key: str) -> None:
         super().__init__(settings.timeout)
@@ -49,7 +49,7 @@ class Http(Connector[aiohttp.ClientSession]):
         yield self._session
 
     async def _ping(self, lent: aiohttp.ClientSession) -> None:
-        """A connection, with TLS for https: a request could change something there."""
+        """Opens a connection, with TLS for https; a request could have side effects."""
         parts = urlsplit(self._settings.url)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         _, writer = await asyncio.open_connection(parts.hostname, parts.port or PORTS[parts.scheme], ssl=tls)
@@ -66,8 +66,10 @@ class Http(Connector[aiohttp.ClientSession]):
 
 
 async def read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """Returns the body of an answer, which arrives in parts and is not unpacked yet. Raises ConnectorError if it has more than
-    `most` bytes, packed or unpacked, or if this cannot unpack it."""
+    """Returns the body of an answer, decompressed.
+
+    Raises ConnectorError if the body has more than `most` bytes, compressed or not, or if its encoding is not supported.
+    """
     parts = bytearray()
     while len(parts) <= most and not answer.content.at_eof():
         parts += await answer.content.read(most + 1 - len(parts))

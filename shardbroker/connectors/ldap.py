@@ -27,8 +27,10 @@ class Ldap(Connector[Any]):
         self._idle: list[Any] = []
 
     async def bind(self, name: str, password: str) -> bool:
-        """Whether the server lets an account in, on a connection of its own. To be called while a connection is lent, whose
-        place in the pool and whose timeout it shares."""
+        """Returns whether the server accepts an account, tried on a connection of its own.
+
+        To be called while a connection is lent, whose place in the pool and whose timeout it shares.
+        """
         try:
             connection = await self._open(name, password)
         except bonsai.AuthenticationError:
@@ -74,8 +76,10 @@ class Ldap(Connector[Any]):
 
 
 def _discard(connection: Any) -> None:
-    """Closes a connection on which a request failed. A request that is cancelled leaves the library's callbacks on the event loop:
-    they would be called for the next file of this number."""
+    """Closes a connection on which a request failed.
+
+    A cancelled request leaves the library's callbacks on the event loop, which would call them for the next file with this number.
+    """
     with suppress(Exception):
         loop, descriptor = asyncio.get_running_loop(), connection.fileno()
         if descriptor >= 0:

@@ -14,7 +14,7 @@ from shardbroker.connectors.server import address_of, tls_of
 __all__ = ["Mongodb"]
 
 AUTHENTICATION_FAILED = 18
-"""Code of a server that does not let an account in."""
+"""Error code of a server that rejects an account."""
 
 Database = AsyncDatabase[dict[str, Any]]
 

@@ -14,11 +14,11 @@ from shardbroker.connectors.server import address_of, tls_of
 __all__ = ["Mysql", "literal"]
 
 LOST_CODES = {1040, 1043, 1044, 1045, 1049, 1053, 1129, 1130, 1203, 1226}
-"""Errors of a server that lets no connection in; those from 2000 on are of the library, for want of a server."""
+"""Errors of a server that rejects connections; those from 2000 on are of the library, which cannot reach a server."""
 
 
 class Mysql(PooledConnector):
-    """Lends connections whose cursors give rows as dicts. They are opened when they are needed."""
+    """Lends connections whose cursors return rows as dicts. They are opened when they are needed."""
 
     def __init__(self, settings: MysqlConnection, key: str) -> None:
         super().__init__(settings.timeout)
@@ -54,13 +54,15 @@ class Mysql(PooledConnector):
 
     async def _close(self) -> None:
         await super()._close()
-        if self._pool is not None:  # and idle connections, which terminate() leaves open
+        if self._pool is not None:  # idle connections, which terminate() leaves open
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
                     await self._pool.wait_closed()
 
 
 def literal(value: str | None) -> str:
-    """Returns a value as SQL. Text travels as hexadecimal digits: nothing in it can end the literal, whatever the modes and the
-    character sets of the server are."""
+    """Returns a value as SQL.
+
+    Text is written as hexadecimal digits: nothing in it can end the literal, whatever the server's modes and character sets.
+    """
     return "NULL" if value is None else f"_utf8mb4 X'{value.encode(errors='surrogateescape').hex()}'"

@@ -17,7 +17,7 @@ LOST = (OSError, redis.exceptions.ConnectionError, redis.exceptions.TimeoutError
 
 
 class Redis(Connector[Any]):
-    """Lends the client: it takes a connection of the pool for each command. Answers are text."""
+    """Lends the client, which takes a connection of the pool for each command. Answers are text."""
 
     def __init__(self, settings: RedisConnection, key: str) -> None:
         super().__init__(settings.timeout)

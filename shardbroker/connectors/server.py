@@ -17,7 +17,7 @@ def address_of(settings: Connection, key: str) -> tuple[str, int]:
 
 
 def tls_of(settings: Connection, key: str) -> ssl.SSLContext | None:
-    """Returns a context that checks the server's certificate, or None for a connection in the clear.
+    """Returns a context that verifies the server's certificate, or None for a connection without TLS.
 
     Raises ConnectionSettingError if the CA certificates cannot be used.
     """
@@ -25,7 +25,7 @@ def tls_of(settings: Connection, key: str) -> ssl.SSLContext | None:
         return None
     try:
         return ssl.create_default_context(cafile=settings.tls_ca or None)
-    except OSError as error:  # ssl.SSLError too
+    except OSError as error:  # includes ssl.SSLError
         raise ConnectionSettingError(
             f"{key}.tls_ca", "a PEM file of CA certificates", settings.tls_ca, error.strerror or ""
         ) from None
