@@ -1,8 +1,8 @@
-"""Who may use the REST API: accounts of people, keys of programs, tokens of logins. One SQLite file in the data directory.
+"""The accounts of the REST API: accounts of people, keys of programs, tokens of logins. One SQLite file in the data directory.
 
-The manager changes it for `ctl` and REST; the process of the REST API looks names, keys and tokens up and notes logins. Both may
-have it open: every change is one transaction. Passwords are kept as argon2id, made to be slow to guess. Secrets of keys and tokens
-are 256 random bits, which nobody guesses, so what is kept of them is a plain SHA-256: checking one at every request costs nothing.
+The manager changes it for `ctl` and REST. The process of the REST API looks up names, keys and tokens, and records logins. Both may
+have it open: each change is one transaction. Passwords are stored as argon2id, which is slow to guess. Secrets of keys and tokens
+are 256 random bits, which cannot be guessed, so a plain SHA-256 of them is stored: checking it at each request costs little.
 """
 
 import os
@@ -19,14 +19,14 @@ from typing import Any, Literal
 __all__ = ["ACCOUNTS_FILE", "ADMINISTRATOR", "AccountError", "Accounts", "Role", "open_sqlite"]
 
 ACCOUNTS_FILE = "accounts.sqlite3"
-"""In the data directory."""
+"""Name of the file in the data directory."""
 FIRST_NAME = "admin"
-"""Name of the account that is there at the first start."""
+"""Name of the account that the first start creates."""
 ADMINISTRATOR: "Role" = "administrator"
 BUSY_S = 5.0
-"""How long a change waits for one of the other process."""
+"""Limit of the wait for a change by the other process, seconds."""
 TOKENS_MAX = 1000
-"""Logins of one account at a time; the oldest ends."""
+"""Logins of one account at a time; a further one ends the oldest."""
 
 Role = Literal["administrator", "viewer"]
 
@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS tokens (digest BLOB PRIMARY KEY, name TEXT, expires_a
 
 
 class AccountError(Exception):
-    """What cannot be done: a code of `shardbroker.control.errors`, and why."""
+    """A failed operation on accounts: a code of `shardbroker.control.errors`, and the reason."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class AccountError(Exception):
 
 
 def open_sqlite(path: Path, tables: str) -> sqlite3.Connection:
-    """A database that belongs to whoever runs the broker alone. Raises sqlite3.Error and OSError."""
+    """Opens a database that only the user of the broker may access. Raises sqlite3.Error and OSError."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
@@ -62,17 +62,20 @@ def open_sqlite(path: Path, tables: str) -> sqlite3.Connection:
 
 
 class Accounts:
-    """The file of one data directory. A context manager. Every method may raise AccountError."""
+    """The accounts of one data directory. A context manager. Every method may raise AccountError."""
 
     def __init__(self, data_dir: Path) -> None:
         path = data_dir / ACCOUNTS_FILE
-        with _told(path):
+        with _account_errors(path):
             self._db = open_sqlite(path, _TABLES)
         self._path = path
 
     @classmethod
     def opened(cls, data_dir: Path) -> "tuple[Accounts, str]":
-        """The accounts, and what is to be said of a damaged file, which is set aside: nobody could log in any more."""
+        """Opens the accounts; returns them and a warning.
+
+        A damaged file is set aside, since it would make all logins impossible.
+        """
         try:
             return cls(data_dir), ""
         except AccountError as error:
@@ -97,7 +100,7 @@ class Accounts:
     # --- people -----------------------------------------------------------------------------------------------------------------
 
     def first(self, hash_password: Any) -> str | None:
-        """Makes the first account if there is none; its password, which is kept nowhere."""
+        """Creates the first account if there is no account; returns its password, which is not stored, or None."""
         password = secrets.token_urlsafe(15)
         hashed = hash_password(password.encode())
         with self._change() as db:
@@ -108,14 +111,14 @@ class Accounts:
         return password
 
     def accounts(self) -> list[dict[str, Any]]:
-        """Without hashes."""
-        with _told(self._path):
+        """Returns all accounts, without hashes."""
+        with _account_errors(self._path):
             rows = self._db.execute("SELECT name, role, description FROM accounts ORDER BY name").fetchall()
         return [{"name": name, "role": role, "description": text} for name, role, text in rows]
 
     def account(self, name: str) -> tuple[str, Role] | None:
-        """Hash and role."""
-        with _told(self._path):
+        """Returns hash and role of an account, or None."""
+        with _account_errors(self._path):
             return self._db.execute("SELECT hash, role FROM accounts WHERE name = ?", (name,)).fetchone()  # type: ignore[no-any-return]
 
     def add(self, name: str, hashed: str, role: Role, description: str) -> None:
@@ -135,7 +138,7 @@ class Accounts:
             _some_administrator(db)
 
     def set_password(self, name: str, hashed: str) -> None:
-        """Ends the logins there are."""
+        """Sets a password and ends the account's logins."""
         with self._change() as db:
             _there(db.execute("UPDATE accounts SET hash = ? WHERE name = ?", (hashed, name)).rowcount, "account", name)
             db.execute("DELETE FROM tokens WHERE name = ?", (name,))
@@ -149,7 +152,7 @@ class Accounts:
     # --- tokens -----------------------------------------------------------------------------------------------------------------
 
     def log_in(self, name: str, life_s: float) -> str:
-        """A token for an account whose password was right."""
+        """Returns a new token for an account whose password has been verified."""
         token = secrets.token_urlsafe(32)
         now = time.time()
         with self._change() as db:
@@ -164,9 +167,9 @@ class Accounts:
             db.execute("DELETE FROM tokens WHERE digest = ?", (_digest(token),))
 
     def of_token(self, token: str) -> tuple[str, Role]:
-        """Name and role. Raises AccountError BAD_TOKEN or TOKEN_TIME_OUT."""
+        """Returns name and role of a token's account. Raises AccountError BAD_TOKEN or TOKEN_TIME_OUT."""
         query = "SELECT name, role, expires_at FROM tokens JOIN accounts USING (name) WHERE digest = ?"
-        with _told(self._path):
+        with _account_errors(self._path):
             row = self._db.execute(query, (_digest(token),)).fetchone()
         if row is None:
             raise AccountError("BAD_TOKEN", "the token is not known: log in again")
@@ -177,17 +180,17 @@ class Accounts:
     # --- keys -------------------------------------------------------------------------------------------------------------------
 
     def api_keys(self) -> list[dict[str, Any]]:
-        """Without secrets; times in Unix ms."""
+        """Returns all keys, without secrets; times in Unix ms."""
         columns = ("name", "api_key", "role", "description", "enable", "created_at", "expired_at")
         query = "SELECT name, key, role, description, enable, created_at, expires_at FROM keys ORDER BY name"
-        with _told(self._path):
+        with _account_errors(self._path):
             rows = self._db.execute(query).fetchall()
         now = time.time_ns() // 1_000_000
         found = [dict(zip(columns, row, strict=True)) for row in rows]
         return [row | {"enable": bool(row["enable"]), "expired": (row["expired_at"] or now) < now} for row in found]
 
     def add_key(self, name: str, role: Role, description: str, expires_ms: int | None) -> tuple[str, str]:
-        """Key and secret; the secret is kept nowhere."""
+        """Adds a key; returns it and its secret, which is not stored."""
         key, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         row = (name, key, _digest(secret), role, description, 1, time.time_ns() // 1_000_000, expires_ms)
         with self._change() as db:
@@ -200,7 +203,7 @@ class Accounts:
     def update_key(
         self, name: str, role: Role | None, description: str | None, enable: bool | None, expires_ms: int | None
     ) -> None:
-        """What is None stays; `expires_ms` 0: never."""
+        """Changes a key; values that are None are kept. `expires_ms` 0: never."""
         with self._change() as db:
             done = db.execute(
                 "UPDATE keys SET role = ifnull(?, role), description = ifnull(?, description), enable = ifnull(?, enable), "
@@ -214,8 +217,8 @@ class Accounts:
             _there(db.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount, "key", name)
 
     def of_key(self, key: str, secret: str) -> tuple[str, Role]:
-        """Name and role. Raises AccountError BAD_API_KEY_OR_SECRET for whatever is wrong with it."""
-        with _told(self._path):
+        """Returns name and role of a key. Raises AccountError BAD_API_KEY_OR_SECRET, without giving the cause."""
+        with _account_errors(self._path):
             row = self._db.execute("SELECT name, role, digest, enable, expires_at FROM keys WHERE key = ?", (key,)).fetchone()
         right = compare_digest(row[2] if row else bytes(32), _digest(secret))
         if row is None or not right or not row[3] or (row[4] is not None and row[4] < time.time_ns() // 1_000_000):
@@ -226,8 +229,8 @@ class Accounts:
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction."""
-        with _told(self._path):
+        """Opens a transaction for one change."""
+        with _account_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -238,8 +241,8 @@ class Accounts:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Errors of the file as AccountError."""
+def _account_errors(path: Path) -> Iterator[None]:
+    """Raises errors of the file as AccountError."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,10 +1,10 @@
-"""What one connection has found out that it may publish: looked at for every PUBLISH, so in C.
+"""The permissions that one connection has looked up: needed for each PUBLISH, hence in C.
 
-    slot = slots[serial of the topic's entry % 8]         the topics that it publishes to just now
-    known[topic]                                          all that it remembers, up to acl.cache.max_size
+    slot = slots[serial of the topic's entry % 8]         the topics that it publishes to at present
+    known[topic]                                          all results, up to acl.cache.max_size
 
-A combination is `qos | retain << 2`: a rule may depend on both. What is remembered holds for one generation of the rules; a reload
-begins the next one.
+A combination is `qos | retain << 2`: a rule may depend on both. Results are valid for one generation of the rules; a reload begins
+the next one.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -21,7 +21,7 @@ cdef struct Slot:
     uint64_t serial                        # of a TopicEntry, 0: empty
     uint64_t until_ms
     uint32_t generation
-    uint8_t allowed                        # a bit for each combination
+    uint8_t allowed                        # one bit per combination
 
 
 cdef class AclCache:
@@ -30,12 +30,12 @@ cdef class AclCache:
     cdef uint32_t generation
     cdef uint32_t limit                    # topics
 
-    # Whether this PUBLISH is known to be allowed. False: ask look().
+    # Returns whether this PUBLISH is known to be allowed. False: call look().
     cdef inline bint passes(self, uint64_t serial, uint8_t combination, uint64_t now_ms, uint32_t generation) noexcept:
         cdef Slot* slot = &self.slots[serial % SLOTS]
         return (slot.serial == serial and (slot.allowed >> combination) & 1 and slot.until_ms > now_ms
                 and slot.generation == generation)
 
-    # What is remembered of a topic: Known. `serial` is put into a slot if there is one.
+    # Returns the result for a topic as Known. If there is one, `serial` is put into a slot.
     cdef int look(self, bytes topic, bint subscribe, uint8_t combination, uint64_t now_ms, uint32_t generation, uint64_t serial) except -2
     cdef int remember(self, bytes topic, bint subscribe, uint8_t combination, bint allowed, uint64_t until_ms, uint32_t generation) except -1

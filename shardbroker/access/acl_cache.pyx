@@ -1,11 +1,11 @@
-"""What one connection may publish; see acl_cache.pxd."""
+"""The permissions of one connection; see acl_cache.pxd."""
 
 __all__ = ["AclCache"]
 
 
 cdef class Remembered:
     cdef uint64_t until_ms
-    cdef uint8_t known, allowed            # a bit for each combination
+    cdef uint8_t known, allowed            # one bit per combination
 
 
 cdef class AclCache:
@@ -34,7 +34,7 @@ cdef class AclCache:
         return ALLOWED
 
     cdef int remember(self, bytes topic, bint subscribe, uint8_t combination, bint allowed, uint64_t until_ms, uint32_t generation) except -1:
-        """until_ms: all ones for what only a reload can change."""
+        """Stores a result. until_ms: all ones for a result that only a reload can change."""
         cdef Remembered found
         cdef object key = (True, topic) if subscribe else topic
         if self.generation != generation:

@@ -1,4 +1,4 @@
-"""Reads EMQX's acl.conf: Erlang terms, one rule each, the first that matches decides.
+"""Reads EMQX's acl.conf: Erlang terms, one rule each; the first match decides.
 
     {allow, {user, "dashboard"}, subscribe, ["$SYS/#"]}.
     {deny, {'or', [{ipaddr, "10.0.0.0/8"}, {client, {re, "^test"}}]}, {publish, [{qos, 1}, {retain, false}]}, [{eq, "#"}, "a/#"]}.
@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 WHO_NAMES = {"user": "username", "username": "username", "client": "clientid", "clientid": "clientid", "listener": "listener"}
 DEEPEST = 32
-"""Nesting of terms: deeper ones are no rules."""
+"""Limit of the nesting of terms: no valid rule is deeper."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Tuple:
 
 
 def parse_acl_conf(text: str) -> list[Rule]:
-    """The rules of a file. Raises RuleError with the line."""
+    """Returns the rules of a file. Raises RuleError with the line."""
     reader = _Reader(text)
     rules = []
     while not reader.at_end():

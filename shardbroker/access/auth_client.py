@@ -1,7 +1,7 @@
-"""A worker's end of access control: what it decides itself, and whom it asks about the rest.
+"""A worker's end of access control: the decisions of its own, and requests to integrations for all others.
 
-Nothing here waits. A question that cannot be sent, because integrations takes no more, fails at once, and the configuration says
-what that means.
+No function here blocks. A request that cannot be sent, because integrations accepts no more, fails at once; the configuration
+decides how such a failure is treated.
 """
 
 import errno
@@ -25,34 +25,34 @@ __all__ = [
 ]  # fmt: skip
 
 LOCAL_SOURCES = ("file", "builtin")
-"""Sources that a worker evaluates itself, up to the first that it cannot."""
-TOLD_A_SECOND = 10
-"""Log lines of one worker about what clients may not do; the counter has them all."""
+"""Sources that a worker evaluates itself, up to the first other one."""
+DENIALS_LOGGED_A_SECOND = 10
+"""Log lines of one worker per second about denied actions; the counter counts all of them."""
 READS_A_PASS = 256
-"""Verdicts taken in one pass of the loop."""
+"""Results taken in one pass of the loop."""
 FIRST_ID_SHIFT = 20
-"""Ids begin at the start's Unix milliseconds times 2^20: a successor's are greater."""
+"""Ids begin at the start's Unix milliseconds times 2^20: those of a later process are greater."""
 INHERIT = "inherit"
-"""A listener without a chain of its own has that of `auth.chain`."""
+"""The chain of a listener that uses `auth.chain`."""
 
 
 def rules_dir(data_dir: Path) -> Path:
-    """The store of rules and bans."""
+    """Returns the directory of the store of rules and bans."""
     return data_dir / "access" / "rules"
 
 
 def users_dir(data_dir: Path) -> Path:
-    """The store of users."""
+    """Returns the directory of the store of users."""
     return data_dir / "access" / "users"
 
 
 def published_rules(runtime_dir: Path) -> Path:
-    """Where workers find the rules of `acl.file.path`: a copy that was found to be right."""
+    """Returns the path at which workers find the rules of `acl.file.path`: a copy that has passed the check."""
     return runtime_dir / "acl.rules"
 
 
 def publish_rules(settings: Any, runtime_dir: Path) -> None:
-    """Checks the file of rules and puts it where workers read it. Raises FileError; then nothing has changed."""
+    """Checks the file of rules and copies it for the workers. Raises FileError; then nothing has changed."""
     if "file" not in settings.acl.sources:
         return
     path = Path(settings.acl.file.path)
@@ -66,7 +66,7 @@ def publish_rules(settings: Any, runtime_dir: Path) -> None:
 
 
 def file_rules(runtime_dir: Path) -> RuleSet | None:
-    """The rules of `acl.file.path` as they were published last; None: there are none. Raises FileError."""
+    """Returns the rules of `acl.file.path` as last published, or None. Raises FileError."""
     for suffix in (".conf", ".toml"):
         path = published_rules(runtime_dir).with_suffix(suffix)
         if path.exists():
@@ -75,7 +75,7 @@ def file_rules(runtime_dir: Path) -> RuleSet | None:
 
 
 def needs_integrations(settings: Any, listeners: Iterable[Any]) -> bool:
-    """Whether there is anybody to be asked: then the process integrations runs. `listeners`: their settings."""
+    """Returns whether the process integrations is needed for requests. `listeners`: their settings."""
     return (
         bool(settings.exhook.enabled)
         or any(_chain(settings.auth, one.enable_authn, one.auth_chain) for one in listeners)
@@ -84,20 +84,20 @@ def needs_integrations(settings: Any, listeners: Iterable[Any]) -> bool:
 
 
 class Waiter(Protocol):
-    """Who asked, and is told."""
+    """The sender of a request, which receives its result."""
 
-    def on_verdict(self, verdict: AuthResult) -> None: ...
+    def on_verdict(self, result: AuthResult) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """What a listener asks of its clients. `chain`: empty: nobody is asked."""
+    """The requirements of a listener for its clients. `chain`: empty: no authentication."""
 
     chain: list[str]
     methods: tuple[str, ...]
-    """Authentication methods of MQTT 5.0 that they may use."""
+    """Authentication methods of MQTT 5.0 that clients may use."""
     denies_anonymous: bool
-    """Whether one without a user name is refused before anybody is asked."""
+    """Whether a client without a user name is denied without a request."""
 
     @classmethod
     def of(cls, auth: Any, enable_authn: bool | str, chain: Sequence[str]) -> "Entrance":
@@ -107,7 +107,7 @@ class Entrance:
 
 
 class AuthClient:
-    """Made once in each worker. `settings`: gives those that are in force now."""
+    """The access control of one worker. `settings` returns the settings in force."""
 
     def __init__(self, settings: Callable[[], Any], data_dir: Path, runtime_dir: Path, channel: int) -> None:
         self._settings = settings
@@ -123,11 +123,11 @@ class AuthClient:
         self._next_id = time.time_ns() // 1_000_000 << FIRST_ID_SHIFT
         self._waiters: dict[int, tuple[float, Waiter, int]] = {}
         self.waiting_bytes = 0
-        """Of the questions without a verdict."""
-        self._told_s = 0
-        self._told = 0
+        """Bytes of the requests without a result."""
+        self._logged_s = 0
+        self._logged = 0
         self.on_wanted: Waiter | None = None
-        """Is told what programs behind hooks want."""
+        """Receives the requirements of programs behind hooks."""
 
     def _take_settings(self) -> None:
         settings = self._settings()
@@ -156,25 +156,28 @@ class AuthClient:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing at all is to be checked at a CONNECT."""
+        """Returns whether a CONNECT needs no check at all."""
         return not self._checks and not self.banned.any
 
     def ban_of(self, client: Client) -> Ban | None:
         return self.banned.find(client.client_id, client.username, client.peerhost) if self.banned.any else None
 
     def entrance(self, listener: str, own: Sequence[Any] | None) -> Entrance:
-        """`own`: (enable_authn, auth_chain) of a listener that has come or changed since the start."""
+        """Returns the entrance of a listener.
+
+        `own`: (enable_authn, auth_chain) of a listener that was added or changed since the start.
+        """
         return self._entrances.get(listener, self._general) if own is None else Entrance.of(self.auth, own[0], own[1])
 
     def may_tell(self, now_ms: int) -> bool:
-        """Whether one more line about what was denied may be written in this second."""
-        if now_ms // 1000 != self._told_s:
-            self._told_s, self._told = now_ms // 1000, 0
-        self._told += 1
-        return self._told <= TOLD_A_SECOND
+        """Returns whether one more line about a denied action may be logged in this second."""
+        if now_ms // 1000 != self._logged_s:
+            self._logged_s, self._logged = now_ms // 1000, 0
+        self._logged += 1
+        return self._logged <= DENIALS_LOGGED_A_SECOND
 
     def local_rules(self, client: Client) -> list[ClientRules]:
-        """What the sources in front say about a client, as far as a worker can tell."""
+        """Returns the rules of the leading local sources for a client."""
         found = []
         for name in self._local:
             if name == "file":
@@ -187,7 +190,7 @@ class AuthClient:
         return found
 
     def reload(self, rules: bool) -> None:
-        """Bans have changed, or rules and settings too."""
+        """Applies changed bans, or with `rules` changed rules and settings too."""
         if rules:
             self._take_settings()
         self.banned.reload()
@@ -198,20 +201,20 @@ class AuthClient:
         try:
             self._file_rules = file_rules(self._runtime_dir) or self._file_rules
         except FileError:
-            pass  # it was right when it was published; the rules before it stay
+            pass  # the file was valid when it was published; the old rules stay in force
 
-    # --- what others are asked --------------------------------------------------------------------------------------------------
+    # --- requests to integrations -----------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     @property
     def waiting(self) -> int:
-        """Questions without a verdict."""
+        """Returns the number of requests without a result."""
         return len(self._waiters)
 
     def ask(self, kind: Kind, waiter: Waiter, client: Client, details: Sequence[Any], timeout_s: float) -> int:
-        """Sends a question; its id, or 0 if it cannot be sent."""
+        """Sends a request; returns its id, or 0 if it cannot be sent."""
         self._next_id += 1
         deadline = time.monotonic() + timeout_s
         message = encode_question(self._next_id, kind, deadline, client, details)
@@ -227,7 +230,7 @@ class AuthClient:
         return self._next_id
 
     def forget(self, number: int) -> None:
-        """Nobody waits for this one any more."""
+        """Drops a request: its result is no longer needed."""
         self._take(number)
 
     def _take(self, number: int) -> Waiter | None:
@@ -236,7 +239,7 @@ class AuthClient:
         return waiter
 
     def take_verdicts(self) -> Iterator[tuple[Waiter, AuthResult]]:
-        """Those that have come, as far as somebody still waits for them."""
+        """Yields the results that have arrived, for requests that still wait."""
         for _ in range(READS_A_PASS):
             try:
                 message = self._socket.recv(MESSAGE_MAX)
@@ -245,17 +248,17 @@ class AuthClient:
             if not message:
                 return
             try:
-                verdict = decode_verdict(message)
+                result = decode_verdict(message)
             except WireError:
                 continue
-            if verdict.id == EVERYBODY and self.on_wanted is not None:
-                yield self.on_wanted, verdict
-            waiter = self._take(verdict.id)
+            if result.id == EVERYBODY and self.on_wanted is not None:
+                yield self.on_wanted, result
+            waiter = self._take(result.id)
             if waiter is not None:
-                yield waiter, verdict
+                yield waiter, result
 
     def overdue(self) -> Iterator[tuple[Waiter, AuthResult]]:
-        """Those that nobody has answered in time, with a verdict that says so. Who is not taken comes again the next time."""
+        """Yields a failed result for each request that has timed out. Those not consumed are yielded by the next call."""
         if not self._waiters:
             return
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Who is not let in: bans, and clients that come and go too often."""
+"""Bans, and detection of clients that connect and disconnect too often."""
 
 import re
 import time
@@ -10,11 +10,11 @@ from shardbroker.access.stores import Ban, RuleStore
 __all__ = ["Banned", "Flapping"]
 
 FLAPPERS_MAX = 65_536
-"""Client ids whose disconnects one worker counts at a time; further ones are not counted until some windows are over."""
+"""Client ids whose disconnects one worker counts at a time; others are not counted until some windows have ended."""
 
 
 class Banned:
-    """The bans as a worker sees them. Exact ones are looked up in the store, the few others lie here."""
+    """The bans as a worker uses them. Exact ones are looked up in the store; the few others are held in memory."""
 
     def __init__(self, store: RuleStore) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class Banned:
         self.reload()
 
     def reload(self) -> None:
-        """The store has changed."""
+        """Reads the bans after a change of the store."""
         self._any = self._store.ban_count() > 0
         scanned = self._store.scanned_bans() if self._any else []
         self._networks = [(network_of(ban.value), ban) for ban in scanned if ban.kind == "peerhost_net"]
@@ -33,15 +33,15 @@ class Banned:
 
     @property
     def any(self) -> bool:
-        """Whether anybody is banned at all."""
+        """Returns whether there is any ban."""
         return self._any or bool(self._own)
 
     def flapped(self, client_id: str, until: float) -> None:
-        """This worker's own: the store gets to know it a moment later."""
+        """Adds a ban by this worker, which is in the store a moment later."""
         self._own[client_id] = until
 
     def find(self, client_id: str, username: str | None, peerhost: str) -> Ban | None:
-        """The ban that this client falls under."""
+        """Returns the ban that applies to a client, or None."""
         now = time.time()
         own = self._own.get(client_id)
         if own is not None:
@@ -76,14 +76,14 @@ class _Window:
 
 
 class Flapping:
-    """Counts disconnects per client id. A client id belongs to one worker, so each counts its own."""
+    """Counts disconnects per client id. A client id belongs to one worker, so each worker counts its own."""
 
     def __init__(self, window_s: float, max_count: int, ban_s: float) -> None:
         self.window_s, self.max_count, self.ban_s = window_s, max_count, ban_s
         self._windows: dict[str, _Window] = {}
 
     def disconnected(self, client_id: str, now: float) -> bool:
-        """Notes one; whether it was one too many."""
+        """Counts a disconnect; returns whether the limit is reached."""
         window = self._windows.get(client_id)
         if window is None or window.since + self.window_s <= now:
             self._windows.pop(client_id, None)
@@ -99,7 +99,7 @@ class Flapping:
         return True
 
     def _sweep(self, now: float) -> None:
-        """Windows begin in the order of the table, so those that are over are in front."""
+        """Removes ended windows. Windows begin in the order of the table, so these are in front."""
         while self._windows:
             first = next(iter(self._windows))
             if self._windows[first].since + self.window_s > now:

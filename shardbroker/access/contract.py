@@ -1,13 +1,13 @@
-"""The contract of authenticators and authorizers: those of the broker and those of modules.
+"""The contract of authenticators and authorizers, for those of the broker and those of modules.
 
 A module is a class that is registered as an entry point, in the group `shardbroker.authenticators` or `shardbroker.authorizers`:
 
     [project.entry-points."shardbroker.authenticators"]
     tokens = "my_package:Tokens"
 
-It is made once, in the process `integrations`, with its settings: those keys of `auth.module_settings` (or `acl.module_settings`)
-that begin with its name and a dot, without these. Its methods are coroutines on that process's event loop: what computes for
-longer than a few milliseconds goes to a thread. What it raises counts as a failure of a back end (`auth.on_error`).
+It is instantiated once, in the process `integrations`, with its settings: the keys of `auth.module_settings` (or
+`acl.module_settings`) that begin with its name and a dot, without this prefix. Its methods are coroutines on that process's event
+loop: computations of more than a few milliseconds belong in a thread. An exception counts as a failure (`auth.on_error`).
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ __all__ = [
 
 
 class BackendError(Exception):
-    """A back end failed or said what nobody can understand. The text holds no secret: it is logged."""
+    """A failure or an unintelligible answer of a back end. The text contains no secret: it is logged."""
 
 
 class SettingError(BackendError):
-    """A back end cannot be made because of one setting. `must`: what the setting must be, for the text."""
+    """A setting that makes a back end impossible. `must`: what the setting must be, for the text."""
 
     def __init__(self, key: str, must: str, got: object, detail: str = "") -> None:
         super().__init__(f"{key}: must be {must}, got {got!r}{detail and ': '}{detail}")
@@ -47,7 +47,7 @@ class SettingError(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks. `password` is left out of every representation."""
+    """The client of a request. `password` is left out of every representation."""
 
     client_id: str
     username: str | None = None
@@ -61,69 +61,69 @@ class Client:
 
 
 class Outcome(Enum):
-    """What an authenticator says."""
+    """The kinds of answers of an authenticator."""
 
     OK = "ok"
     IGNORE = "ignore"
-    """It does not know this client: the next one is asked."""
+    """The client is unknown: the next authenticator decides."""
     DENY = "deny"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an authenticator says, and what comes with it. Use `allow`, `deny` and `IGNORE`."""
+    """The answer of an authenticator, with its details. Use `allow`, `deny` and `IGNORE`."""
 
     outcome: Outcome
     reason_code: int = 0
-    """Of CONNACK when denied: 0x86 bad user name or password, 0x87 not authorized."""
+    """The reason code of CONNACK if denied: 0x86 bad user name or password, 0x87 not authorized."""
     is_superuser: bool = False
     acl: Any = None
-    """Rules of this client, see `rules.client_rules`; None: none of its own."""
+    """The rules of this client, see `rules.client_rules`; None: no rules of its own."""
     expires_at: float | None = None
-    """Unix seconds at which the connection ends; None: it does not."""
+    """The end of the connection, Unix seconds; None: no limit."""
     data: bytes | None = None
-    """Authentication Data of CONNACK, of an enhanced authentication."""
+    """Authentication Data of CONNACK, for an enhanced authentication."""
 
 
 IGNORE = Answer(Outcome.IGNORE)
 
 
 def allow(*, is_superuser: bool = False, acl: Any = None, expires_at: float | None = None, data: bytes | None = None) -> Answer:
-    """This client may connect."""
+    """Returns an answer that lets the client connect."""
     return Answer(Outcome.OK, 0, is_superuser, acl, expires_at, data)
 
 
 def deny(reason_code: int = ReasonCode.BAD_USER_NAME_OR_PASSWORD) -> Answer:
-    """This client may not connect; nobody else is asked."""
+    """Returns an answer that denies the connection; it ends the chain."""
     return Answer(Outcome.DENY, int(reason_code))
 
 
 class Authenticator(Protocol):
-    """Says who may connect."""
+    """Decides which clients may connect."""
 
     priority: int
-    """Of modules: where `modules` stands in the chain, those with the highest come first."""
+    """For modules: their order within `modules` in the chain, highest first."""
 
     async def authenticate(self, client: Client) -> Answer:
-        """OK and DENY end the chain; IGNORE asks the next. Raises for a failure."""
+        """Returns the answer for a client: OK and DENY end the chain, IGNORE continues it. Raises for a failure."""
         ...
 
     async def close(self) -> None:
-        """The process ends."""
+        """Releases resources at the end of the process."""
         ...
 
 
 class Exchange(Protocol):
-    """A conversation of enhanced authentication (MQTT 5.0 §4.12)."""
+    """An exchange of enhanced authentication (MQTT 5.0 §4.12)."""
 
     async def step(self, data: bytes) -> bytes | Answer:
-        """Authentication Data for the client, who is to answer it, or the end."""
+        """Returns Authentication Data for the client, which the client must answer, or the final answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AuthRequest:
-    """May a client do this? `topic` is a topic name, or the topic filter of a subscription without `$share/...`."""
+    """An action to authorize. `topic` is a topic name, or the topic filter of a subscription without `$share/...`."""
 
     action: str
     """publish or subscribe."""
@@ -133,14 +133,14 @@ class AuthRequest:
 
 
 class Authorizer(Protocol):
-    """Says what clients may do."""
+    """Decides what clients may publish and subscribe to."""
 
     priority: int
 
     async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
-        """For each question True, False, or None if it has no rule for it. Raises for a failure."""
+        """Returns True or False for each request, or None if it has no rule for it. Raises for a failure."""
         ...
 
     async def close(self) -> None:
-        """The process ends."""
+        """Releases resources at the end of the process."""
         ...

@@ -1,4 +1,4 @@
-"""What keeps back ends from being asked, from the process integrations to the manager: a file of the runtime directory."""
+"""The problems that prevent the use of back ends, from integrations to the manager: a file of the runtime directory."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from shardbroker.stores.files import replace_file
 __all__ = ["failing", "note_failing"]
 
 FAILING = "backends.failing"
-"""A line for each. There is none while all back ends are there."""
+"""Name of the file, with one line per problem. It is missing while all back ends are available."""
 
 
 def note_failing(runtime_dir: Path, problems: list[str]) -> None:
-    """Takes the place of what was noted before. Raises OSError."""
+    """Replaces the recorded problems. Raises OSError."""
     path = runtime_dir / FAILING
     if problems:
         replace_file(path, "\n".join(" ".join(one.split()) for one in problems).encode(), sync=False)
@@ -20,7 +20,7 @@ def note_failing(runtime_dir: Path, problems: list[str]) -> None:
 
 
 def failing(runtime_dir: Path) -> list[str]:
-    """What was noted last. Raises OSError."""
+    """Returns the recorded problems. Raises OSError."""
     try:
         return (runtime_dir / FAILING).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

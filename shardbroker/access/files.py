@@ -1,4 +1,4 @@
-"""Files that an administrator writes: rules, and passwords."""
+"""Files written by an administrator: rules and passwords."""
 
 import tomllib
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from shardbroker.access.rules import Rule, RuleError, rule_of
 __all__ = ["FileError", "PasswordLine", "read_passwords", "read_rules"]
 
 LARGEST_BYTES = 64 << 20
-"""Of such a file: what is larger was not meant."""
+"""Size limit of such a file, bytes: a larger one is a mistake."""
 
 
 class FileError(Exception):
-    """A file that cannot be used: which, where, why."""
+    """A file that cannot be used: path, line and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PasswordLine:
-    """A user of a password file."""
+    """A user in a password file."""
 
     hash: str
     salt: str = ""
@@ -27,9 +27,9 @@ class PasswordLine:
 
 
 def read_rules(path: Path) -> list[Rule]:
-    """Rules of EMQX's acl.conf, or of TOML (`[[rules]]` with permission, who, action, qos, retain, topics) if the name ends so.
+    """Returns the rules of an acl.conf of EMQX, or of a file `*.toml`.
 
-    Raises FileError.
+    In TOML they are tables `[[rules]]` with permission, who, action, qos, retain, topics. Raises FileError.
     """
     text = _read(path)
     try:
@@ -50,7 +50,7 @@ def read_rules(path: Path) -> list[Rule]:
 
 
 def read_passwords(path: Path) -> dict[str, PasswordLine]:
-    """Users by name: `name:hash[:salt[:superuser]]`, `#` begins a comment. Raises FileError."""
+    """Returns users by name: `name:hash[:salt[:superuser]]`, `#` begins a comment. Raises FileError."""
     users = {}
     for number, line in enumerate(_read(path).splitlines(), 1):
         if not line.strip() or line.startswith("#"):

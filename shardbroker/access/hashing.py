@@ -1,6 +1,6 @@
-"""Passwords: made with argon2id, verified in every form that EMQX, mosquitto's neighbours and LDAP keep them in.
+"""Password hashes: made with argon2id, verified in all formats of EMQX, mosquitto's plugins and LDAP.
 
-Everything here computes for up to tens of milliseconds: it is called in threads of the process integrations, and by ctl.
+All functions compute for up to tens of milliseconds: they are called in threads of the process integrations, and by ctl.
 """
 
 import base64
@@ -16,20 +16,20 @@ from shardbroker.access.contract import BackendError
 __all__ = ["Scheme", "hash_password", "verify", "verify_nobody"]
 
 ARGON2_MEMORY_KIB, ARGON2_PASSES, ARGON2_LANES = 19_456, 2, 1
-"""What a new password costs: OWASP's least for argon2id. A login takes about 20 ms of one core and 19 MB for as long."""
+"""The cost of a new password: OWASP's minimum for argon2id. A login takes about 20 ms of one core, and 19 MB for that time."""
 PLAIN_DIGESTS = {"md5": "md5", "sha": "sha1", "sha256": "sha256", "sha512": "sha512"}
 MOSQUITTO_ITERATIONS_MAX = 10_000_000
-"""Of a `$7$` hash, as auth.*.pbkdf2_iterations."""
+"""The limit for a `$7$` hash, as for auth.*.pbkdf2_iterations."""
 LDAP_DIGESTS = {
     "{SSHA}": "sha1", "{SHA}": "sha1", "{SSHA256}": "sha256", "{SHA256}": "sha256", "{SSHA384}": "sha384", "{SHA384}": "sha384",
     "{SSHA512}": "sha512", "{SHA512}": "sha512", "{MD5}": "md5", "{SMD5}": "md5",
 }  # fmt: skip
-"""userPassword of RFC 2307: the digest, and whatever is behind it is the salt."""
+"""The schemes of userPassword of RFC 2307; in the decoded text the digest is followed by the salt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How passwords are hashed where the stored text does not tell."""
+    """The hash scheme of passwords whose stored text does not name it."""
 
     name: str = "argon2id"
     salt_position: str = "prefix"
@@ -39,7 +39,7 @@ class Scheme:
 
     @classmethod
     def of(cls, section: Any) -> "Scheme":
-        """Of a settings section `Hashed`."""
+        """Returns the scheme of a settings section `Hashed`."""
         return cls(
             section.hash, section.salt_position, section.pbkdf2_mac, section.pbkdf2_iterations, section.pbkdf2_length
         )
@@ -53,12 +53,12 @@ def _argon2() -> Any:
 
 
 def hash_password(password: bytes) -> str:
-    """A new hash: argon2id with a random salt, which stands in it."""
+    """Returns a new hash: argon2id with a random salt, which is part of it."""
     return str(_argon2().hash(password))
 
 
 def verify(scheme: Scheme, stored: str, salt: str, password: bytes) -> bool:
-    """Whether the password is the one that was stored. Raises BackendError for a hash that cannot be read."""
+    """Returns whether the password matches the stored hash. Raises BackendError for a hash that cannot be parsed."""
     try:
         return _verify(scheme, stored, salt, password)
     except BackendError:
@@ -68,13 +68,13 @@ def verify(scheme: Scheme, stored: str, salt: str, password: bytes) -> bool:
 
 
 def verify_nobody(scheme: Scheme, password: bytes) -> None:
-    """Costs what verifying does: who asks for an unknown user must not see that in the time it takes."""
+    """Takes as long as verify(): the response time must not reveal that a user is unknown."""
     verify(scheme, *_nobody(scheme), password)
 
 
 @cache
 def _nobody(scheme: Scheme) -> tuple[str, str]:
-    """A hash of a password that nobody has, in the scheme that users have."""
+    """Returns hash and salt of an unused password, in the scheme of the users."""
     if scheme.name == "argon2id":
         return hash_password(b"nobody"), ""
     if scheme.name == "bcrypt":
@@ -129,7 +129,7 @@ def _check_argon2(stored: str, password: bytes) -> bool:
 def _check_bcrypt(stored: str, password: bytes) -> bool:
     import bcrypt
 
-    # As every implementation did before some refused more: bcrypt looks at 72 bytes.
+    # bcrypt uses 72 bytes. All implementations cut longer passwords until some began to reject them.
     return bool(bcrypt.checkpw(password[:72], stored.encode()))
 
 
@@ -144,7 +144,10 @@ def _ldap(stored: str, password: bytes) -> bool:
 
 
 def _check_mosquitto(stored: str, password: bytes) -> bool:
-    """`$7$iterations$salt$hash` is PBKDF2 with SHA-512, `$6$salt$hash` the SHA-512 of password and salt; both parts are base64."""
+    """Verifies a hash of mosquitto_passwd.
+
+    `$7$iterations$salt$hash` is PBKDF2 with SHA-512, `$6$salt$hash` the SHA-512 of password and salt; salt and hash are base64.
+    """
     _, kind, *fields = stored.split("$")
     iterations = int(fields.pop(0)) if kind == "7" else 0
     salt, wanted = (base64.b64decode(part, validate=True) for part in fields)
@@ -163,4 +166,4 @@ _TELLING: tuple[tuple[str, Callable[[str, bytes], bool]], ...] = (
     ("$6$", _check_mosquitto),
     ("$7$", _check_mosquitto),
 )
-"""Beginnings of hashes that say themselves what they are."""
+"""Prefixes of hashes that identify their own scheme."""

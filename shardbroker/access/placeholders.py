@@ -1,7 +1,7 @@
-"""Placeholders such as ${username}, in what back ends are asked and in topics: bound, encoded or checked, never just put in.
+"""Placeholders such as ${username}, in requests to back ends and in topics: bound, encoded or checked, never just inserted.
 
-`fill` escapes values, `bind` and `words` make parameters of them, and `fill_topic` refuses those that would not stay within their
-own level of a topic.
+`fill` escapes values, `bind` and `words` make parameters of them, and `fill_topic` rejects those that would leave their own level
+of a topic.
 """
 
 import re
@@ -19,7 +19,7 @@ NAMES = (
     "username", "clientid", "password", "peerhost", "peerport", "cert_common_name", "cert_subject", "listener", "proto_ver",
     "topic", "action", "qos", "retain",
 )  # fmt: skip
-"""What may stand between ${ and }; the last four only where topics are checked."""
+"""The names allowed between ${ and }; the last four only where topics are checked."""
 
 _PART = re.compile(r"\$\{([^}]*)\}")
 _MASK = "\0%d\0"
@@ -27,11 +27,11 @@ _BEYOND_A_LEVEL = re.compile(r"[+#/\0]")
 
 
 class PlaceholderError(ValueError):
-    """A template with a placeholder that does not exist."""
+    """A template with an unknown placeholder."""
 
 
 class UnfitValueError(ValueError):
-    """A value that would not stay within its own level of a topic. The text says what it must not be; `name`: its placeholder."""
+    """A value that would leave its own level of a topic. The text gives the rule; `name`: the placeholder."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -39,10 +39,10 @@ class UnfitValueError(ValueError):
 
 
 def check_level(name: str, value: str, before: str = "") -> None:
-    """Checks a value that a client has chosen, of the placeholder `name`, behind the text `before` of a topic or filter.
+    """Checks a value chosen by a client, of the placeholder `name`, behind the text `before` of a topic or filter.
 
-    With a wildcard or a separator in it, or with nothing in it, the topic would reach into the trees of other clients. At the head
-    of a topic `$` would lead to `$SYS/`, `$share/`, `$delayed/`. Raises UnfitValueError.
+    A wildcard, a separator or an empty value would make the topic reach into the trees of other clients. At the start of a topic
+    `$` would lead to `$SYS/`, `$share/`, `$delayed/`. Raises UnfitValueError.
     """
     if not value or _BEYOND_A_LEVEL.search(value):
         raise UnfitValueError(name, "must not be empty, nor contain +, # or /")
@@ -51,7 +51,7 @@ def check_level(name: str, value: str, before: str = "") -> None:
 
 
 def _is_head(before: str) -> bool:
-    """Whether a topic begins behind this text: it is empty, or such as `$share/group/`."""
+    """Returns whether a topic begins after this text: it is empty, or such as `$share/group/`."""
     try:
         return bool(parse_subscription(f"{before}x".encode())[1] == b"x")
     except MqttError:
@@ -59,7 +59,7 @@ def _is_head(before: str) -> bool:
 
 
 def values_of(client: Client, question: AuthRequest | None = None) -> dict[str, str | None]:
-    """The value of each placeholder; None: this client has none."""
+    """Returns the value of each placeholder; None: this client has no such value."""
     values: dict[str, str | None] = {
         "username": client.username,
         "clientid": client.client_id,
@@ -83,13 +83,13 @@ def values_of(client: Client, question: AuthRequest | None = None) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Text with placeholders; `${$}` is a dollar sign. `parts` alternate: text, name, text, name, ..., text."""
+    """A text with placeholders; `${$}` is a dollar sign. `parts` alternate: text, name, text, name, ..., text."""
 
     parts: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str, allowed: Iterable[str] = NAMES) -> "Template":
-        """Raises PlaceholderError."""
+        """Parses a template. Raises PlaceholderError."""
         names = tuple(allowed)
         parts = _PART.split(text)
         merged = [parts[0]]
@@ -104,11 +104,11 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The placeholders in it, in order, as often as they occur."""
+        """Returns the placeholders in order, each as often as it occurs."""
         return self.parts[1::2]
 
     def fill(self, values: Mapping[str, str | None], escape: Callable[[str], str] = str) -> str | None:
-        """The text with every value escaped; None if a value is missing."""
+        """Returns the text with all values escaped, or None if a value is missing."""
         filled = [self.parts[0]]
         for name, following in zip(self.parts[1::2], self.parts[2::2], strict=True):
             value = values.get(name)
@@ -118,8 +118,10 @@ class Template:
         return "".join(filled)
 
     def fill_topic(self, values: Mapping[str, str | None], before: str = "") -> str | None:
-        """A topic or filter, or what follows `before` in one, in which each value stays within its own level; None if a value is
-        missing. Raises UnfitValueError, see `check_level`."""
+        """Returns a topic or filter, or the part of one after `before`, or None if a value is missing.
+
+        Each value must stay within its own level. Raises UnfitValueError, see `check_level`.
+        """
         before += self.parts[0]
         for name, following in zip(self.parts[1::2], self.parts[2::2], strict=True):
             value = values.get(name)
@@ -130,7 +132,7 @@ class Template:
         return self.fill(values)
 
     def bind(self, marker: Callable[[int], str]) -> tuple[str, tuple[str, ...]]:
-        """(text with a marker for each parameter, names of the parameters). Quotes around a placeholder go."""
+        """Returns (text with a marker for each parameter, names of the parameters). Quotes around a placeholder are removed."""
         count = len(self.names)
         text = "".join(part if place % 2 == 0 else _MASK % (place // 2) for place, part in enumerate(self.parts))
         for number in range(count):
@@ -141,7 +143,7 @@ class Template:
         return text, self.names
 
     def words(self) -> list[Callable[[Mapping[str, str | None]], str | None]]:
-        """The words of a command line, each as a template of its own: a value with blanks stays one word."""
+        """Returns the words of a command line, each as a template of its own: a value with blanks stays one word."""
         words: list[list[str]] = [[""]]
         for place, part in enumerate(self.parts):
             if place % 2:

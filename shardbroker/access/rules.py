@@ -1,14 +1,14 @@
-"""Rules: who may publish and subscribe what. Files, stores, back ends and tokens all end as these.
+"""Rules for publishing and subscribing, the common form of those in files, stores, back ends and tokens.
 
-    Rule (as read) -> RuleSet (in order) -> for_client(): those that concern one client, placeholders filled -> decide()
+    Rule (as read) -> RuleSet (in order) -> for_client(): the rules for one client, placeholders filled -> decide()
 
-A rule's topic covers a topic name as an MQTT filter matches it, and a subscription's filter if everything that the filter lets
-through is covered: `a/+` covers `a/b` and `a/+`, not `a/#`. A rule that denies is stricter: `a/+` denies `a/#` too. As in MQTT, a
+A rule's topic covers a topic name as an MQTT filter matches it. It covers a subscription's filter if it covers everything that the
+filter matches: `a/+` covers `a/b` and `a/+`, not `a/#`. A rule that denies is stricter: `a/+` denies `a/#` too. As in MQTT, a
 wildcard in front covers no topic that begins with `$`.
 
-A client chooses what stands for a placeholder, so a value counts only if it stays within its own level, see
-`placeholders.check_level`. For a client with another value, such as `+` or `a/b`, an allowing topic covers nothing, and a denying
-one everything from that level on: at least what the value could have meant.
+A client chooses the value of a placeholder, so a value counts only if it stays within its own level, see
+`placeholders.check_level`. With another value, such as `+` or `a/b`, an allowing topic covers nothing, and a denying one everything
+from that level on: at least all that the value could have meant.
 """
 
 import ipaddress
@@ -26,16 +26,16 @@ __all__ = ["ClientRules", "Rule", "RuleError", "RuleSet", "client_rules", "rule_
 PUBLISH, SUBSCRIBE = 1, 2
 ACTIONS = {"publish": PUBLISH, "subscribe": SUBSCRIBE, "all": PUBLISH | SUBSCRIBE, "pubsub": PUBLISH | SUBSCRIBE}
 EQ = "eq "
-"""Before a topic: it is meant literally, wildcards too."""
+"""Prefix of a topic that is meant literally, wildcards too."""
 TOPIC_NAMES = ("username", "clientid", "cert_common_name", "listener", "peerhost")
-"""Placeholders that may stand in the topics of rules."""
+"""Placeholders allowed in the topics of rules."""
 WHO_KEYS = ("username", "clientid", "ipaddr", "listener", "and", "or")
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class RuleError(ValueError):
-    """A rule that cannot be understood: what stands there, and what is allowed."""
+    """An invalid rule; the text gives the invalid part and the allowed ones."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Who:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule as it was written. topics None: every topic. qos and retain None: any."""
+    """One rule as written. topics None: every topic. qos and retain None: any."""
 
     allow: bool
     who: Who = Who("all")
@@ -74,7 +74,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic of a rule. levels: a template each, or the wildcards themselves; with `eq` they are templates too."""
+    """A topic of a rule. levels: one template each, or the wildcards themselves; with `eq` these are templates too."""
 
     text: str
     literal: bool = False
@@ -87,7 +87,10 @@ class Topic:
         )
 
     def fill(self, values: Mapping[str, str | None], allow: bool) -> "Levels | None":
-        """For one client; None: it covers nothing, since the client has no value for a placeholder, or one that may not allow."""
+        """Returns the levels for one client.
+
+        None: the topic covers nothing, since the client has no value for a placeholder, or one that must not allow.
+        """
         filled: list[str | None] = []
         for place, level in enumerate(self.levels):
             if isinstance(level, str):
@@ -106,19 +109,19 @@ class Topic:
 Levels: TypeAlias = tuple[str | None, ...]
 _ANY = None
 _REST = "\0#"
-"""Stands for `#`; no topic has a NUL."""
+"""Represents `#`; no topic contains a NUL."""
 _ALL = "\0$"
-"""Stands for `#` that covers topics with `$` in front, too."""
+"""Represents a `#` that also covers topics with `$` in front."""
 
 
 @dataclass(frozen=True)
 class ClientRules:
-    """The rules that concern one client."""
+    """The rules that apply to one client."""
 
     rules: tuple[tuple[bool, int, tuple[int, ...] | None, bool | None, tuple[Levels, ...] | None], ...]
 
     def decide(self, question: AuthRequest) -> bool | None:
-        """What the first rule that matches says; None: none does."""
+        """Returns the decision of the first rule that matches, or None."""
         action = ACTIONS[question.action]
         levels = question.topic.split("/")
         for allow, actions, qos, retain, topics in self.rules:
@@ -132,13 +135,13 @@ class ClientRules:
 
 
 class RuleSet:
-    """Rules in order; the first that matches decides."""
+    """An ordered set of rules; the first that matches decides."""
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self.rules = tuple(rules)
 
     def for_client(self, client: Client) -> ClientRules:
-        """Worked out once for each client."""
+        """Returns the rules for a client, with placeholders filled. Called once per client."""
         values = values_of(client)
         found = []
         for rule in self.rules:
@@ -162,7 +165,7 @@ def _covers(topic: Levels, levels: Sequence[str], allow: bool) -> bool:
             return False
         if level is _ANY:
             if levels[place] == "#" and allow:
-                return False  # the subscription would get more than this rule allows
+                return False  # the subscription would match more than this rule allows
         elif level != levels[place]:
             return False
     return len(topic) == len(levels)
@@ -182,7 +185,7 @@ def _in_networks(host: str, networks: Sequence[Network]) -> bool:
 
 
 def rule_of(plain: Mapping[str, Any]) -> Rule:
-    """A rule from a table: of TOML, JSON, a row, a document. Raises RuleError."""
+    """Returns a rule from a table: of TOML, JSON, a row, a document. Raises RuleError."""
     known = {"permission", "who", "action", "qos", "retain", "topic", "topics", "username", "clientid", "ipaddress"}
     if not isinstance(plain, Mapping):
         raise RuleError(f"allowed is a table of {', '.join(sorted(known))}, not {plain!r}")
@@ -201,8 +204,10 @@ def rule_of(plain: Mapping[str, Any]) -> Rule:
 
 
 def client_rules(acl: Any) -> RuleSet:
-    """Rules that an authenticator or a token gives to one client: a list of tables that are asked before the sources, or
-    {"pub": [...], "sub": [...], "all": [...]}, and then nothing else is allowed. Raises RuleError."""
+    """Returns the rules that an authenticator or a token gives to one client. Raises RuleError.
+
+    A list of tables, checked before the sources, or {"pub": [...], "sub": [...], "all": [...]}, which denies the rest.
+    """
     if isinstance(acl, Mapping):
         rules = []
         for key, action in (("pub", "publish"), ("sub", "subscribe"), ("all", "all")):
@@ -217,7 +222,7 @@ def client_rules(acl: Any) -> RuleSet:
 
 
 def topic_of(text: Any) -> Topic:
-    """`eq ` before it makes it literal. Raises RuleError."""
+    """Returns a topic; the prefix `eq ` makes it literal. Raises RuleError."""
     if not isinstance(text, str) or not text:
         raise RuleError(f"topic {text!r}: allowed is a topic filter, or `eq ` and a topic")
     topic = Topic(text.removeprefix(EQ), True) if text.startswith(EQ) else Topic(text)
@@ -235,14 +240,14 @@ def topic_of(text: Any) -> Topic:
 
 
 def actions_of(text: Any) -> int:
-    """Raises RuleError."""
+    """Returns the actions of a name as a mask. Raises RuleError."""
     if not isinstance(text, str) or text.lower() not in ACTIONS:
         raise RuleError(f"action {text!r}: allowed are publish, subscribe, all")
     return ACTIONS[text.lower()]
 
 
 def who_of(key: str, value: Any) -> Who:
-    """A condition; a pattern is given as re.Pattern, addresses as texts. Raises RuleError."""
+    """Returns a condition; a pattern is given as re.Pattern, addresses as texts. Raises RuleError."""
     if key in ("and", "or"):
         return Who(key, tuple(value))
     if key == "ipaddr":
@@ -253,7 +258,7 @@ def who_of(key: str, value: Any) -> Who:
 
 
 def pattern_of(text: Any) -> re.Pattern[str]:
-    """Raises RuleError."""
+    """Returns a compiled pattern. Raises RuleError."""
     try:
         return re.compile(text)
     except (re.error, TypeError) as error:
@@ -261,7 +266,7 @@ def pattern_of(text: Any) -> re.Pattern[str]:
 
 
 def network_of(text: Any) -> Network:
-    """An address or a network. Raises RuleError."""
+    """Returns an address or a network. Raises RuleError."""
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:

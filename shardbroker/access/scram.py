@@ -5,7 +5,7 @@
     client: c=biws,r=<nonce + ours>,p=<proof>         client final
     server: v=<signature>                             server final
 
-An unknown user gets a salt too, always the same one for a name, and fails at the proof like a wrong password does.
+An unknown user gets a salt too, always the same one for a name, and fails at the proof like a wrong password.
 """
 
 import base64
@@ -20,18 +20,18 @@ from shardbroker.access.stores import ScramUser
 __all__ = ["METHODS", "ScramError", "ScramServer", "scram_user"]
 
 METHODS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-"""Authentication Method of MQTT -> digest."""
+"""Maps an Authentication Method of MQTT to a digest."""
 SALT_BYTES, NONCE_BYTES = 16, 24
 SERVER_SECRET = secrets.token_bytes(32)
-"""Of this process: makes the salts of users that do not exist."""
+"""The secret of this process from which salts of unknown users are derived."""
 
 
 class ScramError(Exception):
-    """The conversation has failed."""
+    """A failed exchange."""
 
 
 def scram_user(name: str, password: str, algorithm: str, iterations: int, is_superuser: bool = False) -> ScramUser:
-    """What is kept of a user. The password is taken as it is: SASLprep would change nothing in ASCII."""
+    """Returns the record to store for a user. The password is not normalized: SASLprep would not change ASCII."""
     salt = secrets.token_bytes(SALT_BYTES)
     salted = hashlib.pbkdf2_hmac(algorithm, password.encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", algorithm)
@@ -46,7 +46,7 @@ def scram_user(name: str, password: str, algorithm: str, iterations: int, is_sup
 
 
 class ScramServer:
-    """One conversation. `find` returns a user by name; `iterations` is what unknown ones are told."""
+    """One exchange. `find` returns a user by name; `iterations` is sent for unknown ones."""
 
     def __init__(self, algorithm: str, iterations: int, find: Callable[[str], ScramUser | None]) -> None:
         self._algorithm = algorithm
@@ -59,7 +59,7 @@ class ScramServer:
         self.username = ""
 
     def start(self, message: bytes) -> bytes:
-        """client first -> server first. Raises ScramError."""
+        """Takes the client's first message and returns the server's first. Raises ScramError."""
         text = _text(message)
         flag, _, rest = text.partition(",")
         identity, _, bare = rest.partition(",")
@@ -81,7 +81,7 @@ class ScramServer:
         return self._server_first.encode()
 
     def finish(self, message: bytes) -> bytes:
-        """client final -> server final. Raises ScramError."""
+        """Takes the client's final message and returns the server's final. Raises ScramError."""
         text = _text(message)
         without_proof, _, proof_text = text.rpartition(",p=")
         fields = _fields(without_proof)

@@ -1,11 +1,11 @@
-"""What `shardbroker ctl` keeps in the data directory: users, rules, bans. LMDB, so any process of the broker may read at any time.
+"""The stores of `shardbroker ctl` in the data directory: users, rules, bans. LMDB lets all processes read at any time.
 
     access/users   passwords   "username:ada" -> {hash, superuser}
                    scram       "sha256:ada" -> {salt, stored_key, server_key, iterations, is_superuser}
     access/rules   rules       "username:ada", "clientid:c1", "all" -> [rule, ...]
                    banned      "clientid:c1", "username:ada", "peerhost_net:10.0.0.0/8", ... -> {until, by, reason, at}
 
-Workers open the rules alone: whoever takes over a worker has no hashes by that.
+Workers open only the rules: a compromised worker gives no access to hashes.
 """
 
 import hashlib
@@ -25,23 +25,23 @@ from shardbroker.access.rules import Rule, RuleError, network_of, pattern_of, ru
 __all__ = ["BAN_KINDS", "Ban", "RuleStore", "ScramUser", "StoreError", "User", "UserStore", "key_of"]
 
 MAP_BYTES = 1 << 30
-"""Most that one of the two environments may hold; address space, not memory."""
+"""Size limit of each of the two environments; address space, not memory."""
 KEY_MAX = 511
-"""LMDB's longest key, bytes. Longer names are kept by their digest, and the name is checked."""
+"""Size limit of an LMDB key, bytes. A longer name is stored under its digest, and the name is compared."""
 RULES_MAX = 100
-"""Rules of one client, one user or all, as in EMQX."""
+"""Rules per client, per user or for all, as in EMQX."""
 ENTRIES_LISTED = 10_000
-"""Most that one listing returns."""
+"""Limit of one listing."""
 
 BanKind = Literal["clientid", "username", "peerhost", "clientid_re", "username_re", "peerhost_net"]
 BAN_KINDS: tuple[BanKind, ...] = ("clientid", "username", "peerhost", "clientid_re", "username_re", "peerhost_net")
-"""What a ban may name, as in EMQX."""
+"""The kinds of bans, as in EMQX."""
 SCANNED_KINDS = ("clientid_re", "username_re", "peerhost_net")
-"""Bans that cannot be looked up, so workers hold them in memory."""
+"""Bans that cannot be looked up by key: workers hold them in memory."""
 
 
 class StoreError(Exception):
-    """A store that cannot be opened, is full, or was asked for what it does not take."""
+    """A store that cannot be opened or is full, or an invalid value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class ScramUser:
-    """A user of `auth.chain = ["scram"]`: what RFC 5802 has a server keep in place of the password."""
+    """A user of `auth.chain = ["scram"]`: the fields that RFC 5802 stores in place of the password."""
 
     name: str
     salt: bytes
@@ -68,7 +68,7 @@ class ScramUser:
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """Somebody who is not let in. `until` in Unix seconds; None: for good."""
+    """A ban of clients. `until` in Unix seconds; None: permanent."""
 
     kind: BanKind
     value: str
@@ -91,7 +91,7 @@ class _Store:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._env = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=len(self.tables), mode=0o600, max_readers=2048)
-            self._env.reader_check()       # places of processes that were killed
+            self._env.reader_check()       # reader slots of processes that were killed
             self._tables = {name: self._env.open_db(name.encode()) for name in self.tables}
         except (lmdb.Error, OSError) as error:
             raise StoreError(f"{directory}: {error}") from None
@@ -138,18 +138,18 @@ class _Store:
 
 
 def key_of(kind: str, name: str) -> bytes:
-    """The key of a name: itself, or its digest if it is too long for one."""
+    """Returns the key of a name, or its digest if the key is too long."""
     key = f"{kind}:{name}".encode()
     return key if len(key) <= KEY_MAX else f"{kind}#".encode() + hashlib.sha256(key).digest()
 
 
 class UserStore(_Store):
-    """Users and what their passwords are checked against."""
+    """The users, with the hashes of their passwords."""
 
     tables = ("passwords", "scram")
 
     def get(self, kind: str, name: str) -> User | None:
-        """kind: username or clientid."""
+        """Returns a user, or None. kind: username or clientid."""
         found = self._get("passwords", key_of(kind, name))
         return None if found is None else User(name, found["hash"], found["superuser"], found.get("salt", ""))
 
@@ -187,7 +187,7 @@ class RuleStore(_Store):
     tables = ("rules", "banned")
 
     def rules(self, client_id: str, username: str | None) -> list[Rule]:
-        """Those that may concern a client: of its id, of its user name, of all, in this order."""
+        """Returns the rules that may apply to a client: of its id, of its user name, of all, in this order."""
         rules = []
         for key in (
             key_of("clientid", client_id),
@@ -200,11 +200,11 @@ class RuleStore(_Store):
         return rules
 
     def listed(self) -> list[tuple[str, str, list[dict[str, Any]]]]:
-        """(kind, name, rules as tables)."""
+        """Returns (kind, name, rules as tables) of all entries."""
         return [(one["kind"], one["name"], one["rules"]) for one in self._all("rules")]
 
     def put_rules(self, kind: str, name: str, rules: list[Mapping[str, Any]]) -> None:
-        """Takes the place of those there are. Raises RuleError, StoreError."""
+        """Replaces the rules of an entry. Raises RuleError, StoreError."""
         if len(rules) > RULES_MAX:
             raise StoreError(f"{len(rules)} rules: allowed are {RULES_MAX} for one {kind}")
         plain = [json.loads(json.dumps(dict(rule))) for rule in rules]
@@ -220,7 +220,7 @@ class RuleStore(_Store):
         return self._delete("rules", b"all" if kind == "all" else key_of(kind, name))
 
     def ban_many(self, bans: list[Ban]) -> None:
-        """All or none. Raises StoreError for a value that the kind does not take."""
+        """Adds all bans or none. Raises StoreError for a value that does not fit its kind."""
         try:
             for ban in bans:
                 if ban.kind == "peerhost_net":
@@ -247,7 +247,7 @@ class RuleStore(_Store):
         return self._count("banned")
 
     def scanned_bans(self) -> list[Ban]:
-        """Those that no lookup finds."""
+        """Returns the bans that cannot be looked up by key."""
         found = []
         with self._transaction("banned") as transaction:
             cursor = transaction.cursor()
@@ -262,7 +262,7 @@ class RuleStore(_Store):
         return found
 
     def purge_bans(self, now: float | None = None) -> int:
-        """Removes those that are over; how many."""
+        """Removes expired bans; returns their number."""
         now = time.time() if now is None else now
         gone = [ban for ban in self.bans(MAP_BYTES) if ban.expired(now)]
         for ban in gone:

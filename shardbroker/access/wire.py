@@ -1,22 +1,22 @@
-"""What travels between workers and the process integrations: CBOR, one message each, over a SOCK_SEQPACKET pair for each worker.
+"""The messages between workers and the process integrations: CBOR, one message each, over a SOCK_SEQPACKET pair per worker.
 
-    question   [id, kind, deadline, client, details]     LOGIN: chain, method, data          ACL: [action, topic, qos, retain], ...
-                                                         AUTH: conversation, data            FORGET: conversation
+    request    [id, kind, deadline, client, details]     LOGIN: chain, method, data          ACL: [action, topic, qos, retain], ...
+                                                         AUTH: exchange, data                FORGET: exchange
                                                          HOOKS, HOOK_LOGIN: nothing          HOOK_ACL: as ACL
                                                          HOOK_PUBLISH: topic, payload, qos, retain, properties, client id,
                                                                        message id, Unix ms
-    verdict    [id, status, details]                     OK: superuser, acl, expires at, data, user name
+    result     [id, status, details]                     OK: superuser, acl, expires at, data, user name
                                                          DENY: reason code, text             DECIDED: [true | false | null, ...]
                                                          CONTINUE: data                      FAILED: text
                                                          IGNORE: nothing
                                                          WANTED: [points, refuses, timeout], ...
 
-Ids are a worker's own and never used twice, its successors included. `deadline` is CLOCK_MONOTONIC in seconds: what is read later,
-by a process that was started again, is thrown away, as nobody waits for it.
+Ids belong to one worker and are never reused, not even after a restart. `deadline` is CLOCK_MONOTONIC in seconds. A request that is
+read later, by a process that was started again, is dropped: its time is over.
 
-Those that begin with HOOK are for programs behind hooks (hooks/exhook.py): OK lets a client in, DECIDED ends with whether one of
-them has not answered, and of HOOK_PUBLISH OK has topic, payload and QoS if they are others, and DENY drops the message. HOOKS asks
-what programs want; WANTED says so, then and whenever it changes, under the id EVERYBODY.
+Kinds that begin with HOOK are for programs behind hooks (hooks/exhook.py). OK lets a client connect. DECIDED ends with whether one
+of the programs has not answered. For HOOK_PUBLISH, OK has topic, payload and QoS if they were changed, and DENY drops the message.
+HOOKS requests the requirements of the programs. WANTED carries them, at once and after each change, under the id `EVERYBODY`.
 """
 
 from collections.abc import Sequence
@@ -43,17 +43,17 @@ __all__ = [
 ]
 
 MESSAGE_MAX = 4 << 20
-"""Bytes that are read at most: as many as a channel takes, whose limit the system may set lower."""
+"""Size limit of a message that is read, bytes: the size of a channel, which the system may limit further."""
 EVERYBODY = 0
-"""Id of a verdict that nobody has asked for."""
+"""Id of a result without a request."""
 
 
 class WireError(ValueError):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 class Kind(IntEnum):
-    """Of a question."""
+    """The kinds of requests."""
 
     LOGIN = 1
     AUTH = 2
@@ -66,7 +66,7 @@ class Kind(IntEnum):
 
 
 class Status(IntEnum):
-    """Of a verdict."""
+    """The kinds of results."""
 
     OK = 0
     DENY = 1
@@ -78,7 +78,7 @@ class Status(IntEnum):
 
 
 class Asked(NamedTuple):
-    """A question as integrations reads it."""
+    """A request as integrations receives it."""
 
     id: int
     kind: Kind
@@ -88,7 +88,7 @@ class Asked(NamedTuple):
 
 
 class AuthResult(NamedTuple):
-    """A verdict as a worker reads it."""
+    """A result as a worker receives it."""
 
     id: int
     status: Status
@@ -111,7 +111,7 @@ def encode_question(number: int, kind: Kind, deadline: float, client: Client, de
 
 
 def decode_question(data: bytes) -> Asked:
-    """Raises WireError."""
+    """Decodes a request. Raises WireError."""
     try:
         number, kind, deadline, fields, details = cbor2.loads(data)
         return Asked(number, Kind(kind), deadline, Client(*fields), details)
@@ -124,7 +124,7 @@ def encode_verdict(number: int, status: Status, *details: Any) -> bytes:
 
 
 def decode_verdict(data: bytes) -> AuthResult:
-    """Raises WireError."""
+    """Decodes a result. Raises WireError."""
     try:
         number, status, details = cbor2.loads(data)
         return AuthResult(number, Status(status), details)
@@ -133,7 +133,7 @@ def decode_verdict(data: bytes) -> AuthResult:
 
 
 def question_of(fields: Sequence[Any]) -> AuthRequest:
-    """A question from its list. Raises WireError."""
+    """Returns the request in a list of details. Raises WireError."""
     try:
         return AuthRequest(*fields)
     except TypeError as error:
