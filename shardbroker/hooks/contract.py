@@ -1,15 +1,15 @@
-"""What callbacks get and what they return.
+"""The arguments and the return values of callbacks.
 
-`client` is a `Client`, `question` an `AuthRequest` and `answer` an `Answer` of `shardbroker.access.contract`, whose `allow`, `deny`
-and `IGNORE` make answers. Properties are a dictionary: names of MQTT 5.0 in lower case with underscores, such as
-`content_type`, to int, str, bytes, or, for `user_property`, (name, value) pairs.
+`client` is a `Client`, `request` an `AuthRequest` and `answer` an `Answer` of `shardbroker.access.contract`, whose `allow`, `deny`
+and `IGNORE` make answers. Properties are a dictionary: names of MQTT 5.0 in lower case with underscores, such as `content_type`, to
+int, str, bytes, or, for `user_property`, (name, value) pairs.
 
 A callback returns one of
 
-    None              go on
-    ok(new)           go on with a new accumulator
-    stop()            the callbacks behind this one are not called
-    stop(new)         nor these, and the accumulator is a new one
+    None              continue
+    ok(new)           continue with a new accumulator
+    stop()            skip the later callbacks
+    stop(new)         skip the later callbacks, with a new accumulator
 """
 
 import dataclasses
@@ -20,31 +20,31 @@ from typing import Any
 __all__ = ["ASK", "KEEP", "Connection", "Message", "Outcome", "Properties", "Refusal", "SessionInfo", "Subscription", "ok", "stop"]
 
 KEEP: Any = object()
-"""In place of an accumulator: it stays as it is."""
+"""Placeholder for an accumulator: the old one is kept."""
 ASK: Any = object()
-"""In place of an answer: a program outside is asked for it (hooks/exhook.py)."""
+"""Placeholder for an answer: it is requested from an external program (hooks/exhook.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a callback returns, unless it is None. Made by `ok` and `stop`."""
+    """The return value of a callback other than None. Made by `ok` and `stop`."""
 
     stops: bool
     accumulator: Any = KEEP
 
 
 def ok(accumulator: Any) -> Outcome:
-    """Go on with this accumulator."""
+    """Returns an outcome that continues with this accumulator."""
     return Outcome(False, accumulator)
 
 
 def stop(accumulator: Any = KEEP) -> Outcome:
-    """The callbacks behind this one are not called."""
+    """Returns an outcome that skips the later callbacks."""
     return Outcome(True, accumulator)
 
 
 class Properties(dict[str, Any]):
-    """Properties as callbacks get them: others read them too, so whoever wants other ones makes a new dictionary."""
+    """Properties as callbacks receive them. They are shared and hence read-only: a change needs a new dictionary."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError("properties are not changed in place: return a new dictionary, such as {**properties, name: value}")
@@ -54,7 +54,7 @@ class Properties(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A client is not let in: the reason code of CONNACK (3.x gets the return code that fits), and why."""
+    """The refusal of a client: the reason code of CONNACK (3.x gets the corresponding return code), and a reason."""
 
     reason_code: int
     reason: str = ""
@@ -62,20 +62,20 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What a client has said in CONNECT, as it holds."""
+    """The parameters of a connection from CONNECT, as they are in force."""
 
     keepalive: int
-    """Seconds; 0: none."""
+    """Seconds; 0: no keep alive."""
     clean_start: bool
     expiry_interval: int
-    """Of the session, seconds; 2^32 - 1: never."""
+    """Expiry of the session, seconds; 2^32 - 1: never."""
     connected_at: int
-    """Unix ms; 0: it is not let in yet."""
+    """Unix ms; 0: the client is not connected yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session at this moment."""
+    """The current state of a session."""
 
     client_id: str
     created_at: int
@@ -89,7 +89,7 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A filter with its options. `topic` is as the client wrote it, `$share/...` included."""
+    """A filter with its options. `topic` is as in SUBSCRIBE, `$share/...` included."""
 
     topic: str
     qos: int = 0
@@ -100,7 +100,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message. Callbacks of message.publish return one that `replace` or `drop` has made of it."""
+    """A message. Callbacks of message.publish return one made by `replace` or `drop`."""
 
     topic: str
     payload: bytes = b""
@@ -108,15 +108,15 @@ class Message:
     retain: bool = False
     properties: Mapping[str, Any] = field(default_factory=Properties)
     client_id: str = ""
-    """Of the publisher; empty: the broker itself."""
+    """Client id of the publisher; empty: the broker itself."""
     id: str = ""
-    """32 hexadecimal digits; empty in message.publish, which comes before it has one."""
+    """32 hexadecimal digits; empty in message.publish, which precedes the assignment of an id."""
     dropped: bool = False
 
     def replace(self, **changes: Any) -> "Message":
-        """The same with another topic, payload, qos, retain or properties."""
+        """Returns a copy with another topic, payload, qos, retain or properties."""
         return dataclasses.replace(self, **changes)
 
     def drop(self) -> "Message":
-        """Nobody gets it. The publisher is told that nobody has subscribed."""
+        """Returns a copy that is not delivered. The publisher is answered as if there were no subscribers."""
         return dataclasses.replace(self, dropped=True)

@@ -1,11 +1,11 @@
-r"""Programs outside that take part in hooks (ExHook): a worker's end.
+r"""External programs that take part in hooks (ExHook): the end in a worker.
 
-    chain of a point --> ExHook, behind all plugins --> event ---------> integrations --> programs, over gRPC
-                                                    \-> question ------> integrations --> ... --> verdict: the client goes on
+    chain of a point --> ExHook, after all plugins --> event ---------> integrations --> programs, over gRPC
+                                                   \-> request -------> integrations --> ... --> result: the client continues
 
-integrations says what programs want: it alone talks to them. What they are told goes by a channel of its own, and is lost, counted,
-if that is full: a slow program holds nobody up, and takes no room from questions. Questions go the way of all questions about
-clients (access/auth_client.py).
+integrations reports which points the programs require: it alone is connected to them. Events use a channel of their own. If it is
+full, they are lost and counted, so that a slow program blocks neither workers nor requests. Requests use the same channel as all
+requests about clients (access/auth_client.py).
 """
 
 import errno
@@ -26,30 +26,30 @@ from shardbroker.mqtt.topics import matches
 __all__ = ["ASKED_POINTS", "EVENT_MAX", "FORWARDED", "Event", "ExHook", "Wanted", "decode_event", "encode_event", "presumed"]
 
 ASKED_POINTS = ("client.authenticate", "client.authorize", "message.publish")
-"""Where programs are asked. At the others they are told."""
+"""Points at which programs decide. At all others they only receive events."""
 FORWARDED = tuple(name for name in POINTS if name != "delivery.dropped")
-"""Points that the contract knows, in the order of the table."""
+"""Points of the contract, in the order of the table."""
 BEHIND_ALL = -1
-"""Priority: plugins have 0 at least."""
+"""A priority below those of plugins, which are 0 at least."""
 MARGIN_S = 1.0
-"""More than programs have for their answers, until a worker goes on without: integrations says who has not answered."""
-TELL_S = 10.0
-"""Least time between two log lines."""
+"""Time beyond the programs' timeouts until a worker continues without a result: integrations reports which program timed out."""
+LOG_INTERVAL_S = 10.0
+"""Minimum interval between two log lines."""
 EVENT_MAX = 4 << 20
-"""Bytes of an event: what a channel takes at most."""
+"""Size limit of an event, bytes: that of a channel."""
 FULL = (errno.EAGAIN, errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.EPIPE, errno.ECONNREFUSED)
 
 
 class Event(NamedTuple):
-    """What has happened, as integrations reads it."""
+    """An event as integrations receives it."""
 
     point: str
     lost: dict[str, int]
-    """Events of each point that found no room since the one before."""
+    """Number of events per point that were lost since the event before."""
     at_ms: int
-    """Unix time."""
+    """Unix time in ms."""
     arguments: list[Any]
-    """Those of the point, as lists."""
+    """The arguments of the point, as lists."""
 
 
 def encode_event(point: str, lost: Mapping[str, int], at_ms: int, arguments: Sequence[Any]) -> bytes:
@@ -57,7 +57,7 @@ def encode_event(point: str, lost: Mapping[str, int], at_ms: int, arguments: Seq
 
 
 def decode_event(data: bytes) -> Event:
-    """Raises ValueError."""
+    """Decodes an event. Raises ValueError."""
     try:
         return Event(*cbor2.loads(data))
     except (cbor2.CBORDecodeError, TypeError, ValueError) as error:
@@ -65,7 +65,7 @@ def decode_event(data: bytes) -> Event:
 
 
 def message_fields(message: Message) -> list[Any]:
-    """As they travel."""
+    """Returns the fields of a message in the order of the wire."""
     return [message.topic, message.payload, message.qos, message.retain, dict(message.properties), message.client_id, message.id]
 
 
@@ -90,12 +90,12 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one program wants, or must be presumed to want."""
+    """The requirements of one program, reported or presumed."""
 
     points: dict[str, list[str]]
-    """Point -> filters of topics; none: all."""
+    """Maps a point to filters of topics; none: all topics."""
     refuses: bool
-    """Whether its silence refuses what it was asked about."""
+    """Whether a missing answer of the program refuses the request."""
     timeout_s: float
 
     def covers(self, point: str, topic: str | None) -> bool:
@@ -106,7 +106,7 @@ class Wanted:
 
 
 def presumed(servers: Sequence[Any]) -> list[Wanted]:
-    """What programs of `exhook.servers` want that have not said so yet: those that may not be passed over, every question."""
+    """Returns the requirements of `exhook.servers` until they report their own: all requests if `failed_action` is deny."""
     found = []
     for one in servers:
         refuses = one.failed_action == "deny"
@@ -115,9 +115,11 @@ def presumed(servers: Sequence[Any]) -> list[Wanted]:
 
 
 class ExHook:
-    """The exhook end of one worker. `ask`: sends a request to integrations, as `AuthClient.ask`; `descriptor`: its end of the channel
-    for events; `rules_changed`: called when permissions of clients must be checked again; `tell`: gets (level, text) for the
-    log."""
+    """The exhook end of one worker.
+
+    `ask` sends a request to integrations, as `AuthClient.ask`; `descriptor` is its end of the channel for events. `rules_changed`
+    is called when permissions of clients must be checked again; `tell` takes (level, text) for the log.
+    """
 
     def __init__(
         self,
@@ -133,12 +135,12 @@ class ExHook:
         self._wanted: list[Wanted] = []
         self._callbacks: list[Callback] = []
         self._lost: Counter[str] = Counter()
-        self._told_at = -TELL_S
+        self._logged_at = -LOG_INTERVAL_S
         self.reached = False
-        """Whether the chain of message.publish has come to its end for the message in hand."""
+        """Whether the chain of message.publish has reached its end for the current message."""
 
     def take(self, wanted: Sequence[Wanted]) -> None:
-        """From now on this is what programs want."""
+        """Applies new requirements of the programs."""
         judges = self._judges()
         self._wanted = [*wanted]
         points = [point for point in FORWARDED if any(point in one.points for one in self._wanted)]
@@ -149,36 +151,36 @@ class ExHook:
             self._rules_changed()
 
     def _judges(self) -> list[Wanted]:
-        """Those that decide what clients may do."""
+        """Returns the programs that decide about actions of clients."""
         return [one for one in self._wanted if "client.authorize" in one.points]
 
     def on_verdict(self, verdict: Any) -> None:
-        """What programs want has changed."""
+        """Takes new requirements of the programs."""
         self.take([Wanted(*fields) for fields in verdict.details])
 
-    # --- questions ------------------------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------------------------
 
     def wants(self, point: str, topic: str | None = None) -> bool:
         return any(one.covers(point, topic) for one in self._wanted)
 
     def refuses(self, point: str, topic: str | None = None) -> bool:
-        """Whether silence about this refuses it."""
+        """Returns whether a missing answer at this point refuses the request."""
         return any(one.refuses and one.covers(point, topic) for one in self._wanted)
 
     def patience(self, point: str, topic: str | None = None) -> float:
-        """How long to wait for a verdict, seconds."""
+        """Returns the time limit of a request, in seconds."""
         return MARGIN_S + sum(one.timeout_s for one in self._wanted if one.covers(point, topic))
 
     def ask_about(self, kind: Any, waiter: Any, client: Any, message: Message) -> int:
-        """Asks about a message; 0: it cannot be asked."""
+        """Sends a request about a message; returns its id, or 0 if it cannot be sent."""
         details = [*message_fields(message), time.time_ns() // 1_000_000]
         return self._ask(kind, waiter, client, details, self.patience("message.publish", message.topic))
 
     def complain(self, text: str) -> None:
-        """A line in the log, unless there was one just now."""
+        """Logs an error, unless the last line is too recent."""
         now = time.monotonic()
-        if now - self._told_at >= TELL_S:
-            self._told_at = now
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
             self._tell("error", f"exhook {text}")
 
     # --- the chains -----------------------------------------------------------------------------------------------------------
@@ -215,9 +217,9 @@ class ExHook:
 
 
 def _authenticate(client: Any, answer: Any) -> Any:
-    """Asks unless a plugin has decided."""
+    """Requests an answer unless a plugin has decided."""
     return ok(ASK) if answer.outcome.value == "ignore" else None
 
 
-def _authorize(client: Any, question: Any, allowed: bool | None) -> Any:
+def _authorize(client: Any, request: Any, allowed: bool | None) -> Any:
     return ok(ASK) if allowed is None else None

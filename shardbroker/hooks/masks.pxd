@@ -1,4 +1,7 @@
-"""Bits of the mask `hooks` of a worker: a point with callbacks has its bit set. In the order of points.py; a test compares them."""
+"""Bits of the mask `hooks` of a worker: the bit of each point with callbacks is set.
+
+In the order of points.py; a test compares them.
+"""
 
 cdef enum Hook:
     HOOK_CLIENT_CONNECT = 1 << 0

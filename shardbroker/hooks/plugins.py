@@ -1,4 +1,4 @@
-"""Plugins: found by entry point or in a directory, loaded and unloaded in a worker that goes on meanwhile.
+"""Plugins: found by entry point or in a directory, loaded into and unloaded from a running worker.
 
 A plugin is a module with a function `load`:
 
@@ -6,7 +6,7 @@ A plugin is a module with a function `load`:
         plugin.hook("message.publish", mark)
 
 It is an entry point of the group `shardbroker.plugins` that names such a module, or NAME.py or NAME/__init__.py in the directory
-`plugins.dir`. Where both have one of a name, the directory's is taken.
+`plugins.dir`. If both have a plugin of the same name, the one in the directory is used.
 """
 
 import importlib
@@ -26,36 +26,36 @@ from shardbroker.hooks.registry import ON_ERROR, PRIORITY, PRIORITY_MAX, Callbac
 __all__ = ["GROUP", "NAME", "Found", "Plugin", "PluginError", "Plugins", "installed", "own_settings"]
 
 GROUP = "shardbroker.plugins"
-"""Of entry points."""
+"""Group of the entry points."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-"""Of a plugin."""
+"""Pattern of a plugin's name."""
 REASON_MAX = 500
-"""Characters of an exception in an error."""
+"""Limit of an exception's text in an error, characters."""
 
 
 class PluginError(Exception):
-    """A plugin that there is not, or that cannot be loaded. Nothing has changed."""
+    """A plugin that does not exist or cannot be loaded. Nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plugin that could be loaded: one of `file` and `point`."""
+    """An available plugin: either `file` or `point` is set."""
 
     name: str
     source: str
-    """Where it comes from, in words."""
+    """Description of its origin."""
     file: Path | None = None
     point: EntryPoint | None = None
 
 
 def own_settings(settings: Mapping[str, str], name: str) -> dict[str, str]:
-    """What `plugins.settings` has for one plugin: the keys that begin with its name and a dot, without these."""
+    """Returns the `plugins.settings` of one plugin: the keys that begin with its name and a dot, without this prefix."""
     return {key.removeprefix(name + "."): text for key, text in settings.items() if key.startswith(name + ".")}
 
 
 def installed(directory: str) -> dict[str, Found]:
-    """All plugins by name. `directory`: that of `plugins.dir`; empty: none. Raises PluginError if it cannot be read."""
-    importlib.invalidate_caches()  # a package may have been installed since
+    """Returns all plugins by name. `directory`: that of `plugins.dir`; empty: none. Raises PluginError if it cannot be read."""
+    importlib.invalidate_caches()  # a package may have been installed in the meantime
     found = {}
     for point in entry_points(group=GROUP):
         package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
@@ -74,14 +74,14 @@ def installed(directory: str) -> dict[str, Found]:
 
 
 class Plugin:
-    """One plugin in one worker, as its `load` gets it."""
+    """One plugin in one worker, the argument of its `load`."""
 
     def __init__(self, name: str, settings: Mapping[str, str], worker: int, registry: Registry, tell: Callable[[str, str], None]):
         self.name = name
         self.settings: Mapping[str, str] = MappingProxyType(dict(settings))
-        """Texts, as they stand in `plugins.settings` or were given to `plugins load`."""
+        """Texts, as in `plugins.settings` or as given to `plugins load`."""
         self.worker = worker
-        """Number of the worker that this one is loaded in."""
+        """Number of the worker that the plugin is loaded in."""
         self.source = ""
         self.callbacks: list[Callback] = []
         self._registry, self._tell = registry, tell
@@ -89,8 +89,11 @@ class Plugin:
         self._on_unload: list[Callable[[], None]] = []
 
     def hook(self, point: str, function: Callable[..., Any], priority: int = PRIORITY, on_error: str = "deny") -> None:
-        """From the end of `load` on `function` is called at this point, behind those of a higher priority. `on_error`: what follows
-        if it fails at a point that decides: `deny`, or `ignore`: it is skipped, as at other points. Raises ValueError."""
+        """Adds a callback to a point, which is called from the end of `load` on, after those of a higher priority.
+
+        `on_error` is the effect of its failure at a point that decides: `deny`, or `ignore`: the callback is skipped, as at other
+        points. Raises ValueError.
+        """
         if point not in POINTS:
             raise ValueError(f"there is no hook point {point!r}; there are {', '.join(POINTS)}")
         if not callable(function):
@@ -104,26 +107,26 @@ class Plugin:
         self.callbacks.append(Callback(self.name, point, function, priority, on_error))
 
     def on_unload(self, function: Callable[[], None]) -> None:
-        """`function` is called when the plugin goes, after its callbacks were called for the last time."""
+        """Registers a function to call when the plugin is unloaded, after the last call of its callbacks."""
         self._on_unload.append(function)
 
     def log(self, level: str, text: str) -> None:
-        """A line in the broker's log; level: debug, info, warning or error."""
+        """Writes a line to the broker's log; level: debug, info, warning or error."""
         if level not in ("debug", "info", "warning", "error"):
             raise ValueError(f"level {level!r}; allowed are debug, info, warning and error")
         self._tell(level, f"plugin {self.name}: {text}")
 
     def start(self) -> None:
-        """Its callbacks are called from now on."""
+        """Activates the callbacks."""
         self._loaded = True
         self._registry.add(self.callbacks)
 
     def pause(self) -> None:
-        """Its callbacks are not called until start()."""
+        """Deactivates the callbacks until start()."""
         self._registry.remove(self.callbacks)
 
     def end(self) -> None:
-        """Takes everything back, the newest first."""
+        """Deactivates the callbacks and calls the functions of on_unload, newest first."""
         self.pause()
         for function in reversed(self._on_unload):
             try:
@@ -133,19 +136,21 @@ class Plugin:
 
 
 class Plugins:
-    """Those of one worker."""
+    """The plugins of one worker."""
 
     def __init__(self, registry: Registry, worker: int, tell: Callable[[str, str], None]) -> None:
         self._registry, self._worker, self._tell = registry, worker, tell
         self._loaded: dict[str, Plugin] = {}
         self._replaced: dict[str, Plugin | None] = {}
-        """What stood in the place of one that was loaded, until keep() or revert()."""
+        """The plugin, or None, that a loaded one has replaced, until keep() or revert()."""
         self._problems: dict[str, str] = {}
-        """Of plugins that should be here and are not."""
+        """Errors of plugins that should be loaded and are not, by name."""
 
     def load(self, name: str, settings: Mapping[str, str], directory: str) -> list[str]:
-        """Loads a plugin, in place of the one of this name that is there; the points that either of them uses. Raises PluginError:
-        nothing has changed then."""
+        """Loads a plugin, replacing one of the same name; returns the points that either of them uses.
+
+        Raises PluginError; then nothing has changed.
+        """
         found = installed(directory).get(name)
         if found is None:
             where = f"neither an entry point of {GROUP}, nor in plugins.dir ({directory or 'not set'})"
@@ -172,14 +177,14 @@ class Plugins:
         return sorted({one.point for one in plugin.callbacks + (old.callbacks if old is not None else [])})
 
     def keep(self, name: str) -> None:
-        """It was loaded everywhere: what it takes the place of can go."""
+        """Ends the replaced plugin, after all workers have loaded the new one."""
         self._problems.pop(name, None)
         old = self._replaced.pop(name, None)
         if old is not None:
             old.end()
 
     def revert(self, name: str, wanted: bool) -> None:
-        """It could not be loaded everywhere: what it takes the place of is back. `wanted`: whether it was loaded before."""
+        """Restores the replaced plugin, after some worker failed to load the new one. `wanted`: it was loaded before."""
         if name not in self._replaced:
             if not wanted:
                 self.unload(name)
@@ -191,7 +196,7 @@ class Plugins:
             old.start()
 
     def unload(self, name: str) -> list[str] | None:
-        """The points that it used; None if it was not loaded."""
+        """Unloads a plugin; returns the points that it used, or None if it was not loaded."""
         self.keep(name)
         plugin = self._loaded.pop(name, None)
         if plugin is None:
@@ -200,7 +205,7 @@ class Plugins:
         return sorted({one.point for one in plugin.callbacks})
 
     def start(self, wanted: Mapping[str, Mapping[str, str]], directory: str) -> None:
-        """Loads what was loaded before the worker started; what cannot be loaded is told, and the worker goes on without."""
+        """Loads the plugins that were loaded before the start of the worker. Failures are logged and skipped."""
         for name, settings in wanted.items():
             try:
                 self.load(name, settings, directory)
@@ -210,12 +215,12 @@ class Plugins:
                 self._tell("error", str(error))
 
     def state(self) -> dict[str, Any]:
-        """What is loaded and what is not, and what callbacks have cost."""
+        """Returns the loaded plugins, the problems, and the costs of callbacks."""
         return {"loaded": [*self._loaded], "problems": self._problems, "callbacks": self._registry.figures()}
 
 
 def _import(found: Found) -> Any:
-    """The module of a plugin; that of a directory is read anew each time, a package as Python keeps it."""
+    """Imports the module of a plugin: one in the directory is read again each time, a package is cached by Python."""
     if found.point is not None:
         return found.point.load()
     assert found.file is not None

@@ -1,4 +1,4 @@
-"""The table of hook points. docs/hooks.md and the bits of masks.pxd derive from it."""
+"""The table of hook points. docs/hooks.md and the bits of masks.pxd are derived from it."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ __all__ = ["POINTS", "Point"]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place where callbacks are called, with `arguments` and then the accumulator, where there is one."""
+    """A place where callbacks are called, with `arguments` and then the accumulator, if there is one."""
 
     name: str
     arguments: tuple[str, ...]
     fired: str
-    """When, in words."""
+    """Description of the event."""
     accumulator: str = ""
-    """What callbacks may change; empty: they look on."""
+    """The value that callbacks may change; empty: they only observe."""
     bit: int = 0
-    """Of the mask; set by its place in the table."""
+    """Bit of the mask; derived from the position in the table."""
 
 
 def _numbered(*points: Point) -> dict[str, Point]:
@@ -29,75 +29,75 @@ POINTS: dict[str, Point] = _numbered(
     Point(
         "client.connect",
         ("client", "connection"),
-        "A CONNECT is well-formed, and nothing else is known, a user name that AUTH packets are to prove included. A `Refusal` in "
-        "place of the properties ends it.",
+        "A well-formed CONNECT was received; nothing else is known yet, such as a user name from AUTH packets. A `Refusal` in "
+        "place of the properties rejects the connection.",
         "properties: dict | Refusal",
     ),
     Point(
         "client.connack",
         ("client", "reason_code"),
-        "CONNACK is about to go out, whatever it says. Changes reach 5.0 clients.",
+        "A CONNACK is about to be sent, with any reason code. Changes apply to 5.0 clients.",
         "properties: dict",
     ),
-    Point("client.connected", ("client", "connection"), "The client was let in, and has its session."),
-    Point("client.disconnected", ("client", "reason_code", "connection"), "A client that was let in is gone, whoever ended it."),
+    Point("client.connected", ("client", "connection"), "The client is connected and has its session."),
+    Point("client.disconnected", ("client", "reason_code", "connection"), "The connection of a connected client has ended."),
     Point(
         "client.authenticate",
         ("client",),
-        "Before auth.chain is asked: `allow()` and `deny()` decide, `IGNORE` leaves it to the chain. `client` has the password. "
+        "Before auth.chain: `allow()` and `deny()` decide, `IGNORE` leaves the decision to the chain. `client` has the password. "
         "Not for authentication by AUTH packets.",
         "answer: Answer",
     ),
     Point(
         "client.authorize",
-        ("client", "question"),
-        "Before acl.sources are asked: about a PUBLISH, a will, each filter of a SUBSCRIBE. Decisions about a PUBLISH are "
-        "remembered as `acl.cache` says.",
+        ("client", "request"),
+        "Before acl.sources: for a PUBLISH, a will, each filter of a SUBSCRIBE. Decisions about a PUBLISH are cached according to "
+        "`acl.cache`.",
         "allowed: bool | None",
     ),
     Point(
         "client.subscribe",
         ("client", "properties"),
-        "A SUBSCRIBE has come; access control sees what callbacks make of its filters. As many come out as go in.",
+        "A SUBSCRIBE was received; access control checks the filters that callbacks return. Their number must not change.",
         "subscriptions: tuple[Subscription, ...]",
     ),
     Point(
         "client.unsubscribe",
         ("client", "properties"),
-        "An UNSUBSCRIBE has come. As many filters come out as go in.",
+        "An UNSUBSCRIBE was received. The number of filters must not change.",
         "filters: tuple[str, ...]",
     ),
-    Point("session.created", ("client", "session"), "A session begins."),
-    Point("session.resumed", ("client", "session"), "A client has come back to its session."),
-    Point("session.subscribed", ("client", "subscription"), "A subscription holds, whoever asked for it."),
-    Point("session.unsubscribed", ("client", "filter"), "A subscription was taken back; not when its session ends."),
-    Point("session.discarded", ("client", "session"), "A client with Clean Start had a session: it is about to end."),
-    Point("session.takenover", ("client", "session"), "Another connection has come with this client id; `client` is the old one."),
+    Point("session.created", ("client", "session"), "A session was created."),
+    Point("session.resumed", ("client", "session"), "A client has resumed its session."),
+    Point("session.subscribed", ("client", "subscription"), "A subscription is active, by a client or by the broker."),
+    Point("session.unsubscribed", ("client", "filter"), "A subscription was removed; not called at the end of its session."),
+    Point("session.discarded", ("client", "session"), "A client connects with Clean Start: its old session is about to end."),
+    Point("session.takenover", ("client", "session"), "Another connection takes over the session; `client` is the old one."),
     Point(
         "session.terminated",
         ("client", "reason", "session"),
         "A session has ended: `discarded` (for Clean Start, or by `ctl`), `expired` or `disconnected`. Where no connection "
-        "is left, `client` has its id alone.",
+        "is left, `client` has only its id.",
     ),
     Point(
         "message.publish",
         (),
-        "A message is about to be routed: a PUBLISH that access control has let pass, with its topic rewritten; a will; one of "
-        "`ctl publish`. Not those below $SYS/ and $event/.",
+        "A message is about to be routed: a PUBLISH after access control, with its topic rewritten; a will; one of "
+        "`ctl publish`. Not for messages below $SYS/ and $event/.",
         "message: Message",
     ),
-    Point("message.delivered", ("client", "message"), "A PUBLISH was written to a client, for the first time."),
+    Point("message.delivered", ("client", "message"), "A PUBLISH was sent to a client, for the first time."),
     Point("message.acked", ("client", "message"), "A client has sent PUBACK, or the first PUBREC, for a delivery."),
     Point(
         "message.dropped",
         ("message", "reason"),
-        "Nobody gets a message: `no_subscribers`, or `hook` if a callback of message.publish has said so.",
+        "A message is not delivered at all: `no_subscribers`, or `hook` if a callback of message.publish dropped it.",
     ),
     Point(
         "delivery.dropped",
         ("client", "message", "reason"),
-        "One subscriber does not get a message: `no_local`, `too_large`, `qos0_msg`, `queue_full`, `output_full`, `overload` or "
-        "`expired`.",
+        "A message is not delivered to one subscriber: `no_local`, `too_large`, `qos0_msg`, `queue_full`, `output_full`, "
+        "`overload` or `expired`.",
     ),
 )
-"""By name, in the order of the mask."""
+"""The points by name, in the order of the mask."""

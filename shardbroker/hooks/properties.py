@@ -1,4 +1,4 @@
-"""Properties of MQTT 5.0 as callbacks see them: names and Python values, checked by the codec when they come back."""
+"""Properties of MQTT 5.0 as callbacks see them: names and Python values. The codec checks those that callbacks return."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,17 +15,17 @@ Packet = Callable[[Known], Any]
 
 
 def CONNECT(given: Known) -> Any:
-    """A CONNECT with these properties."""
+    """Returns a CONNECT with these properties."""
     return Connect(5, b"c", properties=given)
 
 
 def CONNACK(given: Known) -> Any:
-    """A CONNACK with these properties."""
+    """Returns a CONNACK with these properties."""
     return Connack(False, 0, given)
 
 
 def PUBLISH(given: Known) -> Any:
-    """A PUBLISH with these properties, as publishers may give them and subscribers get them."""
+    """Returns a PUBLISH with these properties, which must be allowed for publishers and subscribers alike."""
     for number in given:
         if PacketType.WILL not in PROPERTIES[number].packets:
             raise ValueError(f"{number.name.lower()} is none of a message")
@@ -33,12 +33,12 @@ def PUBLISH(given: Known) -> Any:
 
 
 def named(properties: Mapping[Any, Any] | None) -> Properties:
-    """Properties of a packet as callbacks get them."""
+    """Returns the properties of a packet as callbacks receive them."""
     return Properties({PropertyId(number).name.lower(): _shown(number, value) for number, value in (properties or {}).items()})
 
 
 def numbered(given: Any, packet: Packet) -> Known:
-    """The reverse: properties that this packet may have. Raises ValueError."""
+    """Returns the properties by number, for a packet that must allow them. Raises ValueError."""
     if not isinstance(given, Mapping):
         raise ValueError(f"properties are a dictionary, not {type(given).__name__}")
     found: Known = {}

@@ -1,4 +1,4 @@
-"""The chains of one worker: callbacks by point and priority, and what each of them has cost."""
+"""The chains of one worker: callbacks by point and priority, and the costs of each."""
 
 import time
 from collections.abc import Callable
@@ -10,28 +10,28 @@ from shardbroker.hooks.points import POINTS
 __all__ = ["ON_ERROR", "PRIORITY", "PRIORITY_MAX", "Callback", "Registry"]
 
 PRIORITY = 500
-"""Of a callback that says nothing about it."""
+"""The default priority of a callback."""
 PRIORITY_MAX = 1000
-"""Priorities go from 0 to this, as EMQX's; the highest comes first."""
+"""The highest priority, which is called first; the lowest is 0, as in EMQX."""
 ON_ERROR = ("deny", "ignore")
-"""What a callback that fails does at a point that decides: it refuses, unless it says that it is to be skipped as at the others."""
+"""Effects of a failed callback at a point that decides: it refuses, or it is skipped as at other points."""
 SLOW_S = 0.1
-"""A call that takes longer is told: all clients of the worker have waited for it."""
-TELL_S = 10.0
-"""Least time between two log lines about one callback."""
+"""A longer call is logged: it has blocked all clients of the worker."""
+LOG_INTERVAL_S = 10.0
+"""Minimum interval between two log lines about one callback."""
 REASON_MAX = 300
-"""Characters of an exception in a log line."""
+"""Limit of an exception's text in a log line, characters."""
 
 
 _FAILED = Outcome(False)
-"""Of a callback that failed. Where nothing is decided it is an outcome like others: go on, with the accumulator as it is."""
+"""The outcome of a failed callback. At points that do not decide it continues, with the old accumulator."""
 
 
 class Callback:
     """A function in the chain of one point."""
 
     __slots__ = (
-        "_told_at", "_untold", "calls", "errors", "function", "name", "on_error", "owner", "point", "priority", "seconds",
+        "_logged_at", "_untold", "calls", "errors", "function", "name", "on_error", "owner", "point", "priority", "seconds",
         "slowest",
     )  # fmt: skip
 
@@ -40,7 +40,7 @@ class Callback:
         self.name = f"{owner}:{getattr(function, '__qualname__', type(function).__name__)}"
         self.calls = self.errors = 0
         self.seconds = self.slowest = 0.0
-        self._told_at = -TELL_S
+        self._logged_at = -LOG_INTERVAL_S
         self._untold = 0
 
     def figures(self) -> dict[str, Any]:
@@ -56,32 +56,32 @@ class Callback:
         }
 
     def line(self, text: str, now: float) -> str | None:
-        """A line for the log; None if there was one just now."""
-        if now - self._told_at < TELL_S:
+        """Returns a line for the log; None if the last one is too recent."""
+        if now - self._logged_at < LOG_INTERVAL_S:
             self._untold += 1
             return None
         more = f" ({self._untold} more lines about it were left out)" if self._untold else ""
-        self._told_at, self._untold = now, 0
+        self._logged_at, self._untold = now, 0
         return f"hook {self.point}, callback {self.name}: {text}{more}"
 
 
 class Registry:
-    """`tell` gets (level, text) for the log; `on_change` the mask of the points that have callbacks."""
+    """The chains of one worker. `tell` takes (level, text) for the log; `on_change` the mask of the points that have callbacks."""
 
     def __init__(self, tell: Callable[[str, str], None], on_change: Callable[[int], None] = lambda mask: None) -> None:
         self._tell, self._on_change = tell, on_change
         self._chains: dict[str, tuple[Callback, ...]] = {name: () for name in POINTS}
         self.failed = False
-        """Whether the last fold ended with what stands for a failure."""
+        """Whether a failed callback ended the last fold."""
 
     def add(self, callbacks: list[Callback]) -> None:
-        """Behind those of the same priority that are there."""
+        """Adds callbacks after those of the same priority."""
         for one in callbacks:
             self._chains[one.point] = tuple(sorted((*self._chains[one.point], one), key=lambda other: -other.priority))
         self._changed()
 
     def remove(self, callbacks: list[Callback]) -> None:
-        """They are not called any more."""
+        """Removes callbacks."""
         for one in callbacks:
             self._chains[one.point] = tuple(other for other in self._chains[one.point] if other is not one)
         self._changed()
@@ -90,35 +90,38 @@ class Registry:
         self._on_change(sum(POINTS[name].bit for name, chain in self._chains.items() if chain))
 
     def figures(self) -> list[dict[str, Any]]:
-        """Of every callback, in the order in which they are called."""
+        """Returns the figures of all callbacks, in calling order."""
         return [one.figures() for chain in self._chains.values() for one in chain]
 
     def fire(self, point: str, *arguments: Any) -> None:
-        """Calls those of a point without an accumulator, until one stops it."""
+        """Calls the callbacks of a point without an accumulator, until one stops the chain."""
         for callback in self._chains[point]:
-            said = self._call(callback, arguments, None)
-            if said is not None and said.stops:
+            outcome = self._call(callback, arguments, None)
+            if outcome is not None and outcome.stops:
                 return
 
     def fold(self, point: str, accumulator: Any, check: Callable[[Any], Any], *arguments: Any, failed: Any = KEEP) -> Any:
-        """Calls those of a point with an accumulator; what it is then. `check` returns a new one as it may be used, or raises.
-        `failed`: of a point that decides, what ends the chain in place of a callback that fails: nobody knows what it would say."""
+        """Calls the callbacks of a point with an accumulator; returns its last value.
+
+        `check` converts a new value to its final form, or raises. `failed`: for a point that decides, the value with which a failed
+        callback ends the chain, since its decision is unknown.
+        """
         self.failed = False
         for callback in self._chains[point]:
-            said = self._call(callback, (*arguments, accumulator), check)
-            if said is None:
+            outcome = self._call(callback, (*arguments, accumulator), check)
+            if outcome is None:
                 continue
-            if said is _FAILED and failed is not KEEP and callback.on_error == "deny":
+            if outcome is _FAILED and failed is not KEEP and callback.on_error == "deny":
                 self.failed = True
                 return failed
-            if said.accumulator is not KEEP:
-                accumulator = said.accumulator
-            if said.stops:
+            if outcome.accumulator is not KEEP:
+                accumulator = outcome.accumulator
+            if outcome.stops:
                 break
         return accumulator
 
     def _call(self, callback: Callback, arguments: tuple[Any, ...], check: Callable[[Any], Any] | None) -> Outcome | None:
-        """What it says, or _FAILED. Nothing that it raises goes further."""
+        """Returns the outcome of a callback, or _FAILED if it raises."""
         began = time.perf_counter()
         callback.calls += 1
         try:
@@ -132,7 +135,7 @@ class Registry:
             if check is None:
                 raise TypeError(f"it returned a new value, but callbacks of {callback.point} only look on")
             return Outcome(said.stops, check(said.accumulator))
-        except BaseException as error:  # sys.exit() too: it ends the callback, not the worker
+        except BaseException as error:  # includes sys.exit(): it ends the callback, not the worker
             callback.errors += 1
             self._say(callback, "error", f"{type(error).__name__}: {str(error)[:REASON_MAX]}")
             return _FAILED

@@ -1,6 +1,6 @@
-"""Which plugins are to be loaded, over restarts: a file of the data directory, written by the manager, read by workers that start.
+"""The plugins to load after a restart: a file of the data directory, written by the manager, read by workers at their start.
 
-plugins.json     {"NAME": {"key": "text", ...}, ...}      in the order of loading, with the settings given to `plugins load`
+    plugins.json     {"NAME": {"key": "text", ...}, ...}      in the order of loading, with the settings given to `plugins load`
 """
 
 import json
@@ -14,11 +14,11 @@ __all__ = ["PLUGINS_FILE", "Wanted", "read_wanted", "write_wanted"]
 
 PLUGINS_FILE = "plugins.json"
 Wanted = dict[str, dict[str, str]]
-"""Name -> settings."""
+"""Maps a name to settings."""
 
 
 def read_wanted(data_dir: Path) -> Wanted:
-    """What write_wanted() has written. Raises PluginError."""
+    """Returns what write_wanted() has written. Raises PluginError."""
     path = data_dir / PLUGINS_FILE
     try:
         found = json.loads(path.read_bytes())
@@ -36,7 +36,7 @@ def _texts(settings: object) -> bool:
 
 
 def write_wanted(data_dir: Path, wanted: Mapping[str, Mapping[str, str]]) -> None:
-    """Mode 0600: settings may hold secrets. Raises PluginError; the file is as it was then."""
+    """Writes the plugins to load, mode 0600: settings may contain secrets. Raises PluginError; then the file is unchanged."""
     path = data_dir / PLUGINS_FILE
     try:
         replace_file(path, json.dumps(wanted, indent=1).encode())
