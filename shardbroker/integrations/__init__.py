@@ -1,5 +1,6 @@
-"""The process that talks to other systems, so that no worker ever waits: authenticators, authorizers and programs behind hooks.
+"""The process that communicates with other systems, so that no worker ever waits: authenticators, authorizers, programs behind
+hooks.
 
-`main` reads questions of the workers and sends verdicts; a question is one task, and nothing of it outlives its deadline. `auth`
-has authenticators and authorizers, `exhook` the programs.
+`main` reads the workers' requests and sends results. A request is one task, of which nothing outlives the deadline. `auth` has
+authenticators and authorizers, `exhook` the programs.
 """

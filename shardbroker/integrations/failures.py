@@ -1,4 +1,4 @@
-"""Failures of authenticators, sources of rules and programs, as the log shows them."""
+"""Failures of authenticators, sources of rules and programs, as they are logged."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,12 @@ from shardbroker.connectors import errors
 __all__ = ["Report", "describe"]
 
 Report = Callable[[str, str], None]
-"""(name of the back end, what went wrong)"""
+"""Takes the name of a back end, and an error."""
 
 
 def describe(error: Exception) -> str:
-    """Returns what went wrong, in one line. Texts of libraries may hold what a client sent, so only the broker's own appear."""
+    """Returns a description of an error, in one line.
+
+    Texts of libraries may contain what a client sent, so only the broker's own appear.
+    """
     return str(error) if isinstance(error, BackendError) else errors.describe(error)

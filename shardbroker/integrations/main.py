@@ -1,4 +1,4 @@
-"""Entry point of the process integrations: takes the workers' questions, sends verdicts."""
+"""Entry point of the process integrations: takes the workers' requests and sends results."""
 
 import asyncio
 import os
@@ -39,17 +39,17 @@ from shm.topology import Topology
 __all__ = ["run"]
 
 READS_A_TURN = 64
-"""Questions taken from one worker before the others get their turn."""
+"""Requests taken from one worker before the others get their turn."""
 TASKS_MAX = 20_000
-"""Questions under way; further ones fail at once. Each takes some KB."""
-VERDICTS_MAX = 20_000
-"""Verdicts that wait for one worker to read; the oldest go first, and time out there."""
+"""Requests under way; further ones fail at once. Each takes some KB."""
+RESULTS_MAX = 20_000
+"""Results that wait for one worker; a further one drops the oldest, which times out in the worker."""
 CONVERSATIONS_MAX = 10_000
-"""Enhanced authentications under way; the oldest goes."""
+"""Enhanced authentications under way; a further one drops the oldest."""
 RELOAD_S = 0.25
-"""Between two looks whether users and rules have changed."""
-TELL_S = 10.0
-"""Least time between two log lines about the same failure of the same back end."""
+"""Interval of the check for changed users and rules, seconds."""
+REPORT_INTERVAL_S = 10.0
+"""Minimum interval between two log lines about the same failure of the same back end, seconds."""
 
 
 def run(topology: Topology) -> None:
@@ -81,7 +81,7 @@ class _Service:
         note_failing(topology.runtime_dir, [])
         self._conversations: OrderedDict[tuple[int, int], ScramExchange] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told: dict[tuple[str, str], float] = {}
+        self._reported: dict[tuple[str, str], float] = {}
         self._links: list[_Link] = []
         self._hooks = HookService(topology, self._report, self._broadcast)
 
@@ -89,7 +89,7 @@ class _Service:
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor says when it is our turn
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides when to stop this process
         self._links = [_Link(self, worker, end) for worker, end in enumerate(self._topology.receiving_ends("access"))]
         self._hooks.start(self._settings())
         watching = [asyncio.create_task(self._watch_changes()), asyncio.create_task(self._hooks.keep_state())]
@@ -103,10 +103,10 @@ class _Service:
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
 
-    # --- questions ------------------------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------------------------
 
     def take(self, link: "_Link", message: bytes) -> None:
-        """One message of a worker."""
+        """Handles one message of a worker."""
         try:
             asked = decode_question(message)
         except WireError as error:
@@ -121,7 +121,7 @@ class _Service:
                 link.send(wanted)
             return
         if asked.deadline <= time.monotonic():
-            return  # of before this process was started again: nobody waits for it
+            return  # the request is older than this process and has timed out
         if len(self._tasks) >= TASKS_MAX:
             link.send(encode_verdict(asked.id, Status.FAILED, "too many questions at a time"))
             return
@@ -155,8 +155,8 @@ class _Service:
             while len(self._conversations) > CONVERSATIONS_MAX:
                 self._conversations.popitem(last=False)
             return await self._go_on(link, asked, asked.id, data or b"")
-        answer, told = await self._backends.authenticate(chain, asked.client)
-        return _login_verdict(asked.id, answer, told, None)
+        answer, reason = await self._backends.authenticate(chain, asked.client)
+        return _login_verdict(asked.id, answer, reason, None)
 
     async def _go_on(self, link: "_Link", asked: Asked, conversation: int, data: bytes) -> bytes:
         exchange = self._conversations.get((link.worker, conversation))
@@ -168,7 +168,7 @@ class _Service:
         del self._conversations[link.worker, conversation]
         return _login_verdict(asked.id, step, "denied by scram", exchange.username)
 
-    # --- what changes ---------------------------------------------------------------------------------------------------------
+    # --- changed settings -----------------------------------------------------------------------------------------------------
 
     async def _watch_changes(self) -> None:
         while True:
@@ -195,12 +195,12 @@ class _Service:
         except BackendError as error:
             self._log.add("error", f"integrations: {error}; the servers of before still take part")
 
-    def _broadcast(self, verdict: bytes) -> None:
+    def _broadcast(self, result: bytes) -> None:
         for link in self._links:
-            link.send(verdict)
+            link.send(result)
 
     def _replace(self, settings: Settings) -> None:
-        """Those who are asked already are asked to the end."""
+        """Applies new settings. Requests under way are completed with the old back ends."""
         old = self._backends
         try:
             self._backends = Backends(settings, self._stores, self._report)
@@ -222,26 +222,26 @@ class _Service:
             await old.close()
 
     def _report(self, name: str, text: str) -> None:
-        """A failure of a back end: one line now, and no more of the same for a while."""
+        """Logs a failure of a back end, unless the same was logged recently."""
         now = time.monotonic()
-        if now - self._told.get((name, text), -TELL_S) < TELL_S:
+        if now - self._reported.get((name, text), -REPORT_INTERVAL_S) < REPORT_INTERVAL_S:
             return
-        if len(self._told) > TASKS_MAX:
-            self._told.clear()
-        self._told[name, text] = now
+        if len(self._reported) > TASKS_MAX:
+            self._reported.clear()
+        self._reported[name, text] = now
         self._log.add("error", f"integrations {name}: {text}")
         self._log.flush()
 
 
 class _Link:
-    """The way to one worker and back."""
+    """The channel to and from one worker."""
 
     def __init__(self, service: _Service, worker: int, descriptor: int) -> None:
         self.worker = worker
         self._service = service
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._socket.setblocking(False)
-        self._waiting: deque[bytes] = deque(maxlen=VERDICTS_MAX)
+        self._waiting: deque[bytes] = deque(maxlen=RESULTS_MAX)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
 
@@ -253,13 +253,13 @@ class _Link:
                 return
             self._service.take(self, message)
 
-    def send(self, verdict: bytes) -> None:
-        """Waits for nobody: what a worker does not take now is sent when it does."""
-        if not self._waiting and self._sent(verdict):
+    def send(self, result: bytes) -> None:
+        """Sends a result without blocking: one that the worker does not take at once is queued."""
+        if not self._waiting and self._sent(result):
             return
         if not self._waiting:
             self._loop.add_writer(self._socket, self._send_waiting)
-        self._waiting.append(verdict)
+        self._waiting.append(result)
 
     def _send_waiting(self) -> None:
         while self._waiting and self._sent(self._waiting[0]):
@@ -267,17 +267,17 @@ class _Link:
         if not self._waiting:
             self._loop.remove_writer(self._socket)
 
-    def _sent(self, verdict: bytes) -> bool:
+    def _sent(self, result: bytes) -> bool:
         try:
-            self._socket.send(verdict)
+            self._socket.send(result)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            return True  # too large, or nobody there: it times out
+            return True  # too large, or the worker is gone: the request times out
         return True
 
 
-def _login_verdict(number: int, answer: Answer, told: str, username: str | None) -> bytes:
+def _login_verdict(number: int, answer: Answer, reason: str, username: str | None) -> bytes:
     if answer.outcome is not Outcome.OK:
-        return encode_verdict(number, Status.DENY, answer.reason_code or ReasonCode.BAD_USER_NAME_OR_PASSWORD, told)
+        return encode_verdict(number, Status.DENY, answer.reason_code or ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
     return encode_verdict(number, Status.OK, answer.is_superuser, answer.acl, answer.expires_at, answer.data, username)

@@ -1,4 +1,4 @@
-"""All authenticators and sources of rules of one state of the settings. When those change, another `Backends` takes its place."""
+"""All authenticators and sources of rules of one state of the settings. A change of the settings makes a new `Backends`."""
 
 import os
 import threading
@@ -23,17 +23,20 @@ NO_MEMBERS = (*CONVERSATIONS, modules.ALL)
 """Names in a chain without an authenticator of that name."""
 
 HASHING_NICENESS = 10
-"""Of threads that hash passwords. A hash keeps a core for tens of ms, and workers have work for µs: where they meet, workers go
-first. With this the kernel still gives hashing a tenth of a core that other processes could fill."""
+"""The niceness of threads that hash passwords.
+
+A hash occupies a core for tens of ms, whereas workers need it for µs: where both compete, workers have priority. With this niceness
+the kernel still gives hashing a tenth of a core that other processes could use fully.
+"""
 
 
 def _give_way() -> None:
-    """On Linux each thread has a niceness of its own."""
+    """Lowers the priority of this thread; on Linux each thread has a niceness of its own."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HASHING_NICENESS)
 
 
 class Backends:
-    """Raises BackendError or StoreError if an authenticator or a source that the settings name cannot be made."""
+    """The members of all chains. Raises BackendError or StoreError if one that the settings name cannot be made."""
 
     def __init__(self, settings: Settings, stores: Stores, report: Report) -> None:
         self.settings = settings
@@ -50,7 +53,10 @@ class Backends:
         self.authorize = SourceChain(self._sources, settings.acl.on_error, report).authorize
 
     async def authenticate(self, names: Sequence[str], client: Client) -> tuple[Answer, str]:
-        """`names`: a chain. That of a listener added while the broker runs may name further authenticators: they are made here."""
+        """Authenticates a client by a chain of names; returns the answer and a reason for the log.
+
+        The chain of a listener added at run time may name further authenticators: they are made here.
+        """
         for name in names:
             if name not in self._members and name not in NO_MEMBERS:
                 try:
@@ -60,7 +66,7 @@ class Backends:
         return await self._chain.authenticate(modules.expand(names, self._installed), client)
 
     def reload(self) -> list[str]:
-        """Has files read again; returns what went wrong."""
+        """Reloads files; returns the errors."""
         problems = []
         for name, member in [*self._members.items(), *self._sources]:
             reload = getattr(member, "reload", None)
@@ -80,12 +86,12 @@ class Backends:
 
     def _made(self, names: Sequence[str]) -> tuple[dict[str, Authenticator], dict[str, Authenticator]]:
         if {"builtin", "scram"} & set(names):
-            self._services.stores.users()  # opened here, so that a store that cannot be opened ends the start
+            self._services.stores.users()  # opened early, so that a store that cannot be opened ends the start
         return build_authenticators(self.settings, names, self._services)
 
 
 class _Unmade:
-    """In the place of an authenticator that could not be made: every question to it fails."""
+    """A placeholder for an authenticator that could not be made: each request to it fails."""
 
     priority = 0
 

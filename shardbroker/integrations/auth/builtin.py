@@ -23,7 +23,7 @@ def authorizer(settings: None, services: Services) -> "BuiltinRules":
 
 
 class BuiltinUsers:
-    """Users of the broker's own store."""
+    """An authenticator over the broker's own store of users."""
 
     priority = 0
 
@@ -45,7 +45,7 @@ class BuiltinUsers:
 
 
 class BuiltinRules:
-    """The rules of the broker's own store, where a source before it is a back end."""
+    """The rules of the broker's own store, used here if a source before it is a back end."""
 
     priority = 0
 

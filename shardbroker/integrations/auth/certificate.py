@@ -1,4 +1,4 @@
-"""Clients that have shown a certificate. The listener has verified it; here it is compared with who the client says it is."""
+"""Authentication by client certificate. The listener has verified it; here it is compared with the claimed identity."""
 
 from shardbroker.access.contract import IGNORE, Answer, Client, allow, deny
 from shardbroker.config.access import Certificate
@@ -12,7 +12,7 @@ def authenticator(settings: Certificate, services: Services) -> "Certificates":
 
 
 class Certificates:
-    """auth.certificate"""
+    """The authenticator of auth.certificate."""
 
     priority = 0
 

@@ -1,4 +1,4 @@
-"""Chains: one back end after the other, until one decides."""
+"""Chains: back ends are tried in order, until one decides."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["AuthenticatorChain", "SourceChain"]
 
 
 class AuthenticatorChain:
-    """Who is asked about clients."""
+    """Authenticates clients by the authenticators that a chain names."""
 
     def __init__(self, members: Mapping[str, Authenticator], on_error: str, report: Report) -> None:
         self._members = members
@@ -18,16 +18,16 @@ class AuthenticatorChain:
         self._report = report
 
     async def authenticate(self, names: Sequence[str], client: Client) -> tuple[Answer, str]:
-        """The verdict, and a few words about it for the log.
+        """Returns the answer for a client, and a reason for the log.
 
-        A user whom nobody knows gets what a wrong password gets (0x86), so that nobody can tell the two apart; a client without a
-        user name 0x87. If a back end that might know the client failed: 0x88.
+        An unknown user gets the same answer as a wrong password (0x86), so that the two cannot be distinguished; a client without a
+        user name gets 0x87. If a back end that might know the client failed, the answer is 0x88.
         """
         failed = ""
         for name in names:
             member = self._members.get(name)
             if member is None:
-                continue  # scram takes part in conversations only
+                continue  # scram takes part in exchanges only
             try:
                 answer = await member.authenticate(client)
                 if not isinstance(answer, Answer):
@@ -49,7 +49,7 @@ class AuthenticatorChain:
 
 
 class SourceChain:
-    """Who is asked about topics, from the first source on that a worker cannot evaluate."""
+    """Authorizes actions by the sources, from the first one that a worker cannot evaluate."""
 
     def __init__(self, members: Sequence[tuple[str, Authorizer]], on_error: str, report: Report) -> None:
         self._members = members
@@ -57,7 +57,7 @@ class SourceChain:
         self._report = report
 
     async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> list[bool | None]:
-        """True, False, or None where no source has a rule."""
+        """Returns True or False for each request, or None if no source has a rule for it."""
         decided: list[bool | None] = [None] * len(questions)
         open_places = list(range(len(questions)))
         for name, member in self._members:

@@ -1,8 +1,8 @@
 """Makes authenticators and sources of rules from settings.
 
-The tables are `config.access.Authenticators` and `Sources`: a field NAME there stands for the module NAME of this package, with a
-function `authenticator(settings, services)`, or `authorizer(settings, services)`. Modules are loaded, and their libraries with
-them, only for names that are used.
+The tables are `config.access.Authenticators` and `Sources`. A field NAME there denotes the module NAME of this package, with a
+function `authenticator(settings, services)` or `authorizer(settings, services)`. Modules and their libraries are loaded only for
+names in use.
 """
 
 from collections.abc import Sequence
@@ -22,20 +22,23 @@ from shardbroker.integrations.auth.services import Services
 __all__ = ["CONVERSATIONS", "build_authenticators", "build_sources"]
 
 CONVERSATIONS = ("scram",)
-"""Rows of the table without an authenticator: they take part in enhanced authentication alone."""
+"""Rows of the table without an authenticator: they take part only in enhanced authentication."""
 
 
 def build_authenticators(
     settings: Settings, names: Sequence[str], services: Services
 ) -> tuple[dict[str, Authenticator], dict[str, Authenticator]]:
-    """Returns all that chains name, and those of them that are modules of others. Raises BackendError."""
+    """Returns all authenticators that chains name, and those of them from other packages. Raises BackendError."""
     installed = modules.load_modules(modules.AUTHENTICATORS, names, AUTHENTICATORS, settings.auth.module_settings)
     own = [name for name in names if name in AUTHENTICATORS and name not in CONVERSATIONS]
     return {name: _made("authenticator", name, getattr(settings.auth, name), services) for name in own} | installed, installed
 
 
 def build_sources(settings: Settings, names: Sequence[str], services: Services) -> list[tuple[str, Authorizer]]:
-    """Returns those of acl.sources that workers do not evaluate, in order, modules of others included. Raises BackendError."""
+    """Returns the sources in acl.sources that workers do not evaluate, in order, with those of other packages.
+
+    Raises BackendError.
+    """
     installed = modules.load_modules(modules.AUTHORIZERS, names, SOURCES, settings.acl.module_settings)
     return [
         (name, installed[name] if name in installed else _made("authorizer", name, getattr(settings.acl, name, None), services))

@@ -31,7 +31,7 @@ def _path(key: str, path: str) -> Path:
 
 
 class PasswordFile:
-    """Users of a file; a file that cannot be read at a reload leaves those that were there."""
+    """The users of a password file. If the file cannot be read at a reload, the old users remain."""
 
     priority = 0
 
@@ -41,7 +41,7 @@ class PasswordFile:
         self._judge = Judge(scheme, threads)
 
     def reload(self) -> None:
-        """Raises FileError."""
+        """Reads the file again. Raises FileError."""
         self._users = read_passwords(self._path)
 
     async def authenticate(self, client: Client) -> Answer:
@@ -58,7 +58,7 @@ class PasswordFile:
 
 
 class FileRules:
-    """The rules of acl.file, where a source before it is a back end."""
+    """The rules of acl.file, used here if a source before it is a back end."""
 
     priority = 0
 
@@ -67,7 +67,7 @@ class FileRules:
         self._rules = RuleSet(read_rules(path))
 
     def reload(self) -> None:
-        """Raises FileError."""
+        """Reads the file again. Raises FileError."""
         self._rules = RuleSet(read_rules(self._path))
 
     async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:

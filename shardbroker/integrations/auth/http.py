@@ -1,4 +1,4 @@
-"""A service that is asked by HTTP about clients, or about what they may do.
+"""An HTTP service that authenticates or authorizes clients.
 
 As in EMQX, 200 with {"result": "allow" | "deny" | "ignore", ...} decides, 204 allows, 4xx and 5xx ignore. All else is a failure.
 """
@@ -31,7 +31,7 @@ def authorizer(settings: HttpAcl, services: Services) -> "HttpAuthorizer":
 
 
 class HttpService:
-    """Asks one URL."""
+    """Requests to one URL."""
 
     def __init__(self, settings: HttpAuth | HttpAcl, key: str) -> None:
         self._connector = Http(settings, key)
@@ -42,7 +42,7 @@ class HttpService:
         self.close = self._connector.close
 
     async def ask(self, values: Values) -> tuple[int, Any]:
-        """(status, body as JSON or None). Raises BackendError, ConnectorError, TimeoutError, aiohttp.ClientError."""
+        """Returns (status, body as JSON or None). Raises BackendError, ConnectorError, TimeoutError, aiohttp.ClientError."""
         fields = {key: _sendable(text) for key, template in self._body.items() if (text := template.fill(values)) is not None}
         url = URL(self._url.fill({name: value or "" for name, value in values.items()}, _quoted) or "", encoded=True)
         if not _DOTS.isdisjoint(url.raw_path.split("/")):
@@ -59,7 +59,7 @@ class HttpService:
 
 
 class HttpAuthenticator:
-    """auth.http"""
+    """The authenticator of auth.http."""
 
     priority = 0
 
@@ -85,7 +85,7 @@ class HttpAuthenticator:
 
 
 class HttpAuthorizer:
-    """acl.http: one request for each topic, as many at a time as the pool has connections."""
+    """The authorizer of acl.http: one request for each topic, as many at a time as the pool has connections."""
 
     priority = 0
 
@@ -100,9 +100,9 @@ class HttpAuthorizer:
 
 
 _NO_LINES = {ord(c): None for c in "\r\n\0"}
-"""What a value must not bring into a header."""
+"""Characters that a value must not put into a header."""
 _DOTS = {".", ".."}
-"""Segments of a path that lead to another one (RFC 3986 §5.2.4). They cannot be quoted: `%2E` means the same."""
+"""Path segments that lead to another path (RFC 3986 §5.2.4). Quoting does not help: `%2E` means the same."""
 
 
 def _quoted(text: str) -> str:

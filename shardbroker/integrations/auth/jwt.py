@@ -1,7 +1,7 @@
 """JSON web tokens (RFC 7519) as passwords: signed with a shared secret or a private key, or one of a JWKS.
 
-What is no token, or has the signature of another key, is ignored, so that another back end may know it. A token with a right
-signature that has expired, is not valid yet, or differs from `verify_claims`, is denied.
+A password that is no token, or has the signature of another key, is ignored, so that another back end may decide. A token with a
+valid signature is denied if it has expired, is not valid yet, or differs from `verify_claims`.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ __all__ = ["Tokens", "authenticator"]
 HMAC = ["HS256", "HS384", "HS512"]
 PUBLIC_KEY = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
 JWKS_MAX_BYTES = 1 << 20
-"""A longer JWKS is a failure."""
+"""Size limit of a JWKS, bytes."""
 RETRY_S = 5.0
-"""Least time between two reads of the JWKS because a token names a key that is not in it, or the endpoint failed."""
+"""Minimum interval between two reads of the JWKS because of an unknown key or a failed endpoint, seconds."""
 
 
 def authenticator(settings: Jwt, services: Services) -> "Tokens":
@@ -39,7 +39,7 @@ def authenticator(settings: Jwt, services: Services) -> "Tokens":
 
 
 class Tokens:
-    """auth.jwt"""
+    """The authenticator of auth.jwt."""
 
     priority = 0
 
@@ -94,7 +94,7 @@ class Tokens:
         )
 
     async def _find(self, name: str | None) -> Any:
-        """The key of this name, or None. Raises BackendError."""
+        """Returns the key of this name, or None. Raises BackendError."""
         if not self._settings.endpoint:
             return self._key
         known = self._known(name)
@@ -102,7 +102,7 @@ class Tokens:
         is_old = age_s > self._settings.refresh_interval
         if self._reading is None and (age_s > RETRY_S if known is None or self._problem else is_old):
             self._reading = asyncio.create_task(self._read_keys())
-        # A known key does not wait for an endpoint that fails, nor for keys that other tokens name.
+        # A known key waits neither for a failed endpoint nor for keys of other tokens.
         if self._reading is not None and (known is None or (is_old and not self._problem)):
             await asyncio.shield(self._reading)
             known = self._known(name)
@@ -116,7 +116,7 @@ class Tokens:
         return self._keys.get(name)
 
     async def _read_keys(self) -> None:
-        """One read for all logins that wait. Keys that were read before stay if the endpoint fails."""
+        """Reads the keys once for all logins that wait. If the endpoint fails, the old keys remain."""
         try:
             async with (
                 self._connector.connection() as session,

@@ -1,4 +1,4 @@
-"""Users in an LDAP directory: their hash is compared here, or the server is asked to let them in (bind)."""
+"""Users in an LDAP directory: their hash is compared here, or the server verifies the password (bind)."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from shardbroker.integrations.auth.stored import Judge, Record, truth
 __all__ = ["authenticator", "escape_dn", "escape_filter"]
 
 NAMES = ("username", "clientid", "cert_common_name")
-"""Placeholders in names and filters."""
+"""Placeholders allowed in names and filters."""
 
 
 def authenticator(settings: LdapAuth, services: Services) -> "LdapAuthenticator":
@@ -23,7 +23,7 @@ def authenticator(settings: LdapAuth, services: Services) -> "LdapAuthenticator"
 
 
 class LdapAuthenticator:
-    """One search for a user's entry; then the hash in it, or a bind as the user."""
+    """Searches a user's entry; then compares its hash, or binds as the user."""
 
     priority = 0
 
@@ -46,7 +46,7 @@ class LdapAuthenticator:
                 if entry is None:
                     return IGNORE
                 if not client.password or not await self._bind(str(entry["dn"]), client.password):
-                    return deny()  # without a password a bind succeeds, as an anonymous one
+                    return deny()  # without a password a bind succeeds anonymously
                 return allow(is_superuser=self._is_superuser(entry))
         stored = _first(entry, self._settings.password_attribute) if entry is not None else None
         if stored is None:
@@ -58,7 +58,7 @@ class LdapAuthenticator:
         return truth(_first(entry, self._settings.is_superuser_attribute))
 
     async def _search(self, connection: Any, base: str, found_by: str) -> Any:
-        """The entry, or None. Raises BackendError if there is more than one."""
+        """Returns the entry, or None. Raises BackendError if there is more than one."""
         attributes = [self._settings.password_attribute, self._settings.is_superuser_attribute]
         try:
             found = await connection.search(base, bonsai.LDAPSearchScope.SUBTREE, found_by, attributes, sizelimit=2)
@@ -76,7 +76,7 @@ class LdapAuthenticator:
 
 
 def escape_filter(text: str) -> str:
-    """A value in a search filter (RFC 4515): everything but letters and digits of ASCII as `\\xx`."""
+    """Returns a value for a search filter (RFC 4515): everything but letters and digits of ASCII as `\\xx`."""
     return "".join(
         chr(byte) if 48 <= byte <= 57 or 65 <= byte <= 90 or 97 <= byte <= 122 else f"\\{byte:02x}"
         for byte in text.encode(errors="surrogateescape")
@@ -84,7 +84,7 @@ def escape_filter(text: str) -> str:
 
 
 def escape_dn(text: str) -> str:
-    """A value in a distinguished name (RFC 4514), by the same rule: it allows `\\xx` everywhere."""
+    """Returns a value for a distinguished name (RFC 4514), by the same rule: it allows `\\xx` everywhere."""
     return escape_filter(text)
 
 

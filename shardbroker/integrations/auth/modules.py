@@ -1,4 +1,4 @@
-"""Authenticators and authorizers that others have written: see `shardbroker.access.contract`."""
+"""Authenticators and authorizers of other packages: see `shardbroker.access.contract`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -12,11 +12,11 @@ __all__ = ["AUTHENTICATORS", "AUTHORIZERS", "expand", "load_modules"]
 AUTHENTICATORS = "shardbroker.authenticators"
 AUTHORIZERS = "shardbroker.authorizers"
 ALL = "modules"
-"""In a chain: all installed modules."""
+"""The name that denotes all installed modules in a chain."""
 
 
 def load_modules(group: str, wanted: Collection[str], known: Collection[str], settings: Mapping[str, str]) -> dict[str, Any]:
-    """Makes the modules that a chain names, the highest priority first. Raises BackendError."""
+    """Instantiates the modules that a chain names, the highest priority first. Raises BackendError."""
     installed = {point.name: point for point in entry_points(group=group)}
     clash = sorted(set(installed) & {*known, ALL})
     if clash:
@@ -41,7 +41,7 @@ def load_modules(group: str, wanted: Collection[str], known: Collection[str], se
 
 
 def expand(chain: Sequence[str], modules: Mapping[str, Any]) -> list[str]:
-    """A chain with the modules in place of `modules`; one that is named as well stays where it is named."""
+    """Returns a chain with the modules in place of `modules`; one that is also named is only at that position."""
     names: list[str] = []
     for name in chain:
         names += [module for module in modules if module not in chain] if name == ALL else [name]

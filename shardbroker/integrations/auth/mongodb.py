@@ -1,4 +1,4 @@
-"""Users and rules in MongoDB. Values are compared as text: a client cannot put an operator into a filter."""
+"""Users and rules in MongoDB. Values are compared as text: a client cannot inject an operator into a filter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from shardbroker.integrations.auth.stored import Record, StoredPasswords, Stored
 __all__ = ["authenticator", "authorizer"]
 
 RULES_MAX = 1000
-"""Documents with rules that are read of one client."""
+"""Limit of the documents with rules that are read per client."""
 
 
 def authenticator(settings: MongodbAuth, services: Services) -> StoredPasswords:

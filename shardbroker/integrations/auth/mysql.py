@@ -1,4 +1,4 @@
-"""Users and rules in MySQL or MariaDB. Placeholders are put in as literals that no value can leave (`connectors.mysql.literal`)."""
+"""Users and rules in MySQL or MariaDB. Placeholders become literals that no value can leave (`connectors.mysql.literal`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def authorizer(settings: MysqlAcl, services: Services) -> StoredRules:
 
 
 class _Query:
-    """One query."""
+    """A query with placeholders."""
 
     def __init__(self, settings: MysqlAuth | MysqlAcl, key: str) -> None:
         self._connector = Mysql(settings, key)
@@ -43,4 +43,4 @@ class _Query:
 
 
 def _marker(number: int) -> str:
-    return f"\1{number}\1"  # no text of a configuration has these
+    return f"\1{number}\1"  # characters that no configuration contains

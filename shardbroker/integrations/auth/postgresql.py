@@ -22,7 +22,7 @@ def authorizer(settings: PostgresqlAcl, services: Services) -> StoredRules:
 
 
 class _Query:
-    """One query."""
+    """A query with placeholders."""
 
     def __init__(self, settings: PostgresqlAuth | PostgresqlAcl, key: str) -> None:
         self._connector = Postgresql(settings, key)

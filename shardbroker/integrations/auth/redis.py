@@ -24,7 +24,7 @@ def authorizer(settings: RedisAcl, services: Services) -> StoredRules:
 
 
 class _Command:
-    """One command. `verbs`: what it may be."""
+    """A command with placeholders. `verbs`: the allowed commands."""
 
     def __init__(self, settings: RedisAuth | RedisAcl, key: str, verbs: Sequence[str]) -> None:
         self._words = Template.parse(settings.cmd).words()
@@ -57,13 +57,13 @@ class _Command:
     async def _ask(self, values: Values) -> Any:
         words = [word(values) for word in self._words]
         if any(word is None for word in words):
-            return None  # this client has no value for a placeholder, so there can be no key
+            return None  # without a value for a placeholder there is no key
         async with self._connector.connection() as client:
             return await client.execute_command(*words)
 
 
 def _rule(topic: str, text: str) -> dict[str, Any]:
-    """A topic that is allowed: `publish`, `subscribe`, `all`, or JSON with action, qos, retain."""
+    """Returns a rule that allows a topic: `publish`, `subscribe`, `all`, or JSON with action, qos, retain."""
     rule: dict[str, Any] = {"permission": "allow", "topic": topic}
     if not text.startswith("{"):
         return rule | {"action": text}

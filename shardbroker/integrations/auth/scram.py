@@ -1,4 +1,4 @@
-"""Conversations of enhanced authentication (MQTT 5.0 §4.12): SCRAM."""
+"""Exchanges of enhanced authentication (MQTT 5.0 §4.12): SCRAM."""
 
 from shardbroker.access.contract import Answer, allow, deny
 from shardbroker.access.scram import ScramError, ScramServer
@@ -8,7 +8,7 @@ __all__ = ["ScramExchange"]
 
 
 class ScramExchange:
-    """One client's conversation."""
+    """The exchange of one client."""
 
     def __init__(self, store: UserStore, algorithm: str, iterations: int) -> None:
         self._server = ScramServer(algorithm, iterations, lambda name: store.scram(algorithm, name))
@@ -16,11 +16,11 @@ class ScramExchange:
 
     @property
     def username(self) -> str:
-        """Whom the client says it is."""
+        """Returns the user name that the client claims."""
         return self._server.username
 
     async def step(self, data: bytes) -> bytes | Answer:
-        """What is to be sent to the client, or the end."""
+        """Returns the next data for the client, or the final answer."""
         try:
             if not self._begun:
                 self._begun = True

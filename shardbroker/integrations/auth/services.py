@@ -1,4 +1,4 @@
-"""What authenticators and sources of rules are made with, besides their settings."""
+"""The resources that authenticators and sources of rules share, besides their settings."""
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["Services", "Stores"]
 
 
 class Stores:
-    """The broker's own users and rules, opened when they are first needed: once in a process, as LMDB wants it."""
+    """The stores of the broker's own users and rules, opened at first use: once per process, as LMDB requires."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -19,13 +19,13 @@ class Stores:
         self._rules: RuleStore | None = None
 
     def users(self) -> UserStore:
-        """Raises StoreError."""
+        """Returns the store of users. Raises StoreError."""
         if self._users is None:
             self._users = UserStore(users_dir(self._data_dir))
         return self._users
 
     def rules(self) -> RuleStore:
-        """Raises StoreError."""
+        """Returns the store of rules. Raises StoreError."""
         if self._rules is None:
             self._rules = RuleStore(rules_dir(self._data_dir))
         return self._rules
@@ -38,8 +38,8 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Shared by all authenticators and sources of one state of the settings."""
+    """The resources shared by all authenticators and sources of one state of the settings."""
 
     stores: Stores
     threads: Executor
-    """They hash passwords."""
+    """Threads that hash passwords."""

@@ -1,4 +1,4 @@
-"""Over back ends that hold hashes of passwords, or rules: these look up, and the decision is made here."""
+"""Authenticators and authorizers over back ends that only look up password hashes or rules: the decision is made here."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ Values = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a back end has about a user."""
+    """The record of a user in a back end."""
 
     password_hash: str
     salt: str = ""
@@ -26,7 +26,7 @@ class Record:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Record | None":
-        """From a row by column; None if it holds no hash. Raises BackendError for what cannot be a row of users."""
+        """Returns the record in a row by column; None if it has no hash. Raises BackendError for an invalid row."""
         stored = row.get("password_hash")
         if stored is None:
             return None
@@ -34,7 +34,7 @@ class Record:
 
 
 class PasswordBackend(Protocol):
-    """Looks up users."""
+    """A back end that looks up users."""
 
     async def find(self, values: Values) -> Record | None: ...
 
@@ -42,7 +42,7 @@ class PasswordBackend(Protocol):
 
 
 class RuleBackend(Protocol):
-    """Looks up rules of a client, as tables (see `rules.rule_of`)."""
+    """A back end that looks up a client's rules, as tables (see `rules.rule_of`)."""
 
     async def find_rules(self, values: Values) -> Sequence[Mapping[str, Any]]: ...
 
@@ -50,7 +50,7 @@ class RuleBackend(Protocol):
 
 
 class StoredPasswords:
-    """An authenticator over a back end that has hashes."""
+    """An authenticator over a back end with hashes."""
 
     priority = 0
 
@@ -64,14 +64,14 @@ class StoredPasswords:
 
 
 class Judge:
-    """Compares a password with what is stored. An unknown user costs what a known one does."""
+    """Compares a password with a stored hash. An unknown user takes as long as a known one."""
 
     def __init__(self, scheme: Scheme, threads: Executor) -> None:
         self._scheme = scheme
         self._threads = threads
 
     async def judge(self, client: Client, record: Record | None, another: Record | None = None) -> Answer:
-        """`another`: one whose hash costs what that of this user would, if there is no such user."""
+        """Returns the answer for a client. `another`: a record whose hash costs as much, for a user without a record."""
         password = client.password or b""
         if record is None:
             if another is None:
@@ -87,7 +87,7 @@ class Judge:
 
 
 class StoredRules:
-    """An authorizer over a back end that has rules."""
+    """An authorizer over a back end with rules."""
 
     priority = 0
 
@@ -105,7 +105,7 @@ class StoredRules:
 
 
 def truth(value: object) -> bool:
-    """A flag as databases have it: true, 1, "1", "true", "TRUE"; nothing and everything else is no."""
+    """Returns a flag as databases represent it: true, 1, "1", "true", "TRUE"; all else is False."""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     return value is True or value == 1 or (isinstance(value, str) and value.lower() in ("1", "true", "t"))

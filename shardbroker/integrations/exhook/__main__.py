@@ -1,4 +1,4 @@
-"""Prints exhook.proto, for those who write a program: python -m shardbroker.integrations.exhook > exhook.proto"""
+"""Prints exhook.proto, for authors of programs: python -m shardbroker.integrations.exhook > exhook.proto"""
 
 from importlib.resources import files
 

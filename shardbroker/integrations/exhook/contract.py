@@ -1,4 +1,4 @@
-"""The service of exhook.proto: its messages and methods, made of its descriptors when the process starts."""
+"""The service of exhook.proto: its messages and methods, built from its descriptors when the process starts."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,9 +11,9 @@ from shardbroker.hooks.exhook import FORWARDED
 __all__ = ["LOADED", "METHODS", "SERVICES", "UNLOADED", "Method", "message"]
 
 DESCRIPTORS = files("shardbroker.integrations.exhook") / "exhook.binpb"
-"""`make proto` makes it of exhook.proto."""
+"""The compiled descriptors; `make proto` builds them from exhook.proto."""
 SERVICES = ("emqx.exhook.v2.HookProvider", "emqx.exhook.v3.HookProvider")
-"""Names that programs give the service: version 3 has the same messages. The first that a program knows is used."""
+"""Names that programs give the service: version 3 has the same messages. The first that a program supports is used."""
 
 _pool = descriptor_pool.DescriptorPool()
 for _file in descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes()).file:
@@ -23,7 +23,7 @@ _service = _pool.FindServiceByName(SERVICES[0])
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One call."""
+    """One method of the service."""
 
     name: str
     request: Any
@@ -31,7 +31,7 @@ class Method:
 
 
 def message(name: str) -> Any:
-    """The class of a message."""
+    """Returns the class of a message."""
     return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"emqx.exhook.v2.{name}"))
 
 
@@ -41,5 +41,5 @@ def _method(name: str) -> Method:
 
 
 METHODS = {point: _method("On" + "".join(word.capitalize() for word in point.split("."))) for point in FORWARDED}
-"""By point."""
+"""The methods by point."""
 LOADED, UNLOADED = _method("OnProviderLoaded"), _method("OnProviderUnloaded")

@@ -1,4 +1,4 @@
-"""One program: whether it is there, what it wants, and the connections to it."""
+"""One program: its availability, its requirements, and the connections to it."""
 
 import asyncio
 from collections import deque
@@ -25,24 +25,24 @@ from shardbroker.mqtt.topics import check_topic_filter
 __all__ = ["Figures", "Program"]
 
 NOTES_MAX = 10_000
-"""Notes that wait for one program; further ones are dropped."""
+"""Limit of the events that wait for one program; further ones are dropped."""
 NOTE_BYTES_MAX = 16 << 20
-"""Bytes of them."""
+"""Limit of their size, bytes."""
 UNLOAD_TIMEOUT_S = 1.0
-"""For the call with which a program is left; nobody waits longer for it."""
+"""Timeout of the last call, when the program is no longer used, seconds."""
 BACKOFF_MS = (100, 1000)
-"""Between attempts of a connection to come back: the first, and the longest."""
+"""Delays between attempts of a connection to reconnect: the first, and the longest."""
 NEVER_MS = 2**31 - 1
 MESSAGE_OVERHEAD = 1 << 20
-"""Bytes of a request beside its payload and topic, at most."""
+"""Size limit of a request beside its payload and topic, bytes."""
 LEVELS_MAX = 65535
 CONNECTING, CONNECTED, DISCONNECTED = "connecting", "connected", "disconnected"
-"""States of a program."""
+"""The states of a program."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """What became of the calls of one point."""
+    """Outcomes of the calls of one point."""
 
     succeeded: int = 0
     failed: int = 0
@@ -50,8 +50,10 @@ class Figures:
 
 
 class Program:
-    """`limit`: bytes of the largest message; `on_change`: called when what it wants may have changed. Raises BackendError for files
-    of certificates that cannot be read."""
+    """The connections to one program. `limit`: size limit of a message, bytes; `on_change`: called when `wanted` may have changed.
+
+    Raises BackendError for certificate files that cannot be read.
+    """
 
     def __init__(
         self, settings: ExHookServer, requests: Requests, limit: int, report: Report, on_change: Callable[[], None]
@@ -60,7 +62,7 @@ class Program:
         self.state = CONNECTING
         self.figures = {point: Figures() for point in FORWARDED}
         self._settled = asyncio.Event()
-        """Not while it is looked for: whoever asks then waits for what comes of it."""
+        """Cleared while the program is being connected: a request then waits for the outcome."""
         self._requests, self._on_change = requests, on_change
         self._tell = report
         self._wanted: Wanted | None = None
@@ -68,9 +70,9 @@ class Program:
         self._lost = asyncio.Event()
         size = limit + MESSAGE_OVERHEAD
         options = [
-            ("grpc.use_local_subchannel_pool", 1),  # a connection for each lane
+            ("grpc.use_local_subchannel_pool", 1),  # one connection per lane
             ("grpc.enable_http_proxy", 0),
-            ("grpc.client_idle_timeout_ms", NEVER_MS),  # a connection that ends means that the program is gone
+            ("grpc.client_idle_timeout_ms", NEVER_MS),  # the end of a connection means that the program is gone
             ("grpc.initial_reconnect_backoff_ms", BACKOFF_MS[0]),
             ("grpc.min_reconnect_backoff_ms", BACKOFF_MS[0]),
             ("grpc.max_reconnect_backoff_ms", BACKOFF_MS[1]),
@@ -86,12 +88,12 @@ class Program:
 
     @property
     def wanted(self) -> Wanted:
-        """What it has said that it wants, or must be presumed to want."""
+        """Returns the reported requirements of the program, or the presumed ones."""
         return self._wanted or presumed([self.settings])[0]
 
     @property
     def known(self) -> bool:
-        """Whether there is no more to be waited for until `wanted` holds."""
+        """Returns whether `wanted` is final, so that there is nothing to wait for."""
         return self._wanted is not None or self._settled.is_set()
 
     async def when_known(self) -> None:
@@ -104,7 +106,7 @@ class Program:
     # --- coming and going -----------------------------------------------------------------------------------------------------
 
     async def _keep_loaded(self) -> None:
-        """Finds the program, and finds it again when it was gone."""
+        """Connects to the program, and reconnects to it when the connection is lost."""
         again_s = self.settings.auto_reconnect
         while True:
             loaded = await self._load()
@@ -122,8 +124,11 @@ class Program:
                 await asyncio.sleep(again_s)
 
     async def _until_lost(self) -> None:
-        """A connection that went and is there again is lost too: a call that waited has brought it back, and the program at
-        its other end has not said what it wants."""
+        """Waits until the connection is lost.
+
+        A connection that was lost and restored counts as lost too: a waiting call has restored it, and the program at its other end
+        has not reported its requirements.
+        """
         channel, ready = self._lanes[0].channel, grpc.ChannelConnectivity.READY
         if not self._lost.is_set() and channel.get_state() == ready:
             waits = [asyncio.ensure_future(one) for one in (self._lost.wait(), channel.wait_for_state_change(ready))]
@@ -147,7 +152,7 @@ class Program:
         return True
 
     async def _call_loaded(self) -> Any:
-        """Under the first name of the service that it knows."""
+        """Calls OnProviderLoaded, under the first name of the service that the program supports."""
         for service in SERVICES:
             self._service = service
             try:
@@ -171,17 +176,17 @@ class Program:
             yield one.name, filters
 
     def note_failure(self, point: str, error: Exception) -> None:
-        """A call has failed. One that found nobody means that the program is gone."""
+        """Counts and reports a failed call. If the program was not reachable, it counts as gone."""
         self.figures[point].failed += 1
         self._report(f"{point}: {_described(error)}")
         if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE:
             self._lost.set()
 
     async def close(self) -> None:
-        """It is told, if it listens."""
+        """Notifies the program, if it is connected, and closes the connections."""
         for task in self._tasks:
             task.cancel()
-        self._settled.set()  # whoever waits for it fails now
+        self._settled.set()  # requests that wait for it fail now
         with suppress(grpc.aio.AioRpcError, TimeoutError):
             if self.state == CONNECTED:
                 self.state = DISCONNECTED
@@ -197,11 +202,11 @@ class Program:
         return self._service
 
     def _lane_of(self, client_id: str) -> "_Lane":
-        """What one client does goes by one lane, in order."""
+        """Returns the lane of a client: it keeps the client's calls in order."""
         return self._lanes[crc32(client_id.encode()) % len(self._lanes)]
 
     async def ask(self, point: str, client_id: str, request: Any) -> Any:
-        """Its answer; None if it has none."""
+        """Returns the answer of the program, or None after an error."""
         try:
             if not self._settled.is_set():
                 async with asyncio.timeout(self.settings.request_timeout):
@@ -216,7 +221,7 @@ class Program:
         return answer
 
     def tell(self, point: str, client_id: str, request: Any) -> None:
-        """Waits for nobody."""
+        """Queues an event without waiting."""
         size = request.ByteSize()
         if self.state != CONNECTED or self._queued >= NOTES_MAX or self._queued_bytes + size > NOTE_BYTES_MAX:
             self.figures[point].dropped += 1
@@ -226,12 +231,12 @@ class Program:
         self._lane_of(client_id).put(point, request, size)
 
     def taken(self, size: int) -> None:
-        """A note was told, or could not be."""
+        """Records that an event was sent, or has failed."""
         self._queued -= 1
         self._queued_bytes -= size
 
     def state_line(self) -> dict[str, Any]:
-        """For those who look from outside."""
+        """Returns the state for ctl, REST and metrics."""
         return {
             "settings": self.settings.model_dump(mode="json"),
             "status": self.state,
@@ -246,7 +251,7 @@ class Program:
 
 
 class _Lane:
-    """One connection, and the notes that wait for it: told one after the other."""
+    """One connection, and its queue of events, which are sent one after the other."""
 
     def __init__(self, program: Program, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -256,8 +261,10 @@ class _Lane:
         self._stubs: dict[tuple[str, str], Any] = {}
 
     async def call(self, method: Method, request: Any, waits: bool = True) -> Any:
-        """`waits`: for a connection that is on its way, since another lane has found the program. Raises AioRpcError,
-        TimeoutError."""
+        """Calls a method. `waits`: for a connection under way, since another lane has reached the program.
+
+        Raises AioRpcError, TimeoutError.
+        """
         key = self._program.service, method.name
         stub = self._stubs.get(key)
         if stub is None:

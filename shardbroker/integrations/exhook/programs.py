@@ -1,4 +1,4 @@
-"""All programs, in the order of `exhook.servers`: who is asked, who is told, and what the answers mean."""
+"""All programs, in the order of `exhook.servers`: distribution of requests and events, and the meaning of answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,22 +17,25 @@ __all__ = ["MessageResult", "Programs", "Silent"]
 
 IGNORE, STOP = message("ValuedResponse").IGNORE, message("ValuedResponse").STOP_AND_RETURN
 ALLOW_PUBLISH = "allow_publish"
-"""Header of a message."""
+"""Name of a message header."""
 
 
 class Silent(Exception):
-    """One that may not be passed over has not answered; the text says which."""
+    """A program that may not be skipped has not answered; the text names it."""
 
 
 class MessageResult(Enum):
-    """What is to become of a message."""
+    """The decision about a message."""
 
     AS_IT_IS = "as it is"
     DROPPED = "dropped"
 
 
 class Programs:
-    """`on_wanted`: gets what they want, once they were all called and whenever it changes. Raises BackendError."""
+    """The programs of one state of the settings. Raises BackendError.
+
+    `on_wanted` takes their requirements, once all of them were called and after each change.
+    """
 
     def __init__(self, settings: Settings, node: str, report: Report, on_wanted: Callable[[list[Wanted]], None]) -> None:
         self._requests = Requests(node, {name: _port(one.bind) for name, one in settings.listeners.items()})
@@ -51,7 +54,7 @@ class Programs:
 
     @property
     def wanted(self) -> list[Wanted] | None:
-        """None while one of them was not called yet."""
+        """Returns the requirements of all programs; None until each was called."""
         return [one.wanted for one in self.programs] if all(one.known for one in self.programs) else None
 
     def _changed(self) -> None:
@@ -60,14 +63,17 @@ class Programs:
             self._on_wanted(wanted)
 
     async def _asked(self, point: str, topic: str | None) -> Any:
-        """Those that are to be asked, in order, each once it was called."""
+        """Yields the programs to call, in order, each after its first call has ended."""
         for one in self.programs:
             await one.when_known()
             if one.wanted.covers(point, topic):
                 yield one
 
     async def _answers(self, point: str, topic: str | None, client: Client, request: Callable[[], Any]) -> Any:
-        """(answer, whether it ends the chain) of those that have a say. `request` makes the next request. Raises Silent."""
+        """Yields (answer, whether it ends the chain) of the programs that decide.
+
+        `request` makes the next request. Raises Silent.
+        """
         async for one in self._asked(point, topic):
             answer = await one.ask(point, client.client_id, request())
             if answer is None:
@@ -77,7 +83,7 @@ class Programs:
                 yield answer, answer.type == STOP
 
     async def _decision(self, point: str, client: Client, request: Callable[[bool], Any]) -> bool | None:
-        """None: nobody says anything."""
+        """Returns the decision of the chain; None if no program decides."""
         decision: bool | None = None
 
         def with_result() -> Any:
@@ -91,11 +97,11 @@ class Programs:
         return decision
 
     async def authenticate(self, client: Client) -> bool | None:
-        """Raises Silent."""
+        """Returns whether a client may connect; None if no program decides. Raises Silent."""
         return await self._decision("client.authenticate", client, lambda result: self._requests.authenticate(client, result))
 
     async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> tuple[list[bool | None], bool]:
-        """(decisions, whether one of them only stands for an answer that has not come)."""
+        """Returns (decisions, whether one of them replaces a missing answer)."""
         silent = False
 
         async def decided(question: AuthRequest) -> bool | None:
@@ -111,7 +117,7 @@ class Programs:
         return await asyncio.gather(*map(decided, questions)), silent
 
     async def publish(self, client: Client, fields: Sequence[Any]) -> MessageResult | tuple[str, bytes, int]:
-        """What becomes of a message: a MessageResult, or its new topic, payload and QoS. Raises Silent."""
+        """Returns the decision about a message: a MessageResult, or its new topic, payload and QoS. Raises Silent."""
         *now, at_ms = fields
         topic = now[0]
         async for answer, stops in self._answers(
@@ -126,7 +132,7 @@ class Programs:
         return MessageResult.AS_IT_IS if now[:3] == list(fields[:3]) else (now[0], now[1], now[2])
 
     def tell(self, event: Event) -> None:
-        """Passes an event on to those that want it."""
+        """Forwards an event to the programs that require it."""
         for point, lost in event.lost.items():
             for one in self.programs:
                 if point in one.wanted.points:
@@ -156,6 +162,6 @@ def _topic_of(event: Event) -> str | None:
 
 
 def _client_of(event: Event) -> str:
-    """Whose order counts."""
+    """Returns the client id by which the events are ordered."""
     found: str = _message_of(event)[5] if event.point == "message.dropped" else event.arguments[0][0]
     return found

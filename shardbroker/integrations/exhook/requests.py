@@ -1,4 +1,4 @@
-"""Requests of the contract, made of what workers say."""
+"""The requests of the contract, built from the workers' messages."""
 
 import platform
 import time
@@ -18,7 +18,7 @@ PROTOCOL = "mqtt"
 SYSDESCR = f"shardbroker on Python {platform.python_version()}"
 PROTO_VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 NORMAL = "normal"
-"""Reason of a client that leaves as it should, as EMQX calls it."""
+"""Reason of a regular disconnect, as EMQX names it."""
 
 _ClientInfo, _ConnInfo, _Message, _Property = message("ClientInfo"), message("ConnInfo"), message("Message"), message("Property")
 _SubOpts, _TopicFilter, _RequestMeta, _BrokerInfo = (
@@ -27,7 +27,7 @@ _SubOpts, _TopicFilter, _RequestMeta, _BrokerInfo = (
 
 
 class Requests:
-    """`node`: the broker's name; `ports`: of listeners, by their names."""
+    """Builds requests. `node`: the broker's name; `ports`: of listeners, by their names."""
 
     def __init__(self, node: str, ports: Mapping[str, int]) -> None:
         self._node, self._ports = node, ports
@@ -64,7 +64,7 @@ class Requests:
         return UNLOADED.request(meta=self._meta)
 
     def event(self, event: Event) -> Any:
-        """What has happened."""
+        """Returns the request for an event."""
         if event.point.startswith("message."):
             fields = self._about_message(event)
         else:
@@ -123,17 +123,17 @@ class Requests:
     def _message(self, fields: Sequence[Any], at_ms: int) -> Any:
         topic, payload, qos, _, _, client_id, identifier = fields
         made = _Message(node=self._node, id=identifier, qos=qos, topic=topic, payload=payload, timestamp=at_ms)
-        setattr(made, "from", client_id)  # a word of Python
+        setattr(made, "from", client_id)  # `from` is a keyword of Python
         return made
 
 
 def reason_name(code: int) -> str:
-    """MQTT's name of a reason code, in lower case with underscores."""
+    """Returns MQTT's name of a reason code, in lower case with underscores."""
     return REASON_CODES[code][0] if code in REASON_CODES else f"0x{code:02x}"
 
 
 def _listed(client: Client) -> list[Any]:
-    """As a client of an event."""
+    """Returns the fields of a client in the order of an event."""
     return [
         client.client_id, client.username, None, client.peerhost, client.peerport, client.listener, client.version,
         client.cert_common_name, client.cert_subject,
@@ -146,7 +146,7 @@ def _options(subscription: Sequence[Any]) -> Any:
 
 
 def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """As EMQX writes them: Session-Expiry-Interval; those of users apart."""
+    """Returns properties under EMQX's names, such as Session-Expiry-Interval, with user properties apart."""
     return {
         "props": [
             _Property(name="-".join(map(str.capitalize, name.split("_"))), value=_text(value))

@@ -1,4 +1,4 @@
-"""What the process integrations does about hooks: takes workers' events and questions, tells them what programs want."""
+"""The hooks part of the process integrations: takes the workers' events and requests, and sends the programs' requirements."""
 
 import asyncio
 import json
@@ -26,11 +26,11 @@ __all__ = ["HookService"]
 READS_A_TURN = 64
 """Events taken from one worker before others get their turn."""
 WRITE_STATE_S = 0.5
-"""Between two looks whether figures have changed."""
+"""Interval of the check for changed figures."""
 
 
 class HookService:
-    """`broadcast`: sends a verdict to every worker. Nothing of gRPC is loaded while there are no programs."""
+    """The service for all workers. `broadcast`: sends a result to every worker. gRPC is loaded only if there are programs."""
 
     def __init__(self, topology: Topology, report: Report, broadcast: Callable[[bytes], None]) -> None:
         self._topology, self._report, self._broadcast = topology, report, broadcast
@@ -40,7 +40,7 @@ class HookService:
         self._sockets: list[socket.socket] = []
 
     def start(self, settings: Settings) -> None:
-        """Raises BackendError."""
+        """Starts the programs and reads events. Raises BackendError."""
         self._programs = self._made(settings)
         self._servers = settings.exhook
         loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class HookService:
             self._programs.start()
 
     async def use(self, settings: Settings) -> bool:
-        """Others take part from now on; whether they do. Raises BackendError: those of before still do."""
+        """Applies new settings; returns whether the programs have changed. Raises BackendError; the old programs then remain."""
         if settings.exhook == self._servers:
             return False
         new, old = self._made(settings), self._programs
@@ -80,14 +80,14 @@ class HookService:
         self._broadcast(_wanted_verdict(wanted))
 
     def wanted(self) -> bytes | None:
-        """For a worker that asks; None: it is told a little later."""
+        """Returns the requirements for a worker that requests them; None: they are broadcast later."""
         wanted = [] if self._programs is None else self._programs.wanted
         return None if wanted is None else _wanted_verdict(wanted)
 
     async def verdict(self, asked: Asked) -> bytes:
-        """About what a worker has asked programs."""
+        """Returns the result of a worker's request to programs."""
         if self._programs is None:
-            return encode_verdict(asked.id, Status.IGNORE)  # they have gone meanwhile
+            return encode_verdict(asked.id, Status.IGNORE)  # they were removed in the meantime
         from shardbroker.integrations.exhook.programs import MessageResult, Silent
 
         try:
@@ -122,7 +122,7 @@ class HookService:
                 self._report("exhook", f"an event that cannot be passed on: {type(error).__name__}: {error}")
 
     async def keep_state(self) -> None:
-        """Writes down what became of calls, for those who look from outside."""
+        """Writes the state of the programs to a file, for ctl, REST and metrics."""
         written = None
         while True:
             text = json.dumps([] if self._programs is None else self._programs.state())
