@@ -1,20 +1,20 @@
-"""What happened on a worker, in order, on disk: the log its sessions are recovered from, and the feed for analytics.
+"""The events of a worker, in order, on disk: the log from which its sessions are recovered, and the feed for analytics.
 
-    worker                                          <data>/journal/<worker>/            anybody
+    worker                                          <data>/journal/<worker>/            any process
     encode.log_...  -> Writer: open block           00000000000000000000.sbj            read -> Block | Damage
     Writer.append   ->    | seal, every pass        00000000000000048211.sbj               Block.records()
                           +---- one write ------>   00000000008589934592.sbj
     durable <-------------+---- fdatasync in a thread, level `machine`
 
-Everything is appended. A pass of the worker's loop is a block with a checksum; blocks fill segments; a new writer (incarnation)
-begins a new segment and never touches an old one, so a start needs no repair: what was torn is skipped by every reader.
+All writes append. A pass of the worker's loop is a block with a checksum; blocks fill segments. A new writer (incarnation)
+begins a new segment and never changes an old one, so a start needs no repair: each reader skips a torn block.
 
-A position is the number of the next record. What a client was promised hangs on one: the acknowledgement of what was appended while
-`writer.next_sequence` was p may leave once `writer.durable` >= p. At level `process` that is so when the kernel has the block,
-at `machine` when the disk has it.
+A position is the number of the next record. A promise to a client depends on one: the acknowledgement of a record appended while
+`writer.next_sequence` was p may be sent once `writer.durable` >= p. At level `process` this holds once the kernel has the block,
+at `machine` once the disk has it.
 
-A disk that refuses is a state of the writer (`state`, `problem`, `full`), never an exception and never a loss: what was not written
-stays in memory and is tried again by every `seal`. What to do meanwhile (hold acknowledgements, or go on without capture) is the
+A failing disk is a state of the writer (`state`, `problem`, `full`), never an exception and never a loss: records that were not
+written stay in memory, and each `seal` retries them. The reaction (hold acknowledgements, or continue without capture) is the
 worker's policy.
 
 Modules: `schema` (records), `layout` (headers), `cbor`, `encode`, `writer` (compiled), `opening`, `reader`, `trust`, `repair`,

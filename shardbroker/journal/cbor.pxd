@@ -1,6 +1,6 @@
-"""Writing the CBOR subset of records (docs/journal-format.md): each function writes at `at` and returns where it ended.
+"""Encodes the CBOR subset of records (docs/journal-format.md): each function writes at `at` and returns the end.
 
-The caller has made room: UINT_BYTES for a number or an array's head, UINT_BYTES + size for a byte string.
+The caller must have reserved: UINT_BYTES for a number or an array's head, UINT_BYTES + size for a byte string.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -11,7 +11,7 @@ cdef extern from "<endian.h>" nogil:
     uint64_t htobe64(uint64_t value)
 
 cdef enum:
-    UINT_BYTES = 9                         # longest head
+    UINT_BYTES = 9                         # size of the longest head
     MAJOR_UINT = 0x00
     MAJOR_BYTES = 0x40
     MAJOR_ARRAY = 0x80
@@ -34,7 +34,7 @@ cdef inline uint8_t* put_head(uint8_t* at, int major, uint64_t value) noexcept:
         two = htobe16(<uint16_t>value)
         memcpy(at + 1, &two, 2)
         return at + 3
-    if value >> 32 == 0:                   # 0xFFFFFFFF would be compared as a Python number
+    if value >> 32 == 0:                   # a comparison with 0xFFFFFFFF would be one of Python numbers
         at[0] = major | 26
         four = htobe32(<uint32_t>value)
         memcpy(at + 1, &four, 4)
@@ -49,7 +49,7 @@ cdef inline uint8_t* put_uint(uint8_t* at, uint64_t value) noexcept:
     return put_head(at, MAJOR_UINT, value)
 
 
-# An array of `items` < 24.
+# The head of an array of `items` < 24.
 cdef inline uint8_t* put_array(uint8_t* at, int items) noexcept:
     at[0] = MAJOR_ARRAY | items
     return at + 1

@@ -1,7 +1,7 @@
-"""The records of the hot path, written straight into the open block; the rest goes through `schema.encode` and `Writer.append`.
+"""The records of the hot path, written directly into the open block; all others use `schema.encode` and `Writer.append`.
 
-Each needs nothing but its arguments, and what it points to only until it returns. Fields and their order: `schema.FIELDS`.
-NULL, or None, stands for null.
+Each function needs only its arguments, and the memory that they point to only until it returns. Fields and their order:
+`schema.FIELDS`. NULL or None is written as null.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 

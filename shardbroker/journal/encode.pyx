@@ -8,7 +8,7 @@ __all__ = ["log_for_test", "measure"]
 
 cdef enum:
     ID_BYTES = 17
-    HEADS = 16                             # more heads of UINT_BYTES than any record has
+    HEADS = 16                             # number of heads of UINT_BYTES, more than any record has
 
 
 cdef inline size_t size_of(bytes text) noexcept:
@@ -49,7 +49,7 @@ cdef inline int items_of_choice(bytes ids, tuple share) noexcept:
 
 
 cdef inline uint8_t* put_choice(uint8_t* at, bytes ids, tuple share) noexcept:
-    """How the session was chosen: Subscription Identifiers and (group, filter); nulls at the end are left off."""
+    """Writes how the session was chosen: Subscription Identifiers and (group, filter); trailing nulls are omitted."""
     if share is not None:
         return put_text(put_text(put_text(at, ids), <bytes>share[0]), <bytes>share[1])
     return at if ids is None else put_text(at, ids)

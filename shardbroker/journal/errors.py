@@ -1,7 +1,7 @@
 """Errors of journals.
 
     JournalError
-    ├── JournalBusy     somebody else writes to it, or repairs it
+    ├── JournalBusy     another process writes to it, or repairs it
     ├── JournalMissing  there is no journal where one should be
     └── JournalTooNew   a later version wrote it
 """
@@ -10,7 +10,7 @@ __all__ = ["JournalBusy", "JournalError", "JournalMissing", "JournalTooNew"]
 
 
 class JournalError(Exception):
-    """Something about a journal that is not an error of the operating system."""
+    """An error of a journal that is not one of the operating system."""
 
 
 class JournalBusy(JournalError):
@@ -18,8 +18,8 @@ class JournalBusy(JournalError):
 
 
 class JournalMissing(JournalError):
-    """There is no journal here."""
+    """No journal exists in the directory."""
 
 
 class JournalTooNew(JournalError):
-    """A segment of a format or with records of a schema that are not known here; nothing is wrong with it."""
+    """A segment whose format or schema is newer than this version; the segment itself is intact."""

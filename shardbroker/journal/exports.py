@@ -1,8 +1,8 @@
-"""Exports that were made of a broker's journals, as far as they are known: each run of `shardbroker export` leaves a note.
+"""The known exports of a broker's journals: each run of `shardbroker export` leaves a note.
 
     <data>/exports/<crc32 of the target>.json     to, format, ended_ms, code
 
-How far an export has come stands in its target, in Spark's checkpoint, which is read where the target is a directory here.
+The progress of an export is in its target, in Spark's checkpoint. It is read if the target is a directory of this machine.
 """
 
 import json
@@ -16,15 +16,15 @@ from shardbroker.stores.files import replace_file
 __all__ = ["EXPORTS_DIR", "exported_to", "exports", "note_export"]
 
 EXPORTS_DIR = "exports"
-"""In the data directory."""
+"""Name of the directory in the data directory."""
 _OFFSETS = "_checkpoint/offsets"
-"""In a target: a file for each batch, by its number."""
+"""Path in a target: it has one file for each batch, named by the batch's number."""
 OFFSETS_BYTES = 1 << 16
-"""Of such a file; a position for each worker, on its last line."""
+"""Size limit of such a file, bytes; its last line has a position for each worker."""
 
 
 def note_export(data_dir: Path, to: str, kind: str, ended_ms: int, code: int) -> None:
-    """A run of an export has ended with this exit code. Raises OSError."""
+    """Records that a run of an export has ended with this exit code. Raises OSError."""
     directory = data_dir / EXPORTS_DIR
     directory.mkdir(mode=0o700, exist_ok=True)
     target = directory / f"{crc32(to.encode()):08x}.json"
@@ -32,7 +32,7 @@ def note_export(data_dir: Path, to: str, kind: str, ended_ms: int, code: int) ->
 
 
 def exports(data_dir: Path) -> list[dict[str, Any]]:
-    """The notes, the newest first. One that cannot be read is left out."""
+    """Returns the notes, newest first. Unreadable ones are skipped."""
     found = []
     directory = data_dir / EXPORTS_DIR
     for path in directory.glob("*.json") if directory.is_dir() else ():
@@ -45,7 +45,7 @@ def exports(data_dir: Path) -> list[dict[str, Any]]:
 
 
 def exported_to(to: str) -> dict[str, int] | None:
-    """Of each worker's journal the number of the next record that an export has yet to read; None if it cannot be told here."""
+    """Returns for each worker's journal the number of the next record to export; None if it cannot be read from this machine."""
     scheme, separator, rest = to.partition(":/")
     if separator and scheme != "file":
         return None

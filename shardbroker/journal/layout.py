@@ -1,6 +1,6 @@
-"""Headers of segments and blocks, and file names, for everything that is not compiled; docs/journal-format.md draws them.
+"""Headers of segments and blocks, and file names, for code that is not compiled; docs/journal-format.md has drawings.
 
-The writer has the same layout as C (`writer.pxd`); a test holds the two together.
+The writer has the same layout in C (`writer.pxd`); a test compares the two.
 """
 
 import re
@@ -32,20 +32,20 @@ __all__ = [
 
 FORMAT_VERSION = 1
 SEGMENT_MAGIC = b"\x89SBJ\r\n\x1a\n"
-"""As PNG's: shows a file that was copied as text."""
+"""Similar to PNG's: it detects a file that was copied as text."""
 SEGMENT_HEADER_BYTES = 64
 BLOCK_MAGIC = b"\xb1\x0cSB"
 BLOCK_HEADER_BYTES = 48
 MAX_BODY_BYTES = 0xFFFF_FFFF
 CODEC_PLAIN = 0
 CODEC_LOST = 1
-"""No body: these records are lost for good, which a repair has put on record."""
+"""No body: the records are lost for good, as established by a repair."""
 
 _SEGMENT = struct.Struct("<8sHHHHHHIQQQQII")
 _BLOCK = struct.Struct("<4sIIIQQQBBHI")
 _NAME = re.compile(r"([0-9]{20})\.sbj", re.ASCII)
 INCARNATION_STEP = 1 << 32
-"""The first sequence of an incarnation is a multiple of it."""
+"""The first sequence of an incarnation is a multiple of this number."""
 assert _SEGMENT.size == SEGMENT_HEADER_BYTES and _BLOCK.size == BLOCK_HEADER_BYTES
 
 
@@ -54,10 +54,10 @@ class SegmentHeader:
     """The first 64 bytes of a segment."""
 
     incarnation: int
-    """Random 64 bits, drawn when a writer starts; repeated in each of its blocks."""
+    """Random 64 bits, drawn at the start of a writer and repeated in each of its blocks."""
     first_sequence: int
     previous_end: int
-    """One past the last record of the segment before, as its writer knew it or as it was found at the start."""
+    """End of the segment before (one past its last record), as its writer knew it or as found at the start."""
     created_us: int
     worker: int = 0
     workers: int = 1
@@ -65,7 +65,7 @@ class SegmentHeader:
     schema_version: int = SCHEMA_VERSION
 
     def pack(self) -> bytes:
-        """The header with its checksum."""
+        """Returns the header with its checksum."""
         packed = _SEGMENT.pack(
             SEGMENT_MAGIC, FORMAT_VERSION, SEGMENT_HEADER_BYTES, self.schema_version, self.worker, self.workers, self.node_id, 0,
             self.incarnation, self.first_sequence, self.previous_end, self.created_us, 0, 0,
@@ -75,7 +75,7 @@ class SegmentHeader:
 
     @classmethod
     def unpack(cls, data: bytes) -> "SegmentHeader":
-        """Raises ValueError with what is wrong, JournalTooNew if nothing is."""
+        """Decodes a header. Raises ValueError with the error, or JournalTooNew if the header is intact."""
         if len(data) < SEGMENT_HEADER_BYTES:
             raise ValueError(f"the segment header is cut off after {len(data)} bytes")
         (
@@ -94,27 +94,27 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """The 48 bytes in front of a block's records."""
+    """The 48 bytes before a block's records."""
 
     length: int
-    """Bytes of the body that follows."""
+    """Size of the body that follows, bytes."""
     count: int
     first_sequence: int
     time_us: int
     incarnation: int
     codec: int = CODEC_PLAIN
     raw_length: int = 0
-    """Bytes of the body once decoded; `length` if the codec is plain."""
+    """Size of the decoded body, bytes; equal to `length` if the codec is plain."""
     checksum: int = 0
     """CRC-32 of bytes 8 to the end of the body."""
 
     @property
     def end_sequence(self) -> int:
-        """One past the last record."""
+        """Returns the end of the block, one past its last record."""
         return self.first_sequence + self.count
 
     def pack(self, body: bytes) -> bytes:
-        """Header and body with the checksum over both."""
+        """Returns header and body with the checksum over both."""
         rest = self._rest() + body
         checksum: bytes = crc32(rest).to_bytes(4, "little")
         return BLOCK_MAGIC + checksum + rest
@@ -127,24 +127,24 @@ class BlockHeader:
 
     @classmethod
     def unpack(cls, data: bytes) -> "BlockHeader | None":
-        """None if no block can begin like this. Says nothing about the checksum."""
+        """Decodes a header; returns None if no block can begin like this. The checksum is not verified."""
         if len(data) < BLOCK_HEADER_BYTES or data[:4] != BLOCK_MAGIC:
             return None
         _, checksum, length, count, first, time_us, incarnation, codec, _, _, raw = _BLOCK.unpack_from(data)
         return cls(length, count, first, time_us, incarnation, codec, raw, checksum)
 
     def holds(self, header: bytes, body: bytes) -> bool:
-        """Whether header and body are what was written."""
+        """Returns whether the checksum matches header and body."""
         return len(body) == self.length and crc32(body, crc32(header[8:BLOCK_HEADER_BYTES])) == self.checksum
 
 
 def segment_name(first_sequence: int) -> str:
-    """File name of the segment that begins with this record."""
+    """Returns the file name of the segment that begins with this record."""
     return f"{first_sequence:020d}.sbj"
 
 
 def segment_start(path: Path) -> int:
-    """First sequence in a segment's name. Raises ValueError if it is no segment's name."""
+    """Returns the first sequence in a segment's name. Raises ValueError for any other name."""
     match = _NAME.fullmatch(path.name)
     if match is None or int(match[1]) >= 1 << 64:
         raise ValueError(f"{path.name} is not the name of a segment, such as {segment_name(0)}")
@@ -152,15 +152,15 @@ def segment_start(path: Path) -> int:
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """The segments of one worker's journal, oldest first. What has another name is not looked at."""
+    """Returns the segments of one worker's journal, oldest first. Files with other names are ignored."""
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, key=segment_start)
 
 
 def next_incarnation_start(end_sequence: int) -> int:
-    """First sequence for a new writer, when `end_sequence` is the end that it found.
+    """Returns the first sequence for a new writer, given the end that it found.
 
-    More than 2^32 further on, at a multiple of it: whatever a power cut took back, and an export may have seen already, never
-    shares its numbers with other records. Only a journal without any segment begins at 0.
+    It is a multiple of 2^32 and more than 2^32 further on. So records that a power cut took back, and that an export may have seen
+    already, never share their numbers with others. Only a journal without segments begins at 0.
     """
     return (end_sequence // INCARNATION_STEP + 2) * INCARNATION_STEP

@@ -1,4 +1,4 @@
-"""Opening a journal for writing."""
+"""Opens a journal for writing."""
 
 import errno
 import fcntl
@@ -15,11 +15,11 @@ from shardbroker.stores.files import sync_path
 __all__ = ["lock", "open_journal"]
 
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)
-"""What the sync of a directory far above may answer: then its names are not for us to make safe."""
+"""Errors of the sync of a directory far above: its names cannot be synced by this process."""
 
 
 def lock(directory: Path) -> int:
-    """A descriptor of the directory with its lock; closing it unlocks. Raises JournalBusy, OSError."""
+    """Returns a descriptor of the directory with its lock; closing it unlocks. Raises JournalBusy, OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,13 +44,14 @@ def open_journal(
     sync: bool = False,
     bell: int = -1,
 ) -> Writer:
-    """A writer behind whatever is in `directory`, which is made if it is not there.
+    """Returns a writer after the end of the journal in `directory`, which is created if it is missing.
 
-    What is there is left as it is: a new incarnation has segments of its own. Opens no segment yet, so a full or read-only disk
-    is found by the first `seal`. Raises JournalBusy if somebody writes to it, OSError if the directory cannot be made or read.
+    Existing segments are not changed: a new incarnation has segments of its own. No segment is opened yet, so that the first `seal`
+    detects a full or read-only disk. Raises JournalBusy if another process writes to the journal, OSError if the directory cannot
+    be created or read.
 
-    With `sync` all that is there is on the disk before this returns (else OSError): a worker goes on from what its predecessor
-    wrote, and what it answers must not rest on something that a power cut takes back.
+    With `sync` all existing segments are on the disk before this function returns (else OSError). A worker continues from its
+    predecessor's records, and its answers must not depend on something that a power cut can take back.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = lock(directory)
@@ -61,7 +62,7 @@ def open_journal(
         try:
             end = _end_of_retired(directory) if not paths else find_end(directory)
         except OSError:
-            # It cannot be read now, but its name says where it begins, and incarnations begin far behind each other.
+            # The segment cannot be read now, but its name has its beginning, and incarnations begin far apart.
             end = segment_start(paths[-1]) if paths else None
         return Writer(
             directory, fd, secrets.randbits(64), 0 if end is None else next_incarnation_start(end), end or 0,
@@ -74,14 +75,16 @@ def open_journal(
 
 
 def _end_of_retired(directory: Path) -> int | None:
-    """Where the journals of earlier workers of this number end, which were set aside when there were fewer workers; None: there are
-    none. Who follows a journal by positions must not meet the same ones twice."""
+    """Returns the end of the retired journals of earlier workers of this number, or None.
+
+    They were set aside when the number of workers was reduced. A reader that follows positions must not meet one twice.
+    """
     retired = [path for path in directory.parent.glob(f"{directory.name}.retired-*") if path.is_dir()]
     return max((end for path in retired if (end := find_end(path)) is not None), default=None)
 
 
 def _sync_all(directory: Path, directory_fd: int, paths: list[Path]) -> None:
-    """Segments, their names, and the names of the directories down to them. Cheap where there is nothing to do."""
+    """Syncs segments, their names, and the names of all parent directories. Cheap if there is nothing to sync."""
     for path in paths:
         sync_path(path)
     os.fsync(directory_fd)

@@ -4,7 +4,7 @@
                          |
                          +- records()
 
-Nothing here changes a file, and a journal may be read while its worker writes to it.
+Reading changes no file, and a journal may be read while its worker writes to it.
 """
 
 import errno
@@ -33,16 +33,16 @@ from shardbroker.journal.schema import Record, SchemaError, Value, decode_items
 __all__ = ["Block", "Damage", "find_end", "journal_directories", "read", "read_segment"]
 
 _WINDOW_BYTES = 1 << 20
-"""Looked through at once for the magic of a block; also how much of a tail is compared with zeros at once."""
+"""Bytes searched at once for the magic of a block, and compared with zeros at once in a tail."""
 _SECTOR_BYTES = 4096
-"""What a disk that cannot read is asked for one by one."""
+"""Size of single reads from a disk that fails to read more."""
 _GUESSES = 16
-"""How often a segment may be read to find whose it is: bounds what payloads that look like blocks can cost."""
+"""Multiple of a segment's size that may be read to find its incarnation: limits the cost of payloads that look like blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A valid block: where it is, its header, its records."""
+    """A valid block: its position, its header, its records."""
 
     path: Path
     offset: int
@@ -51,16 +51,16 @@ class Block:
 
     @property
     def end(self) -> int:
-        """Offset of the first byte behind it."""
+        """Returns the offset of the first byte after the block."""
         return self.offset + BLOCK_HEADER_BYTES + self.header.length
 
     @property
     def lost(self) -> bool:
-        """Whether it only says that its records are lost."""
+        """Returns whether the block has no records, but marks them as lost."""
         return self.header.codec == CODEC_LOST
 
     def items(self) -> list[list[Value]]:
-        """The records as lists that start with the kind: the fast way. Raises SchemaError."""
+        """Returns the records as lists that start with the kind: the fast way. Raises SchemaError."""
         if self.lost:
             return []
         if self.header.codec != CODEC_PLAIN:
@@ -68,7 +68,7 @@ class Block:
         return decode_items(self.body, self.header.count)
 
     def records(self) -> list[Record]:
-        """The records. Raises SchemaError."""
+        """Returns the records. Raises SchemaError."""
         first, time_us = self.header.first_sequence, self.header.time_us
         return [Record(first + number, time_us, int(item[0]), item[1:]) for number, item in enumerate(self.items())]  # type: ignore[arg-type]
 
@@ -82,14 +82,14 @@ class Damage:
     end: int
     reason: str
     torn: bool = False
-    """The beginning of a block at the end of an incarnation: what a kill or a power cut leaves."""
+    """The beginning of a block at the end of an incarnation, as left by a kill or a power cut."""
     lost_from: int | None = None
     lost_to: int | None = None
-    """Sequences lost with it, from one to below the other; None: not known, at the end of the journal."""
+    """The sequences lost, from `lost_from` to below `lost_to`; None: not known, at the end of the journal."""
 
     @property
     def error(self) -> bool:
-        """False for a torn tail that is to be expected."""
+        """Returns False for a torn tail, which is to be expected."""
         return not self.torn or (self.lost_to is not None and self.lost_from != self.lost_to)
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ class _Segment:
         self.incarnation = self.header.incarnation if self.header else None
 
     def bytes_at(self, offset: int, size: int) -> bytes:
-        """What stands there; zeros where the disk cannot read it, which the checksums then find."""
+        """Returns bytes of the file; zeros where the disk cannot read, which the checksums then detect."""
         try:
             return os.pread(self.fd, size, offset)
         except OSError as error:
@@ -134,7 +134,7 @@ class _Segment:
             return b"".join(self.bytes_at(at, min(_SECTOR_BYTES, offset + size - at)) for at in parts)
 
     def block_at(self, offset: int, incarnation: int | None) -> Block | None:
-        """The valid block at this offset; of any incarnation if None is given."""
+        """Returns the valid block at this offset, or None; `incarnation` None accepts any."""
         packed = self.bytes_at(offset, BLOCK_HEADER_BYTES)
         header = BlockHeader.unpack(packed)
         if header is None or header.count == 0 or offset + BLOCK_HEADER_BYTES + header.length > self.size:
@@ -149,7 +149,7 @@ class _Segment:
         return Block(self.path, offset, header, body) if header.holds(packed, body) else None
 
     def next_block(self, offset: int, incarnation: int | None) -> Iterator[Block]:
-        """All valid blocks that begin at `offset` or behind, wherever they begin."""
+        """Yields all valid blocks that begin at or after `offset`, at any offset."""
         while offset + BLOCK_HEADER_BYTES <= self.size:
             window = self.bytes_at(offset, _WINDOW_BYTES)
             at = window.find(BLOCK_MAGIC)
@@ -161,7 +161,7 @@ class _Segment:
             offset += max(len(window) - len(BLOCK_MAGIC) + 1, 1)
 
     def recover_incarnation(self, known: Iterable[int]) -> None:
-        """For a damaged header: whose blocks these are, by what a payload that looks like blocks cannot easily forge."""
+        """Finds the incarnation of a segment with a damaged header, by criteria that a payload cannot easily fake."""
         block = self.block_at(SEGMENT_HEADER_BYTES, None)
         if block is not None and block.header.first_sequence == self.first:
             self.incarnation = block.header.incarnation
@@ -173,7 +173,7 @@ class _Segment:
         votes: Counter[int] = Counter()
         offset = 0
         for block in self.next_block(0, None):
-            # What lies inside a valid block is a payload.
+            # Bytes within a valid block are payload.
             if block.offset >= offset and 0 <= block.header.first_sequence - self.first < INCARNATION_STEP:
                 votes[block.header.incarnation] += block.end - block.offset
                 offset = block.end
@@ -181,7 +181,7 @@ class _Segment:
             self.incarnation = votes.most_common(1)[0][0]
 
     def is_torn(self, offset: int, position: int) -> bool:
-        """Whether from here on there is only the beginning of the next block, or nothing but zeros."""
+        """Returns whether only the beginning of the next block, or only zeros, follow."""
         packed = self.bytes_at(offset, BLOCK_HEADER_BYTES)
         if not packed.strip(b"\0"):
             return self.is_zero(offset)
@@ -198,10 +198,10 @@ class _Segment:
 
 
 def read_segment(path: Path, known: Iterable[int] = ()) -> Iterator[Block | Damage]:
-    """The valid blocks of one segment, with damage between them. Raises OSError if the file cannot be read, JournalTooNew.
+    """Yields the valid blocks of one segment, with damage between them. Raises OSError if the file cannot be read, JournalTooNew.
 
-    `known`: incarnations of other segments, for the case that the header is damaged. What a damage lost is only known if blocks
-    follow it; `read` fills in the rest.
+    `known`: incarnations of other segments, in case the header is damaged. The extent of a loss is known only if blocks follow it;
+    `read` adds the rest.
     """
     with path.open("rb") as file:
         segment = _Segment(path, file)
@@ -256,7 +256,7 @@ def _blocks(segment: _Segment, offset: int, position: int) -> Iterator[Block | D
 
 
 def read(directory: Path, start: int = 0) -> Iterator[Block | Damage]:
-    """The journal of one worker from the block on that has `start`, without repeats.
+    """Yields the journal of one worker from the block that contains `start`, without repeats.
 
     Raises OSError if the directory or a segment cannot be read, JournalTooNew if a later version wrote it. A segment that retention
     removes meanwhile is left out.
@@ -305,12 +305,12 @@ def _incarnations(paths: list[Path]) -> dict[Path, SegmentHeader]:
             with path.open("rb") as file:
                 found[path] = SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES))
         except (ValueError, FileNotFoundError, JournalTooNew):
-            continue  # `read_segment` says so
+            continue  # `read_segment` reports it
     return found
 
 
 def _begins_after(first: int, header: SegmentHeader | None, incarnation: int | None, position: int) -> int:
-    """The position up to which there were records before a segment; `position` if nothing is missing, or nobody can tell."""
+    """Returns the position up to which records existed before a segment; `position` if none are missing, or this is unknown."""
     if header is None:
         # Only the first segment of an incarnation begins at such a number.
         return position if first % INCARNATION_STEP == 0 else max(first, position)
@@ -320,7 +320,7 @@ def _begins_after(first: int, header: SegmentHeader | None, incarnation: int | N
 
 
 def find_end(directory: Path) -> int | None:
-    """The position at which the journal ends, as far as it can be read; None if there is no segment."""
+    """Returns the position at which the journal ends, as far as it can be read; None if there is no segment."""
     paths = segment_paths(directory)
     if not paths:
         return None
@@ -332,5 +332,5 @@ def find_end(directory: Path) -> int | None:
 
 
 def journal_directories(root: Path) -> list[Path]:
-    """The journals of all workers below `<data>/journal`, by number."""
+    """Returns the journals of all workers below `<data>/journal`, by number."""
     return sorted((path for path in root.iterdir() if path.name.isdecimal() and path.is_dir()), key=lambda path: int(path.name))

@@ -1,7 +1,7 @@
-"""Checking a journal, and mending it for those who cannot live with damage (the broker can: every reader skips it).
+"""Checks a journal, and repairs it for programs that do not accept damage (the broker does: its readers skip damage).
 
-A torn tail is cut off. A segment with damage gets a clean successor of the same name, with the valid blocks and, for what is lost,
-blocks that say so; the segment as it was is set aside as `<name>.damaged`. After that nothing in the journal fails a check.
+A torn tail is cut off. A segment with damage is replaced by a clean one of the same name, with the valid blocks, and with marks in
+place of lost records. The damaged segment is kept as `<name>.damaged`. After a repair the journal passes each check.
 """
 
 import contextlib
@@ -29,34 +29,34 @@ from shardbroker.stores.files import replacing
 __all__ = ["Report", "repair", "verify"]
 
 _MOST_RECORDS = 0xFFFF_FFFF
-"""Records that one block can say are lost."""
+"""Records that one block can mark as lost."""
 
 
 @dataclass
 class Report:
-    """What a check found."""
+    """The findings of a check."""
 
     segments: int = 0
     blocks: int = 0
     records: int = 0
     lost: int = 0
-    """Records that an earlier repair has written off."""
+    """Records that an earlier repair has marked as lost."""
     first_sequence: int | None = None
     end_sequence: int | None = None
     damages: list[Damage] = field(default_factory=list)
     void: int = 0
-    """Valid blocks behind a hole that a power cut has left: nothing in them was promised, and no recovery takes them."""
+    """Valid blocks after a hole left by a power cut: nothing in them was promised, and no recovery uses them."""
     unreadable: list[str] = field(default_factory=list)
-    """Valid blocks whose records are not what the schema allows, which only a faulty writer can make."""
+    """Valid blocks with records that violate the schema, which only a faulty writer can produce."""
 
     @property
     def good(self) -> bool:
-        """Whether there is no damage but a torn tail."""
+        """Returns whether there is no damage but a torn tail."""
         return not self.unreadable and not any(damage.error for damage in self.damages)
 
 
 def verify(directory: Path) -> Report:
-    """Reads everything, and judges it as a recovery does. Raises OSError."""
+    """Reads the whole journal, and evaluates it as a recovery does. Raises OSError."""
     report = Report(segments=len(segment_paths(directory)))
     for item in trusted(_counted(read(directory), report)):
         if isinstance(item, Damage):
@@ -73,7 +73,7 @@ def verify(directory: Path) -> Report:
 
 
 def _counted(parts: Iterator[Block | Damage], report: Report) -> Iterator[Block | Damage]:
-    """The same, with all blocks on the report; as void, until they turn out to count."""
+    """Yields `parts`, and counts all blocks in the report: as void, until they turn out to be valid for a recovery."""
     for part in parts:
         if isinstance(part, Block):
             report.blocks += 1
@@ -87,9 +87,9 @@ def _counted(parts: Iterator[Block | Damage], report: Report) -> Iterator[Block 
 
 
 def repair(directory: Path) -> Iterator[str]:
-    """Mends the journal, saying each thing that is done after it was done.
+    """Repairs the journal, and yields a line after each step.
 
-    A crash in between leaves each segment as it was or mended. Raises JournalBusy if somebody writes to it, OSError.
+    A crash in between leaves each segment either unchanged or repaired. Raises JournalBusy during writes, OSError.
     """
     fd = lock(directory)
     try:
@@ -111,7 +111,7 @@ def repair(directory: Path) -> Iterator[str]:
 
 
 def _owner(damage: Damage, paths: list[Path]) -> Path:
-    """The segment to say it in: records missing before a segment were those of the one before."""
+    """Returns the segment in which to mark the damage: records missing before a segment belong to the one before."""
     at = paths.index(damage.path)
     return paths[at - 1] if damage.start == damage.end == 0 and not damage.torn and at else damage.path
 
@@ -133,7 +133,7 @@ def _replace(path: Path, damages: list[Damage], paths: list[Path]) -> Iterator[s
 
 
 def _clean_parts(path: Path, damages: list[Damage], paths: list[Path]) -> Iterator[tuple[bytes, int]]:
-    """Bytes of the clean segment, and how many records each part says are lost. Nothing if nothing is known of it."""
+    """Yields the bytes of the clean segment, each part with the number of records that it marks as lost; nothing if unknown."""
     gaps = sorted(
         (damage.lost_from, damage.lost_to)
         for damage in damages
@@ -166,11 +166,11 @@ def _header(path: Path) -> SegmentHeader | None:
         with path.open("rb") as file:
             return SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES))
     except (ValueError, FileNotFoundError):
-        return None  # the latter if this repair has found nothing in it
+        return None  # FileNotFoundError: this repair has found nothing in it
 
 
 def _made_up_header(path: Path, block: Block | None, paths: list[Path]) -> SegmentHeader:
-    """For a damaged one, from the name, the blocks, and the segment before."""
+    """Returns a replacement for a damaged header, from the name, the blocks, and the segment before."""
     first = segment_start(path)
     at = paths.index(path)
     before = _header(paths[at - 1]) if at else None

@@ -1,4 +1,4 @@
-"""Removing old segments: by age, by bytes, and never one that somebody needs."""
+"""Removes old segments: by age, by bytes, and never one that is still needed."""
 
 import os
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ __all__ = ["Removed", "apply_retention"]
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A segment that is gone."""
+    """A removed segment."""
 
     path: Path
     size: int
     reason: str
-    """`age` or `bytes`."""
+    """Either `age` or `bytes`."""
 
 
 def apply_retention(
@@ -26,9 +26,9 @@ def apply_retention(
     """Removes the oldest segments that are wholly below `keep_from`, as long as they are too old or all are too large.
 
     keep_from: the lowest position that a recovery, a session or an export in progress needs; 0 keeps everything. The newest segment
-    stays, whatever its age: it may be being written. Stops at the first segment that stays, so there are never gaps. Safe while a
-    worker writes, and from another process: removing takes the file system some ms, which a worker should not wait.
-    Raises OSError; what was removed before it is gone.
+    is kept at any age: it may be open for writing. Stops at the first segment that is kept, so there are never gaps. Safe while a
+    worker writes, and from another process: a removal takes the file system some ms, which should not delay a worker. Raises
+    OSError; segments removed before it remain removed.
     """
     removed: list[Removed] = []
     paths = segment_paths(directory)
@@ -50,7 +50,7 @@ def apply_retention(
 
 
 def _last_written_us(path: Path, successor: Path) -> int:
-    """When the newest record of a segment was written: its successor began later."""
+    """Returns the time of a segment's newest record: its successor began later."""
     with successor.open("rb") as file:
         try:
             return SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES)).created_us

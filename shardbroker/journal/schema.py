@@ -1,7 +1,7 @@
-"""The records of a journal, one table: kinds, their fields, and how they are read and written off the hot path.
+"""The records of a journal, one table: kinds, their fields, and their encoding and decoding off the hot path.
 
-A record is a CBOR array `[kind, field, ...]` in the subset of docs/journal-format.md. Fields are only ever added at the end: a
-reader ignores those it does not know, and takes those that are not there for null.
+A record is a CBOR array `[kind, field, ...]` in the subset of docs/journal-format.md. New fields are only added at the end: a
+reader ignores unknown fields, and reads missing ones as null.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-"""Grows when a reader of the version before would misread a record; a new kind or a new last field does not need it."""
+"""Incremented when a reader of the previous version would misread a record; not for a new kind or a new last field."""
 
 Value: TypeAlias = int | bytes | dict[int, int | bytes | None] | None
 
@@ -41,11 +41,11 @@ _LAST = b"\x00"
 
 
 class SchemaError(ValueError):
-    """Not a record, or not one of this schema."""
+    """A value that is not a record, or not one of this schema."""
 
 
 class Kind(IntEnum):
-    """What a record says; the numbers stay for good. Those below 24 take one byte, and Spark reads those only."""
+    """The kinds of records; the numbers are permanent. Those below 24 take one byte, and Spark reads only those."""
 
     MESSAGE = 1
     SESSION_CREATED = 2
@@ -75,7 +75,7 @@ class Kind(IntEnum):
 
 
 class Field(IntEnum):
-    """Types of fields. All but UINT may be null."""
+    """The types of fields. All but UINT may be null."""
 
     UINT = 0
     UINT_OR_NULL = 1
@@ -84,20 +84,20 @@ class Field(IntEnum):
 
 
 class MessageFlag(IntFlag):
-    """Field `flags` of messages, wills, queue entries and deliveries."""
+    """The field `flags` of messages, wills, queue entries and deliveries."""
 
     QOS = 0x03
     RETAIN = 0x04
     UTF8 = 0x08
     """Payload Format Indicator 1."""
     CAPTURED = 0x10
-    """Matches `journal.capture`, and this is the publisher's worker: what analytics should count, once."""
+    """The message matches `journal.capture`, and this is the publisher's worker: analytics should count it, once."""
     FROM_QUEUE = 0x20
-    """DELIVERED, DROPPED: it was the queue's; the entry there says the rest."""
+    """DELIVERED, DROPPED: the message was in the queue; its entry there has the other fields."""
 
 
 class Ack(IntEnum):
-    """Field `packet` of ACKNOWLEDGED: packet types of MQTT."""
+    """The field `packet` of ACKNOWLEDGED: packet types of MQTT."""
 
     PUBACK = 4
     PUBREC = 5
@@ -105,58 +105,58 @@ class Ack(IntEnum):
 
 
 class EndReason(IntEnum):
-    """Why a session ended."""
+    """The reasons for the end of a session."""
 
     CLEAN_START = 0
     EXPIRED = 1
     DISCONNECTED = 2
-    """Its Session Expiry Interval was 0."""
+    """The Session Expiry Interval was 0."""
     REMOVED = 3
-    """By an administrator."""
+    """Removed by an administrator."""
     MOVED = 4
-    """To another worker's journal, after the number of workers or their weights changed."""
+    """Moved to another worker's journal, after the number of workers or their weights changed."""
 
 
 class DropReason(IntEnum):
-    """Why a message was not delivered to a session."""
+    """The reasons why a message was not delivered to a session."""
 
     QUEUE_FULL = 1
     EXPIRED = 2
     TOO_LARGE = 3
     QOS0 = 4
     MOVED = 5
-    """To another member of its shared group."""
+    """Moved to another member of the shared group."""
 
 
 class ReleaseReason(IntEnum):
-    """Why an incoming QoS 2 packet id is free again."""
+    """The reasons why an incoming QoS 2 packet id was released."""
 
     PUBREL = 0
     TIMEOUT = 1
 
 
 class HeldFor(IntEnum):
-    """Field `purpose` of HELD: what is to be done with the message once there is room."""
+    """The field `purpose` of HELD: the destination of the message once there is room."""
 
     ALL = 1
-    """Everybody who subscribes gets it."""
+    """All subscribers."""
     GROUP = 2
     """A member of the shared group, other than `member`."""
     RING = 3
-    """It is written into the ring of `destination`, as this `record`."""
+    """The ring of `destination`, as this `record`."""
     TIME = 4
-    """Everybody who subscribes at `at_ms` gets it."""
+    """All subscribers as of `at_ms`."""
 
 
 class WillEnd(IntEnum):
-    """What became of a will."""
+    """The outcomes of a will."""
 
     DISCARDED = 0
     PUBLISHED = 1
 
 
 class Detail(IntEnum):
-    """Keys of field `details`."""
+    """The keys of field `details`."""
 
     PEER = 1
     USERNAME = 2
@@ -218,12 +218,12 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     ),
     Kind.LET_GO: (("number", _UINT),),
 }  # fmt: skip
-"""Fields of each kind, in their order behind the kind."""
+"""The fields of each kind, in their order after the kind."""
 
 
 @dataclass(slots=True)
 class Record:
-    """One record as read. `sequence` is its number in the journal, `time_us` Unix time of its block."""
+    """One record as read. `sequence` is its number in the journal, `time_us` the Unix time of its block."""
 
     sequence: int
     time_us: int
@@ -231,20 +231,20 @@ class Record:
     values: list[Value]
 
     def __getitem__(self, name: str) -> Value:
-        """The field of this name; None if it is null or left off."""
+        """Returns the field of this name; None if it is null or missing."""
         for at, (field, _) in enumerate(FIELDS.get(self.kind, ())):  # type: ignore[call-overload]
             if field == name:
                 return self.values[at] if at < len(self.values) else None
         raise KeyError(name)
 
     def fields(self) -> dict[str, Value]:
-        """Name and value of each field that is there."""
+        """Returns name and value of each field that is present."""
         names = FIELDS.get(self.kind, ())  # type: ignore[call-overload]
         return {name: value for (name, _), value in zip(names, self.values, strict=False)}
 
 
 def encode(kind: Kind, **fields: Value) -> bytes:
-    """The bytes of a record; fields not given are null, and left off at the end. Raises SchemaError."""
+    """Returns the bytes of a record; fields not given are null, and omitted at the end. Raises SchemaError."""
     values: list[Value] = [int(kind)]
     for name, allowed in FIELDS[kind]:
         value = fields.pop(name, None)
@@ -267,11 +267,11 @@ def _fits(value: Value, allowed: Field) -> bool:
 
 
 def decode_items(body: bytes, count: int) -> list[list[Value]]:
-    """The `count` records of a block as lists that start with the kind. Raises SchemaError if the body is not exactly that."""
+    """Returns the `count` records of a block as lists that start with the kind. Raises SchemaError if the body does not match."""
     try:
-        # As one array, so that the decoder is called once for a block. The item behind the last shows that nothing is left over.
+        # As one array, so that the decoder is called once per block. The extra item at the end proves that no bytes remain.
         items = cbor2.loads(b"\x9a" + (count + 1).to_bytes(4, "big") + body + _LAST)
-    except (cbor2.CBORDecodeError, ValueError, RecursionError, OverflowError) as error:  # the last one: 2**32 items
+    except (cbor2.CBORDecodeError, ValueError, RecursionError, OverflowError) as error:  # OverflowError: 2**32 items
         raise SchemaError(f"not {count} CBOR items: {error}") from None
     if items.pop() != 0:
         raise SchemaError(f"more than {count} CBOR items")

@@ -1,4 +1,4 @@
-"""Where a recovery begins: the last position whose predecessors are not needed any more."""
+"""The position at which a recovery begins: no record before it is needed any more."""
 
 from pathlib import Path
 
@@ -10,8 +10,10 @@ _NAME = "recover-from"
 
 
 def recovery_start(directory: Path) -> int:
-    """The position to read a journal from; 0, its beginning, if none was noted, or if the note is damaged: reading more than
-    needed does no harm."""
+    """Returns the position to read a journal from.
+
+    It is 0, the beginning, if no position was recorded or the record is damaged: reading more than needed does no harm.
+    """
     try:
         return read_number(directory / _NAME) or 0
     except (OSError, ValueError):
@@ -19,5 +21,5 @@ def recovery_start(directory: Path) -> int:
 
 
 def set_recovery_start(directory: Path, position: int, *, sync: bool = False) -> None:
-    """Notes it; at any moment there is the old position or the new one, with `sync` even if the power goes. Raises OSError."""
+    """Records the position atomically, with `sync` even across a power cut. Raises OSError."""
     write_number(directory / _NAME, position, sync=sync)

@@ -1,12 +1,13 @@
-"""Which blocks of a journal count for a recovery, after a power cut too.
+"""The blocks of a journal that are valid for a recovery, even after a power cut.
 
 At level `machine` blocks are written before they are on the disk, and a power cut may keep a later one and lose an earlier one.
-What nobody was promised anything for must then go as a whole: a recovery that took the later block would have acknowledgements of
-what it does not know. Each block says up to where the disk was known to have everything (`synced`). So a hole that a later block
-vouches for is damage, as from a broken disk, and the rest counts; a hole that none vouches for is where the power went.
+Blocks whose records were not promised to any client must then be dropped as a whole: a recovery that used the later block would
+have acknowledgements of unknown messages. Each block contains the position up to which the disk was known to have all records
+(`synced`). So a hole below the `synced` of a later block is damage, as from a broken disk, and the other blocks are valid. Any
+other hole is where the power failed.
 
-Blocks without such a record are of level `process`: there the kernel keeps the order, and each counts. A block in which a repair
-says that records are lost is the hole that it was.
+Blocks without this record are of level `process`: there the kernel keeps the order, and all are valid. A block in which a repair
+marks records as lost counts as the hole that it replaced.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ __all__ = ["trusted"]
 
 
 def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
-    """What `read` yields, without the blocks behind a hole that no later block of the same writer vouches for."""
+    """Yields the parts from `read`, without blocks after a hole above the `synced` of all later blocks of the same writer."""
     incarnation: int | None = None
     hole: int | None = None
     held: list[Block | Damage] = []
@@ -35,7 +36,7 @@ def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
             continue
         if hole is not None:
             if part.header.incarnation != incarnation:
-                # What was held is the end of another writer, unless the hole is the beginning of this one.
+                # The held parts are the end of another writer, unless the hole is the beginning of this one.
                 start, _ = _missing(held[-1])
                 own = start is not None and start // INCARNATION_STEP == part.header.first_sequence // INCARNATION_STEP
                 yield from _forgotten(held[:-1] if own else held)
@@ -55,14 +56,14 @@ def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
 
 
 def _missing(part: Block | Damage) -> tuple[int | None, int | None]:
-    """The first record that is lost there, and the first behind them that is not."""
+    """Returns the first lost record of a part, and the first one after the loss."""
     if isinstance(part, Damage):
         return part.lost_from, part.lost_to
     return (part.header.first_sequence, part.header.end_sequence) if part.lost else (None, None)
 
 
 def _vouched(held: list[Block | Damage], synced: int) -> int:
-    """How many of these there are in front of the first hole that was not on the disk either: one is damage, the next the power."""
+    """Returns the number of parts before the first hole not below `synced`: holes below are damage, this is a power cut."""
     for place, part in enumerate(held):
         start, end = _missing(part)
         if start is not None and start != end and start >= synced:
@@ -71,10 +72,10 @@ def _vouched(held: list[Block | Damage], synced: int) -> int:
 
 
 def _forgotten(held: list[Block | Damage]) -> Iterator[Damage]:
-    """Of the end of a writer that lost power: the holes, which were to be expected."""
+    """Yields the holes at the end of a writer that lost power, which were to be expected."""
     return (replace(part, torn=True, lost_to=None) for part in held if isinstance(part, Damage))
 
 
 def _synced(block: Block) -> int | None:
-    """Position up to which everything was on the disk when this block was written; None at level `process`."""
+    """Returns the position up to which the disk had all records when this block was written; None at level `process`."""
     return next((int(item[1]) for item in reversed(block.items()) if item[0] == Kind.SYNCED), None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Writing a journal; see writer.pxd. The format is in docs/journal-format.md."""
+"""Writes a journal; see writer.pxd. The format is in docs/journal-format.md."""
 
 import contextlib
 import os
@@ -55,19 +55,19 @@ cdef enum:
     SEGMENT_HEADER = 64
     BLOCK_HEADER = 48
     FIRST_CAPACITY = 1 << 18               # bytes: some thousand small records
-    RETRY_US = 100_000                     # between two tries while the disk refuses
+    RETRY_US = 100_000                     # interval of retries while the disk fails
 
 SEGMENT_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 PENDING_MAX = 64 << 20
-"""Bytes that may wait for the disk before the worker is told to stop reading."""
+"""Bytes that may wait for the disk before the worker must stop reading."""
 
 if sys.byteorder != "little":
     raise ImportError("journals are written on little-endian machines only")
 
 
 cdef void* sync_loop(void* argument) noexcept nogil:
-    """The syncing thread. It never touches Python, and only what the job names."""
+    """The loop of the syncing thread. It uses no Python, and only the fields of the job."""
     cdef SyncJob* job = <SyncJob*>argument
     cdef uint64_t one = 1
     cdef int error
@@ -93,9 +93,9 @@ cdef void* sync_loop(void* argument) noexcept nogil:
 cdef class Writer:
     """Appends records to the journal in `directory`; made by `shardbroker.journal.open_journal`.
 
-    directory_fd: the directory, locked; closed, and so unlocked, by `close`.
-    sync: group commit; `durable` then follows fdatasync, else the kernel having taken the block. bell: an eventfd to write when a
-    sync is done, so that the loop wakes and seals again; -1: none. first_sequence and previous_end: see the format.
+    directory_fd: the directory, locked; `close` closes and so unlocks it.
+    sync: group commit; `durable` then follows fdatasync, else the write to the kernel. bell: an eventfd that is written at the end
+    of a sync, so that the loop wakes and seals again; -1: none. first_sequence and previous_end: see the format.
     """
 
     def __cinit__(self):
@@ -135,17 +135,17 @@ cdef class Writer:
 
     @property
     def pending(self) -> int:
-        """Bytes that are not as safe as they should be."""
+        """Returns the number of bytes that are not as safe as required."""
         return self.end - self.start
 
     @property
     def full(self) -> bool:
-        """Whether so much waits for the disk that the worker should stop reading from publishers."""
+        """Returns whether so much waits for the disk that the worker must stop reading from publishers."""
         return self.is_full()
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the disk, for a log line; None while all is well."""
+        """Returns a description of the disk's failure for a log line, or None."""
         if self.error == 0:
             return None
         return (
@@ -154,19 +154,21 @@ cdef class Writer:
         )
 
     def append(self, bytes record not None) -> int:
-        """Adds an encoded record to the open block; its sequence."""
+        """Adds an encoded record to the open block; returns its sequence."""
         self.add(PyBytes_AS_STRING(record), <size_t>PyBytes_GET_SIZE(record))
         return self.next_sequence - 1
 
     def seal(self, uint64_t now_us) -> int:
-        """Ends the block, writes what is to be written, and returns `durable`. To be called every pass, and on a timer while
-        `state` is not WRITING or something waits for its sync."""
+        """Ends the block, writes all closed blocks, and returns `durable`.
+
+        To be called in every pass, and on a timer while `state` is not WRITING or a sync is outstanding.
+        """
         return self.seal_c(now_us)
 
     def end_segment(self) -> bool:
-        """Closes the segment that is written to, so that readers may have all of it; the next block opens another one.
+        """Closes the open segment, so that readers may read all of it; the next block opens another one.
 
-        True if nothing that was sealed is in an open segment any more. False while blocks wait for the disk: to be asked again.
+        Returns True if no sealed block is in an open segment. Returns False while blocks wait for the disk: to be called again.
         """
         if self.fd < 0:
             return self.written == self.closed
@@ -175,7 +177,7 @@ cdef class Writer:
         return self.leave_segment()
 
     def wait_durable(self, double timeout_s) -> bool:
-        """Seals, and waits until everything is safe; for the end of a drain. False if the time was not enough."""
+        """Seals, and waits until all records are safe; for the end of a drain. Returns False on timeout."""
         cdef uint64_t target = self.next_sequence
         deadline = time.monotonic() + timeout_s
         while self.seal_c(<uint64_t>(time.time() * 1e6)) < target:
@@ -185,7 +187,10 @@ cdef class Writer:
         return True
 
     def close(self, double timeout_s=5.0) -> bool:
-        """Makes everything safe if that can be done in time, and ends. False: what lies above `durable` may be lost."""
+        """Makes all records safe if possible in time, and closes the writer.
+
+        Returns False if records above `durable` may be lost.
+        """
         if self.state == CLOSED:
             return self.durable == self.next_sequence
         safe = self.wait_durable(timeout_s)
@@ -213,7 +218,7 @@ cdef class Writer:
         if self.count and self.end - self.closed >= self.block_bytes:
             self.close_block()
         need = size + (BLOCK_HEADER if self.end == self.closed else 0)
-        # Moved down only if that frees at least what it moves: else a slow disk would have us move all of it again and again.
+        # Moved down only if that frees at least as much as it moves. A slow disk would else cause repeated moves.
         if self.end + need > self.capacity and self.start >= self.end - self.start:
             memmove(self.data, self.data + self.start, self.end - self.start)
             self.whole -= self.start
@@ -236,7 +241,7 @@ cdef class Writer:
         cdef BlockHeaderC* header = <BlockHeaderC*>(self.data + self.closed)
         cdef size_t size = self.end - self.closed
         if self.count == 0:
-            self.end = self.closed         # room was asked for and not used
+            self.end = self.closed         # room was reserved and not used
             return 0
         memset(header, 0, BLOCK_HEADER)
         memcpy(header.magic, b"\xb1\x0cSB", 4)
@@ -283,7 +288,7 @@ cdef class Writer:
         cdef timespec begin, end
         if self.fd < 0 and not self.open_segment():
             return 0
-        # Its grain is some ms, which on average is as good as exact, and it costs nearly nothing.
+        # Its resolution is some ms, which is exact on average, and it costs almost nothing.
         clock_gettime(CLOCK_MONOTONIC_COARSE, &begin)
         while self.written < self.closed:
             size = pwrite(self.fd, self.data + self.written, self.closed - self.written, <long>self.offset)
@@ -310,7 +315,7 @@ cdef class Writer:
         return 0
 
     cdef bint leave_segment(self) noexcept:
-        """The next block opens a new segment. False while the one before is not synced yet."""
+        """Makes the next block open a new segment. Returns False while the one before is not synced yet."""
         if self.unsynced_fd >= 0:
             return False
         if self.job == NULL:
@@ -336,7 +341,7 @@ cdef class Writer:
             self.blocks_written += 1
 
     cdef void drop_safe(self, size_t at) noexcept:
-        """Forgets the bytes below `at`; a buffer that one large message needed is given back once it is empty."""
+        """Drops the bytes below `at`; once empty, a buffer that was enlarged for one message shrinks."""
         cdef uint8_t* smaller
         self.start = at
         if self.start < self.end:
@@ -356,7 +361,7 @@ cdef class Writer:
         previous = self.previous_end if self.written_end == self.first_sequence else self.written_end
         try:
             with contextlib.suppress(FileNotFoundError):
-                # Only one of our own that never got a safe block can have this name.
+                # Only a segment of this writer without a safe block can have this name.
                 os.rename(path, f"{path}.failed")
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as problem:
@@ -392,9 +397,8 @@ cdef class Writer:
         else:
             self.state = DISK_ERROR
         if self.fd < 0 or (self.job != NULL and sb_load(&self.job.state) == ASKED):
-            return 0                       # the thread still has the descriptor
-        # A full disk goes on in this segment where it stopped. One that has reached the size allowed, or that the disk cannot
-        # write, is left.
+            return 0                       # the thread still uses the descriptor
+        # After a full disk, writing continues in this segment. One of the maximum file size, or on a failing disk, is left.
         if self.state == DISK_ERROR or (error == EFBIG and self.whole_offset > SEGMENT_HEADER):
             self.start_over()
         return 0
@@ -405,11 +409,11 @@ cdef class Writer:
         self.state = WRITING
 
     cdef int start_over(self) except -1:
-        """Leaves the segment; what it has and is not safe is written again, to a new one."""
+        """Leaves the segment; its records that are not safe are written again, to a new one."""
         cdef int64_t offset = <int64_t>self.whole_offset - <int64_t>(self.whole - self.start)
         if self.fd >= 0:
             if offset >= SEGMENT_HEADER:
-                ftruncate(self.fd, offset)  # if it cannot, readers find the same records twice and skip one
+                ftruncate(self.fd, offset)  # if it fails, readers find the same records twice and skip one copy
             else:
                 # Nothing in it is safe, and the new segment begins before it.
                 with contextlib.suppress(OSError):
@@ -435,7 +439,7 @@ cdef class Writer:
         return True
 
     cdef int throw_away(self) except -1:
-        """Nobody has seen the numbers of these records: the next ones get them."""
+        """Drops the records. Their numbers were never visible: the next records get them."""
         self.given_up += self.next_sequence - self.written_end
         self.next_sequence = self.written_end
         self.count = 0
@@ -443,18 +447,18 @@ cdef class Writer:
         self.drop_safe(self.start)
         if self.now_us >= self.retry_at_us and self.open_segment():
             self.without = False
-            self.segment += 1              # what was named meanwhile is not in it
+            self.segment += 1              # sessions named meanwhile are not named in it
         return 0
 
     # --- syncing ------------------------------------------------------------------------------------------------------------
 
     cdef int take_sync(self) except -1:
-        """What the thread has finished."""
+        """Takes the result of the syncing thread."""
         if sb_load(&self.job.state) != DONE:
             return 0
         sb_store(&self.job.state, IDLE)
         if self.job.error:
-            # The kernel has forgotten that these pages are not on the disk: a second fdatasync would say that all is well.
+            # The kernel no longer knows that these pages are not on the disk: a second fdatasync would report success.
             self.fail(self.job.error)
             if self.whole != self.start or self.unsynced_fd >= 0:
                 self.start_over()
@@ -490,7 +494,7 @@ cdef class Writer:
             raise MemoryError("no memory for a journal's thread")
         self.job.bell = bell
         sem_init(&self.job.wake, 0, 0)
-        # A signal that this thread took would not wake the loop from its epoll_wait.
+        # A signal delivered to this thread would not wake the loop from its epoll_wait.
         sigfillset(&every)
         pthread_sigmask(SIG_SETMASK, &every, &before)
         error = pthread_create(&self.thread, NULL, sync_loop, self.job)
