@@ -134,20 +134,20 @@ class Accounts:
             done = db.execute(
                 "UPDATE accounts SET role = ifnull(?, role), description = ifnull(?, description) WHERE name = ?", values
             )
-            _there(done.rowcount, "account", name)
-            _some_administrator(db)
+            _check_found(done.rowcount, "account", name)
+            _check_administrator_left(db)
 
     def set_password(self, name: str, hashed: str) -> None:
         """Sets a password and ends the account's logins."""
         with self._change() as db:
-            _there(db.execute("UPDATE accounts SET hash = ? WHERE name = ?", (hashed, name)).rowcount, "account", name)
+            _check_found(db.execute("UPDATE accounts SET hash = ? WHERE name = ?", (hashed, name)).rowcount, "account", name)
             db.execute("DELETE FROM tokens WHERE name = ?", (name,))
 
     def delete(self, name: str) -> None:
         with self._change() as db:
-            _there(db.execute("DELETE FROM accounts WHERE name = ?", (name,)).rowcount, "account", name)
+            _check_found(db.execute("DELETE FROM accounts WHERE name = ?", (name,)).rowcount, "account", name)
             db.execute("DELETE FROM tokens WHERE name = ?", (name,))
-            _some_administrator(db)
+            _check_administrator_left(db)
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------
 
@@ -210,11 +210,11 @@ class Accounts:
                 "expires_at = CASE WHEN ? IS NULL THEN expires_at WHEN ? = 0 THEN NULL ELSE ? END WHERE name = ?",
                 (role, description, enable, expires_ms, expires_ms, expires_ms, name),
             )
-            _there(done.rowcount, "key", name)
+            _check_found(done.rowcount, "key", name)
 
     def delete_key(self, name: str) -> None:
         with self._change() as db:
-            _there(db.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount, "key", name)
+            _check_found(db.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount, "key", name)
 
     def of_key(self, key: str, secret: str) -> tuple[str, Role]:
         """Returns name and role of a key. Raises AccountError BAD_API_KEY_OR_SECRET, without giving the cause."""
@@ -255,11 +255,11 @@ def _digest(secret: str) -> bytes:
     return sha256(secret.encode(errors="surrogateescape")).digest()
 
 
-def _there(count: int, what: str, name: str) -> None:
+def _check_found(count: int, what: str, name: str) -> None:
     if not count:
         raise AccountError("NOT_FOUND", f"no {what} {name!r}")
 
 
-def _some_administrator(db: sqlite3.Connection) -> None:
+def _check_administrator_left(db: sqlite3.Connection) -> None:
     if not db.execute("SELECT 1 FROM accounts WHERE role = ?", (ADMINISTRATOR,)).fetchone():
         raise AccountError("NOT_AVAILABLE", "it is the last administrator: make another one first")

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardbroker.access.contract import BackendError
 
-__all__ = ["Scheme", "hash_password", "verify", "verify_nobody"]
+__all__ = ["Scheme", "hash_password", "verify", "verify_unknown_user"]
 
 ARGON2_MEMORY_KIB, ARGON2_PASSES, ARGON2_LANES = 19_456, 2, 1
 """The cost of a new password: OWASP's minimum for argon2id. A login takes about 20 ms of one core, and 19 MB for that time."""
@@ -67,13 +67,13 @@ def verify(scheme: Scheme, stored: str, salt: str, password: bytes) -> bool:
         raise BackendError(f"stored password hash cannot be used: {type(error).__name__}") from None
 
 
-def verify_nobody(scheme: Scheme, password: bytes) -> None:
+def verify_unknown_user(scheme: Scheme, password: bytes) -> None:
     """Takes as long as verify(): the response time must not reveal that a user is unknown."""
-    verify(scheme, *_nobody(scheme), password)
+    verify(scheme, *_unused_hash(scheme), password)
 
 
 @cache
-def _nobody(scheme: Scheme) -> tuple[str, str]:
+def _unused_hash(scheme: Scheme) -> tuple[str, str]:
     """Returns hash and salt of an unused password, in the scheme of the users."""
     if scheme.name == "argon2id":
         return hash_password(b"nobody"), ""

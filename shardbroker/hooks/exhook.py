@@ -141,16 +141,16 @@ class ExHook:
 
     def take(self, wanted: Sequence[Wanted]) -> None:
         """Applies new requirements of the programs."""
-        judges = self._judges()
+        authorizers = self._authorizers()
         self._wanted = [*wanted]
         points = [point for point in FORWARDED if any(point in one.points for one in self._wanted)]
         self._registry.remove(self._callbacks)
         self._callbacks = [self._callback(point) for point in points]
         self._registry.add(self._callbacks)
-        if judges != self._judges():
+        if authorizers != self._authorizers():
             self._rules_changed()
 
-    def _judges(self) -> list[Wanted]:
+    def _authorizers(self) -> list[Wanted]:
         """Returns the programs that decide about actions of clients."""
         return [one for one in self._wanted if "client.authorize" in one.points]
 

@@ -14,7 +14,7 @@ from shardbroker.stores.files import sync_path
 
 __all__ = ["lock", "open_journal"]
 
-_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)
+_UNSYNCABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)
 """Errors of the sync of a directory far above: its names cannot be synced by this process."""
 
 
@@ -92,5 +92,5 @@ def _sync_all(directory: Path, directory_fd: int, paths: list[Path]) -> None:
         try:
             sync_path(parent)
         except OSError as error:
-            if error.errno not in _NOT_OURS:
+            if error.errno not in _UNSYNCABLE:
                 raise

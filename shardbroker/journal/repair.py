@@ -146,7 +146,7 @@ def _clean_parts(path: Path, damages: list[Damage], paths: list[Path]) -> Iterat
         return
     header = _header(path)
     if header is None or header.first_sequence != segment_start(path):
-        header = _made_up_header(path, first, paths)
+        header = _replacement_header(path, first, paths)
     yield header.pack(), 0
     time_us = first.header.time_us if first is not None else header.created_us
     while first is not None or gaps:
@@ -169,7 +169,7 @@ def _header(path: Path) -> SegmentHeader | None:
         return None  # FileNotFoundError: this repair has found nothing in it
 
 
-def _made_up_header(path: Path, block: Block | None, paths: list[Path]) -> SegmentHeader:
+def _replacement_header(path: Path, block: Block | None, paths: list[Path]) -> SegmentHeader:
     """Returns a replacement for a damaged header, from the name, the blocks, and the segment before."""
     first = segment_start(path)
     at = paths.index(path)

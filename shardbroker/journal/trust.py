@@ -39,11 +39,11 @@ def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
                 # The held parts are the end of another writer, unless the hole is the beginning of this one.
                 start, _ = _missing(held[-1])
                 own = start is not None and start // INCARNATION_STEP == part.header.first_sequence // INCARNATION_STEP
-                yield from _forgotten(held[:-1] if own else held)
+                yield from _expected_holes(held[:-1] if own else held)
                 held, hole = (held[-1:], start) if own else ([], None)
             synced = _synced(part)
             if hole is None or synced is None or synced > hole:
-                vouched = len(held) if hole is None or synced is None else _vouched(held, synced)
+                vouched = len(held) if hole is None or synced is None else _below_synced(held, synced)
                 yield from held[:vouched]
                 held = held[vouched:]
                 hole = _missing(held[0])[0] if held else None
@@ -52,7 +52,7 @@ def trusted(parts: Iterable[Block | Damage]) -> Iterator[Block | Damage]:
             yield part
         else:
             held.append(part)
-    yield from _forgotten(held)
+    yield from _expected_holes(held)
 
 
 def _missing(part: Block | Damage) -> tuple[int | None, int | None]:
@@ -62,7 +62,7 @@ def _missing(part: Block | Damage) -> tuple[int | None, int | None]:
     return (part.header.first_sequence, part.header.end_sequence) if part.lost else (None, None)
 
 
-def _vouched(held: list[Block | Damage], synced: int) -> int:
+def _below_synced(held: list[Block | Damage], synced: int) -> int:
     """Returns the number of parts before the first hole not below `synced`: holes below are damage, this is a power cut."""
     for place, part in enumerate(held):
         start, end = _missing(part)
@@ -71,7 +71,7 @@ def _vouched(held: list[Block | Damage], synced: int) -> int:
     return len(held)
 
 
-def _forgotten(held: list[Block | Damage]) -> Iterator[Damage]:
+def _expected_holes(held: list[Block | Damage]) -> Iterator[Damage]:
     """Yields the holes at the end of a writer that lost power, which were to be expected."""
     return (replace(part, torn=True, lost_to=None) for part in held if isinstance(part, Damage))
 

@@ -52,7 +52,7 @@ SWEEP_VISITS = 10_000
 READERS = 1024
 
 _DAMAGED = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.IncompatibleError)
-_TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+_NAMED_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 _HEADER = struct.Struct("<QQ16sBIIIII")
 _SUM_END = _HEADER.size
 """The checksum is the last field of the header."""
@@ -282,7 +282,7 @@ class RetainedStore:
         with suppress(OSError):
             if os.statvfs(self._path).f_bavail == 0:
                 return errno.ENOSPC
-        return next((number for number in _TOLD if os.strerror(number) in str(error)), errno.EIO)
+        return next((number for number in _NAMED_ERRNOS if os.strerror(number) in str(error)), errno.EIO)
 
     def mark(self, worker: int) -> Mark:
         """Returns the last mark of this worker, or (0, 0). With syncs only."""

@@ -8,7 +8,7 @@ import bcrypt
 import pytest
 
 from shardbroker.access.contract import BackendError, Client
-from shardbroker.access.hashing import Scheme, hash_password, verify, verify_nobody
+from shardbroker.access.hashing import Scheme, hash_password, verify, verify_unknown_user
 from shardbroker.access.placeholders import PlaceholderError, Template, values_of
 from shardbroker.access.scram import ScramError, ScramServer, scram_user
 from tests.access.scram_client import ScramClient
@@ -55,7 +55,7 @@ def test_a_hash_that_cannot_be_read_is_a_failure_and_no_verdict(stored: str) -> 
 
 @pytest.mark.parametrize("name", ["argon2id", "bcrypt", "pbkdf2", "sha256", "plain"])
 def test_an_unknown_user_is_nobody_in_every_scheme(name: str) -> None:
-    verify_nobody(Scheme(name), PASSWORD)
+    verify_unknown_user(Scheme(name), PASSWORD)
 
 
 # --- SCRAM --------------------------------------------------------

@@ -30,7 +30,7 @@ the kernel still gives hashing a tenth of a core that other processes could use 
 """
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Lowers the priority of this thread; on Linux each thread has a niceness of its own."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HASHING_NICENESS)
 
@@ -40,7 +40,7 @@ class Backends:
 
     def __init__(self, settings: Settings, stores: Stores, report: Report) -> None:
         self.settings = settings
-        self._threads = ThreadPoolExecutor(settings.auth.hash_threads, thread_name_prefix="hash", initializer=_give_way)
+        self._threads = ThreadPoolExecutor(settings.auth.hash_threads, thread_name_prefix="hash", initializer=_lower_priority)
         self._services = Services(stores, self._threads)
         chains = [settings.auth.chain, *(one.auth_chain for one in settings.listeners.values())]
         names = list(dict.fromkeys(name for chain in chains for name in chain if name != "inherit"))
@@ -62,7 +62,7 @@ class Backends:
                 try:
                     self._members |= self._made([name])[0]
                 except (BackendError, StoreError) as error:
-                    self._members[name] = _Unmade(str(error))
+                    self._members[name] = _Unavailable(str(error))
         return await self._chain.authenticate(modules.expand(names, self._installed), client)
 
     def reload(self) -> list[str]:
@@ -90,7 +90,7 @@ class Backends:
         return build_authenticators(self.settings, names, self._services)
 
 
-class _Unmade:
+class _Unavailable:
     """A placeholder for an authenticator that could not be made: each request to it fails."""
 
     priority = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardbroker.access.contract import IGNORE, Answer, AuthRequest, BackendError, Client, allow, deny
-from shardbroker.access.hashing import Scheme, verify, verify_nobody
+from shardbroker.access.hashing import Scheme, verify, verify_unknown_user
 from shardbroker.access.placeholders import values_of
 from shardbroker.access.rules import RuleError, RuleSet, rule_of
 
@@ -75,7 +75,7 @@ class Judge:
         password = client.password or b""
         if record is None:
             if another is None:
-                await self._run(lambda: verify_nobody(self._scheme, password))
+                await self._run(lambda: verify_unknown_user(self._scheme, password))
             else:
                 await self._run(lambda: verify(self._scheme, another.password_hash, another.salt, password))
             return IGNORE

@@ -24,9 +24,9 @@ from shardbroker.mqtt.topics import check_topic_filter
 
 __all__ = ["Figures", "Program"]
 
-NOTES_MAX = 10_000
+EVENTS_MAX = 10_000
 """Limit of the events that wait for one program; further ones are dropped."""
-NOTE_BYTES_MAX = 16 << 20
+EVENT_BYTES_MAX = 16 << 20
 """Limit of their size, bytes."""
 UNLOAD_TIMEOUT_S = 1.0
 """Timeout of the last call, when the program is no longer used, seconds."""
@@ -223,7 +223,7 @@ class Program:
     def tell(self, point: str, client_id: str, request: Any) -> None:
         """Queues an event without waiting."""
         size = request.ByteSize()
-        if self.state != CONNECTED or self._queued >= NOTES_MAX or self._queued_bytes + size > NOTE_BYTES_MAX:
+        if self.state != CONNECTED or self._queued >= EVENTS_MAX or self._queued_bytes + size > EVENT_BYTES_MAX:
             self.figures[point].dropped += 1
             return
         self._queued += 1
@@ -256,7 +256,7 @@ class _Lane:
     def __init__(self, program: Program, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self._program = program
-        self._notes: deque[tuple[str, Any, int]] = deque()
+        self._events: deque[tuple[str, Any, int]] = deque()
         self._filled = asyncio.Event()
         self._stubs: dict[tuple[str, str], Any] = {}
 
@@ -276,14 +276,14 @@ class _Lane:
         return await stub(request, timeout=self._program.settings.request_timeout, wait_for_ready=waits)
 
     def put(self, point: str, request: Any, size: int) -> None:
-        self._notes.append((point, request, size))
+        self._events.append((point, request, size))
         self._filled.set()
 
     async def run(self) -> None:
         while True:
             await self._filled.wait()
-            while self._notes:
-                point, request, size = self._notes.popleft()
+            while self._events:
+                point, request, size = self._events.popleft()
                 try:
                     if self._program.state != CONNECTED:
                         self._program.figures[point].dropped += 1

@@ -62,7 +62,7 @@ class Programs:
         if wanted is not None:
             self._on_wanted(wanted)
 
-    async def _asked(self, point: str, topic: str | None) -> Any:
+    async def _covering(self, point: str, topic: str | None) -> Any:
         """Yields the programs to call, in order, each after its first call has ended."""
         for one in self.programs:
             await one.when_known()
@@ -74,7 +74,7 @@ class Programs:
 
         `request` makes the next request. Raises Silent.
         """
-        async for one in self._asked(point, topic):
+        async for one in self._covering(point, topic):
             answer = await one.ask(point, client.client_id, request())
             if answer is None:
                 if one.settings.failed_action == "deny":
