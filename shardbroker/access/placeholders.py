@@ -39,7 +39,7 @@ class UnfitValueError(ValueError):
 
 
 def check_level(name: str, value: str, before: str = "") -> None:
-    """Checks a value chosen by a client, of the placeholder `name`, behind the text `before` of a topic or filter.
+    """Checks a value chosen by a client, of the placeholder `name`, after the text `before` of a topic or filter.
 
     A wildcard, a separator or an empty value would make the topic reach into the trees of other clients. At the start of a topic
     `$` would lead to `$SYS/`, `$share/`, `$delayed/`. Raises UnfitValueError.

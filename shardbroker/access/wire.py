@@ -12,7 +12,7 @@
                                                          WANTED: [points, refuses, timeout], ...
 
 Ids belong to one worker and are never reused, not even after a restart. `deadline` is CLOCK_MONOTONIC in seconds. A request that is
-read later, by a process that was started again, is dropped: its time is over.
+read later, by a process that was started again, is dropped: it has timed out.
 
 Kinds that begin with HOOK are for programs behind hooks (hooks/exhook.py). OK lets a client connect. DECIDED ends with whether one
 of the programs has not answered. For HOOK_PUBLISH, OK has topic, payload and QoS if they were changed, and DENY drops the message.

@@ -29,7 +29,7 @@ class Ldap(Connector[Any]):
     async def bind(self, name: str, password: str) -> bool:
         """Returns whether the server accepts an account, tried on a connection of its own.
 
-        To be called while a connection is lent, whose place in the pool and whose timeout it shares.
+        To be called while a connection is lent: the call shares its place in the pool and its timeout.
         """
         try:
             connection = await self._open(name, password)

@@ -1,4 +1,4 @@
-"""Reading journals: valid blocks in order, and exactly what is damaged in between (docs/journal-format.md).
+"""Reading journals: valid blocks in order, and the exact damage between them (docs/journal-format.md).
 
     read(directory) -> Block | Damage, Block | Damage, ...
                          |

@@ -23,7 +23,7 @@ KEY_MAX = 511
 DIGEST = 16
 """Size of the digest that replaces a longer filter, bytes."""
 MAP_BYTES = 4 << 30
-"""Virtual size of the environment; tmpfs holds only what is used."""
+"""Virtual size of the environment; tmpfs needs memory only for pages in use."""
 _HEAD = struct.Struct(">IQH")
 
 

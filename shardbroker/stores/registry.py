@@ -19,7 +19,7 @@ KEY_MAX = 511
 DIGEST = 16
 """Size of the digest that replaces a longer client id, bytes."""
 MAP_BYTES = 4 << 30
-"""Virtual size of the environment; tmpfs holds only what is used."""
+"""Virtual size of the environment; tmpfs needs memory only for pages in use."""
 FIELDS = (
     "client_id", "connected", "session", "created_ms", "peer", "listener", "version", "keepalive_s", "clean_start",
     "username", "expiry_s", "since_ms",

@@ -149,8 +149,8 @@ class RetainedStore:
     def _lengthen(self, file: Path) -> bool:
         """Extends the file to the size that its newest root requires; returns whether it was shorter.
 
-        Free pages at the end may never have been written, so a short file is not necessarily damaged. But to read behind its end
-        would be SIGBUS, whereas a page of zeros is an error that can be caught.
+        Free pages at the end may never have been written, so a short file is not necessarily damaged. But a read beyond its end
+        would raise SIGBUS, whereas a page of zeros is an error that can be caught.
         """
         with self._env.begin(write=True):  # keeps other processes from extending it meanwhile
             needed = (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])

@@ -1,4 +1,4 @@
-"""TLS records behind the handshake (RFC 8446 §5; for TLS 1.2 RFC 5246 §6.2 with RFC 5288 and RFC 7905).
+"""TLS records after the handshake (RFC 8446 §5; for TLS 1.2 RFC 5246 §6.2 with RFC 5288 and RFC 7905).
 
     in:   records of the peer, cut anywhere -> the plaintext in them, in place
     out:  plaintext, in pieces -> records, each sealed from where its bytes lie -> the socket

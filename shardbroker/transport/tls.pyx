@@ -106,7 +106,7 @@ cdef class Records:
         cdef uint8_t kind
         while size - at >= HEADER_SIZE and not self.ended:
             length = <size_t>data[at + 3] << 8 | data[at + 4]
-            # The version is authenticated with the rest of the header. Its first byte shows early what is no record at all.
+            # The version is authenticated with the rest of the header. Its first byte shows early that this is no record.
             if data[at] < CHANGE_CIPHER_SPEC or data[at] > DATA or data[at + 1] != 3:
                 self.fail(DECODE_ERROR)
             if length > SEALED_MAX:
