@@ -299,9 +299,9 @@ def publish(Worker worker, dict args) -> dict[str, Any]:
         message = make_message(
             topic, args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
     if not at_ms:
-        heard = worker.has_subscribers(topic)
+        has_subscribers = worker.has_subscribers(topic)
     worker.publish_message(message, None, at_ms)
-    return {"id": id, "heard": heard}
+    return {"id": id, "heard": has_subscribers}
 
 
 # --- messages that wait for their time ----------------------------------------------------------------------------------------
