@@ -2,13 +2,14 @@
 
     browser, program  -- HTTP -->  guard (who is it, may it, how large)  -->  routes  -- control channel -->  manager  -->  workers
 
-A route turns a request into verbs of `shardbroker.control`, and their results into the shapes that users of EMQX 5 know. There is
-no logic of the broker's own here: what may be asked, how it is checked and what it costs is the verbs' matter, so `ctl` and REST
-always agree. The process holds no shared memory but its own state; when it dies or hangs, no message notices.
+A route turns a request into verbs of `shardbroker.control`, and their results into the shapes that users of EMQX 5 know. Where a
+route has the shape of one verb, it is derived from the verb's row. There is no logic of the broker here: the verbs define
+parameters, checks and cost, so `ctl` and REST always agree. The process attaches to no shared memory but its own state; its crash
+or hang affects no message.
 
-`main` is the process, `app` puts the application together, `guard` stands before all of it, `asking` is how a route asks, `paging`
-are lists, `shapes` are rows and bodies, `routes` are the paths by subject, `dashboard` are pages for
-people. docs/rest.md is made from the routes by `reference`.
+`main` is the process, `app` assembles the application, `guard` is the middleware in front of it, `asking` calls verbs for a route,
+`derived` makes routes from rows of verbs, `routes` has those written by hand, `paging` makes lists, `shapes` has rows and bodies,
+`dashboard` has the pages. `reference` generates docs/rest.md from the routes.
 """
 
 from shardbroker.api.main import run

@@ -8,13 +8,14 @@ from fastapi import FastAPI
 from shardbroker.api.app import document
 from shardbroker.api.guard import PUBLIC
 from shardbroker.api.routes import ROUTERS
+from shardbroker.control.rest import TAGS
 
 __all__ = ["reference"]
 
 INTRODUCTION = """\
 # REST API
 
-Made by `make docs`; the routes are in `shardbroker/api/routes/`.
+Made by `make docs` from the rows of the verbs (`shardbroker/control/`) and from the routes in `shardbroker/api/routes/`.
 
     shardbroker serve --set api.bind=127.0.0.1:18083
     echo 'correct horse' | shardbroker ctl admins passwd admin
@@ -85,15 +86,14 @@ def reference() -> str:
     for router in ROUTERS:
         app.include_router(router, prefix="/api/v5")
     lines = [INTRODUCTION]
-    for router in ROUTERS:
-        tag = str(router.tags[0])
+    for tag in TAGS:
         lines += [f"## {tag}", "", "| method | path | |", "|---|---|---|", *_rows(document(app), tag), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _rows(made: dict[str, Any], tag: str) -> Iterator[str]:
-    for path, methods in made["paths"].items():
-        for method, operation in methods.items():
+    for path, methods in sorted(made["paths"].items()):
+        for method, operation in sorted(methods.items()):
             if tag in operation["tags"]:
                 text = " ".join(operation["description"].split()) + (" Anybody may ask." if path in PUBLIC else "")
                 given = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]

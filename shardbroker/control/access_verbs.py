@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Params, Verb, argument, table
 
 __all__ = [
@@ -99,10 +100,27 @@ table(
     Verb("acl list", "Rules of users, clients and all.", columns=("kind", "name", "rules")),
     Verb("acl set", "Takes the place of somebody's rules.", AclSet, changes=True),
     Verb("acl add", "Adds a rule behind somebody's rules.", AclAdd, changes=True),
-    Verb("acl test", "Whether the rules of the broker's own sources let a client publish or subscribe.", AclTest),
+    Verb(
+        "acl test",
+        "Whether the rules of the broker's own sources let a client publish or subscribe; `allowed` is null where another source "
+        "decides.",
+        AclTest,
+        rest=(Rest("GET /authorization/test", "Access", "test_rules"),),
+    ),
     Verb("acl delete", "Removes somebody's rules.", AclOf, changes=True),
-    Verb("acl reload", "Reads the files of rules and passwords again.", changes=True),
+    Verb(
+        "acl reload",
+        "Reads the files of rules and passwords again.",
+        changes=True,
+        rest=(Rest("POST /authorization/reload", "Access", "reload"),),
+    ),
     Verb("banned list", "Who is not let in.", columns=("kind", "value", "until", "by", "reason", "at")),
     Verb("banned add", "Bans somebody, and ends their connections.", BannedAdd, changes=True),
-    Verb("banned delete", "Ends a ban.", BannedDelete, changes=True),
+    Verb(
+        "banned delete",
+        "Ends a ban.",
+        BannedDelete,
+        changes=True,
+        rest=(Rest("DELETE /banned/{kind}/{who:name}", "Access", "delete_ban", "nothing", names={"who": "value"}),),
+    ),
 )

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import TIME_MAX, Page, Params, Verb, argument, table
 
 __all__ = [
@@ -64,11 +65,13 @@ table(
     Verb("admins add", "Adds an account.", AccountAdd, changes=True),
     Verb("admins update", "Changes the role or description of an account.", AccountUpdate, changes=True),
     Verb("admins passwd", "Sets the password of an account, and ends its logins.", AccountPassword, changes=True),
-    Verb("admins delete", "Removes an account, and ends its logins.", OneAccount, changes=True),
+    Verb("admins delete", "Removes an account, and ends its logins. The last administrator stays.", OneAccount, changes=True,
+         rest=(Rest("DELETE /users/{username}", "Accounts", "delete_user", "nothing", names={"username": "name"}),)),
     Verb("api-keys list", "Keys of programs that use the REST API.", columns=KEY_COLUMNS),
     Verb("api-keys add", "Makes a key; its secret is told here and never again.", KeyAdd, changes=True),
     Verb("api-keys update", "Changes a key.", KeyUpdate, changes=True),
-    Verb("api-keys delete", "Removes a key.", OneKey, changes=True),
+    Verb("api-keys delete", "Removes a key; requests with it are refused from then on.", OneKey, changes=True,
+         rest=(Rest("DELETE /api_key/{name}", "Accounts", "delete_key", "nothing"),)),
     Verb("audit list", "Who changed what, newest first; publishes are in the log alone.", AuditList,
          columns=("at", "by", "verb", "code", "params")),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
+from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Page, Params, Verb, argument, table
 
 __all__ = ["DelayedList", "ExclusiveList", "OneMessage"]
@@ -25,14 +26,28 @@ class ExclusiveList(Page):
     """Exclusive subscriptions, paged, in the order of their filters."""
 
 
+DELAYED_TIMES = ("publish_at", "expected_at")
+
 table(
     Verb(
         "delayed list",
         "Messages that wait for their time.",
         DelayedList,
         columns=("msgid", "topic", "qos", "from_clientid", "publish_at", "expected_at"),
+        rest=(Rest("GET /mqtt/delayed/messages", "Delayed messages", "list_messages", "page", times=DELAYED_TIMES),),
     ),
-    Verb("delayed show", "One message that waits for its time.", OneMessage),
-    Verb("delayed delete", "Deletes a message that waits for its time.", OneMessage, changes=True),
+    Verb(
+        "delayed show",
+        "One delayed message, its payload in base64.",
+        OneMessage,
+        rest=(Rest("GET /mqtt/delayed/messages/{node}/{msgid}", "Delayed messages", "show_message", times=DELAYED_TIMES),),
+    ),
+    Verb(
+        "delayed delete",
+        "Deletes a delayed message: it is never published.",
+        OneMessage,
+        changes=True,
+        rest=(Rest("DELETE /mqtt/delayed/messages/{node}/{msgid}", "Delayed messages", "delete_message", "nothing"),),
+    ),
     Verb("exclusive list", "Exclusive subscriptions, and who has them.", ExclusiveList, columns=("topic", "clientid")),
 )

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Params, Verb, argument, table
 
 __all__ = ["OnePlugin", "PluginLoad"]
@@ -25,9 +26,12 @@ class PluginLoad(OnePlugin):
 
 table(
     Verb("plugins list", "Plugins that are there, and which of them are loaded.",
-         columns=("name", "state", "workers", "source", "problem")),
+         columns=("name", "state", "workers", "source", "problem"),
+         rest=(Rest("GET /plugins", "Plugins", "list_plugins", "rows"),)),
     Verb("plugins load", "Loads a plugin in every worker, or loads it anew, and keeps it over restarts.", PluginLoad, changes=True),
-    Verb("plugins unload", "Takes a plugin out of every worker.", OnePlugin, changes=True),
+    Verb("plugins unload", "Takes a plugin out of every worker.", OnePlugin, changes=True,
+         rest=(Rest("PUT /plugins/{name}/stop", "Plugins", "stop"),)),
     Verb("hooks list", "Hook points, their callbacks in the order of calls, and what those have cost in all workers.",
-         columns=("point", "callback", "priority", "calls", "errors", "seconds", "slowest")),
+         columns=("point", "callback", "priority", "calls", "errors", "seconds", "slowest"),
+         rest=(Rest("GET /hooks", "Plugins", "list_hooks", "rows"),)),
 )  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from shardbroker.control.rest import Rest
+
 __all__ = ["TIME_MAX", "VERBS", "ClientFilter", "Page", "Params", "Verb", "argument", "table"]
 
 PAGE_MAX = 10_000
@@ -43,6 +45,8 @@ class Verb:
     """Fields of a row, for people; empty: the result is no list."""
     stream: bool = False
     """Whether it sends items before its result."""
+    rest: tuple[Rest, ...] = ()
+    """Routes of the REST API that are derived from this row."""
 
 
 class Page(Params):
@@ -176,6 +180,8 @@ class ListenerSettings(OneListener):
 
 CLIENT_COLUMNS = ("clientid", "username", "conn_state", "ip_address", "proto_ver", "keepalive", "worker", "connected_at")
 
+CLIENT_TIMES = ("created_at", "connected_at", "disconnected_at", "expires_at")
+
 VERBS: dict[str, Verb] = {}
 
 
@@ -194,11 +200,23 @@ table(
         "workers list",
         "Processes of the broker.",
         columns=("name", "state", "pid", "cores", "weight", "started_at", "starts", "connections", "sessions"),
+        rest=(Rest("GET /workers", "Node", "workers", "data", times=("started_at",)),),
     ),
     Verb("load", "What each worker does now: CPU time, counters, rings, latencies; for those who look again and again."),
-    Verb("workers restart", "Sends the clients of a worker away and starts it again.", OneWorker, changes=True),
+    Verb(
+        "workers restart",
+        "Sends the clients of a worker away and starts it again.",
+        OneWorker,
+        changes=True,
+        rest=(Rest("POST /workers/{worker}/restart", "Node", "restart"),),
+    ),
     Verb("clients list", "Clients and sessions that wait for theirs.", ClientList, columns=CLIENT_COLUMNS),
-    Verb("clients show", "All that is known of one client.", OneClient),
+    Verb(
+        "clients show",
+        "All that is known of one client.",
+        OneClient,
+        rest=(Rest("GET /clients/{clientid:name}", "Clients", "show_client", adds_node=True, times=CLIENT_TIMES),),
+    ),
     Verb("clients kick", "Ends connections and sessions.", ManyClients, changes=True),
     Verb("clients kick-all", "Ends connections and sessions of all clients that fit.", BulkKick, changes=True, stream=True),
     Verb(
@@ -207,12 +225,23 @@ table(
         ClientList,
         columns=("clientid", "conn_state", "worker", "expiry_interval", "created_at", "clean_start"),
     ),
-    Verb("sessions show", "State of one session.", OneClient),
+    Verb(
+        "sessions show",
+        "State of one session, with or without a connection.",
+        OneClient,
+        rest=(Rest("GET /sessions/{clientid:name}", "Clients", "show_session", adds_node=True, times=CLIENT_TIMES),),
+    ),
     Verb(
         "subscriptions list", "Who subscribes to what.", SubscriptionList, columns=("clientid", "topic", "qos", "nl", "rap", "rh")
     ),
     Verb("subscriptions add", "Subscribes a connected client.", AddSubscription, changes=True),
-    Verb("subscriptions delete", "Takes a subscription from a client.", DeleteSubscription, changes=True),
+    Verb(
+        "subscriptions delete",
+        "Takes a subscription from a client.",
+        DeleteSubscription,
+        changes=True,
+        rest=(Rest("POST /clients/{clientid:name}/unsubscribe", "Clients", "unsubscribe", "nothing"),),
+    ),
     Verb("topics list", "Filters that anybody subscribes to.", TopicList, columns=("topic", "destinations")),
     Verb(
         "routes list",
@@ -223,9 +252,25 @@ table(
     Verb(
         "retained list", "Retained messages.", RetainedList, columns=("topic", "qos", "payload_size", "from_clientid", "publish_at")
     ),
-    Verb("retained show", "One retained message.", OneTopic),
-    Verb("retained delete", "Deletes one retained message.", OneTopic, changes=True),
-    Verb("retained clear", "Deletes all retained messages but those whose topics begin with $.", changes=True),
+    Verb(
+        "retained show",
+        "One retained message, its payload in base64.",
+        OneTopic,
+        rest=(Rest("GET /mqtt/retainer/message/{topic:topic}", "Messages", "show_retained", times=("publish_at", "expires_at")),),
+    ),
+    Verb(
+        "retained delete",
+        "Deletes one retained message.",
+        OneTopic,
+        changes=True,
+        rest=(Rest("DELETE /mqtt/retainer/message/{topic:topic}", "Messages", "delete_retained", "nothing"),),
+    ),
+    Verb(
+        "retained clear",
+        "Deletes all retained messages but those whose topics begin with $.",
+        changes=True,
+        rest=(Rest("DELETE /mqtt/retainer/messages", "Messages", "clear_retained", "nothing"),),
+    ),
     Verb("publish", "Publishes a message.", Publish, changes=True),
     Verb(
         "listeners list",
@@ -242,23 +287,27 @@ table(
         "journal status",
         "State of each worker's journal.",
         columns=("worker", "durable", "pending_bytes", "bytes_written", "problem"),
+        rest=(Rest("GET /journal", "Node", "journal", "data"),),
     ),
     Verb(
         "journal segments",
         "Files of the journals; `last`: the one that is written to, or was last.",
         Page,
         columns=("worker", "segment", "bytes", "begins_at", "ends_at", "last"),
+        rest=(Rest("GET /journal/segments", "Node", "segments", "page", times=("begins_at", "ends_at")),),
     ),
     Verb(
         "journal exports",
         "Last run of each export, as far as known here.",
         columns=("to", "format", "ended_at", "result", "current"),
+        rest=(Rest("GET /journal/exports", "Node", "exports", "data", times=("ended_at",)),),
     ),
     Verb(
         "journal seal",
         "Closes the segment of each journal: what is in them can be exported.",
         changes=True,
         columns=("worker", "durable", "segments"),
+        rest=(Rest("POST /journal/seal", "Node", "seal", "data"),),
     ),
     Verb(
         "snapshot",
@@ -266,10 +315,57 @@ table(
         changes=True,
         stream=True,
     ),
-    Verb("config get", "Values in force, and where each came from.", ConfigGet, columns=("key", "value", "source", "live")),
+    Verb(
+        "config get",
+        "Values in force, and where each came from.",
+        ConfigGet,
+        columns=("key", "value", "source", "live"),
+        rest=(
+            Rest(
+                "GET /configs",
+                "Configuration",
+                "list_values",
+                "data",
+                summary="Values in force as TOML, with the source of each (`source`) and whether it can change while the broker "
+                "runs (`live`).",
+            ),
+        ),
+    ),
     Verb("config set", "Changes a value while the broker runs, and keeps it.", ConfigSet, changes=True),
     Verb("config update", "Changes some values together: all of them, or none if one is wrong.", ConfigUpdate, changes=True),
-    Verb("config reset", "Forgets a value that was set while the broker ran.", ConfigReset, changes=True),
-    Verb("config reload", "Reads the configuration again, as SIGHUP does.", changes=True),
-    Verb("log level", "Says or changes what is logged.", LogLevel, changes=True),
+    Verb(
+        "config reset",
+        "Forgets a value that was set while the broker ran.",
+        ConfigReset,
+        changes=True,
+        rest=(Rest("POST /configs_reset/{key}", "Configuration", "reset"),),
+    ),
+    Verb(
+        "config reload",
+        "Reads the configuration again, as SIGHUP does.",
+        changes=True,
+        rest=(Rest("POST /configs/reload", "Configuration", "reload"),),
+    ),
+    Verb(
+        "log level",
+        "Says or changes what is logged.",
+        LogLevel,
+        changes=True,
+        rest=(
+            Rest(
+                "GET /log/level",
+                "Configuration",
+                "log_level",
+                fields=(),
+                summary="The least level that is logged. PUT /configs/log changes it for good.",
+            ),
+            Rest(
+                "PUT /log/level",
+                "Configuration",
+                "set_log_level",
+                required=("level",),
+                summary="Changes the least level that is logged, until the next start.",
+            ),
+        ),
+    ),
 )

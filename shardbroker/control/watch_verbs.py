@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import TIME_MAX, Page, Params, Verb, argument, table
 
 __all__ = [
@@ -89,17 +90,24 @@ table(
     Verb("trace stop", "Ends a trace; its file stays.", OneTrace, changes=True),
     Verb("trace show", "One trace.", OneTrace),
     Verb("trace read", "A part of a trace's file; `trace download` writes all of it.", TraceRead),
-    Verb("trace delete", "Deletes a trace and its file.", OneTrace, changes=True),
-    Verb("trace clear", "Deletes all traces and their files.", changes=True),
+    Verb("trace delete", "Deletes a trace and its file.", OneTrace, changes=True,
+         rest=(Rest("DELETE /trace/{name}", "Diagnose", "delete_trace", "nothing"),)),
+    Verb("trace clear", "Deletes all traces and their files.", changes=True,
+         rest=(Rest("DELETE /trace", "Diagnose", "clear_traces", "nothing"),)),
     Verb("slow-subs list", "The slowest deliveries, as `slow_subs.*` measures them.",
          columns=("clientid", "topic", "timespan", "last_update_at")),
-    Verb("slow-subs clear", "Forgets them.", changes=True),
+    Verb("slow-subs clear", "Clears the list of slow subscriptions.", changes=True,
+         rest=(Rest("DELETE /slow_subscriptions", "Diagnose", "clear_slow", "nothing"),)),
     Verb("topic-metrics list", "What was counted of each topic of `topic_metrics.topics`.", columns=COUNTED_COLUMNS),
     Verb("topic-metrics show", "All that was counted of one topic.", CountedTopic),
     Verb("topic-metrics add", "Counts messages of a topic or filter from now on.", CountedTopic, changes=True),
-    Verb("topic-metrics delete", "Does not count it any more.", CountedTopic, changes=True),
+    Verb("topic-metrics delete", "Stops counting messages of a topic or filter.", CountedTopic, changes=True,
+         rest=(Rest("DELETE /mqtt/topic_metrics/{topic:topic}", "Diagnose", "delete_counted", "nothing"),)),
     Verb("topic-metrics reset", "Begins at 0 again.", CountedTopics, changes=True),
     Verb("clients loudest", "Clients with most messages a second, over the last two seconds.", Loudest, columns=LOUD_COLUMNS),
-    Verb("alarms list", "Alarms.", Alarms, columns=("name", "activate_at", "deactivate_at", "message")),
-    Verb("alarms clear", "Forgets the alarms that are over.", changes=True),
+    Verb("alarms list", "Alarms, the newest first; `duration` is in ms.", Alarms,
+         columns=("name", "activate_at", "deactivate_at", "message"),
+         rest=(Rest("GET /alarms", "Diagnose", "alarms", "page", times=("activate_at", "deactivate_at")),)),
+    Verb("alarms clear", "Deletes the alarms that are over.", changes=True,
+         rest=(Rest("DELETE /alarms", "Diagnose", "clear_alarms", "nothing"),)),
 )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Bans, users and rules of the broker's own store."""
+"""Bans, users and rules of the broker's own store.
+
+By hand: EMQX's names of fields and of authenticators, pages of lists that the verbs return whole, and rules as JSON.
+"""
 
 import json
 import time
@@ -74,17 +77,6 @@ class RulesOf(Rules):
     clientid: str | None = Field(None, min_length=1, max_length=65535)
 
 
-class RuleTest(Body):
-    action: Literal["publish", "subscribe"]
-    topic: str = Field(min_length=1, max_length=65535, description="Topic, or topic filter.")
-    clientid: str = Field("", max_length=65535)
-    username: str | None = Field(None, max_length=65535)
-    ip_address: str = Field("127.0.0.1", max_length=45)
-    listener: str = "default"
-    qos: Annotated[int, Field(ge=0, le=2)] = 0
-    retain: bool = False
-
-
 # --- bans -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -108,12 +100,6 @@ async def add_ban(ask: Ask, body: Ban) -> dict[str, Any]:
         if (row["kind"], row["value"]) == (body.as_, body.who):
             return _ban(row)
     raise ControlError("NOT_FOUND", "the ban is over already")
-
-
-@router.delete("/banned/{kind}/{who:name}", status_code=204)
-async def delete_ban(ask: Ask, kind: BanKind, who: str) -> None:
-    """Ends a ban."""
-    await ask("banned delete", kind=kind, value=who)
 
 
 # --- authentication ---------------------------------------------------------------------------------------------------------------
@@ -192,21 +178,6 @@ async def sources(ask: Ask) -> dict[str, Any]:
     section = await section_of(ask, "acl")
     names = {"builtin": "built_in_database"}
     return {"sources": [{"type": names.get(name, name), "enable": True} for name in section.get("sources", [])]}
-
-
-@router.post("/authorization/reload")
-async def reload(ask: Ask) -> dict[str, Any]:
-    """Reads the files of rules and passwords again."""
-    found: dict[str, Any] = await ask("acl reload")
-    return found
-
-
-@router.get("/authorization/test")
-async def test_rules(ask: Ask, question: Annotated[RuleTest, Query()]) -> dict[str, Any]:
-    """Whether the broker's own sources of rules let a client publish or subscribe; `allowed` is null where another
-    source decides."""
-    found: dict[str, Any] = await ask("acl test", **question.model_dump(exclude_none=True))
-    return found
 
 
 @router.get(f"{RULES}/all")

@@ -1,4 +1,7 @@
-"""Logins, accounts, keys, the audit log."""
+"""Logins, accounts, keys, the audit log.
+
+By hand: logins, which are a matter of this process, and EMQX's names of fields and `infinity` as a time.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -91,12 +94,6 @@ async def change_user(ask: Ask, username: str, body: UserChange) -> dict[str, An
     return _user(await ask("admins update", name=username, role=body.role, description=body.description))
 
 
-@router.delete("/users/{username}", status_code=204)
-async def delete_user(ask: Ask, username: str) -> None:
-    """Ends its logins too. The last administrator stays."""
-    await ask("admins delete", name=username)
-
-
 @router.post("/users/{username}/change_pwd", status_code=204)
 async def change_password(request: Request, ask: Ask, username: str, body: PasswordChange) -> None:
     """Sets a password for who knows the old one, and ends the logins."""
@@ -134,12 +131,6 @@ async def change_key(ask: Ask, name: str, body: KeyChange) -> dict[str, Any]:
     expires = 0 if body.expired_at == "infinity" else body.expired_at
     changes = {"role": body.role, "description": body.desc, "enable": body.enable, "expired_at": expires}
     return _key(await ask("api-keys update", name=name, **changes))
-
-
-@router.delete("/api_key/{name}", status_code=204)
-async def delete_key(ask: Ask, name: str) -> None:
-    """Whoever uses it is refused from now on."""
-    await ask("api-keys delete", name=name)
 
 
 @router.get("/audit")

@@ -1,4 +1,8 @@
-"""Clients and sessions, subscriptions, topics and routes."""
+"""Clients and sessions, subscriptions, topics and routes.
+
+By hand: lists with EMQX's filters (`node`, times as text) and `meta.count`, flags of subscriptions as 0 and 1, requests for many
+clients or topics, and a path where the verb takes a list of client ids.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -101,18 +105,6 @@ async def kick_many(
         raise
 
 
-@router.get("/clients/{clientid:name}")
-async def show_client(ask: Ask, clientid: str) -> dict[str, Any]:
-    """All that is known of a client, from its worker."""
-    return {"node": ask.node, **_client(await ask("clients show", clientid=clientid))}
-
-
-@router.get("/sessions/{clientid:name}")
-async def show_session(ask: Ask, clientid: str) -> dict[str, Any]:
-    """The session, with or without a connection."""
-    return {"node": ask.node, **_client(await ask("sessions show", clientid=clientid))}
-
-
 @router.delete("/clients/{clientid:name}", status_code=204)
 async def kick(ask: Ask, clientid: str) -> None:
     """Ends connection and session; a 5.0 client gets DISCONNECT 0x98."""
@@ -138,12 +130,6 @@ async def subscribe_many(
 ) -> list[dict[str, Any]]:
     """One after the other; the first that is refused ends it."""
     return [_subscribed(ask, await ask("subscriptions add", clientid=clientid, **one.params())) for one in body]
-
-
-@router.post("/clients/{clientid:name}/unsubscribe", status_code=204)
-async def unsubscribe(ask: Ask, clientid: str, body: Unsubscribe) -> None:
-    """Takes a subscription from a client."""
-    await ask("subscriptions delete", clientid=clientid, topic=body.topic)
 
 
 @router.post("/clients/{clientid:name}/unsubscribe/bulk", status_code=204)

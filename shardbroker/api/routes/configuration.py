@@ -1,13 +1,15 @@
-"""Configuration, listeners, log level."""
+"""Configuration and listeners.
+
+By hand: sections as JSON, where the verbs take keys and TOML, and listeners by EMQX's `TYPE:NAME`.
+"""
 
 import json
 import tomllib
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from shardbroker.api.asking import Ask
-from shardbroker.api.shapes import Body
 from shardbroker.control import ControlError
 
 __all__ = ["router", "section_of", "set_section"]
@@ -16,33 +18,6 @@ router = APIRouter(tags=["Configuration"])
 DEPTH_MAX = 8
 """Tables within tables of a body; the schema has three."""
 LISTENER_TYPES = ("tcp", "ssl", "ws", "wss")
-
-
-class LogLevel(Body):
-    level: Literal["debug", "info", "warning", "error"]
-
-
-@router.get("/configs")
-async def list_values(
-    ask: Ask, key: Annotated[str, Query(description="Key or section; without, all that differs from the default.")] = ""
-) -> dict[str, Any]:
-    """Values in force as TOML, where each came from (`source`), and whether it changes while the broker runs (`live`)."""
-    found: dict[str, Any] = await ask("config get", key=key)
-    return {"data": found["data"]}
-
-
-@router.post("/configs/reload")
-async def reload(ask: Ask) -> dict[str, Any]:
-    """Reads the configuration again, as SIGHUP does."""
-    found: dict[str, Any] = await ask("config reload")
-    return found
-
-
-@router.post("/configs_reset/{key}")
-async def reset(ask: Ask, key: str) -> dict[str, Any]:
-    """Forgets a value that was set while the broker ran."""
-    found: dict[str, Any] = await ask("config reset", key=key)
-    return found
 
 
 @router.get("/configs/{root}")
@@ -56,20 +31,6 @@ async def change_section(ask: Ask, root: str, body: dict[str, Any]) -> dict[str,
     """Changes what is given, all of it or nothing, and keeps it; says what was `applied`, what `needs_restart`, by which source a
     value is `shadowed_by`, and which `workers_behind` have not come to it within 5 s."""
     return await set_section(ask, root, body)
-
-
-@router.get("/log/level")
-async def log_level(ask: Ask) -> dict[str, Any]:
-    """What is logged. To change it for good is PUT /configs/log."""
-    found: dict[str, Any] = await ask("log level")
-    return found
-
-
-@router.put("/log/level")
-async def set_log_level(ask: Ask, body: LogLevel) -> dict[str, Any]:
-    """Changes it until the next start."""
-    found: dict[str, Any] = await ask("log level", level=body.level)
-    return found
 
 
 @router.get("/listeners")

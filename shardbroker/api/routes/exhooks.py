@@ -1,4 +1,7 @@
-"""Programs that take part in hooks over gRPC."""
+"""Programs that take part in hooks over gRPC.
+
+By hand: rows of one program, where the verbs list all.
+"""
 
 from typing import Any
 
@@ -10,12 +13,6 @@ from shardbroker.control import ControlError
 __all__ = ["router"]
 
 router = APIRouter(tags=["ExHook"])
-
-
-@router.get("/exhooks")
-async def list_servers(ask: Ask) -> list[dict[str, Any]]:
-    """Programs that take part in hooks, in the order in which they are asked, and what became of calls."""
-    return list((await ask("exhook list"))["data"])
 
 
 @router.get("/exhooks/{name}")

@@ -1,4 +1,8 @@
-"""Publishing, and retained messages."""
+"""Publishing, and retained messages.
+
+By hand: status and body of EMQX's `/publish`, many messages in one request, settings as JSON, and shorter pages of retained
+messages.
+"""
 
 from typing import Annotated, Any
 
@@ -67,24 +71,6 @@ async def set_retainer(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
 async def list_retained(ask: Ask, place: Annotated[RetainedPlace, Query()]) -> dict[str, Any]:
     """Retained messages."""
     return await listed(ask, "retained list", place, _retained, topic=place.topic, payload=place.payload)
-
-
-@router.delete("/mqtt/retainer/messages", status_code=204)
-async def clear_retained(ask: Ask) -> None:
-    """Deletes all retained messages but those whose topics begin with $."""
-    await ask("retained clear")
-
-
-@router.get("/mqtt/retainer/message/{topic:topic}")
-async def show_retained(ask: Ask, topic: str) -> dict[str, Any]:
-    """One retained message, its payload in base64."""
-    return _retained(await ask("retained show", topic=topic))
-
-
-@router.delete("/mqtt/retainer/message/{topic:topic}", status_code=204)
-async def delete_retained(ask: Ask, topic: str) -> None:
-    """Deletes one retained message."""
-    await ask("retained delete", topic=topic)
 
 
 def _published(answer: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The node: status, figures, processes, journals."""
+"""The node: status, figures.
+
+By hand: EMQX's names of fields (`/nodes`, `/stats`), a list of nodes around one result (`/metrics`), text (`/status`,
+`/prometheus/stats`), and what this process knows without a verb (`/monitor`, `/error_codes`).
+"""
 
 import time
 from typing import Annotated, Any, Literal
@@ -8,8 +12,7 @@ from fastapi.responses import JSONResponse
 
 from shardbroker.api.asking import Ask
 from shardbroker.api.monitor import Monitor
-from shardbroker.api.paging import Place, listed
-from shardbroker.api.shapes import moment, timed
+from shardbroker.api.shapes import moment
 from shardbroker.control.errors import STATUSES
 
 __all__ = ["router"]
@@ -108,43 +111,6 @@ async def monitor(
 async def prometheus(ask: Ask) -> Response:
     """The text that Prometheus scrapes at `prometheus.bind`."""
     return Response(await ask("prometheus"), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-@router.get("/workers")
-async def workers(ask: Ask) -> dict[str, Any]:
-    """Processes of the broker."""
-    return {"data": [timed(row, "started_at") for row in (await ask("workers list"))["data"]]}
-
-
-@router.post("/workers/{worker}/restart")
-async def restart(ask: Ask, worker: int) -> dict[str, Any]:
-    """Sends the clients of a worker away and starts it again."""
-    found: dict[str, Any] = await ask("workers restart", worker=worker)
-    return found
-
-
-@router.get("/journal")
-async def journal(ask: Ask) -> dict[str, Any]:
-    """State of each worker's journal."""
-    return {"data": (await ask("journal status"))["data"]}
-
-
-@router.get("/journal/segments")
-async def segments(ask: Ask, place: Annotated[Place, Query()]) -> dict[str, Any]:
-    """Files of the journals, worker by worker."""
-    return await listed(ask, "journal segments", place, lambda row: timed(row, "begins_at", "ends_at"))
-
-
-@router.get("/journal/exports")
-async def exports(ask: Ask) -> dict[str, Any]:
-    """Last run of each `shardbroker export`, as far as known on this machine."""
-    return {"data": [timed(row, "ended_at") for row in (await ask("journal exports"))["data"]]}
-
-
-@router.post("/journal/seal")
-async def seal(ask: Ask) -> dict[str, Any]:
-    """Closes the segment of each journal: what is in them can be exported."""
-    return {"data": (await ask("journal seal"))["data"]}
 
 
 def _node(found: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Traces, slow subscriptions, metrics of topics, the loudest clients, alarms."""
+"""Traces, slow subscriptions, metrics of topics, the loudest clients.
+
+By hand: EMQX's names of fields, downloads, and requests that EMQX answers with another shape than the verb.
+"""
 
 import asyncio
 import tempfile
@@ -11,7 +14,6 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field, StringConstraints, model_validator
 
 from shardbroker.api.asking import Ask
-from shardbroker.api.paging import Place, listed
 from shardbroker.api.routes.configuration import section_of, set_section
 from shardbroker.api.shapes import Body, TimeMs, moment, timed
 from shardbroker.control.watch_verbs import PAYLOAD_MAX, TRACE_NAME, TraceType
@@ -66,10 +68,6 @@ class CountedReset(Body):
     topic: Value | None = Field(None, description="Without, all topics.")
 
 
-class AlarmPlace(Place):
-    activated: bool = Field(True, description="Those that last, or those that are over.")
-
-
 # --- traces -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -85,18 +83,6 @@ async def start_trace(ask: Ask, body: NewTrace) -> dict[str, Any]:
     given = {name: getattr(body, name) for name in ("start_at", "end_at", "payload_encode", "payload_limit", "formatter")}
     row = await ask("trace start", name=body.name, type=body.type, value=getattr(body, body.type), **given)
     return _trace(ask, row)
-
-
-@router.delete("/trace", status_code=204)
-async def clear_traces(ask: Ask) -> None:
-    """Deletes all traces and their files."""
-    await ask("trace clear")
-
-
-@router.delete("/trace/{name}", status_code=204)
-async def delete_trace(ask: Ask, name: str) -> None:
-    """Deletes a trace and its file."""
-    await ask("trace delete", name=name)
 
 
 @router.put("/trace/{name}/stop")
@@ -180,12 +166,6 @@ async def list_slow(ask: Ask) -> list[dict[str, Any]]:
     return [{**row, "last_update_time": row["last_update_at"]} for row in (await ask("slow-subs list"))["data"]]
 
 
-@router.delete("/slow_subscriptions", status_code=204)
-async def clear_slow(ask: Ask) -> None:
-    """Forgets them."""
-    await ask("slow-subs clear")
-
-
 @router.get("/slow_subscriptions/settings")
 async def slow_settings(ask: Ask) -> dict[str, Any]:
     """The settings of `slow_subs`."""
@@ -226,19 +206,13 @@ async def show_counted(ask: Ask, topic: str) -> dict[str, Any]:
     return _counted(await ask("topic-metrics show", topic=topic))
 
 
-@router.delete("/mqtt/topic_metrics/{topic:topic}", status_code=204)
-async def delete_counted(ask: Ask, topic: str) -> None:
-    """Does not count it any more."""
-    await ask("topic-metrics delete", topic=topic)
-
-
 def _counted(row: dict[str, Any]) -> dict[str, Any]:
     metrics = {name: value for name, value in row.items() if name.startswith("messages.")}
     times = {"create_time": moment(row["create_at"]), "reset_time": moment(row["reset_at"])}
     return {"topic": row["topic"], **times, "metrics": metrics}
 
 
-# --- clients and alarms -----------------------------------------------------------------------------------------------------------
+# --- clients ---------------------------------------------------------------------------------------------------------------------
 
 
 @router.get("/clients_loudest")
@@ -246,18 +220,3 @@ async def loudest(ask: Ask, limit: Annotated[int, Query(ge=1, le=100, descriptio
     """Clients with most messages a second, over the last two seconds; it is counted only while somebody asks."""
     found = await ask("clients loudest", limit=limit)
     return {"data": found["data"], "meta": {"left_out": found["left_out"]}}
-
-
-@router.get("/alarms")
-async def alarms(ask: Ask, place: Annotated[AlarmPlace, Query()]) -> dict[str, Any]:
-    """Alarms, the newest first; `duration` is in ms."""
-    def shape(row: dict[str, Any]) -> dict[str, Any]:
-        return timed(row, "activate_at", "deactivate_at")
-
-    return await listed(ask, "alarms list", place, shape, activated=place.activated)
-
-
-@router.delete("/alarms", status_code=204)
-async def clear_alarms(ask: Ask) -> None:
-    """Forgets the alarms that are over."""
-    await ask("alarms clear")
