@@ -16,7 +16,7 @@ from shardbroker import __version__
 from shardbroker.control.losses import LOSSES
 from shardbroker.hooks.wanted import PLUGINS_FILE
 from shardbroker.management.context import Context
-from shardbroker.management.handlers.exhooks import read_state
+from shardbroker.management.exhook_state import read_state
 
 __all__ = ["CONTENT_TYPE", "render"]
 
