@@ -14,7 +14,7 @@ from shm.counters import Counters, ProcessState
 from shardbroker.access.accounts import AccountError, Accounts
 from shardbroker.access.hashing import hash_password
 from shardbroker.api.app import build_app
-from shardbroker.api.timeouts import LookedAfter
+from shardbroker.api.timeouts import TimeoutProtocol
 from shardbroker.config.listeners import parse_address
 from shardbroker.logs.log import Log
 from shm.topology import Topology
@@ -117,7 +117,7 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _answer(app: Any, listening: socket.socket, settings: Any, stopping: "asyncio.Task[bool]", complain: Any) -> None:
     config = uvicorn.Config(
         app,
-        http=LookedAfter,
+        http=TimeoutProtocol,
         log_config=None,
         access_log=False,
         server_header=False,

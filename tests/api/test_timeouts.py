@@ -1,4 +1,4 @@
-"""Connections to the REST API that do nothing, or do it too slowly, end; those that ask go on."""
+"""Idle and slow connections to the REST API are closed; those with requests stay open."""
 
 import asyncio
 import http.client
@@ -12,11 +12,11 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
-from shardbroker.api.timeouts import LookedAfter
+from shardbroker.api.timeouts import TimeoutProtocol
 
 
-class Hasty(LookedAfter):
-    look_s = 0.3
+class Short(TimeoutProtocol):
+    check_interval_s = 0.3
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def port() -> Iterator[int]:
 
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, http=Hasty, log_config=None))
+        server = uvicorn.Server(uvicorn.Config(app, http=Short, log_config=None))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
         thread.start()
         while not server.started:
@@ -44,13 +44,13 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"])
-def test_what_is_never_whole_ends(port: int, sent: bytes) -> None:
+def test_an_incomplete_request_is_closed(port: int, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as one:
         one.sendall(sent)
         assert one.recv(1000) == b""
 
 
-def test_a_head_that_drips_ends_after_a_request_that_was_whole(port: int) -> None:
+def test_a_slow_head_is_closed_after_a_complete_request(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as one:
         one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert one.recv(1000).startswith(b"HTTP/1.1 200")
@@ -61,7 +61,7 @@ def test_a_head_that_drips_ends_after_a_request_that_was_whole(port: int) -> Non
                 one.sendall(b"a")
 
 
-def test_who_asks_again_and_again_stays(port: int) -> None:
+def test_a_connection_with_requests_stays(port: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     began: Any = None
     for _ in range(10):
