@@ -7,7 +7,7 @@ route has the shape of one verb, it is derived from the verb's row. There is no 
 parameters, checks and cost, so `ctl` and REST always agree. The process attaches to no shared memory but its own state; its crash
 or hang affects no message.
 
-`main` is the process, `app` assembles the application, `guard` is the middleware in front of it, `asking` calls verbs for a route,
+`main` is the process, `app` assembles the application, `guard` is the middleware in front of it, `calls` calls verbs for a route,
 `derived` makes routes from rows of verbs, `routes` has those written by hand, `paging` makes lists, `shapes` has rows and bodies,
 `dashboard` has the pages. `reference` generates docs/rest.md from the routes.
 """

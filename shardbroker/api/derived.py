@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from shardbroker.api import paths  # noqa: F401 - registers the convertors that paths in rows use
-from shardbroker.api.asking import Ask, Asker
+from shardbroker.api.calls import Call, VerbCall
 from shardbroker.api.paging import Place, listed
 from shardbroker.api.shapes import Body as BodyModel
 from shardbroker.api.shapes import timed
@@ -58,20 +58,20 @@ def _operation(verb: Verb, rest: Rest) -> str:
 def _endpoint(verb: Verb, rest: Rest) -> Callable[..., Awaitable[Any]]:
     """Returns a function whose signature names path, query and body as FastAPI reads them."""
 
-    async def endpoint(ask: Asker, **given: Any) -> Any:
+    async def endpoint(call: VerbCall, **given: Any) -> Any:
         if NODE in given:
-            ask.check_node(given.pop(NODE))
+            call.check_node(given.pop(NODE))
         place = given.get("query")
         for model in (given.pop("query", None), given.pop("body", None)):
             given |= model.model_dump() if model is not None else {}
         params = {rest.names.get(name, name): value for name, value in given.items()}
-        return await _answer(ask, verb.name, rest, place, params)
+        return await _answer(call, verb.name, rest, place, params)
 
     endpoint.__signature__ = Signature([*_signature(verb, rest)], return_annotation=TYPES[rest.answer])  # type: ignore[attr-defined]
     return endpoint
 
 
-async def _answer(ask: Asker, verb: str, rest: Rest, place: Place | None, params: dict[str, Any]) -> Any:
+async def _answer(call: VerbCall, verb: str, rest: Rest, place: Place | None, params: dict[str, Any]) -> Any:
     """Carries out a verb and returns its result in the shape of the route. Raises ControlError."""
 
     def shape(row: dict[str, Any]) -> dict[str, Any]:
@@ -79,19 +79,19 @@ async def _answer(ask: Asker, verb: str, rest: Rest, place: Place | None, params
 
     if rest.answer == "page":
         assert place is not None
-        return await listed(ask, verb, place, shape, **{name: params[name] for name in params if name not in Place.model_fields})
-    found = await ask(verb, **params)
+        return await listed(call, verb, place, shape, **{name: params[name] for name in params if name not in Place.model_fields})
+    found = await call(verb, **params)
     if rest.answer == "nothing":
         return None
     if rest.answer == "result":
-        return {"node": ask.node, **shape(found)} if rest.adds_node else shape(found)
+        return {"node": call.node, **shape(found)} if rest.adds_node else shape(found)
     rows = [shape(row) for row in found["data"]]
     return {"data": rows} if rest.answer == "data" else rows
 
 
 def _signature(verb: Verb, rest: Rest) -> Iterator[Parameter]:
     assert {*rest.names.values(), *(rest.fields or ()), *rest.required} <= verb.params.model_fields.keys(), rest.route
-    yield _parameter("ask", Ask)
+    yield _parameter("call", Call)
     in_route = {name: other for other, name in rest.names.items()}
     fields = {
         in_route.get(name, name): field

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shardbroker.api.asking import Asker
+from shardbroker.api.calls import VerbCall
 from shardbroker.control import ControlError
 
 __all__ = ["Place", "listed", "sliced"]
@@ -31,7 +31,7 @@ class Place(BaseModel):
 
 
 async def listed(
-    ask: Asker,
+    call: VerbCall,
     verb: str,
     place: Place,
     shape: Callable[[Row], Row],
@@ -44,7 +44,7 @@ async def listed(
     if count is not None:
         meta["count"] = count
     if by_cursor or place.cursor is not None:
-        found = await ask(verb, limit=place.limit, cursor=place.cursor or None, **filters)
+        found = await call(verb, limit=place.limit, cursor=place.cursor or None, **filters)
         meta |= {"cursor": found["cursor"], "hasnext": found["cursor"] is not None}
         return {"data": [shape(row) for row in found["data"]], "meta": meta}
     end = place.page * place.limit
@@ -55,7 +55,7 @@ async def listed(
     passed, cursor = 0, None
     for _ in range(ASKS_MAX):
         wanted = end + 1 - passed
-        found = await ask(verb, limit=min(LIMIT_MAX, wanted), cursor=cursor, **filters)
+        found = await call(verb, limit=min(LIMIT_MAX, wanted), cursor=cursor, **filters)
         first = max(0, end - place.limit - passed)
         rows += found["data"][first:]
         passed += len(found["data"])

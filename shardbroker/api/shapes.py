@@ -77,7 +77,7 @@ class PublishBody(Body):
             if self.properties.correlation_data is not None:
                 given["correlation_data"] = self.properties.correlation_data.encode()
         except UnicodeError:
-            raise ControlError("BAD_REQUEST", "a text with half of a surrogate pair is no Unicode") from None
+            raise ControlError("BAD_REQUEST", "text with an unpaired surrogate is not valid Unicode") from None
         except ValueError as error:
             raise ControlError("BAD_REQUEST", f"payload: not base64: {error}") from None
         return {"topic": self.topic, "payload": payload, "qos": self.qos, "retain": self.retain, "clientid": self.clientid, **given}

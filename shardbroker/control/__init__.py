@@ -18,7 +18,7 @@ from shardbroker.control import (  # noqa: F401 - add their verbs to the table
     plugin_verbs,
     watch_verbs,
 )
-from shardbroker.control.asking import AsyncControl
+from shardbroker.control.async_client import AsyncControl
 from shardbroker.control.client import Control
 from shardbroker.control.errors import ControlError
 from shardbroker.control.verbs import VERBS, Verb

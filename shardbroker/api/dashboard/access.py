@@ -37,11 +37,11 @@ def _rules(session: Session) -> None:
         verdict.set_visibility(False)
 
     async def test() -> None:
-        asked = session.ask(
+        request = session.call(
             "acl test", action=action.value, topic=topic.value, clientid=client_id.value or "", username=username.value or None,
             ip_address=address.value or "", qos=qos.value, retain=retain.value,
         )  # fmt: skip
-        found = await session.told(asked)
+        found = await session.show_errors(request)
         if found is None:
             return
         text, color = VERDICTS[found["allowed"]]
@@ -67,20 +67,20 @@ async def _bans(session: Session) -> None:
         ui.button("End the ban", on_click=lambda: unban()).props("flat").set_enabled(session.may_change)
 
     async def look() -> None:
-        found = await session.told(session.ask("banned list"))
+        found = await session.show_errors(session.call("banned list"))
         if found is not None:
             table.selected = []
             table.rows = [_ban(row) for row in found["data"]]
 
     async def ban() -> None:
-        asked = session.ask("banned add", kind=kind.value, value=value.value, seconds=seconds.value or None,
+        request = session.call("banned add", kind=kind.value, value=value.value, seconds=seconds.value or None,
                             reason=reason.value or "", by=session.name)  # fmt: skip
-        if await session.told(asked):
+        if await session.show_errors(request):
             await look()
 
     async def unban() -> None:
         for row in table.selected:
-            await session.told(session.ask("banned delete", kind=row["kind"], value=row["value"]))
+            await session.show_errors(session.call("banned delete", kind=row["kind"], value=row["value"]))
         await look()
 
     await look()

@@ -43,13 +43,13 @@ async def _fill(session: Session) -> None:
 
 
 async def _show_one(session: Session, client_id: str, table: CursorTable) -> None:
-    known = await session.told(session.ask("clients show", clientid=client_id))
+    known = await session.show_errors(session.call("clients show", clientid=client_id))
     if known is None:
         return
-    found = await session.told(session.ask("subscriptions list", clientid=client_id, limit=SUBSCRIPTIONS_SHOWN))
+    found = await session.show_errors(session.call("subscriptions list", clientid=client_id, limit=SUBSCRIPTIONS_SHOWN))
 
     async def kick() -> None:
-        if await session.told(session.ask("clients kick", clientids=[client_id])):
+        if await session.show_errors(session.call("clients kick", clientids=[client_id])):
             ui.notify(f"{client_id} is kicked", type="positive")
             dialog.close()
             await table.again()

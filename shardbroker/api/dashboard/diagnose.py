@@ -48,7 +48,7 @@ async def _fill(session: Session) -> None:
         counted = _table(COUNTED, selection="single")
 
     async def fill(table: ui.table, verb: str, shape: Callable[[Row], Row], **params: Any) -> None:
-        found = await session.told(session.ask(verb, **params))
+        found = await session.show_errors(session.call(verb, **params))
         if found is not None:
             table.rows = [shape(row) | {"key": place} for place, row in enumerate(found["data"])]
 
@@ -58,17 +58,17 @@ async def _fill(session: Session) -> None:
         await fill_counted()
         shown: list[Row] = []
         for activated in (True, False):
-            found = await session.told(session.ask("alarms list", activated=activated, limit=ALARMS_SHOWN))
+            found = await session.show_errors(session.call("alarms list", activated=activated, limit=ALARMS_SHOWN))
             shown += found["data"] if found else []
         alarms.rows = [timed(row, "activate_at", "deactivate_at") | {"key": place} for place, row in enumerate(shown)]
 
     async def fill_counted() -> None:
-        found = await session.told(session.ask("topic-metrics list"))
+        found = await session.show_errors(session.call("topic-metrics list"))
         if found is not None:
             counted.rows = [_counted(row) for row in found["data"]]
 
     async def look_at_state() -> None:
-        found = await session.told(session.ask("config get", key="slow_subs"))
+        found = await session.show_errors(session.call("config get", key="slow_subs"))
         if found is not None:
             values = {row["key"].partition(".")[2]: row["value"].strip('"') for row in found["data"]}
             on = values["enable"] == "true"
@@ -77,15 +77,15 @@ async def _fill(session: Session) -> None:
 
     async def turn() -> None:
         value = "false" if measure.text == "Stop measuring" else "true"
-        await session.told(session.ask("config set", key="slow_subs.enable", value=value))
+        await session.show_errors(session.call("config set", key="slow_subs.enable", value=value))
         await look_at_state()
 
     async def clear(verb: str) -> None:
-        await session.told(session.ask(verb))
+        await session.show_errors(session.call(verb))
         await look()
 
     async def change(what: str, name: str) -> None:
-        if await session.told(session.ask(f"topic-metrics {what}", topic=name)):
+        if await session.show_errors(session.call(f"topic-metrics {what}", topic=name)):
             await fill_counted()
 
     async def drop_chosen() -> None:

@@ -33,14 +33,14 @@ async def _fill(session: Session) -> None:
         ui.label("Of `shardbroker export`, as far as its runs have left notes here.").classes("opacity-70 text-sm")
 
     async def look() -> None:
-        found = await session.told(session.ask("journal status"))
+        found = await session.show_errors(session.call("journal status"))
         states.rows = [_state(row) for row in found["data"]] if found else []
         await segments.show()
-        found = await session.told(session.ask("journal exports"))
+        found = await session.show_errors(session.call("journal exports"))
         exports.rows = [_export(row) for row in found["data"]] if found else []
 
     async def seal() -> None:
-        if await session.told(session.ask("journal seal")):
+        if await session.show_errors(session.call("journal seal")):
             ui.notify("the segments are closed", type="positive")
             await look()
 

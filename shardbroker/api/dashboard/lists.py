@@ -47,8 +47,8 @@ class CursorTable:
         rows: list[Row] = []
         cursor = self._cursors[self._place]
         for _ in range(ASKS_MAX):
-            asked = self._session.ask(self._verb, limit=PAGE - len(rows), cursor=cursor, **self._filters)
-            found = await self._session.told(asked)
+            request = self._session.call(self._verb, limit=PAGE - len(rows), cursor=cursor, **self._filters)
+            found = await self._session.show_errors(request)
             if found is None:
                 break
             rows += found["data"]

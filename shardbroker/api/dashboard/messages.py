@@ -36,12 +36,12 @@ async def _fill(session: Session) -> None:
 
 
 async def _show_one(session: Session, topic: str, table: CursorTable) -> None:
-    known = await session.told(session.ask("retained show", topic=topic))
+    known = await session.show_errors(session.call("retained show", topic=topic))
     if known is None:
         return
 
     async def delete() -> None:
-        if await session.told(session.ask("retained delete", topic=topic)):
+        if await session.show_errors(session.call("retained delete", topic=topic)):
             ui.notify(f"{topic} is deleted", type="positive")
             dialog.close()
             await table.again()

@@ -48,7 +48,7 @@ async def _fill(session: Session) -> None:
         table = ui.table(columns=columns, rows=[], row_key="worker").classes("w-full").props("flat dense")
 
     async def look() -> None:
-        figures = await session.told(session.monitor.figures())
+        figures = await session.show_errors(session.monitor.figures())
         if figures is None:
             return
         for name, text in _texts(figures).items():
@@ -61,7 +61,7 @@ async def _fill(session: Session) -> None:
         chart.update()
         table.rows = [_row(worker) for worker in figures["workers"]]
 
-    await session.told(session.monitor.figures())
+    await session.show_errors(session.monitor.figures())
     ui.timer(REFRESH_S, look)
 
 

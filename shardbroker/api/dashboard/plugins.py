@@ -38,13 +38,13 @@ async def _fill(session: Session) -> None:
         hooks = ui.table(columns=columns, rows=[], row_key="key").classes("w-full").props("flat dense wrap-cells")
 
     async def look() -> None:
-        found = await session.told(session.ask("plugins list"))
+        found = await session.show_errors(session.call("plugins list"))
         if found is not None:
             plugins.rows = found["data"]
         await look_at_hooks()
 
     async def look_at_hooks() -> None:
-        found = await session.told(session.ask("hooks list"))
+        found = await session.show_errors(session.call("hooks list"))
         if found is not None:
             hooks.rows = [_row(row) for row in found["data"] if every.value or row["callback"]]
 
@@ -52,7 +52,7 @@ async def _fill(session: Session) -> None:
         if not plugins.selected:
             ui.notify("choose a plugin first", type="warning")
         for row in plugins.selected:
-            done = await session.told(session.ask(verb, name=row["name"], **params))
+            done = await session.show_errors(session.call(verb, name=row["name"], **params))
             if done is not None:
                 points = ", ".join(done["points"]) or "no hooks"
                 ui.notify(f"{done['name']}: {points}, in {done['workers']} workers", type="positive")

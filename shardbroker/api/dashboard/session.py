@@ -82,7 +82,7 @@ class Session:
         if changes and not self.may_change:
             raise ControlError("FORBIDDEN", f"{self.name} is a {self.role} and changes nothing")
 
-    async def ask(self, verb: str, /, **params: Any) -> Any:
+    async def call(self, verb: str, /, **params: Any) -> Any:
         """The result of a verb, if the login lasts and its role may ask it. Raises ControlError."""
         self.check(VERBS[verb].changes)
         control: AsyncControl = self.app.state.control
@@ -90,17 +90,17 @@ class Session:
         try:
             return await control.ask(verb, asked_by=f"dashboard:{self.name}", **given)
         except UnicodeError:
-            raise ControlError("BAD_REQUEST", "a text with half of a surrogate pair is no Unicode") from None
+            raise ControlError("BAD_REQUEST", "text with an unpaired surrogate is not valid Unicode") from None
 
-    async def told(self, asked: Awaitable[Any]) -> Any:
+    async def show_errors(self, request: Awaitable[Any]) -> Any:
         """The result; None if it was refused, which the page then tells. Whose login has ended is sent to the login."""
         try:
-            return await asked
+            return await request
         except ControlError as error:
-            self.tell(error)
+            self.notify(error)
             return None
 
-    def tell(self, error: ControlError) -> None:
+    def notify(self, error: ControlError) -> None:
         """Shows a refusal on the page; without a login the page of the login takes its place."""
         if error.status == 401:
             ui.navigate.to("/login")

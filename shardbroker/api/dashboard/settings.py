@@ -27,7 +27,7 @@ async def _fill(session: Session) -> None:
         table.on("rowClick", lambda event: change(event.args[1]))
 
     async def look() -> None:
-        found = await session.told(_rows(session, section.value))
+        found = await session.show_errors(_rows(session, section.value))
         if found is not None:
             table.rows = [row | {"live": "at once" if row["live"] else "at a restart"} for row in found]
 
@@ -38,7 +38,7 @@ async def _fill(session: Session) -> None:
             value = ui.input("Value, as in TOML", value=row["value"]).classes("w-full")
 
             async def keep(verb: str, **params: Any) -> None:
-                done = await session.told(session.ask(verb, key=row["key"], **params))
+                done = await session.show_errors(session.call(verb, key=row["key"], **params))
                 if done is not None:
                     ui.notify(_outcome(done), type="warning" if done.get("shadowed_by") else "positive")
                     dialog.close()
@@ -59,7 +59,7 @@ async def _fill(session: Session) -> None:
 async def _rows(session: Session, section: str) -> list[dict[str, Any]]:
     """Raises ControlError; a section without values has no rows."""
     try:
-        return list((await session.ask("config get", key=section))["data"])
+        return list((await session.call("config get", key=section))["data"])
     except ControlError as error:
         if error.code == "NOT_FOUND":
             return []

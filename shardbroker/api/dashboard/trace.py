@@ -43,17 +43,17 @@ async def _fill(session: Session) -> None:
         ui.label("Click a row to read it, end it, download it or delete it.").classes("opacity-70 text-sm")
 
     async def look() -> None:
-        found = await session.told(session.ask("trace list"))
+        found = await session.show_errors(session.call("trace list"))
         if found is not None:
             table.rows = [_row(row) for row in found["data"]]
 
     async def start() -> None:
         ends = time.time_ns() // 1_000_000 + int((minutes.value or 10) * 60_000)
-        asked = session.ask(
+        request = session.call(
             "trace start", name=name.value or "", type=kind.value, value=value.value or "", end_at=ends,
             payload_encode=payload.value, formatter=formatter.value,
         )  # fmt: skip
-        if await session.told(asked):
+        if await session.show_errors(request):
             ui.notify(f"{name.value} has begun", type="positive")
             name.set_value(f"trace-{time.strftime('%H%M%S')}")
             await look()
@@ -63,19 +63,19 @@ async def _fill(session: Session) -> None:
 
 
 async def _show_one(session: Session, name: str, look: Any) -> None:
-    known = await session.told(session.ask("trace show", name=name))
+    known = await session.show_errors(session.call("trace show", name=name))
     if known is None:
         return
 
     async def follow() -> None:
-        row = await session.told(session.ask("trace show", name=name))
+        row = await session.show_errors(session.call("trace show", name=name))
         if row is None:
             timer.deactivate()
             return
         about.set_text(_about(row))
         stop.set_enabled(session.may_change and row["status"] != "stopped")
         start = max(0, row["log_size"] - VIEW_BYTES)
-        part = await session.told(session.ask("trace read", name=name, position=start, bytes=VIEW_BYTES))
+        part = await session.show_errors(session.call("trace read", name=name, position=start, bytes=VIEW_BYTES))
         if part is not None:
             lines = part["data"].decode(errors="replace").splitlines()
             log.set_text("\n".join(lines[1:] if start else lines) or "nothing yet")
@@ -83,7 +83,7 @@ async def _show_one(session: Session, name: str, look: Any) -> None:
     async def download() -> None:
         parts, position, end = [], 0, 1
         while position < end:
-            part = await session.told(session.ask("trace read", name=name, position=position, bytes=CHUNK_BYTES))
+            part = await session.show_errors(session.call("trace read", name=name, position=position, bytes=CHUNK_BYTES))
             if part is None or not part["data"]:
                 break
             parts.append(part["data"])
@@ -91,13 +91,13 @@ async def _show_one(session: Session, name: str, look: Any) -> None:
         ui.download.content(b"".join(parts), f"{name}.log")
 
     async def end() -> None:
-        if await session.told(session.ask("trace stop", name=name)):
+        if await session.show_errors(session.call("trace stop", name=name)):
             ui.notify(f"{name} has ended", type="positive")
             await follow()
             await look()
 
     async def delete() -> None:
-        if await session.told(session.ask("trace delete", name=name)):
+        if await session.show_errors(session.call("trace delete", name=name)):
             ui.notify(f"{name} is deleted", type="positive")
             dialog.close()
             await look()

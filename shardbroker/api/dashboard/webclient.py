@@ -43,7 +43,7 @@ async def _fill(session: Session) -> None:
         return
     client: list[Client] = []
     loop = asyncio.get_running_loop()
-    found = await session.told(session.ask("listeners list")) or {"data": []}
+    found = await session.show_errors(session.call("listeners list")) or {"data": []}
     usable = [row for row in found["data"] if row["type"] in SUPPORTED and not row["bind"].startswith("unix:")]
     usable.sort(key=lambda row: SUPPORTED.index(row["type"]))
     listeners = {row["id"]: f"{row['id']}  {row['bind']}" for row in usable}
@@ -93,7 +93,7 @@ async def _fill(session: Session) -> None:
             session.check(changes=True)
         except ControlError as error:
             leave()
-            session.tell(error)
+            session.notify(error)
             return False
         return True
 
@@ -125,7 +125,7 @@ async def _fill(session: Session) -> None:
         client.append(made)
         say("connecting", "grey")
         if row["type"] == "ws":
-            path = await session.told(_path(session, row["name"]))
+            path = await session.show_errors(_path(session, row["name"]))
             made.ws_set_options(path or "/mqtt")
         try:
             if made in client:
@@ -178,7 +178,7 @@ def _tried(act: Any) -> None:
 async def _path(session: Session, name: str) -> str:
     """Of a WebSocket listener; one that came while the broker ran is not among the settings."""
     try:
-        (row,) = (await session.ask("config get", key=f"listeners.{name}.websocket.path"))["data"]
+        (row,) = (await session.call("config get", key=f"listeners.{name}.websocket.path"))["data"]
     except ControlError as error:
         if error.code == "NOT_FOUND":
             return "/mqtt"

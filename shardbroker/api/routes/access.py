@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, sliced
 from shardbroker.api.routes.configuration import section_of, set_section
 from shardbroker.api.shapes import Body, TimeMs, moment
@@ -81,22 +81,22 @@ class RulesOf(Rules):
 
 
 @router.get("/banned")
-async def list_bans(ask: Ask, place: Annotated[Place, Query()]) -> dict[str, Any]:
+async def list_bans(call: Call, place: Annotated[Place, Query()]) -> dict[str, Any]:
     """Who is not let in."""
-    return sliced([_ban(row) for row in (await ask("banned list"))["data"]], place)
+    return sliced([_ban(row) for row in (await call("banned list"))["data"]], place)
 
 
 @router.post("/banned")
-async def add_ban(ask: Ask, body: Ban) -> dict[str, Any]:
+async def add_ban(call: Call, body: Ban) -> dict[str, Any]:
     """Bans somebody, and ends their connections."""
     seconds = body.seconds
     if seconds is None and body.until != "infinity":
         seconds = body.until / 1000 - time.time()
         if seconds <= 0:
             raise ControlError("BAD_REQUEST", "until: allowed is a time to come")
-    by = body.by or (ask.caller.name if ask.caller else "rest")
-    await ask("banned add", kind=body.as_, value=body.who, seconds=seconds, reason=body.reason, by=by)
-    for row in (await ask("banned list"))["data"]:
+    by = body.by or (call.caller.name if call.caller else "rest")
+    await call("banned add", kind=body.as_, value=body.who, seconds=seconds, reason=body.reason, by=by)
+    for row in (await call("banned list"))["data"]:
         if (row["kind"], row["value"]) == (body.as_, body.who):
             return _ban(row)
     raise ControlError("NOT_FOUND", "the ban is over already")
@@ -106,18 +106,18 @@ async def add_ban(ask: Ask, body: Ban) -> dict[str, Any]:
 
 
 @router.get("/authentication")
-async def authentication(ask: Ask) -> list[dict[str, Any]]:
+async def authentication(call: Call) -> list[dict[str, Any]]:
     """The members of auth.chain in their order."""
-    section = await section_of(ask, "auth")
+    section = await section_of(call, "auth")
     return [
         {"id": CHAIN_IDS.get(name, f"password_based:{name}"), "enable": True, "name": name} for name in section.get("chain", [])
     ]
 
 
 @router.get("/authentication/{id}/users")
-async def list_users(ask: Ask, id: Authenticator, place: Annotated[UserPlace, Query()]) -> dict[str, Any]:
+async def list_users(call: Call, id: Authenticator, place: Annotated[UserPlace, Query()]) -> dict[str, Any]:
     """Users of the broker's own store."""
-    found = await ask("users list", kind=place.user_id_type, scram=BUILT_IN[id])
+    found = await call("users list", kind=place.user_id_type, scram=BUILT_IN[id])
     rows = [{"user_id": row["name"], "is_superuser": row["superuser"]} for row in found["data"]]
     if place.like_user_id is not None:
         rows = [row for row in rows if place.like_user_id in row["user_id"]]
@@ -127,118 +127,118 @@ async def list_users(ask: Ask, id: Authenticator, place: Annotated[UserPlace, Qu
 
 
 @router.post("/authentication/{id}/users", status_code=201)
-async def add_user(ask: Ask, id: Authenticator, body: NewUser) -> dict[str, Any]:
+async def add_user(call: Call, id: Authenticator, body: NewUser) -> dict[str, Any]:
     """Adds a user."""
-    if await _user(ask, id, body.user_id_type, body.user_id) is not None:
+    if await _user(call, id, body.user_id_type, body.user_id) is not None:
         raise ControlError("ALREADY_EXISTS", f"there is a user {body.user_id!r}")
-    return await _put_user(ask, id, body.user_id, body)
+    return await _put_user(call, id, body.user_id, body)
 
 
 @router.get("/authentication/{id}/users/{user_id:name}")
-async def show_user(ask: Ask, id: Authenticator, user_id: str, user_id_type: UserKind = "username") -> dict[str, Any]:
+async def show_user(call: Call, id: Authenticator, user_id: str, user_id_type: UserKind = "username") -> dict[str, Any]:
     """One user, without the password."""
-    found = await _user(ask, id, user_id_type, user_id)
+    found = await _user(call, id, user_id_type, user_id)
     if found is None:
         raise ControlError("NOT_FOUND", f"no user {user_id!r}")
     return found
 
 
 @router.put("/authentication/{id}/users/{user_id:name}")
-async def change_user(ask: Ask, id: Authenticator, user_id: str, body: UserChange) -> dict[str, Any]:
+async def change_user(call: Call, id: Authenticator, user_id: str, body: UserChange) -> dict[str, Any]:
     """Another password, and whether the user is a superuser."""
-    if await _user(ask, id, body.user_id_type, user_id) is None:
+    if await _user(call, id, body.user_id_type, user_id) is None:
         raise ControlError("NOT_FOUND", f"no user {user_id!r}")
-    return await _put_user(ask, id, user_id, body)
+    return await _put_user(call, id, user_id, body)
 
 
 @router.delete("/authentication/{id}/users/{user_id:name}", status_code=204)
-async def delete_user(ask: Ask, id: Authenticator, user_id: str, user_id_type: UserKind = "username") -> None:
+async def delete_user(call: Call, id: Authenticator, user_id: str, user_id_type: UserKind = "username") -> None:
     """Removes a user; connections that are open stay."""
-    await ask("users delete", name=user_id, kind=user_id_type, scram=BUILT_IN[id])
+    await call("users delete", name=user_id, kind=user_id_type, scram=BUILT_IN[id])
 
 
 # --- authorization ----------------------------------------------------------------------------------------------------------------
 
 
 @router.get("/authorization/settings")
-async def authorization(ask: Ask) -> dict[str, Any]:
+async def authorization(call: Call) -> dict[str, Any]:
     """The settings of `acl`."""
-    return await section_of(ask, "acl")
+    return await section_of(call, "acl")
 
 
 @router.put("/authorization/settings")
-async def set_authorization(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+async def set_authorization(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     """Changes settings of `acl`; they hold at once, for existing subscriptions too."""
-    return await set_section(ask, "acl", body)
+    return await set_section(call, "acl", body)
 
 
 @router.get("/authorization/sources")
-async def sources(ask: Ask) -> dict[str, Any]:
+async def sources(call: Call) -> dict[str, Any]:
     """The sources of rules in their order."""
-    section = await section_of(ask, "acl")
+    section = await section_of(call, "acl")
     names = {"builtin": "built_in_database"}
     return {"sources": [{"type": names.get(name, name), "enable": True} for name in section.get("sources", [])]}
 
 
 @router.get(f"{RULES}/all")
-async def rules_of_all(ask: Ask) -> dict[str, Any]:
+async def rules_of_all(call: Call) -> dict[str, Any]:
     """Rules for everybody."""
-    return {"rules": await _rules(ask, "all", "")}
+    return {"rules": await _rules(call, "all", "")}
 
 
 @router.post(f"{RULES}/all", status_code=204)
-async def set_rules_of_all(ask: Ask, body: Rules) -> None:
+async def set_rules_of_all(call: Call, body: Rules) -> None:
     """Takes the place of the rules for everybody."""
-    await _set_rules(ask, "all", "", body.rules)
+    await _set_rules(call, "all", "", body.rules)
 
 
 @router.delete(f"{RULES}/all", status_code=204)
-async def delete_rules_of_all(ask: Ask) -> None:
+async def delete_rules_of_all(call: Call) -> None:
     """Removes the rules for everybody."""
-    await ask("acl delete", kind="all", name="")
+    await call("acl delete", kind="all", name="")
 
 
 @router.get(f"{RULES}/{{of}}")
-async def list_rules(ask: Ask, of: Of, place: Annotated[Place, Query()]) -> dict[str, Any]:
+async def list_rules(call: Call, of: Of, place: Annotated[Place, Query()]) -> dict[str, Any]:
     """Rules of users, or of clients."""
-    rows = [row for row in (await ask("acl list"))["data"] if row["kind"] == KINDS[of]]
+    rows = [row for row in (await call("acl list"))["data"] if row["kind"] == KINDS[of]]
     return sliced([{KINDS[of]: row["name"], "rules": row["rules"]} for row in rows], place)
 
 
 @router.post(f"{RULES}/{{of}}", status_code=204)
-async def add_rules(ask: Ask, of: Of, body: Annotated[list[RulesOf], Field(min_length=1, max_length=RULES_MAX)]) -> None:
+async def add_rules(call: Call, of: Of, body: Annotated[list[RulesOf], Field(min_length=1, max_length=RULES_MAX)]) -> None:
     """Rules of users or clients that have none yet."""
     names = [one.username if of == "users" else one.clientid for one in body]
     for name in names:
         if name is None:
             raise ControlError("BAD_REQUEST", f"{KINDS[of]} is missing")
-        if names.count(name) > 1 or await _rules(ask, KINDS[of], name):
+        if names.count(name) > 1 or await _rules(call, KINDS[of], name):
             raise ControlError("ALREADY_EXISTS", f"there are rules of {name!r}")
     for name, one in zip(names, body, strict=True):
-        await _set_rules(ask, KINDS[of], str(name), one.rules)
+        await _set_rules(call, KINDS[of], str(name), one.rules)
 
 
 @router.get(f"{RULES}/{{of}}/{{name:name}}")
-async def show_rules(ask: Ask, of: Of, name: str) -> dict[str, Any]:
+async def show_rules(call: Call, of: Of, name: str) -> dict[str, Any]:
     """Rules of one."""
-    rules = await _rules(ask, KINDS[of], name)
+    rules = await _rules(call, KINDS[of], name)
     if not rules:
         raise ControlError("NOT_FOUND", f"no rules of {name!r}")
     return {KINDS[of]: name, "rules": rules}
 
 
 @router.put(f"{RULES}/{{of}}/{{name:name}}", status_code=204)
-async def set_rules(ask: Ask, of: Of, name: str, body: RulesOf) -> None:
+async def set_rules(call: Call, of: Of, name: str, body: RulesOf) -> None:
     """Takes the place of somebody's rules."""
-    await _set_rules(ask, KINDS[of], name, body.rules)
+    await _set_rules(call, KINDS[of], name, body.rules)
 
 
 @router.delete(f"{RULES}/{{of}}/{{name:name}}", status_code=204)
-async def delete_rules(ask: Ask, of: Of, name: str) -> None:
+async def delete_rules(call: Call, of: Of, name: str) -> None:
     """Removes somebody's rules."""
-    if not await _rules(ask, KINDS[of], name):
+    if not await _rules(call, KINDS[of], name):
         raise ControlError("NOT_FOUND", f"no rules of {name!r}")
-    await ask("acl delete", kind=KINDS[of], name=name)
+    await call("acl delete", kind=KINDS[of], name=name)
 
 
 def _ban(row: dict[str, Any]) -> dict[str, Any]:
@@ -247,31 +247,31 @@ def _ban(row: dict[str, Any]) -> dict[str, Any]:
             "until": moment(until) or "infinity"}  # fmt: skip
 
 
-async def _user(ask: Ask, id: Authenticator, kind: UserKind, name: str) -> dict[str, Any] | None:
-    for row in (await ask("users list", kind=kind, scram=BUILT_IN[id]))["data"]:
+async def _user(call: Call, id: Authenticator, kind: UserKind, name: str) -> dict[str, Any] | None:
+    for row in (await call("users list", kind=kind, scram=BUILT_IN[id]))["data"]:
         if row["name"] == name:
             return {"user_id": name, "is_superuser": row["superuser"]}
     return None
 
 
-async def _put_user(ask: Ask, id: Authenticator, name: str, body: UserChange) -> dict[str, Any]:
+async def _put_user(call: Call, id: Authenticator, name: str, body: UserChange) -> dict[str, Any]:
     flags = {"superuser": body.is_superuser, "kind": body.user_id_type, "scram": BUILT_IN[id]}
-    await ask("users add", name=name, password=body.password, **flags)
+    await call("users add", name=name, password=body.password, **flags)
     return {"user_id": name, "is_superuser": body.is_superuser}
 
 
-async def _rules(ask: Ask, kind: str, name: str) -> list[dict[str, Any]]:
-    for row in (await ask("acl list"))["data"]:
+async def _rules(call: Call, kind: str, name: str) -> list[dict[str, Any]]:
+    for row in (await call("acl list"))["data"]:
         if row["kind"] == kind and (kind == "all" or row["name"] == name):
             return list(row["rules"])
     return []
 
 
-async def _set_rules(ask: Ask, kind: str, name: str, rules: list[Rule]) -> None:
+async def _set_rules(call: Call, kind: str, name: str, rules: list[Rule]) -> None:
     texts = []
     for rule in rules:
         given = rule.model_dump(exclude_none=True)
         if given.get("retain") == "all":
             del given["retain"]
         texts.append(json.dumps(given))
-    await ask("acl set", kind=kind, name=name, rules=texts)
+    await call("acl set", kind=kind, name=name, rules=texts)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from shardbroker import __version__
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.api.guard import Caller, Logins
 from shardbroker.api.paging import Place, listed
 from shardbroker.api.shapes import Body, TimeMs, moment, timed
@@ -76,65 +76,65 @@ async def log_out(request: Request) -> None:
 
 
 @router.get("/users")
-async def list_users(ask: Ask) -> list[dict[str, Any]]:
+async def list_users(call: Call) -> list[dict[str, Any]]:
     """Accounts."""
-    return [_user(row) for row in (await ask("admins list"))["data"]]
+    return [_user(row) for row in (await call("admins list"))["data"]]
 
 
 @router.post("/users")
-async def add_user(ask: Ask, body: NewUser) -> dict[str, Any]:
+async def add_user(call: Call, body: NewUser) -> dict[str, Any]:
     """A new account."""
     params = {"name": body.username, "password": body.password, "role": body.role, "description": body.description}
-    return _user(await ask("admins add", **params))
+    return _user(await call("admins add", **params))
 
 
 @router.put("/users/{username}")
-async def change_user(ask: Ask, username: str, body: UserChange) -> dict[str, Any]:
+async def change_user(call: Call, username: str, body: UserChange) -> dict[str, Any]:
     """Another role or description."""
-    return _user(await ask("admins update", name=username, role=body.role, description=body.description))
+    return _user(await call("admins update", name=username, role=body.role, description=body.description))
 
 
 @router.post("/users/{username}/change_pwd", status_code=204)
-async def change_password(request: Request, ask: Ask, username: str, body: PasswordChange) -> None:
+async def change_password(request: Request, call: Call, username: str, body: PasswordChange) -> None:
     """Sets a password for who knows the old one, and ends the logins."""
     await _logins(request).check(username, body.old_pwd, _address(request))
-    await ask("admins passwd", name=username, password=body.new_pwd)
+    await call("admins passwd", name=username, password=body.new_pwd)
 
 
 @router.get("/api_key")
-async def list_keys(ask: Ask) -> list[dict[str, Any]]:
+async def list_keys(call: Call) -> list[dict[str, Any]]:
     """Keys, without their secrets. A key and its secret go as `Authorization: Basic`."""
-    return [_key(row) for row in (await ask("api-keys list"))["data"]]
+    return [_key(row) for row in (await call("api-keys list"))["data"]]
 
 
 @router.post("/api_key")
-async def add_key(ask: Ask, body: NewKey) -> dict[str, Any]:
+async def add_key(call: Call, body: NewKey) -> dict[str, Any]:
     """A new key; its secret is told here and never again."""
     if body.enable is False:
         raise ControlError("BAD_REQUEST", "enable: a new key is enabled")
     expires = None if body.expired_at == "infinity" else body.expired_at
-    return _key(await ask("api-keys add", name=body.name, role=body.role, description=body.desc, expired_at=expires))
+    return _key(await call("api-keys add", name=body.name, role=body.role, description=body.desc, expired_at=expires))
 
 
 @router.get("/api_key/{name}")
-async def show_key(ask: Ask, name: str) -> dict[str, Any]:
+async def show_key(call: Call, name: str) -> dict[str, Any]:
     """One key."""
-    for row in (await ask("api-keys list"))["data"]:
+    for row in (await call("api-keys list"))["data"]:
         if row["name"] == name:
             return _key(row)
     raise ControlError("NOT_FOUND", f"no key {name!r}")
 
 
 @router.put("/api_key/{name}")
-async def change_key(ask: Ask, name: str, body: KeyChange) -> dict[str, Any]:
+async def change_key(call: Call, name: str, body: KeyChange) -> dict[str, Any]:
     """Fields that are given."""
     expires = 0 if body.expired_at == "infinity" else body.expired_at
     changes = {"role": body.role, "description": body.desc, "enable": body.enable, "expired_at": expires}
-    return _key(await ask("api-keys update", name=name, **changes))
+    return _key(await call("api-keys update", name=name, **changes))
 
 
 @router.get("/audit")
-async def audit(ask: Ask, place: Annotated[AuditPlace, Query()]) -> dict[str, Any]:
+async def audit(call: Call, place: Annotated[AuditPlace, Query()]) -> dict[str, Any]:
     """Changes by REST, dashboard and `ctl`, newest first. Publishes are in the broker's log alone."""
 
     def shape(row: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ async def audit(ask: Ask, place: Annotated[AuditPlace, Query()]) -> dict[str, An
         }
 
     return await listed(
-        ask, "audit list", place, shape, by=place.by, gte_at=place.gte_created_at, lte_at=place.lte_created_at
+        call, "audit list", place, shape, by=place.by, gte_at=place.gte_created_at, lte_at=place.lte_created_at
     )  # fmt: skip
 
 

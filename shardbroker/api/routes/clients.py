@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, listed
 from shardbroker.api.shapes import Body, TimeMs, timed
 from shardbroker.control import ControlError
@@ -72,33 +72,33 @@ class Subscribe(Unsubscribe):
 
 
 @router.get("/clients")
-async def list_clients(ask: Ask, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
+async def list_clients(call: Call, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
     """Clients, and sessions that wait for theirs, by page or cursor. They are read from shared memory: no worker notices."""
-    return await _clients(ask, place, False)
+    return await _clients(call, place, False)
 
 
 @router.get("/clients_v2")
-async def list_clients_by_cursor(ask: Ask, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
+async def list_clients_by_cursor(call: Call, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
     """As /clients, by cursor alone: each page costs the same, however many clients there are. A page that is filtered
     may be short, or empty, and still have a cursor to go on with."""
-    return await _clients(ask, place, True)
+    return await _clients(call, place, True)
 
 
 @router.get("/sessions_count")
-async def count_sessions(ask: Ask) -> int:
+async def count_sessions(call: Call) -> int:
     """Sessions, connected or not."""
-    return int((await ask("metrics"))["sessions.count"])
+    return int((await call("metrics"))["sessions.count"])
 
 
 @router.post("/clients/kickout/bulk")
 async def kick_many(
-    ask: Ask, clientids: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=KICKED_MAX)]
+    call: Call, clientids: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=KICKED_MAX)]
 ) -> list[str]:
     """Ends connections and sessions; which of them there were."""
     if not clientids:
         return []
     try:
-        return list((await ask("clients kick", clientids=clientids))["kicked"])
+        return list((await call("clients kick", clientids=clientids))["kicked"])
     except ControlError as error:
         if error.code == "CLIENTID_NOT_FOUND":
             return []
@@ -106,88 +106,88 @@ async def kick_many(
 
 
 @router.delete("/clients/{clientid:name}", status_code=204)
-async def kick(ask: Ask, clientid: str) -> None:
+async def kick(call: Call, clientid: str) -> None:
     """Ends connection and session; a 5.0 client gets DISCONNECT 0x98."""
-    await ask("clients kick", clientids=[clientid])
+    await call("clients kick", clientids=[clientid])
 
 
 @router.get("/clients/{clientid:name}/subscriptions")
-async def subscriptions_of(ask: Ask, clientid: str) -> list[dict[str, Any]]:
+async def subscriptions_of(call: Call, clientid: str) -> list[dict[str, Any]]:
     """Its subscriptions, 10,000 at most; /subscriptions has all."""
-    found = await ask("subscriptions list", clientid=clientid, limit=10_000)
-    return [{"node": ask.node, **row} for row in found["data"]]
+    found = await call("subscriptions list", clientid=clientid, limit=10_000)
+    return [{"node": call.node, **row} for row in found["data"]]
 
 
 @router.post("/clients/{clientid:name}/subscribe")
-async def subscribe(ask: Ask, clientid: str, body: Subscribe) -> dict[str, Any]:
+async def subscribe(call: Call, clientid: str, body: Subscribe) -> dict[str, Any]:
     """Subscribes a connected client."""
-    return _subscribed(ask, await ask("subscriptions add", clientid=clientid, **body.params()))
+    return _subscribed(call, await call("subscriptions add", clientid=clientid, **body.params()))
 
 
 @router.post("/clients/{clientid:name}/subscribe/bulk")
 async def subscribe_many(
-    ask: Ask, clientid: str, body: Annotated[list[Subscribe], Field(min_length=1, max_length=BULK_MAX)]
+    call: Call, clientid: str, body: Annotated[list[Subscribe], Field(min_length=1, max_length=BULK_MAX)]
 ) -> list[dict[str, Any]]:
     """One after the other; the first that is refused ends it."""
-    return [_subscribed(ask, await ask("subscriptions add", clientid=clientid, **one.params())) for one in body]
+    return [_subscribed(call, await call("subscriptions add", clientid=clientid, **one.params())) for one in body]
 
 
 @router.post("/clients/{clientid:name}/unsubscribe/bulk", status_code=204)
 async def unsubscribe_many(
-    ask: Ask, clientid: str, body: Annotated[list[Unsubscribe], Field(min_length=1, max_length=BULK_MAX)]
+    call: Call, clientid: str, body: Annotated[list[Unsubscribe], Field(min_length=1, max_length=BULK_MAX)]
 ) -> None:
     """One after the other; the first that there is not ends it."""
     for one in body:
-        await ask("subscriptions delete", clientid=clientid, topic=one.topic)
+        await call("subscriptions delete", clientid=clientid, topic=one.topic)
 
 
 @router.get("/subscriptions")
-async def list_subscriptions(ask: Ask, place: Annotated[SubscriptionPlace, Query()]) -> dict[str, Any]:
+async def list_subscriptions(call: Call, place: Annotated[SubscriptionPlace, Query()]) -> dict[str, Any]:
     """Who subscribes to what. It is asked of the workers, 200 clients at a time."""
     filters = place.model_dump(exclude={"page", "limit", "cursor", "node"}, exclude_none=True)
-    _check_node(ask, place.node)
-    return await listed(ask, "subscriptions list", place, lambda row: {"node": ask.node, **row}, **filters)
+    _check_node(call, place.node)
+    return await listed(call, "subscriptions list", place, lambda row: {"node": call.node, **row}, **filters)
 
 
 @router.get("/topics")
-async def list_topics(ask: Ask, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
+async def list_topics(call: Call, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
     """Filters that anybody subscribes to, from the route table."""
-    _check_node(ask, place.node)
-    return await listed(ask, "topics list", place, dict, topic=place.topic)
+    _check_node(call, place.node)
+    return await listed(call, "topics list", place, dict, topic=place.topic)
 
 
 @router.get("/topics/{topic:topic}")
-async def show_topic(ask: Ask, topic: str) -> dict[str, Any]:
+async def show_topic(call: Call, topic: str) -> dict[str, Any]:
     """One filter, escaped as %23 and %2B where it holds # and +."""
-    for row in (await ask("topics list", topic=topic))["data"]:
+    for row in (await call("topics list", topic=topic))["data"]:
         return dict(row)
     raise ControlError("NOT_FOUND", f"nobody subscribes to {topic!r}")
 
 
 @router.get("/routes")
-async def list_routes(ask: Ask, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
+async def list_routes(call: Call, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
     """Where messages go: a row for each destination of a filter. `limit` counts filters."""
-    _check_node(ask, place.node)
-    return await listed(ask, "routes list", place, dict, by_cursor=True, topic=place.topic)
+    _check_node(call, place.node)
+    return await listed(call, "routes list", place, dict, by_cursor=True, topic=place.topic)
 
 
-async def _clients(ask: Ask, place: ClientPlace, by_cursor: bool) -> dict[str, Any]:
-    _check_node(ask, place.node)
+async def _clients(call: Call, place: ClientPlace, by_cursor: bool) -> dict[str, Any]:
+    _check_node(call, place.node)
     filters = place.model_dump(exclude={"page", "limit", "cursor", "node"}, exclude_none=True)
-    count = None if filters else int((await ask("metrics"))["sessions.count"])
+    count = None if filters else int((await call("metrics"))["sessions.count"])
     return await listed(
-        ask, "clients list", place, lambda row: {"node": ask.node, **_client(row)}, count, by_cursor, **filters
+        call, "clients list", place, lambda row: {"node": call.node, **_client(row)}, count, by_cursor, **filters
     )  # fmt: skip
 
 
-def _check_node(ask: Ask, node: str | None) -> None:
+def _check_node(call: Call, node: str | None) -> None:
     if node is not None:
-        ask.check_node(node)
+        call.check_node(node)
 
 
 def _client(row: dict[str, Any]) -> dict[str, Any]:
     return timed(row, "created_at", "connected_at", "disconnected_at", "expires_at")
 
 
-def _subscribed(ask: Ask, row: dict[str, Any]) -> dict[str, Any]:
-    return {"node": ask.node, **row, "nl": int(row["nl"]), "rap": int(row["rap"])}
+def _subscribed(call: Call, row: dict[str, Any]) -> dict[str, Any]:
+    return {"node": call.node, **row, "nl": int(row["nl"]), "rap": int(row["rap"])}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.control import ControlError
 
 __all__ = ["router", "section_of", "set_section"]
@@ -21,32 +21,32 @@ LISTENER_TYPES = ("tcp", "ssl", "ws", "wss")
 
 
 @router.get("/configs/{root}")
-async def show_section(ask: Ask, root: str) -> dict[str, Any]:
+async def show_section(call: Call, root: str) -> dict[str, Any]:
     """A section, such as `mqtt`, as JSON. Durations and sizes are text, such as 15s and 1MB."""
-    return await section_of(ask, root)
+    return await section_of(call, root)
 
 
 @router.put("/configs/{root}")
-async def change_section(ask: Ask, root: str, body: dict[str, Any]) -> dict[str, Any]:
+async def change_section(call: Call, root: str, body: dict[str, Any]) -> dict[str, Any]:
     """Changes what is given, all of it or nothing, and keeps it; says what was `applied`, what `needs_restart`, by which source a
     value is `shadowed_by`, and which `workers_behind` have not come to it within 5 s."""
-    return await set_section(ask, root, body)
+    return await set_section(call, root, body)
 
 
 @router.get("/listeners")
-async def list_listeners(ask: Ask) -> list[dict[str, Any]]:
+async def list_listeners(call: Call) -> list[dict[str, Any]]:
     """Where the broker listens."""
-    return [_listener(row) for row in (await ask("listeners list"))["data"]]
+    return [_listener(row) for row in (await call("listeners list"))["data"]]
 
 
 @router.get("/listeners_status")
-async def listeners_status(ask: Ask) -> list[dict[str, Any]]:
+async def listeners_status(call: Call) -> list[dict[str, Any]]:
     """Which listeners run, and with how many connections."""
-    return [{"id": row["id"], "enable": row["running"], "status": _status(row)} for row in (await ask("listeners list"))["data"]]
+    return [{"id": row["id"], "enable": row["running"], "status": _status(row)} for row in (await call("listeners list"))["data"]]
 
 
 @router.post("/listeners")
-async def add_listener(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+async def add_listener(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     """Opens a listener until the broker stops: `id` as `tcp:NAME`, or `type` and `name`, and settings such as `bind`."""
     given = dict(body)
     kind, _, name = str(given.pop("id", "")).partition(":")
@@ -54,44 +54,44 @@ async def add_listener(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
     name = str(settings.pop("name", "") or name)
     if not name or settings["type"] not in LISTENER_TYPES:
         raise ControlError("BAD_REQUEST", f"id: allowed is TYPE:NAME with one of {', '.join(LISTENER_TYPES)}")
-    if any(row["name"] == name for row in (await ask("listeners list"))["data"]):
+    if any(row["name"] == name for row in (await call("listeners list"))["data"]):
         raise ControlError("ALREADY_EXISTS", f"there is a listener {name!r}")
-    await ask("listeners add", name=name, settings=_lines(settings))
-    return await _one(ask, name)
+    await call("listeners add", name=name, settings=_lines(settings))
+    return await _one(call, name)
 
 
 @router.get("/listeners/{id}")
-async def show_listener(ask: Ask, id: str) -> dict[str, Any]:
+async def show_listener(call: Call, id: str) -> dict[str, Any]:
     """One listener, by `TYPE:NAME`."""
-    return await _one(ask, await _named(ask, id))
+    return await _one(call, await _named(call, id))
 
 
 @router.put("/listeners/{id}")
-async def change_listener(ask: Ask, id: str, body: dict[str, Any]) -> dict[str, Any]:
+async def change_listener(call: Call, id: str, body: dict[str, Any]) -> dict[str, Any]:
     """Changes it for those who come from now on."""
-    name = await _named(ask, id)
-    await ask("listeners update", name=name, settings=_lines(body))
-    return await _one(ask, name)
+    name = await _named(call, id)
+    await call("listeners update", name=name, settings=_lines(body))
+    return await _one(call, name)
 
 
 @router.post("/listeners/{id}/{action}")
-async def steer_listener(ask: Ask, id: str, action: Literal["start", "stop", "restart"]) -> dict[str, Any]:
+async def steer_listener(call: Call, id: str, action: Literal["start", "stop", "restart"]) -> dict[str, Any]:
     """Closes it, opens it again, or both; who has come by it stays. That it is stopped is forgotten when the broker stops."""
-    name = await _named(ask, id)
-    await ask(f"listeners {action}", name=name)
-    return await _one(ask, name)
+    name = await _named(call, id)
+    await call(f"listeners {action}", name=name)
+    return await _one(call, name)
 
 
 @router.delete("/listeners/{id}", status_code=204)
-async def remove_listener(ask: Ask, id: str) -> None:
+async def remove_listener(call: Call, id: str) -> None:
     """Closes it; who has come by it stays."""
-    await ask("listeners remove", name=await _named(ask, id))
+    await call("listeners remove", name=await _named(call, id))
 
 
-async def section_of(ask: Ask, root: str) -> dict[str, Any]:
+async def section_of(call: Call, root: str) -> dict[str, Any]:
     """A section as tables within tables. Raises ControlError."""
     tree: dict[str, Any] = {}
-    for row in (await ask("config get", key=root))["data"]:
+    for row in (await call("config get", key=root))["data"]:
         _merge(tree, tomllib.loads(f"{row['key']} = {row['value']}"))
     for part in root.split("."):
         tree = tree.get(part, {})
@@ -106,12 +106,12 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
             into[name] = value
 
 
-async def set_section(ask: Ask, root: str, body: dict[str, Any]) -> dict[str, Any]:
+async def set_section(call: Call, root: str, body: dict[str, Any]) -> dict[str, Any]:
     """Sets what is given. Raises ControlError; nothing has changed then."""
     if not body:
         raise ControlError("BAD_REQUEST", "nothing is given to change")
-    changed: dict[str, Any] = await ask("config update", values=_assignments(body, f"{root}."))
-    return {**await section_of(ask, root), "changed": changed}
+    changed: dict[str, Any] = await call("config update", values=_assignments(body, f"{root}."))
+    return {**await section_of(call, root), "changed": changed}
 
 
 def _assignments(tree: dict[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str]:
@@ -143,16 +143,16 @@ def _lines(settings: dict[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in _assignments(settings).items()]
 
 
-async def _named(ask: Ask, id: str) -> str:
+async def _named(call: Call, id: str) -> str:
     """The name of a listener that there is. Raises ControlError NOT_FOUND."""
-    for row in (await ask("listeners list"))["data"]:
+    for row in (await call("listeners list"))["data"]:
         if row["id"] == id:
             return str(row["name"])
     raise ControlError("NOT_FOUND", f"no listener {id!r}")
 
 
-async def _one(ask: Ask, name: str) -> dict[str, Any]:
-    for row in (await ask("listeners list"))["data"]:
+async def _one(call: Call, name: str) -> dict[str, Any]:
+    for row in (await call("listeners list"))["data"]:
         if row["name"] == name:
             return _listener(row)
     raise ControlError("NOT_FOUND", f"no listener {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.api.routes.configuration import section_of, set_section
 
 __all__ = ["router"]
@@ -16,12 +16,12 @@ router = APIRouter(tags=["Delayed messages"])
 
 
 @router.get("/mqtt/delayed")
-async def status(ask: Ask) -> dict[str, Any]:
+async def status(call: Call) -> dict[str, Any]:
     """The settings of `delayed`."""
-    return await section_of(ask, "delayed")
+    return await section_of(call, "delayed")
 
 
 @router.put("/mqtt/delayed")
-async def change(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+async def change(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     """Changes settings of `delayed`; those that are not given stay."""
-    return await set_section(ask, "delayed", body)
+    return await set_section(call, "delayed", body)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.control import ControlError
 
 __all__ = ["router"]
@@ -16,20 +16,20 @@ router = APIRouter(tags=["ExHook"])
 
 
 @router.get("/exhooks/{name}")
-async def show(ask: Ask, name: str) -> dict[str, Any]:
+async def show(call: Call, name: str) -> dict[str, Any]:
     """One of them."""
-    return await _one(ask, name)
+    return await _one(call, name)
 
 
 @router.get("/exhooks/{name}/hooks")
-async def list_hooks(ask: Ask, name: str) -> list[dict[str, Any]]:
+async def list_hooks(call: Call, name: str) -> list[dict[str, Any]]:
     """What one of them wants, and what became of the calls of each hook point."""
-    await _one(ask, name)
-    return [row for row in (await ask("exhook hooks"))["data"] if row["name"] == name]
+    await _one(call, name)
+    return [row for row in (await call("exhook hooks"))["data"] if row["name"] == name]
 
 
-async def _one(ask: Ask, name: str) -> dict[str, Any]:
-    for row in (await ask("exhook list"))["data"]:
+async def _one(call: Call, name: str) -> dict[str, Any]:
+    for row in (await call("exhook list"))["data"]:
         if row["name"] == name:
             return dict(row)
     raise ControlError("NOT_FOUND", f"no server {name!r} in exhook.servers")

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, listed
 from shardbroker.api.routes.configuration import section_of, set_section
 from shardbroker.api.shapes import PublishBody, timed
@@ -34,20 +34,20 @@ class RetainedPlace(Place):
 
 
 @router.post("/publish", responses={202: {"description": "Published, and nobody has subscribed to it."}})
-async def publish(ask: Ask, body: PublishBody) -> JSONResponse:
+async def publish(call: Call, body: PublishBody) -> JSONResponse:
     """Publishes a message: 200 with its id, or 202 if nobody has subscribed to it."""
-    answer = _published(await ask("publish", **body.params()))
+    answer = _published(await call("publish", **body.params()))
     return JSONResponse(answer, 202 if "reason_code" in answer else 200)
 
 
 @router.post("/publish/bulk", responses={202: {"description": "Some of them were refused, or nobody has subscribed to them."}})
-async def publish_many(ask: Ask, body: Annotated[list[PublishBody], Field(min_length=1, max_length=BULK_MAX)]) -> JSONResponse:
+async def publish_many(call: Call, body: Annotated[list[PublishBody], Field(min_length=1, max_length=BULK_MAX)]) -> JSONResponse:
     """Publishes messages in this order, and tells of each what /publish would; one that is refused has `code` and `message`,
     and the others go on. 200 if all of them have gone to somebody, else 202."""
     answers = []
     for given in [one.params() for one in body]:
         try:
-            answers.append(_published(await ask("publish", **given)))
+            answers.append(_published(await call("publish", **given)))
         except ControlError as error:
             if error.code != "BAD_REQUEST":
                 raise
@@ -56,21 +56,21 @@ async def publish_many(ask: Ask, body: Annotated[list[PublishBody], Field(min_le
 
 
 @router.get("/mqtt/retainer")
-async def retainer(ask: Ask) -> dict[str, Any]:
+async def retainer(call: Call) -> dict[str, Any]:
     """The settings of `retainer`."""
-    return await section_of(ask, "retainer")
+    return await section_of(call, "retainer")
 
 
 @router.put("/mqtt/retainer")
-async def set_retainer(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+async def set_retainer(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     """Changes settings of `retainer`; those that are not given stay."""
-    return await set_section(ask, "retainer", body)
+    return await set_section(call, "retainer", body)
 
 
 @router.get("/mqtt/retainer/messages")
-async def list_retained(ask: Ask, place: Annotated[RetainedPlace, Query()]) -> dict[str, Any]:
+async def list_retained(call: Call, place: Annotated[RetainedPlace, Query()]) -> dict[str, Any]:
     """Retained messages."""
-    return await listed(ask, "retained list", place, _retained, topic=place.topic, payload=place.payload)
+    return await listed(call, "retained list", place, _retained, topic=place.topic, payload=place.payload)
 
 
 def _published(answer: dict[str, Any]) -> dict[str, Any]:

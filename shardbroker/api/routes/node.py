@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.api.monitor import Monitor
 from shardbroker.api.shapes import moment
 from shardbroker.control.errors import STATUSES
@@ -33,9 +33,9 @@ STATS = {
 
 
 @router.get("/status", response_class=Response)
-async def status(ask: Ask, format: Literal["text", "json"] = "text") -> Response:
+async def status(call: Call, format: Literal["text", "json"] = "text") -> Response:
     """Whether the broker runs. 503 while it does not."""
-    found = await ask("status")
+    found = await call("status")
     if format == "json":
         body = {"node_name": found["node"], "rel_vsn": found["version"], "broker_status": "started", "app_status": "running"}
         return JSONResponse(body)
@@ -49,48 +49,48 @@ async def error_codes() -> list[dict[str, Any]]:
 
 
 @router.get("/nodes")
-async def nodes(ask: Ask) -> list[dict[str, Any]]:
+async def nodes(call: Call) -> list[dict[str, Any]]:
     """This node."""
-    return [_node(await ask("status"))]
+    return [_node(await call("status"))]
 
 
 @router.get("/nodes/{node}")
-async def one_node(ask: Ask, node: str) -> dict[str, Any]:
+async def one_node(call: Call, node: str) -> dict[str, Any]:
     """This node, by its name."""
-    ask.check_node(node)
-    return _node(await ask("status"))
+    call.check_node(node)
+    return _node(await call("status"))
 
 
 @router.get("/nodes/{node}/stats")
-async def node_stats(ask: Ask, node: str) -> dict[str, Any]:
+async def node_stats(call: Call, node: str) -> dict[str, Any]:
     """Its gauges."""
-    ask.check_node(node)
-    return _stats(await ask("metrics"))
+    call.check_node(node)
+    return _stats(await call("metrics"))
 
 
 @router.get("/nodes/{node}/metrics")
-async def node_metrics(ask: Ask, node: str) -> dict[str, Any]:
+async def node_metrics(call: Call, node: str) -> dict[str, Any]:
     """Its counters."""
-    ask.check_node(node)
-    return await _metrics(ask)
+    call.check_node(node)
+    return await _metrics(call)
 
 
 @router.get("/stats")
-async def stats(ask: Ask) -> list[dict[str, Any]]:
+async def stats(call: Call) -> list[dict[str, Any]]:
     """Gauges of each node."""
-    return [{"node": ask.node, **_stats(await ask("metrics"))}]
+    return [{"node": call.node, **_stats(await call("metrics"))}]
 
 
 @router.get("/metrics")
 async def metrics(
-    ask: Ask, worker: Annotated[int | None, Query(ge=0, description="Of this worker alone.")] = None
+    call: Call, worker: Annotated[int | None, Query(ge=0, description="Of this worker alone.")] = None
 ) -> list[dict[str, Any]]:
     """Counters and gauges of each node; names as in the `metrics` of `ctl`."""
-    return [{"node": ask.node, **await _metrics(ask, worker)}]
+    return [{"node": call.node, **await _metrics(call, worker)}]
 
 
 @router.get("/monitor_current")
-async def monitor_current(request: Request, ask: Ask) -> dict[str, Any]:
+async def monitor_current(request: Request, call: Call) -> dict[str, Any]:
     """Rates a second over the last few seconds, and gauges. `dropped_msg_rate` is of all lost messages, `loss_rates` by reason."""
     kept: Monitor = request.app.state.monitor
     return await kept.current()
@@ -108,9 +108,9 @@ async def monitor(
 
 
 @router.get("/prometheus/stats", response_class=Response)
-async def prometheus(ask: Ask) -> Response:
+async def prometheus(call: Call) -> Response:
     """The text that Prometheus scrapes at `prometheus.bind`."""
-    return Response(await ask("prometheus"), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(await call("prometheus"), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _node(found: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +136,6 @@ def _stats(found: dict[str, Any]) -> dict[str, Any]:
     return {name: found[ours] for name, ours in STATS.items()}
 
 
-async def _metrics(ask: Ask, worker: int | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = await ask("metrics", worker=worker)
+async def _metrics(call: Call, worker: int | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = await call("metrics", worker=worker)
     return found

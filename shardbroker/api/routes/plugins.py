@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import Field
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.api.shapes import Body
 
 __all__ = ["router"]
@@ -21,7 +21,7 @@ class PluginStart(Body):
 
 
 @router.put("/plugins/{name}/start")
-async def start(ask: Ask, name: str, body: PluginStart | None = None) -> dict[str, Any]:
+async def start(call: Call, name: str, body: PluginStart | None = None) -> dict[str, Any]:
     """Loads a plugin in every worker, or loads it anew, and keeps it over restarts."""
-    done: dict[str, Any] = await ask("plugins load", name=name, setting=body.settings if body else {})
+    done: dict[str, Any] = await call("plugins load", name=name, setting=body.settings if body else {})
     return done

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field, StringConstraints, model_validator
 
-from shardbroker.api.asking import Ask
+from shardbroker.api.calls import Call
 from shardbroker.api.routes.configuration import section_of, set_section
 from shardbroker.api.shapes import Body, TimeMs, moment, timed
 from shardbroker.control.watch_verbs import PAYLOAD_MAX, TRACE_NAME, TraceType
@@ -72,73 +72,73 @@ class CountedReset(Body):
 
 
 @router.get("/trace")
-async def list_traces(ask: Ask) -> list[dict[str, Any]]:
+async def list_traces(call: Call) -> list[dict[str, Any]]:
     """Traces, the newest first."""
-    return [_trace(ask, row) for row in (await ask("trace list"))["data"]]
+    return [_trace(call, row) for row in (await call("trace list"))["data"]]
 
 
 @router.post("/trace")
-async def start_trace(ask: Ask, body: NewTrace) -> dict[str, Any]:
+async def start_trace(call: Call, body: NewTrace) -> dict[str, Any]:
     """Writes what happens to a client, a user, a topic or an address into a file, from `start_at` until `end_at`."""
     given = {name: getattr(body, name) for name in ("start_at", "end_at", "payload_encode", "payload_limit", "formatter")}
-    row = await ask("trace start", name=body.name, type=body.type, value=getattr(body, body.type), **given)
-    return _trace(ask, row)
+    row = await call("trace start", name=body.name, type=body.type, value=getattr(body, body.type), **given)
+    return _trace(call, row)
 
 
 @router.put("/trace/{name}/stop")
-async def stop_trace(ask: Ask, name: str) -> dict[str, Any]:
+async def stop_trace(call: Call, name: str) -> dict[str, Any]:
     """Ends a trace; its file stays."""
-    await ask("trace stop", name=name)
+    await call("trace stop", name=name)
     return {"name": name, "enable": False}
 
 
 @router.get("/trace/{name}/log")
-async def read_trace(ask: Ask, name: str, place: Annotated[LogPlace, Query()]) -> dict[str, Any]:
+async def read_trace(call: Call, name: str, place: Annotated[LogPlace, Query()]) -> dict[str, Any]:
     """A part of its file as text, and in `meta.position` where to go on; `meta.hint` is `eof` when no more will come."""
     if place.node is not None:
-        ask.check_node(place.node)
-    part = await ask("trace read", name=name, position=place.position, bytes=place.bytes)
+        call.check_node(place.node)
+    part = await call("trace read", name=name, position=place.position, bytes=place.bytes)
     meta = {"position": part["position"], "bytes": len(part["data"])}
     return {"items": part["data"].decode(errors="replace"), "meta": meta if part["more"] else {**meta, "hint": "eof"}}
 
 
 @router.get("/trace/{name}/log_detail")
-async def trace_detail(ask: Ask, name: str) -> list[dict[str, Any]]:
+async def trace_detail(call: Call, name: str) -> list[dict[str, Any]]:
     """Size of its file, and when it was written last."""
-    part = await ask("trace read", name=name, bytes=1)
-    return [{"node": ask.node, "size": part["size"], "mtime": part["modified_at"]}]
+    part = await call("trace read", name=name, bytes=1)
+    return [{"node": call.node, "size": part["size"], "mtime": part["modified_at"]}]
 
 
 @router.get("/trace/{name}/download", response_class=Response)
 async def download_trace(
-    ask: Ask, name: str, format: Annotated[Literal["zip", "text"], Query(description="As EMQX has it, or as it is.")] = "zip"
+    call: Call, name: str, format: Annotated[Literal["zip", "text"], Query(description="As EMQX has it, or as it is.")] = "zip"
 ) -> StreamingResponse:
     """Its file."""
-    await ask("trace show", name=name)
+    await call("trace show", name=name)
     if format == "text":
-        file, kind = _parts(ask, name), "text/plain; charset=utf-8"
+        file, kind = _parts(call, name), "text/plain; charset=utf-8"
     else:
-        file, kind = _chunks(await _zipped(ask, name)), "application/zip"
+        file, kind = _chunks(await _zipped(call, name)), "application/zip"
     ending = "log" if format == "text" else "zip"
     return StreamingResponse(file, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}.{ending}"'})
 
 
-async def _parts(ask: Ask, name: str) -> AsyncIterator[bytes]:
+async def _parts(call: Call, name: str) -> AsyncIterator[bytes]:
     """The file as it is now."""
     position, size = 0, 1
     while position < size:
-        part = await ask("trace read", name=name, position=position)
+        part = await call("trace read", name=name, position=position)
         position, size = part["position"], part["size"]
         if not part["data"]:
             return
         yield part["data"]
 
 
-async def _zipped(ask: Ask, name: str) -> IO[bytes]:
+async def _zipped(call: Call, name: str) -> IO[bytes]:
     """A file without a name, which goes when it is closed."""
     made = tempfile.TemporaryFile()  # noqa: SIM115 - _chunks() closes it
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(f"{ask.node}/{name}.log", "w") as target:
-        async for part in _parts(ask, name):
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(f"{call.node}/{name}.log", "w") as target:
+        async for part in _parts(call, name):
             await asyncio.to_thread(target.write, part)
     made.seek(0)
     return made
@@ -150,60 +150,60 @@ async def _chunks(file: IO[bytes]) -> AsyncIterator[bytes]:
             yield chunk
 
 
-def _trace(ask: Ask, row: dict[str, Any]) -> dict[str, Any]:
+def _trace(call: Call, row: dict[str, Any]) -> dict[str, Any]:
     """As EMQX names its fields."""
     shown = timed(row, "start_at", "end_at")
     value, size = shown.pop("value"), shown.pop("log_size")
-    return {**shown, row["type"]: value, "log_size": {ask.node: size}}
+    return {**shown, row["type"]: value, "log_size": {call.node: size}}
 
 
 # --- slow subscriptions -----------------------------------------------------------------------------------------------------------
 
 
 @router.get("/slow_subscriptions")
-async def list_slow(ask: Ask) -> list[dict[str, Any]]:
+async def list_slow(call: Call) -> list[dict[str, Any]]:
     """The slowest deliveries; `timespan` is in ms."""
-    return [{**row, "last_update_time": row["last_update_at"]} for row in (await ask("slow-subs list"))["data"]]
+    return [{**row, "last_update_time": row["last_update_at"]} for row in (await call("slow-subs list"))["data"]]
 
 
 @router.get("/slow_subscriptions/settings")
-async def slow_settings(ask: Ask) -> dict[str, Any]:
+async def slow_settings(call: Call) -> dict[str, Any]:
     """The settings of `slow_subs`."""
-    return await section_of(ask, "slow_subs")
+    return await section_of(call, "slow_subs")
 
 
 @router.put("/slow_subscriptions/settings")
-async def set_slow_settings(ask: Ask, body: dict[str, Any]) -> dict[str, Any]:
+async def set_slow_settings(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     """Changes settings of `slow_subs`; those that are not given stay."""
-    return await set_section(ask, "slow_subs", body)
+    return await set_section(call, "slow_subs", body)
 
 
 # --- metrics of topics ------------------------------------------------------------------------------------------------------------
 
 
 @router.get("/mqtt/topic_metrics")
-async def list_counted(ask: Ask) -> list[dict[str, Any]]:
+async def list_counted(call: Call) -> list[dict[str, Any]]:
     """What was counted of each registered topic or filter; rates are those of the last five seconds."""
-    return [_counted(row) for row in (await ask("topic-metrics list"))["data"]]
+    return [_counted(row) for row in (await call("topic-metrics list"))["data"]]
 
 
 @router.post("/mqtt/topic_metrics")
-async def add_counted(ask: Ask, body: CountedTopic) -> dict[str, Any]:
+async def add_counted(call: Call, body: CountedTopic) -> dict[str, Any]:
     """Counts messages of a topic or filter from now on."""
-    await ask("topic-metrics add", topic=body.topic)
-    return _counted(await ask("topic-metrics show", topic=body.topic))
+    await call("topic-metrics add", topic=body.topic)
+    return _counted(await call("topic-metrics show", topic=body.topic))
 
 
 @router.put("/mqtt/topic_metrics", status_code=204)
-async def reset_counted(ask: Ask, body: CountedReset) -> None:
+async def reset_counted(call: Call, body: CountedReset) -> None:
     """Begins at 0 again."""
-    await ask("topic-metrics reset", topic=body.topic)
+    await call("topic-metrics reset", topic=body.topic)
 
 
 @router.get("/mqtt/topic_metrics/{topic:topic}")
-async def show_counted(ask: Ask, topic: str) -> dict[str, Any]:
+async def show_counted(call: Call, topic: str) -> dict[str, Any]:
     """What was counted of one topic."""
-    return _counted(await ask("topic-metrics show", topic=topic))
+    return _counted(await call("topic-metrics show", topic=topic))
 
 
 def _counted(row: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _counted(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @router.get("/clients_loudest")
-async def loudest(ask: Ask, limit: Annotated[int, Query(ge=1, le=100, description="How many.")] = 10) -> dict[str, Any]:
+async def loudest(call: Call, limit: Annotated[int, Query(ge=1, le=100, description="How many.")] = 10) -> dict[str, Any]:
     """Clients with most messages a second, over the last two seconds; it is counted only while somebody asks."""
-    found = await ask("clients loudest", limit=limit)
+    found = await call("clients loudest", limit=limit)
     return {"data": found["data"], "meta": {"left_out": found["left_out"]}}

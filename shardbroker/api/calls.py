@@ -1,4 +1,4 @@
-"""How a route asks the broker: in the name of whoever asked the route."""
+"""Calls of verbs by a route, in the name of the caller of the route."""
 
 from typing import Annotated, Any
 
@@ -7,11 +7,11 @@ from fastapi import Depends, Request
 from shardbroker.api.guard import Caller
 from shardbroker.control import AsyncControl, ControlError
 
-__all__ = ["Ask", "Asker"]
+__all__ = ["Call", "VerbCall"]
 
 
-class Asker:
-    """ask(verb, **params): the result. Raises ControlError."""
+class VerbCall:
+    """call(verb, **params) returns the result of a verb. Raises ControlError."""
 
     def __init__(self, control: AsyncControl, caller: Caller | None, node: str) -> None:
         self._control = control
@@ -19,21 +19,21 @@ class Asker:
         self.node = node
 
     async def __call__(self, verb: str, /, **params: Any) -> Any:
-        """Parameters that are None are left out."""
+        """Returns the result; parameters that are None are left out."""
         given = {name: value for name, value in params.items() if value is not None}
         try:
             return await self._control.ask(verb, asked_by=self.caller.by if self.caller else "rest", **given)
         except UnicodeError:
-            raise ControlError("BAD_REQUEST", "a text with half of a surrogate pair is no Unicode") from None
+            raise ControlError("BAD_REQUEST", "text with an unpaired surrogate is not valid Unicode") from None
 
     def check_node(self, name: str) -> None:
-        """Raises ControlError NOT_FOUND for any node but this one."""
+        """Raises ControlError NOT_FOUND for any other node than this one."""
         if name != self.node:
             raise ControlError("NOT_FOUND", f"no node {name!r}: this is {self.node}")
 
 
-def _asker(request: Request) -> Asker:
-    return Asker(request.app.state.control, request.state.caller, request.app.state.node)
+def _call(request: Request) -> VerbCall:
+    return VerbCall(request.app.state.control, request.state.caller, request.app.state.node)
 
 
-Ask = Annotated[Asker, Depends(_asker)]
+Call = Annotated[VerbCall, Depends(_call)]
