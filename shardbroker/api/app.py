@@ -1,4 +1,4 @@
-"""The application: routes, what errors look like, and the OpenAPI document."""
+"""The application: routes, error responses, and the OpenAPI document."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,18 +23,18 @@ from shardbroker.control.errors import STATUSES
 __all__ = ["DOCUMENT", "build_app", "document"]
 
 DOCUMENT = "/api-docs/swagger.json"
-"""Where the OpenAPI document is; anybody may read it."""
+"""Path of the OpenAPI document, which is public."""
 CODES = {400: "BAD_REQUEST", 404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "PAYLOAD_TOO_LARGE"}
-"""Codes of what fails before a route."""
+"""Codes of errors before a route is reached."""
 DASHBOARD_PACKAGES = ("nicegui", "paho")
-"""What the extra `dashboard` brings; without it there is the REST API alone."""
+"""Packages of the extra `dashboard`; without them only the REST API is served."""
 PROBLEMS_MAX = 10
-"""Things that are wrong with a request, of which the answer tells."""
+"""Most problems of a request that the response lists."""
 DESCRIPTION = "What `shardbroker ctl` can do, over HTTP, with the paths and shapes of EMQX 5. See docs/rest.md."
 
 
 def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts, complain: Callable[[str], None]) -> FastAPI:
-    """The application of one broker. `complain` gets what nobody has foreseen."""
+    """Returns the application of one broker. `complain` logs unexpected errors."""
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
@@ -83,13 +83,13 @@ def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> JSONResponse:
         complain(f"{request.method} {request.url.path}: {type(error).__name__}: {error}")
-        return JSONResponse(error_body("INTERNAL_ERROR", "see the log of the broker"), 500)
+        return JSONResponse(error_body("INTERNAL_ERROR", "internal error: see the log of the broker"), 500)
 
     return app
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document: what FastAPI makes of the routes, with our errors, and with who may ask."""
+    """Returns the OpenAPI document: that of FastAPI, with the error responses and security schemes of this API."""
     if app.openapi_schema is None:
         made = FastAPI.openapi(app)
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
@@ -101,7 +101,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             "key": {"type": "http", "scheme": "basic", "description": "An API key and its secret."},
             "token": {"type": "http", "scheme": "bearer", "description": "A token of POST /login."},
         }
-        error = {"description": "Refused.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+        error = {"description": "Error.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
         for path, methods in made["paths"].items():
             for operation in methods.values():
                 operation["responses"].pop("422", None)

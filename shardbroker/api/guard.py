@@ -1,4 +1,4 @@
-"""Stands before every route: who asks, whether they may, and how much they may send. Nothing of a body is read before that."""
+"""Middleware in front of every route: authentication, roles and sizes of bodies. No body is read before these checks."""
 
 import asyncio
 import base64
@@ -21,22 +21,22 @@ __all__ = ["PREFIX", "Caller", "Guard", "Logins", "error_body"]
 
 PREFIX = "/api/v5"
 PUBLIC = {f"{PREFIX}/status", f"{PREFIX}/login", f"{PREFIX}/error_codes"}
-"""What anybody may ask."""
+"""Paths without authentication."""
 FOR_VIEWERS = {f"{PREFIX}/logout"}
-"""What a viewer may ask by another method than GET."""
-STRANGERS_BODY_MAX = 4096
-"""Bytes of a body from somebody who has not logged in."""
+"""Paths that a viewer may call with another method than GET."""
+PUBLIC_BODY_MAX = 4096
+"""Most bytes of a body without authentication."""
 BODY_MAX = 16 << 20
-"""Bytes of a body."""
+"""Most bytes of a body."""
 HASHES_AT_ONCE = 2
-"""Passwords checked at a time: each takes 20 ms and 19 MB."""
+"""Passwords verified concurrently; each takes 20 ms and 19 MB."""
 FAILURES_MAX = 10
-"""Wrong passwords from one address in FAILURES_S; after them it is asked to wait."""
+"""Wrong passwords from one address within FAILURES_S; further attempts are rejected."""
 FAILURES_S = 60.0
 HEADERS = ((b"x-frame-options", b"DENY"), (b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"same-origin"))
-"""Of every answer: no page of others shows ours, and browsers believe what we say a body is."""
+"""Headers of every response: no framing by other sites, no sniffing of content types."""
 ADDRESSES_MAX = 10_000
-"""Addresses whose failures are remembered; the oldest goes."""
+"""Addresses whose failures are kept; the oldest is removed."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -46,21 +46,21 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks."""
+    """The account or key of a request."""
 
     name: str
     role: Role
     token: str = ""
-    """Of a login; empty: it is a key."""
+    """Token of a login; empty for a key."""
 
     @property
     def by(self) -> str:
-        """For the audit log."""
+        """Returns the author for the audit log."""
         return f"rest:{self.name}" if self.token else f"rest-key:{self.name}"
 
 
 class Logins:
-    """Checks passwords, not too many at a time and not too often for one address."""
+    """Verifies passwords, with a limit of concurrency and of failures per address."""
 
     def __init__(self, accounts: Accounts, life_s: float) -> None:
         self.accounts = accounts
@@ -70,12 +70,12 @@ class Logins:
         self._nobody = hash_password(b"")
 
     async def log_in(self, name: str, password: str, address: str) -> tuple[str, Role]:
-        """A token and the role. Raises ControlError."""
+        """Returns a token and the role. Raises ControlError."""
         role = await self.check(name, password, address)
         return self.accounts.log_in(name, self._life_s), role
 
     async def check(self, name: str, password: str, address: str) -> Role:
-        """The role of an account whose password it is. An unknown name takes as long as a wrong password. Raises ControlError."""
+        """Returns the role of an account. An unknown name takes as long as a wrong password. Raises ControlError."""
         async with self._turn:
             attempt = self._note_failure(address)
             known = self.accounts.account(name)
@@ -88,7 +88,7 @@ class Logins:
         return known[1]
 
     def _note_failure(self, address: str) -> float:
-        """Counts an attempt as a wrong password before it is checked: others may begin meanwhile. Raises ControlError."""
+        """Counts an attempt as a failure before it is verified, since others may start meanwhile. Raises ControlError."""
         now = time.monotonic()
         recent = [at for at in self._failures.get(address, ()) if at > now - FAILURES_S]
         if len(recent) >= FAILURES_MAX:
@@ -100,14 +100,14 @@ class Logins:
         return now
 
     def _forget_failure(self, address: str, attempt: float) -> None:
-        """Takes back this attempt alone: a right password says nothing about the wrong ones for other accounts."""
+        """Removes this attempt only: a right password does not excuse failures for other accounts."""
         left = [at for at in self._failures.pop(address, ()) if at != attempt]
         if left:
             self._failures[address] = left
 
 
 class Guard:
-    """ASGI middleware. A caller that may go on stands in the request's state as `caller`; None where nobody needs to be known."""
+    """ASGI middleware. The authenticated caller is in the state of the request as `caller`; None for public paths."""
 
     def __init__(self, app: App, accounts: Accounts) -> None:
         self._app = app
@@ -121,7 +121,7 @@ class Guard:
             return await self._app(scope, receive, send)
         path = routable(scope["raw_path"])
         if path is None:
-            return await _refuse(send, "BAD_REQUEST", "path: no MQTT text holds a NUL")
+            return await _refuse(send, "BAD_REQUEST", "path: must not contain NUL")
         scope["path"] = path
         caller = None
         try:
@@ -130,10 +130,10 @@ class Guard:
         except (ControlError, AccountError) as error:
             return await _refuse(send, error.code, str(error))
         scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, _bounded(receive, STRANGERS_BODY_MAX if caller is None else BODY_MAX), send)
+        await self._app(scope, _bounded(receive, PUBLIC_BODY_MAX if caller is None else BODY_MAX), send)
 
     def _caller(self, scope: Message) -> Caller:
-        """Raises ControlError and AccountError."""
+        """Returns the caller of a request. Raises ControlError and AccountError."""
         given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), "")
         kind, _, credentials = given.partition(" ")
         if kind.lower() == "bearer":
@@ -141,9 +141,9 @@ class Guard:
         elif kind.lower() == "basic":
             caller = Caller(*self._accounts.of_key(*_key_and_secret(credentials)))
         else:
-            raise ControlError("UNAUTHORIZED", "allowed are a token of POST /api/v5/login (Bearer) or an API key (Basic)")
+            raise ControlError("UNAUTHORIZED", "Authorization: must be a token of /api/v5/login (Bearer) or an API key (Basic)")
         if caller.role != ADMINISTRATOR and scope["method"] not in ("GET", "HEAD") and scope["path"] not in FOR_VIEWERS:
-            raise ControlError("FORBIDDEN", f"{caller.name!r} is a {caller.role}: allowed are GET and logout")
+            raise ControlError("FORBIDDEN", f"{caller.name!r} has the role {caller.role}, which permits GET and logout only")
         return caller
 
 
@@ -151,12 +151,12 @@ def _key_and_secret(credentials: str) -> tuple[str, str]:
     try:
         key, _, secret = base64.b64decode(credentials, validate=True).decode().partition(":")
     except (ValueError, binascii.Error):
-        raise ControlError("BAD_API_KEY_OR_SECRET", "Authorization: allowed is Basic with KEY:SECRET in base64") from None
+        raise ControlError("BAD_API_KEY_OR_SECRET", "Authorization: must be Basic with KEY:SECRET in base64") from None
     return key, secret
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """Raises HTTPException 413 for a body that is longer."""
+    """Returns a receive() that raises HTTPException 413 for a longer body."""
     taken = 0
 
     async def take() -> Message:
@@ -164,14 +164,14 @@ def _bounded(receive: Receive, most: int) -> Receive:
         message = await receive()
         taken += len(message.get("body", b""))
         if taken > most:
-            raise HTTPException(413, f"a body of more than {most} bytes")
+            raise HTTPException(413, f"body: must have at most {most} bytes")
         return message
 
     return take
 
 
 def _walled(send: Send) -> Send:
-    """With HEADERS."""
+    """Returns a send() that adds HEADERS."""
 
     async def give(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -182,7 +182,7 @@ def _walled(send: Send) -> Send:
 
 
 def error_body(code: str, text: str) -> dict[str, str]:
-    """As EMQX tells errors."""
+    """Returns an error in the format of EMQX."""
     return {"code": code, "message": text}
 
 

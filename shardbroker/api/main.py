@@ -22,15 +22,15 @@ from shm.topology import Topology
 __all__ = ["run"]
 
 RETRY_S = 5.0
-"""Between two tries to listen on an address that somebody else has."""
+"""Between two attempts to listen on an address in use."""
 BACKLOG = 128
-"""Connections that wait to be accepted."""
+"""Connections in the accept queue."""
 CONNECTIONS_MAX = 500
-"""Connections and requests at a time; further ones get 503."""
+"""Concurrent connections and requests; further ones get 503."""
 KEEP_ALIVE_S = 30
-"""How long a connection may be idle between two requests."""
+"""Longest idle time between two requests of a connection."""
 SHUTDOWN_S = 2
-"""How long requests under way may take at the end."""
+"""Longest time for requests under way at shutdown."""
 
 
 def run(topology: Topology) -> None:
@@ -40,7 +40,7 @@ def run(topology: Topology) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals alone: the supervisor says when it is our turn."""
+    """Installs no signal handlers: the process has its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ async def _serve(topology: Topology) -> None:
         except OSError as error:
             complain(f"api.bind: cannot listen on {host}:{port}: {error.strerror or error}")
             listening = None
-        counters.set_state(topology.slot_of("api"), ProcessState.READY)  # MQTT waits for no address
+        counters.set_state(topology.slot_of("api"), ProcessState.READY)  # the broker is ready without the REST API's address
         while listening is None and not stopping.done():
             await asyncio.wait([stopping], timeout=RETRY_S)
             with suppress(OSError):
@@ -87,7 +87,7 @@ async def _serve(topology: Topology) -> None:
 
 
 async def _open_accounts(topology: Topology, log: Log) -> Accounts:
-    """The accounts; the password of the first one is told here, and nowhere else ever."""
+    """Returns the accounts. The password of the first one is logged here and never again."""
     accounts, damage = Accounts.opened(topology.data_dir)
     if damage:
         log.add("error", f"api {damage}")
@@ -101,7 +101,7 @@ async def _open_accounts(topology: Topology, log: Log) -> Accounts:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError."""
+    """Returns a listening socket. Raises OSError."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     one = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -133,7 +133,7 @@ async def _answer(app: Any, listening: socket.socket, settings: Any, stopping: "
     try:
         config.load()
     except OSError as error:
-        complain(f"api.certfile, api.keyfile: {error}; the REST API does not answer until the broker is started again")
+        complain(f"api.certfile, api.keyfile: {error}; the REST API is unavailable until the broker is restarted")
         listening.close()
         await stopping
         return

@@ -1,4 +1,4 @@
-"""Samples of the counters: rates now, and what happened in the last hour."""
+"""Samples of the counters: current rates, and those of the last hour."""
 
 import asyncio
 import time
@@ -15,9 +15,9 @@ __all__ = ["INTERVAL_S", "Monitor"]
 INTERVAL_S = 5.0
 """Between two samples."""
 KEPT = 720
-"""Samples: an hour."""
+"""Samples of one hour."""
 FRESH_S = 1.0
-"""A rate is over at least so long; who asks more often gets the same one."""
+"""Shortest time of a rate; more frequent calls return the same one."""
 COUNTED = {
     "received": "messages.received",
     "sent": "messages.sent",
@@ -26,16 +26,16 @@ COUNTED = {
     "connected": "client.connected",
     "disconnected": "client.disconnected",
 }
-"""Counters of a sample, which tell how many more there are than in the sample before."""
+"""Counters whose increase a sample contains."""
 GAUGES = {"connections": "connections.count", "sessions": "sessions.count", "subscriptions": "subscriptions.count",
           "retained": "retained.count", "routes": "routes.count"}  # fmt: skip
 
 Sample = tuple[float, dict[str, int]]
-"""time.monotonic(), and the counters then."""
+"""time.monotonic() and the counters at that time."""
 
 
 class Monitor:
-    """One in the process; run() takes the samples."""
+    """The one monitor of the process; run() takes the samples."""
 
     def __init__(self, control: AsyncControl) -> None:
         self._control = control
@@ -47,8 +47,8 @@ class Monitor:
         self._looked_s = 0.0
 
     async def figures(self) -> dict[str, Any] | None:
-        """Of each worker, since the look before, at least FRESH_S ago: however many look, the broker is asked once. Raises
-        ControlError."""
+        """Returns figures of each worker since the previous call, at least FRESH_S ago; concurrent callers share one request.
+        Raises ControlError."""
         async with self._turn:
             now = time.monotonic()
             if now - self._looked_s >= FRESH_S:
@@ -57,18 +57,18 @@ class Monitor:
             return self._window.figures()
 
     async def run(self) -> None:
-        """Until it is cancelled. While the broker does not answer there are no samples."""
+        """Takes samples until it is cancelled; none while the broker does not respond."""
         while True:
             with suppress(ControlError):
                 await self._take()
             await asyncio.sleep(INTERVAL_S)
 
     def history(self) -> list[dict[str, Any]]:
-        """The samples, the oldest first."""
+        """Returns the samples, the oldest first."""
         return list(self._history)
 
     async def current(self) -> dict[str, Any]:
-        """Rates a second since the sample before, at least FRESH_S ago. Raises ControlError."""
+        """Returns rates per second since the previous sample, at least FRESH_S ago. Raises ControlError."""
         async with self._turn:
             now = time.monotonic()
             if not self._recent or now - self._recent[-1][0] >= FRESH_S:

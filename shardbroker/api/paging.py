@@ -1,4 +1,4 @@
-"""Lists: by a cursor, as the verbs have them, or by the number of the page, as EMQX has them."""
+"""Lists, paged by a cursor as in the verbs or by page number as in EMQX."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,23 +11,23 @@ from shardbroker.control import ControlError
 __all__ = ["Place", "listed", "sliced"]
 
 LIMIT_MAX = 10_000
-"""Rows of a page."""
+"""Most rows of a page."""
 REACH_MAX = 100_000
-"""Rows that page numbers reach: those before the page are read too."""
+"""Rows within reach of page numbers, since all rows before the page are read too."""
 ASKS_MAX = 50
-"""Questions for one page; each looks at 10,000 clients at most."""
+"""Calls of the verb for one page, each of which reads 10,000 clients at most."""
 
 Row = dict[str, Any]
 
 
 class Place(BaseModel):
-    """Which part of a list."""
+    """Position in a list."""
 
     model_config = ConfigDict(extra="forbid")
 
     page: int = Field(1, ge=1, le=REACH_MAX, description="Number of the page; `page` times `limit` is at most 100000.")
     limit: int = Field(100, ge=1, le=LIMIT_MAX, description="Rows of a page.")
-    cursor: str | None = Field(None, max_length=200_000, description="`meta.cursor` of the page before, in place of `page`.")
+    cursor: str | None = Field(None, max_length=200_000, description="`meta.cursor` of the previous page, instead of `page`.")
 
 
 async def listed(
@@ -39,7 +39,7 @@ async def listed(
     by_cursor: bool = False,
     **filters: Any,
 ) -> dict[str, Any]:
-    """One page. `count`: rows there are, where that is known."""
+    """Returns one page. `count`: number of all rows, if known."""
     meta: dict[str, Any] = {"limit": place.limit}
     if count is not None:
         meta["count"] = count
@@ -49,8 +49,8 @@ async def listed(
         return {"data": [shape(row) for row in found["data"]], "meta": meta}
     end = place.page * place.limit
     if end > REACH_MAX:
-        raise ControlError("BAD_REQUEST", f"page: with limit {place.limit} allowed is up to {REACH_MAX // place.limit}; "
-                           "a cursor goes further")  # fmt: skip
+        raise ControlError("BAD_REQUEST", f"page: must be at most {REACH_MAX // place.limit} with limit {place.limit}, "
+                           f"got {place.page}; use a cursor")  # fmt: skip
     rows: list[Row] = []
     passed, cursor = 0, None
     for _ in range(ASKS_MAX):
@@ -67,9 +67,9 @@ async def listed(
 
 
 def sliced(rows: list[Row], place: Place) -> dict[str, Any]:
-    """A page of a list that is there as a whole."""
+    """Returns a page of a complete list."""
     if place.cursor is not None:
-        raise ControlError("BAD_REQUEST", "cursor: this list has pages only")
+        raise ControlError("BAD_REQUEST", "cursor: not supported by this list, use page")
     start, end = (place.page - 1) * place.limit, place.page * place.limit
     meta = {"page": place.page, "limit": place.limit, "count": len(rows), "hasnext": end < len(rows)}
     return {"data": rows[start:end], "meta": meta}

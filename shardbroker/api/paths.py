@@ -1,7 +1,7 @@
-"""Names in paths: a client id or topic may hold a slash, which is written %2F and must not part the path.
+"""Names in paths: a client id or topic may contain a slash, which is written %2F and must not split the path.
 
-Servers undo %2F before anybody looks for a route. So the path is split first, and a slash within a part travels as NUL, which MQTT
-allows nowhere, to the convertors, which put it back.
+Servers decode %2F before a route is matched. Therefore the path is split first, a slash within a segment is replaced by NUL, which
+MQTT permits nowhere, and the convertors restore it.
 """
 
 from urllib.parse import unquote
@@ -14,7 +14,7 @@ SLASH = "\0"
 
 
 def routable(raw: bytes) -> str | None:
-    """A path as routes are matched with; None if it holds a NUL."""
+    """Returns the path for matching routes, or None if it contains NUL."""
     parts = [unquote(part) for part in raw.partition(b"?")[0].decode("latin-1").split("/")]
     if any(SLASH in part for part in parts):
         return None
@@ -22,7 +22,7 @@ def routable(raw: bytes) -> str | None:
 
 
 class _Name(Convertor[str]):
-    """One part of the path."""
+    """One segment of the path."""
 
     regex = "[^/]+"
 
@@ -34,7 +34,7 @@ class _Name(Convertor[str]):
 
 
 class _Topic(_Name):
-    """The rest of the path: a topic may also stand there as it is."""
+    """The rest of the path, so that a topic needs no escaped slashes."""
 
     regex = ".+"
 

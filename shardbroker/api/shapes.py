@@ -1,4 +1,4 @@
-"""Rows and bodies as users of EMQX know them: times in RFC 3339, text in place of codes."""
+"""Rows and bodies in the format of EMQX: times in RFC 3339, names instead of codes."""
 
 import base64
 from datetime import UTC, datetime
@@ -11,31 +11,31 @@ from shardbroker.control import ControlError
 __all__ = ["Body", "PublishBody", "TimeMs", "moment", "timed"]
 
 TIME_MAX = 253_402_300_799_999
-"""Unix ms of the last moment of the year 9999."""
+"""Unix ms of the end of the year 9999."""
 
 
 class Body(BaseModel):
-    """Unknown fields are refused."""
+    """A body of a request; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def _milliseconds(value: Any) -> Any:
-    """Of Unix ms, or of RFC 3339."""
+    """Returns Unix ms for RFC 3339; other values unchanged."""
     if not isinstance(value, str) or value.isdecimal():
         return value
     try:
         at = datetime.fromisoformat(value)
         return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise ValueError("allowed is Unix ms, or a time such as 2026-01-31T12:00:00Z") from None
+        raise ValueError("must be Unix ms, or a time such as 2026-01-31T12:00:00Z") from None
 
 
 TimeMs = Annotated[int, BeforeValidator(_milliseconds), Field(ge=0, le=TIME_MAX)]
 
 
 def moment(unix_ms: int | float | None) -> str | None:
-    """A time as text."""
+    """Returns a time in RFC 3339, or None."""
     if unix_ms is None:
         return None
     at = datetime.fromtimestamp(min(unix_ms, TIME_MAX) / 1000, UTC)
@@ -43,7 +43,7 @@ def moment(unix_ms: int | float | None) -> str | None:
 
 
 def timed(row: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The row with these times as text; those that are not there stay away."""
+    """Returns the row with these times in RFC 3339, as far as it has them."""
     return row | {name: moment(row[name]) for name in names if name in row}
 
 
@@ -66,11 +66,11 @@ class PublishBody(Body):
     payload_encoding: Literal["plain", "base64"] = "plain"
     qos: Literal[0, 1, 2] = 0
     retain: bool = False
-    clientid: str = Field("", max_length=65535, description="Publisher that subscribers and journals see.")
+    clientid: str = Field("", max_length=65535, description="Client id of the publisher, for subscribers and journals.")
     properties: Properties = Properties()
 
     def params(self) -> dict[str, Any]:
-        """Of the verb. Raises ControlError."""
+        """Returns the parameters of the verb. Raises ControlError."""
         try:
             payload = base64.b64decode(self.payload, validate=True) if self.payload_encoding == "base64" else self.payload.encode()
             given = self.properties.model_dump(exclude_none=True)
@@ -79,5 +79,5 @@ class PublishBody(Body):
         except UnicodeError:
             raise ControlError("BAD_REQUEST", "text with an unpaired surrogate is not valid Unicode") from None
         except ValueError as error:
-            raise ControlError("BAD_REQUEST", f"payload: not base64: {error}") from None
+            raise ControlError("BAD_REQUEST", f"payload: must be base64: {error}") from None
         return {"topic": self.topic, "payload": payload, "qos": self.qos, "retain": self.retain, "clientid": self.clientid, **given}

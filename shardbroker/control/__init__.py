@@ -1,13 +1,14 @@
-"""The control channel: what may be asked of a running broker, and how: theory of operation.
+"""The control channel, which inspects and changes a running broker: theory of operation.
 
     ctl, REST process  -- unix socket <data_dir>/ctl.sock, CBOR -->  manager  -- ring, CBOR -->  workers
                                                                         \\-- counters, registry, routes: shared memory
 
-`verbs` is the one table: name, parameters with their types, who may use it, how its result looks as a table. The command line, the
-manager's handlers and docs/ctl.md derive from it. `protocol` frames requests and answers, `client` asks, `errors` lists the codes.
+`verbs` and the `*_verbs` modules are the one table: name, typed parameters, whether the verb changes the broker, columns of its
+result, routes of the REST API (`rest`). The command line, the checks of the manager, the derived routes and docs/ctl.md follow from
+it. `protocol` frames requests and responses, `client` and `async_client` send them, `errors` lists the codes.
 
-A request is one verb with its parameters. Its answer is a result, or an error with a code; a verb that streams sends items first.
-Lists are paged by an opaque cursor: no answer holds more than a page, and the broker remembers nothing between two of them.
+A request is one verb with its parameters. The response is a result, or an error with a code; a verb that streams sends items first.
+Lists are paged by an opaque cursor: a response holds one page at most, and the broker keeps no state between pages.
 """
 
 from shardbroker.control import (  # noqa: F401 - add their verbs to the table

@@ -18,20 +18,20 @@ BanKind = Literal["clientid", "username", "peerhost", "clientid_re", "username_r
 
 
 class UserList(Params):
-    """Which users."""
+    """Which users are listed."""
 
-    kind: UserKind = Field("username", description="What they are known by.")
-    scram: bool = Field(False, description="Those of auth.chain scram, in place of builtin.")
+    kind: UserKind = Field("username", description="What identifies the users.")
+    scram: bool = Field(False, description="Users of auth.chain scram instead of builtin.")
 
 
 class UserAdd(Params):
-    """A user, and the password, which is asked for or read from standard input."""
+    """A user with a password, which is read from a prompt or from standard input."""
 
     name: Name = argument("User name or client id.")
     password: Name = Field(description="Never on the command line.")
     kind: UserKind = Field("username", description="What the name is.")
-    superuser: bool = Field(False, description="May publish and subscribe everything.")
-    scram: bool = Field(False, description="For auth.chain scram, in place of builtin.")
+    superuser: bool = Field(False, description="May publish and subscribe to all topics.")
+    scram: bool = Field(False, description="For auth.chain scram instead of builtin.")
 
 
 class UserDelete(Params):
@@ -39,14 +39,14 @@ class UserDelete(Params):
 
     name: Name = argument("User name or client id.")
     kind: UserKind = Field("username", description="What the name is.")
-    scram: bool = Field(False, description="Of auth.chain scram, in place of builtin.")
+    scram: bool = Field(False, description="Of auth.chain scram instead of builtin.")
 
 
 class AclOf(Params):
-    """Whose rules."""
+    """Owner of rules."""
 
     kind: RuleKind = argument("username, clientid or all.")
-    name: str = argument("Whose; nothing for all.", "")
+    name: str = argument("User name or client id; empty for all.", "")
 
 
 class AclSet(AclOf):
@@ -56,69 +56,68 @@ class AclSet(AclOf):
 
 
 class AclAdd(AclOf):
-    """One more rule, behind those there are."""
+    """A rule that is appended."""
 
-    permission: Literal["allow", "deny"] = Field("allow", description="What the rule says.")
-    action: Literal["publish", "subscribe", "all"] = Field("all", description="About what.")
-    topic: Name = Field(description="Topic filter; `eq ` before it makes it literal.")
-    qos: str | None = Field(None, description="Such as 0 or 1,2.")
-    retain: Literal["true", "false"] | None = Field(None, description="Of a publish.")
+    permission: Literal["allow", "deny"] = Field("allow", description="Effect of the rule.")
+    action: Literal["publish", "subscribe", "all"] = Field("all", description="Action that the rule covers.")
+    topic: Name = Field(description="Topic filter; the prefix `eq ` makes it literal.")
+    qos: str | None = Field(None, description="Such as 0 or 1,2; by default all.")
+    retain: Literal["true", "false"] | None = Field(None, description="RETAIN flag of the PUBLISH; by default both.")
 
 
 class AclTest(Params):
-    """A question that a client might ask."""
+    """An action of a client that is checked."""
 
     action: Literal["publish", "subscribe"] = argument("publish or subscribe.")
     topic: Name = argument("Topic, or topic filter.")
     clientid: str = Field("", max_length=65535, description="Client id.")
-    username: str | None = Field(None, max_length=65535, description="User name; without, anonymous.")
+    username: str | None = Field(None, max_length=65535, description="User name; by default anonymous.")
     ip_address: str = Field("127.0.0.1", max_length=45, description="Address of the client.")
     listener: str = Field("default", description="Name of the listener.")
     qos: Literal[0, 1, 2] = Field(0, description="QoS.")
-    retain: bool = Field(False, description="Of a publish.")
+    retain: bool = Field(False, description="RETAIN flag of the PUBLISH.")
 
 
 class BannedDelete(Params):
     """One ban."""
 
     kind: BanKind = argument("clientid, username, peerhost, clientid_re, username_re or peerhost_net.")
-    value: Name = argument("Whom.")
+    value: Name = argument("Value to match.")
 
 
 class BannedAdd(BannedDelete):
-    """A ban. Whoever falls under it and is connected is sent away."""
+    """A ban; connected clients that match are disconnected."""
 
-    seconds: float | None = Field(None, gt=0, description="How long; without, for good.")
-    by: str = Field("ctl", max_length=400, description="Who bans, for the list.")
+    seconds: float | None = Field(None, gt=0, description="Duration; by default unlimited.")
+    by: str = Field("ctl", max_length=400, description="Author of the ban, for the list.")
     reason: str = Field("", max_length=400, description="For the log and the list.")
 
 
 table(
-    Verb("users list", "Users of the broker's own store.", UserList, columns=("name", "superuser")),
-    Verb("users add", "Adds a user, or changes the password of one.", UserAdd, changes=True),
+    Verb("users list", "Users of the broker's own database.", UserList, columns=("name", "superuser")),
+    Verb("users add", "Adds a user, or changes its password.", UserAdd, changes=True),
     Verb("users delete", "Removes a user.", UserDelete, changes=True),
     Verb("acl list", "Rules of users, clients and all.", columns=("kind", "name", "rules")),
-    Verb("acl set", "Takes the place of somebody's rules.", AclSet, changes=True),
-    Verb("acl add", "Adds a rule behind somebody's rules.", AclAdd, changes=True),
+    Verb("acl set", "Replaces the rules of a user, a client or all.", AclSet, changes=True),
+    Verb("acl add", "Appends a rule to those of a user, a client or all.", AclAdd, changes=True),
     Verb(
         "acl test",
-        "Whether the rules of the broker's own sources let a client publish or subscribe; `allowed` is null where another source "
-        "decides.",
+        "Whether the local sources of rules permit an action of a client; `allowed` is null where another source decides.",
         AclTest,
         rest=(Rest("GET /authorization/test", "Access", "test_rules"),),
     ),
-    Verb("acl delete", "Removes somebody's rules.", AclOf, changes=True),
+    Verb("acl delete", "Removes the rules of a user, a client or all.", AclOf, changes=True),
     Verb(
         "acl reload",
-        "Reads the files of rules and passwords again.",
+        "Reloads the files of rules and passwords.",
         changes=True,
         rest=(Rest("POST /authorization/reload", "Access", "reload"),),
     ),
-    Verb("banned list", "Who is not let in.", columns=("kind", "value", "until", "by", "reason", "at")),
-    Verb("banned add", "Bans somebody, and ends their connections.", BannedAdd, changes=True),
+    Verb("banned list", "Bans.", columns=("kind", "value", "until", "by", "reason", "at")),
+    Verb("banned add", "Adds a ban and disconnects the clients that match.", BannedAdd, changes=True),
     Verb(
         "banned delete",
-        "Ends a ban.",
+        "Removes a ban.",
         BannedDelete,
         changes=True,
         rest=(Rest("DELETE /banned/{kind}/{who:name}", "Access", "delete_ban", "nothing", names={"who": "value"}),),

@@ -22,16 +22,16 @@ class OneAccount(Params):
 
 
 class AccountPassword(OneAccount):
-    password: Password = Field(description="8 characters or more; never on the command line.")
+    password: Password = Field(description="At least 8 characters; never on the command line.")
 
 
 class AccountAdd(AccountPassword):
-    role: Role = Field("administrator", description="A viewer changes nothing.")
+    role: Role = Field("administrator", description="A viewer is read-only.")
     description: Description = Field("", description="For the list.")
 
 
 class AccountUpdate(OneAccount):
-    role: Role | None = Field(None, description="A viewer changes nothing.")
+    role: Role | None = Field(None, description="A viewer is read-only.")
     description: Description | None = Field(None, description="For the list.")
 
 
@@ -40,38 +40,39 @@ class OneKey(Params):
 
 
 class KeyAdd(OneKey):
-    role: Role = Field("administrator", description="A viewer changes nothing.")
+    role: Role = Field("administrator", description="A viewer is read-only.")
     description: Description = Field("", description="For the list.")
-    expired_at: int | None = Field(None, ge=0, le=TIME_MAX, description="Unix ms; without, never.")
+    expired_at: int | None = Field(None, ge=0, le=TIME_MAX, description="Unix ms; by default never.")
 
 
 class KeyUpdate(OneKey):
-    role: Role | None = Field(None, description="A viewer changes nothing.")
+    role: Role | None = Field(None, description="A viewer is read-only.")
     description: Description | None = Field(None, description="For the list.")
-    enable: bool | None = Field(None, description="Whether it may be used.")
+    enable: bool | None = Field(None, description="Whether the key is valid.")
     expired_at: int | None = Field(None, ge=0, le=TIME_MAX, description="Unix ms; 0: never.")
 
 
 class AuditList(Page):
-    by: str | None = Field(None, description="Changes by exactly this one.")
-    gte_at: int = Field(0, ge=0, le=TIME_MAX, description="Then or later, Unix ms.")
-    lte_at: int = Field(TIME_MAX, ge=0, le=TIME_MAX, description="Then or sooner, Unix ms.")
+    by: str | None = Field(None, description="Changes by exactly this account, key or `ctl`.")
+    gte_at: int = Field(0, ge=0, le=TIME_MAX, description="At this time or later, Unix ms.")
+    lte_at: int = Field(TIME_MAX, ge=0, le=TIME_MAX, description="At this time or earlier, Unix ms.")
 
 
 KEY_COLUMNS = ("name", "api_key", "role", "enable", "expired", "expired_at", "description")
 
 table(
-    Verb("admins list", "Who may log in to the REST API and the dashboard.", columns=("name", "role", "description")),
+    Verb("admins list", "Accounts of the REST API and the dashboard.", columns=("name", "role", "description")),
     Verb("admins add", "Adds an account.", AccountAdd, changes=True),
     Verb("admins update", "Changes the role or description of an account.", AccountUpdate, changes=True),
-    Verb("admins passwd", "Sets the password of an account, and ends its logins.", AccountPassword, changes=True),
-    Verb("admins delete", "Removes an account, and ends its logins. The last administrator stays.", OneAccount, changes=True,
+    Verb("admins passwd", "Sets the password of an account and ends its logins.", AccountPassword, changes=True),
+    Verb("admins delete", "Removes an account and ends its logins; the last administrator cannot be removed.", OneAccount,
+         changes=True,
          rest=(Rest("DELETE /users/{username}", "Accounts", "delete_user", "nothing", names={"username": "name"}),)),
     Verb("api-keys list", "Keys of programs that use the REST API.", columns=KEY_COLUMNS),
-    Verb("api-keys add", "Makes a key; its secret is told here and never again.", KeyAdd, changes=True),
+    Verb("api-keys add", "Creates a key; its secret is shown only once.", KeyAdd, changes=True),
     Verb("api-keys update", "Changes a key.", KeyUpdate, changes=True),
-    Verb("api-keys delete", "Removes a key; requests with it are refused from then on.", OneKey, changes=True,
+    Verb("api-keys delete", "Removes a key; requests with it are rejected from then on.", OneKey, changes=True,
          rest=(Rest("DELETE /api_key/{name}", "Accounts", "delete_key", "nothing"),)),
-    Verb("audit list", "Who changed what, newest first; publishes are in the log alone.", AuditList,
+    Verb("audit list", "Changes with their authors, newest first; publishes are only in the log.", AuditList,
          columns=("at", "by", "verb", "code", "params")),
 )  # fmt: skip

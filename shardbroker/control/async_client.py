@@ -1,4 +1,4 @@
-"""Asks a running broker, from a program on asyncio."""
+"""Client of the control channel for programs on asyncio."""
 
 import asyncio
 import itertools
@@ -12,15 +12,15 @@ from shardbroker.control.protocol import SOCKET_NAME, Frames, encode_frame, shor
 __all__ = ["AsyncControl"]
 
 TIMEOUT_S = 60.0
-"""Longest wait for an answer: whatever the manager waits for itself ends sooner."""
+"""Longest wait for a response; all timeouts of the manager are shorter."""
 READ_BYTES = 1 << 18
 """Bytes read at a time."""
 
 
 class AsyncControl:
-    """One connection for any number of requests at a time, made when it is needed, and again when the broker has gone.
+    """One connection for any number of concurrent requests, opened on demand and reopened after a restart of the broker.
 
-    Raises ControlError BROKER_DOWN if nobody answers there, and whatever code the broker answers with.
+    Raises ControlError: BROKER_DOWN if the broker does not respond, otherwise with the code of the response.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -32,7 +32,7 @@ class AsyncControl:
         self._reading: asyncio.Task[None] | None = None
 
     async def ask(self, verb: str, /, asked_by: str = "", **params: Any) -> Any:
-        """The result of a verb; of one that streams, its last item. `asked_by` is who asks, for the audit log."""
+        """Returns the result of a verb; of one that streams, its last item. `asked_by` is the author for the audit log."""
         number = next(self._ids)
         frame = encode_frame({"id": number, "verb": verb, "params": params, "by": asked_by})
         writer = await self._connected()
@@ -42,14 +42,14 @@ class AsyncControl:
             await writer.drain()
             return await asyncio.wait_for(answer, TIMEOUT_S)
         except TimeoutError:
-            raise ControlError("BROKER_DOWN", "the broker does not answer") from None
+            raise ControlError("BROKER_DOWN", "the broker did not respond in time") from None
         except OSError as error:
-            raise ControlError("BROKER_DOWN", f"the broker has gone: {error.strerror or error}") from None
+            raise ControlError("BROKER_DOWN", f"connection to the broker lost: {error.strerror or error}") from None
         finally:
             self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        """Ends the connection, and with it what was asked and not answered."""
+        """Closes the connection and cancels the requests under way."""
         if self._reading is not None:
             self._reading.cancel()
             with suppress(asyncio.CancelledError):

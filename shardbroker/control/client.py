@@ -1,4 +1,4 @@
-"""Asks a running broker, from a program that waits for the answer."""
+"""Blocking client of the control channel."""
 
 import itertools
 import socket
@@ -13,13 +13,13 @@ from shardbroker.control.protocol import SOCKET_NAME, Frames, encode_frame, shor
 __all__ = ["Control"]
 
 TIMEOUT_S = 30.0
-"""Longest silence of the manager: whatever it waits for itself ends sooner."""
+"""Longest wait for a response; all timeouts of the manager are shorter."""
 
 
 class Control:
     """One connection to the broker of a data directory; one request at a time. A context manager.
 
-    Raises ControlError BROKER_DOWN if nobody answers there, and whatever code the broker answers with.
+    Raises ControlError: BROKER_DOWN if the broker does not respond, otherwise with the code of the response.
     """
 
     def __init__(self, data_dir: Path, by: str = "ctl", timeout_s: float | None = TIMEOUT_S) -> None:
@@ -44,11 +44,11 @@ class Control:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, and with it what was asked and not answered."""
+        """Closes the connection and cancels the request under way."""
         self._socket.close()
 
     def ask(self, verb: str, **params: Any) -> Any:
-        """The result of a verb."""
+        """Returns the result of a verb."""
         items = self.stream(verb, **params)
         while True:
             try:
@@ -57,13 +57,13 @@ class Control:
                 return end.value
 
     def stream(self, verb: str, **params: Any) -> Generator[Any, None, Any]:
-        """The items of a verb that streams; its result is the value of StopIteration."""
+        """Yields the items of a verb that streams; its result is the value of StopIteration."""
         number = next(self._ids)
         self._send(encode_frame({"id": number, "verb": verb, "params": params, "by": self._by}))
         while True:
             answer = self._next()
             if answer.get("id") != number:
-                continue  # of a stream that nobody reads any more
+                continue  # of a stream that is no longer read
             if "error" in answer:
                 raise ControlError(*answer["error"])
             if "item" not in answer:
@@ -71,7 +71,7 @@ class Control:
             yield answer["item"]
 
     def pages(self, verb: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """All rows of a verb that lists, page by page."""
+        """Yields all rows of a list, page by page."""
         while True:
             page = self.ask(verb, **params)
             yield from page["data"]
@@ -83,16 +83,16 @@ class Control:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise ControlError("BROKER_DOWN", f"the broker has gone: {error.strerror or error}") from None
+            raise ControlError("BROKER_DOWN", f"connection to the broker lost: {error.strerror or error}") from None
 
     def _next(self) -> dict[str, Any]:
         while not self._waiting:
             try:
                 data = self._socket.recv(1 << 20)
             except TimeoutError:
-                raise ControlError("BROKER_DOWN", "the broker does not answer") from None
+                raise ControlError("BROKER_DOWN", "the broker did not respond in time") from None
             except OSError as error:
-                raise ControlError("BROKER_DOWN", f"the broker has gone: {error.strerror or error}") from None
+                raise ControlError("BROKER_DOWN", f"connection to the broker lost: {error.strerror or error}") from None
             if not data:
                 raise ControlError("BROKER_DOWN", "the broker has closed the connection")
             self._waiting.extend(self._frames.feed(data))

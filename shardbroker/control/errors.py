@@ -1,4 +1,4 @@
-"""What can go wrong with a request: a code for programs, a text for people, a status for HTTP."""
+"""Errors of requests: a code for programs, a text for operators, a status for HTTP."""
 
 __all__ = ["STATUSES", "ControlError"]
 
@@ -25,11 +25,11 @@ STATUSES = {
     "WORKER_DOWN": 503,
     "WORKER_TIMEOUT": 504,
 }
-"""Code -> HTTP status. One place for both, so that they always go together."""
+"""Code -> HTTP status."""
 
 
 class ControlError(Exception):
-    """A request that was not carried out; `code` is one of STATUSES."""
+    """A request that was rejected or failed; `code` is one of STATUSES."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -37,5 +37,5 @@ class ControlError(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status that fits."""
+        """Returns the HTTP status of the code."""
         return STATUSES[self.code]

@@ -1,4 +1,4 @@
-"""Verbs of what goes beyond MQTT: delayed messages, exclusive subscriptions."""
+"""Verbs of features beyond MQTT: delayed messages, exclusive subscriptions."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ MessageId = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f]{32}$")]
 
 
 class DelayedList(Page):
-    """Messages that wait, paged: worker by worker, in the order in which they came."""
+    """A page of delayed messages: worker by worker, in order of arrival."""
 
 
 class OneMessage(Params):
@@ -23,7 +23,7 @@ class OneMessage(Params):
 
 
 class ExclusiveList(Page):
-    """Exclusive subscriptions, paged, in the order of their filters."""
+    """A page of exclusive subscriptions, in order of their filters."""
 
 
 DELAYED_TIMES = ("publish_at", "expected_at")
@@ -31,7 +31,7 @@ DELAYED_TIMES = ("publish_at", "expected_at")
 table(
     Verb(
         "delayed list",
-        "Messages that wait for their time.",
+        "Delayed messages, worker by worker, in order of arrival.",
         DelayedList,
         columns=("msgid", "topic", "qos", "from_clientid", "publish_at", "expected_at"),
         rest=(Rest("GET /mqtt/delayed/messages", "Delayed messages", "list_messages", "page", times=DELAYED_TIMES),),
@@ -49,5 +49,5 @@ table(
         changes=True,
         rest=(Rest("DELETE /mqtt/delayed/messages/{node}/{msgid}", "Delayed messages", "delete_message", "nothing"),),
     ),
-    Verb("exclusive list", "Exclusive subscriptions, and who has them.", ExclusiveList, columns=("topic", "clientid")),
+    Verb("exclusive list", "Exclusive subscriptions, with the client of each.", ExclusiveList, columns=("topic", "clientid")),
 )

@@ -1,4 +1,4 @@
-"""Rates and latencies, from two answers to the verb `load`: what happened between them."""
+"""Rates and latencies between two results of the verb `load`."""
 
 from bisect import bisect_left
 from typing import Any
@@ -14,25 +14,25 @@ RATES = {
     "bytes_out": "bytes.sent",
     "connects": "client.connected",
 }
-"""What is told a second, and its counter."""
+"""Rate per second -> its counter."""
 FRACTIONS = {"p50": 0.5, "p99": 0.99}
 
 Load = dict[str, Any]
 
 
 class Window:
-    """Takes one answer after the other; figures() are those of the time between the last two."""
+    """Takes results of `load`; figures() covers the time between the last two."""
 
     def __init__(self) -> None:
         self._before: Load | None = None
         self._after: Load | None = None
 
     def feed(self, load: Load) -> None:
-        """The newest answer."""
+        """Takes the newest result."""
         self._before, self._after = self._after, load
 
     def figures(self) -> dict[str, Any] | None:
-        """`totals`, `workers` and latencies in microseconds; None before the second answer."""
+        """Returns `totals`, `workers` and latencies in microseconds, or None before the second result."""
         if self._before is None or self._after is None:
             return None
         before, after = self._before, self._after
@@ -46,7 +46,7 @@ class Window:
 
 
 def _rates(before: dict[str, int], after: dict[str, int], span_s: float) -> dict[str, Any]:
-    """RATES, `lost`, and `losses` by reason. A process that starts again goes on with its counters."""
+    """Returns RATES, `lost`, and `losses` by reason. Counters survive the restart of a process."""
     by_reason = {reason: count / span_s for reason, count in losses(after, before).items()}
     rates = {name: max(0.0, (after[ours] - before[ours]) / span_s) for name, ours in RATES.items()}
     return {**rates, "lost": sum(by_reason.values()), "losses": by_reason}
@@ -67,7 +67,7 @@ def _worker(before: Load, after: Load, span_s: float, ring_bytes: int) -> dict[s
 
 
 def _latencies(before: list[list[int]], after: list[list[int]]) -> dict[str, int | None]:
-    """Percentiles of what was recorded in between: the greatest value of the bucket that holds them."""
+    """Returns percentiles of the values recorded in between: the upper bound of the bucket that contains each."""
     old = {greatest: count for greatest, count in before}
     bounds, sums, total = [], [], 0
     for greatest, count in after:

@@ -19,19 +19,19 @@ class OnePlugin(Params):
 
 
 class PluginLoad(OnePlugin):
-    """A plugin, and what it gets."""
+    """A plugin with its settings."""
 
-    setting: dict[str, str] = Field({}, description="For the plugin, over what `plugins.settings` has for it.")
+    setting: dict[str, str] = Field({}, description="Setting of the plugin, with precedence over `plugins.settings`.")
 
 
 table(
-    Verb("plugins list", "Plugins that are there, and which of them are loaded.",
+    Verb("plugins list", "Plugins that are installed, with their state.",
          columns=("name", "state", "workers", "source", "problem"),
          rest=(Rest("GET /plugins", "Plugins", "list_plugins", "rows"),)),
-    Verb("plugins load", "Loads a plugin in every worker, or loads it anew, and keeps it over restarts.", PluginLoad, changes=True),
-    Verb("plugins unload", "Takes a plugin out of every worker.", OnePlugin, changes=True,
+    Verb("plugins load", "Loads or reloads a plugin in every worker and keeps it over restarts.", PluginLoad, changes=True),
+    Verb("plugins unload", "Unloads a plugin in every worker.", OnePlugin, changes=True,
          rest=(Rest("PUT /plugins/{name}/stop", "Plugins", "stop"),)),
-    Verb("hooks list", "Hook points, their callbacks in the order of calls, and what those have cost in all workers.",
+    Verb("hooks list", "Hook points with their callbacks in call order, and the cost of each over all workers.",
          columns=("point", "callback", "priority", "calls", "errors", "seconds", "slowest"),
          rest=(Rest("GET /hooks", "Plugins", "list_hooks", "rows"),)),
 )  # fmt: skip

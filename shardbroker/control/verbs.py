@@ -1,7 +1,7 @@
-"""The table of verbs. What `ctl` can do, what the manager answers and what docs/ctl.md says derive from it.
+"""The table of verbs, from which the commands of `ctl`, the checks of the manager and docs/ctl.md are derived.
 
-A verb's parameters are a pydantic model: types and bounds are checked where the request arrives. Fields made by `argument()`
-stand on the command line without a name, in this order.
+The parameters of a verb are a pydantic model: the manager checks types and bounds of each request. Fields made by `argument()` are
+positional on the command line, in this order.
 """
 
 from dataclasses import dataclass
@@ -14,63 +14,63 @@ from shardbroker.control.rest import Rest
 __all__ = ["TIME_MAX", "VERBS", "ClientFilter", "Page", "Params", "Verb", "argument", "table"]
 
 PAGE_MAX = 10_000
-"""Rows of a page."""
+"""Most rows of a page."""
 TIME_MAX = 2**53
-"""Unix ms, as JSON has it."""
+"""Unix ms; the largest integer that JSON numbers hold exactly."""
 ClientId = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
 Topic = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
 Qos = Literal[0, 1, 2]
 
 
 def argument(description: str, default: Any = ...) -> Any:
-    """A field that stands on the command line without a name."""
+    """Returns a field that is a positional argument on the command line."""
     return Field(default, description=description, json_schema_extra={"argument": True})
 
 
 class Params(BaseModel):
-    """Unknown parameters are refused."""
+    """Parameters of a verb; unknown ones are rejected."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One thing that may be asked. `changes`: only administrators may; it is written to the audit log."""
+    """One operation of the control channel. `changes`: administrators only, and recorded in the audit log."""
 
     name: str
     summary: str
     params: type[Params] = Params
     changes: bool = False
     columns: tuple[str, ...] = ()
-    """Fields of a row, for people; empty: the result is no list."""
+    """Fields of a row in the table that `ctl` prints; empty: the result is no list."""
     stream: bool = False
-    """Whether it sends items before its result."""
+    """Whether the verb sends items before its result."""
     rest: tuple[Rest, ...] = ()
     """Routes of the REST API that are derived from this row."""
 
 
 class Page(Params):
-    """A part of a list."""
+    """One page of a list."""
 
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="Rows of a page.")
-    cursor: str | None = Field(None, description="Where to go on: `cursor` of the page before.")
+    cursor: str | None = Field(None, description="Where the page starts: `cursor` of the previous page.")
 
 
 class ClientFilter(Params):
-    """Which clients; all of it must hold."""
+    """Filter of clients; all conditions must hold."""
 
     clientid: str | None = Field(None, description="Exactly this client id.")
     username: str | None = Field(None, description="Exactly this user name.")
-    like_clientid: str | None = Field(None, description="Client ids that hold this text.")
-    like_username: str | None = Field(None, description="User names that hold this text.")
+    like_clientid: str | None = Field(None, description="Client ids that contain this text.")
+    like_username: str | None = Field(None, description="User names that contain this text.")
     ip_address: str | None = Field(None, description="Peers with this address.")
-    conn_state: Literal["connected", "disconnected"] | None = Field(None, description="Connected, or a session that waits.")
+    conn_state: Literal["connected", "disconnected"] | None = Field(None, description="Connected, or a session without connection.")
     proto_ver: Literal[3, 4, 5] | None = Field(None, description="MQTT 3.1, 3.1.1 or 5.0.")
-    clean_start: bool | None = Field(None, description="As the client asked.")
+    clean_start: bool | None = Field(None, description="Clean Start of the CONNECT.")
     listener: str | None = Field(None, description="Name of the listener.")
     worker: int | None = Field(None, ge=0, description="Number of the worker.")
-    gte_connected_at: int | None = Field(None, ge=0, description="Connected then or later, Unix ms.")
-    lte_connected_at: int | None = Field(None, ge=0, description="Connected then or sooner, Unix ms.")
+    gte_connected_at: int | None = Field(None, ge=0, description="Connected at this time or later, Unix ms.")
+    lte_connected_at: int | None = Field(None, ge=0, description="Connected at this time or earlier, Unix ms.")
 
 
 class ClientList(ClientFilter, Page):
@@ -87,13 +87,13 @@ class ManyClients(Params):
 
 class BulkKick(ClientFilter):
     everybody: bool = Field(False, description="Kick all clients if no filter is given.")
-    rate: int = Field(1000, ge=1, le=100_000, description="At most so many a second.")
+    rate: int = Field(1000, ge=1, le=100_000, description="Most clients per second.")
 
 
 class SubscriptionList(Page):
     clientid: str | None = Field(None, description="Of this client.")
     topic: str | None = Field(None, description="With exactly this filter.")
-    match_topic: str | None = Field(None, description="That get messages of this topic.")
+    match_topic: str | None = Field(None, description="With a filter that matches this topic.")
     qos: Qos | None = Field(None, description="With this QoS.")
     share_group: str | None = Field(None, description="Of this shared group.")
 
@@ -118,7 +118,7 @@ class TopicList(Page):
 
 class RetainedList(Page):
     topic: str = Field("#", description="Topics that this filter matches.")
-    payload: bool = Field(False, description="With payloads.")
+    payload: bool = Field(False, description="Include payloads.")
 
 
 class OneTopic(Params):
@@ -130,7 +130,7 @@ class Publish(Params):
     payload: bytes = argument("Payload.", b"")
     qos: Qos = Field(0, description="QoS.")
     retain: bool = Field(False, description="Retain it.")
-    clientid: str = Field("", max_length=65535, description="Publisher that subscribers and journals see.")
+    clientid: str = Field("", max_length=65535, description="Client id of the publisher, for subscribers and journals.")
     message_expiry_interval: int | None = Field(None, ge=0, le=2**32 - 1, description="Seconds.")
     payload_format_indicator: Literal[0, 1] | None = Field(None, description="1: the payload is UTF-8.")
     content_type: str | None = Field(None, max_length=65535, description="Content Type.")
@@ -140,7 +140,7 @@ class Publish(Params):
 
 
 class Metrics(Params):
-    worker: int | None = Field(None, ge=0, description="Of this worker; else of all processes together.")
+    worker: int | None = Field(None, ge=0, description="Of this worker; by default of all processes together.")
 
 
 class OneWorker(Params):
@@ -148,12 +148,12 @@ class OneWorker(Params):
 
 
 class ConfigGet(Params):
-    key: str = argument("Key or section; without one, all that differs from the default.", "")
+    key: str = argument("Key or section; by default all values that differ from their defaults.", "")
 
 
 class ConfigSet(Params):
     key: str = argument("Key, such as mqtt.max_inflight.")
-    value: str = argument("Value as it is written in TOML; text needs no quotes.")
+    value: str = argument("Value as in TOML; text needs no quotes.")
 
 
 class ConfigUpdate(Params):
@@ -161,12 +161,12 @@ class ConfigUpdate(Params):
 
 
 class ConfigReset(Params):
-    key: str = argument("Key that was set while the broker ran.")
+    key: str = argument("Key that was set at run time.")
 
 
 class LogLevel(Params):
     level: Literal["debug", "info", "warning", "error"] | None = argument(
-        "Least level written; without one, says which it is.", None
+        "Lowest level that is logged; by default the current one is shown.", None
     )
 
 
@@ -193,32 +193,32 @@ def table(*verbs: Verb) -> None:
 
 
 table(
-    Verb("status", "What runs, since when, and how much of it."),
+    Verb("status", "State of the broker: version, uptime, processes and totals."),
     Verb("metrics", "All counters and gauges.", Metrics),
-    Verb("prometheus", "Metrics as Prometheus reads them, with histograms, rings and journals."),
+    Verb("prometheus", "Metrics in the text format of Prometheus, with histograms, rings and journals."),
     Verb(
         "workers list",
         "Processes of the broker.",
         columns=("name", "state", "pid", "cores", "weight", "started_at", "starts", "connections", "sessions"),
         rest=(Rest("GET /workers", "Node", "workers", "data", times=("started_at",)),),
     ),
-    Verb("load", "What each worker does now: CPU time, counters, rings, latencies; for those who look again and again."),
+    Verb("load", "Load of each worker: CPU time, counters, rings, latencies; made for frequent polling."),
     Verb(
         "workers restart",
-        "Sends the clients of a worker away and starts it again.",
+        "Disconnects the clients of a worker and restarts it.",
         OneWorker,
         changes=True,
         rest=(Rest("POST /workers/{worker}/restart", "Node", "restart"),),
     ),
-    Verb("clients list", "Clients and sessions that wait for theirs.", ClientList, columns=CLIENT_COLUMNS),
+    Verb("clients list", "Clients, and sessions without a connection.", ClientList, columns=CLIENT_COLUMNS),
     Verb(
         "clients show",
-        "All that is known of one client.",
+        "Details of one client.",
         OneClient,
         rest=(Rest("GET /clients/{clientid:name}", "Clients", "show_client", adds_node=True, times=CLIENT_TIMES),),
     ),
     Verb("clients kick", "Ends connections and sessions.", ManyClients, changes=True),
-    Verb("clients kick-all", "Ends connections and sessions of all clients that fit.", BulkKick, changes=True, stream=True),
+    Verb("clients kick-all", "Ends connections and sessions of all clients that match.", BulkKick, changes=True, stream=True),
     Verb(
         "sessions list",
         "Sessions.",
@@ -232,20 +232,20 @@ table(
         rest=(Rest("GET /sessions/{clientid:name}", "Clients", "show_session", adds_node=True, times=CLIENT_TIMES),),
     ),
     Verb(
-        "subscriptions list", "Who subscribes to what.", SubscriptionList, columns=("clientid", "topic", "qos", "nl", "rap", "rh")
+        "subscriptions list", "Subscriptions of clients.", SubscriptionList, columns=("clientid", "topic", "qos", "nl", "rap", "rh")
     ),
     Verb("subscriptions add", "Subscribes a connected client.", AddSubscription, changes=True),
     Verb(
         "subscriptions delete",
-        "Takes a subscription from a client.",
+        "Removes a subscription of a client.",
         DeleteSubscription,
         changes=True,
         rest=(Rest("POST /clients/{clientid:name}/unsubscribe", "Clients", "unsubscribe", "nothing"),),
     ),
-    Verb("topics list", "Filters that anybody subscribes to.", TopicList, columns=("topic", "destinations")),
+    Verb("topics list", "Topic filters with a subscription.", TopicList, columns=("topic", "destinations")),
     Verb(
         "routes list",
-        "Where messages go: a row for each destination of a filter.",
+        "Routes of messages: a row for each destination of a filter.",
         TopicList,
         columns=("topic", "destination", "group"),
     ),
@@ -274,15 +274,15 @@ table(
     Verb("publish", "Publishes a message.", Publish, changes=True),
     Verb(
         "listeners list",
-        "Where the broker listens.",
+        "Listeners of the broker.",
         columns=("name", "type", "bind", "running", "current_connections", "max_connections", "max_conn_rate"),
     ),
     Verb("listeners add", "Opens a listener, until the broker stops.", ListenerSettings, changes=True),
-    Verb("listeners update", "Changes a listener, for those who come from now on.", ListenerSettings, changes=True),
-    Verb("listeners stop", "Closes a listener until `listeners start`; who has come by it stays.", OneListener, changes=True),
-    Verb("listeners start", "Opens a listener again.", OneListener, changes=True),
-    Verb("listeners restart", "Closes a listener and opens it again.", OneListener, changes=True),
-    Verb("listeners remove", "Closes a listener; who has come by it stays.", OneListener, changes=True),
+    Verb("listeners update", "Changes a listener, for new connections.", ListenerSettings, changes=True),
+    Verb("listeners stop", "Closes a listener until `listeners start`; its connections stay open.", OneListener, changes=True),
+    Verb("listeners start", "Reopens a listener.", OneListener, changes=True),
+    Verb("listeners restart", "Closes and reopens a listener.", OneListener, changes=True),
+    Verb("listeners remove", "Closes and removes a listener; its connections stay open.", OneListener, changes=True),
     Verb(
         "journal status",
         "State of each worker's journal.",
@@ -291,33 +291,33 @@ table(
     ),
     Verb(
         "journal segments",
-        "Files of the journals; `last`: the one that is written to, or was last.",
+        "Segment files of the journals; `last`: the newest of a journal.",
         Page,
         columns=("worker", "segment", "bytes", "begins_at", "ends_at", "last"),
         rest=(Rest("GET /journal/segments", "Node", "segments", "page", times=("begins_at", "ends_at")),),
     ),
     Verb(
         "journal exports",
-        "Last run of each export, as far as known here.",
+        "Last run of each export on this machine.",
         columns=("to", "format", "ended_at", "result", "current"),
         rest=(Rest("GET /journal/exports", "Node", "exports", "data", times=("ended_at",)),),
     ),
     Verb(
         "journal seal",
-        "Closes the segment of each journal: what is in them can be exported.",
+        "Closes the current segment of each journal, so that its records can be exported.",
         changes=True,
         columns=("worker", "durable", "segments"),
         rest=(Rest("POST /journal/seal", "Node", "seal", "data"),),
     ),
     Verb(
         "snapshot",
-        "Writes sessions, subscriptions, retained messages and routes to files for Spark; the oldest beyond `snapshot.keep` go.",
+        "Writes sessions, subscriptions, retained messages and routes to files for Spark; the newest `snapshot.keep` are kept.",
         changes=True,
         stream=True,
     ),
     Verb(
         "config get",
-        "Values in force, and where each came from.",
+        "Effective values, with the source of each.",
         ConfigGet,
         columns=("key", "value", "source", "live"),
         rest=(
@@ -326,16 +326,15 @@ table(
                 "Configuration",
                 "list_values",
                 "data",
-                summary="Values in force as TOML, with the source of each (`source`) and whether it can change while the broker "
-                "runs (`live`).",
+                summary="Effective values as TOML, with the source of each, and whether it can change at run time (`live`).",
             ),
         ),
     ),
-    Verb("config set", "Changes a value while the broker runs, and keeps it.", ConfigSet, changes=True),
-    Verb("config update", "Changes some values together: all of them, or none if one is wrong.", ConfigUpdate, changes=True),
+    Verb("config set", "Changes a value at run time and keeps it over restarts.", ConfigSet, changes=True),
+    Verb("config update", "Changes several values at once: all of them, or none if one is invalid.", ConfigUpdate, changes=True),
     Verb(
         "config reset",
-        "Forgets a value that was set while the broker ran.",
+        "Removes a value that was set at run time.",
         ConfigReset,
         changes=True,
         rest=(Rest("POST /configs_reset/{key}", "Configuration", "reset"),),
@@ -348,7 +347,7 @@ table(
     ),
     Verb(
         "log level",
-        "Says or changes what is logged.",
+        "Shows or changes the log level.",
         LogLevel,
         changes=True,
         rest=(
@@ -357,14 +356,14 @@ table(
                 "Configuration",
                 "log_level",
                 fields=(),
-                summary="The least level that is logged. PUT /configs/log changes it for good.",
+                summary="The log level. PUT /configs/log changes it permanently.",
             ),
             Rest(
                 "PUT /log/level",
                 "Configuration",
                 "set_log_level",
                 required=("level",),
-                summary="Changes the least level that is logged, until the next start.",
+                summary="Changes the log level until the next start.",
             ),
         ),
     ),

@@ -200,7 +200,7 @@ def test_a_plugin_that_ends_its_worker_is_there_again_until_it_is_unloaded(plugg
 @pytest.mark.parametrize(
     ("name", "source", "code", "words"),
     [
-        ("nowhere", None, "NOT_FOUND", "no plugin 'nowhere'; there are good"),
+        ("nowhere", None, "NOT_FOUND", "no plugin 'nowhere'; installed are good"),
         ("empty", "", "BAD_REQUEST", "has no function load"),
         ("broken", "def load(:", "BAD_REQUEST", "SyntaxError"),
         ("imports", "import there_is_no_such_module", "BAD_REQUEST", "there_is_no_such_module"),

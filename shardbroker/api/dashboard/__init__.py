@@ -1,10 +1,10 @@
 """The dashboard: pages below /dashboard, in the process of the REST API: theory of operation.
 
-A browser logs in with an account; the token stands in a cookie that scripts cannot read. A page is built on the server by NiceGUI,
-which ships every asset itself, and is kept up to date over a WebSocket. What a page asks goes through `session`, which looks at the
-token and the role each time and asks the same verbs as REST; figures come from one Monitor, however many pages are open.
+A browser logs in with an account; the token is in a cookie that scripts cannot read. A page is built on the server by NiceGUI,
+which serves all assets itself, and is updated over a WebSocket. A page calls the same verbs as REST through `session`, which checks
+token and role with each call; one Monitor supplies the figures of all pages.
 
-`session` is who looks, `frame` what all pages share, each other module one page.
+`session` is the login of a page, `frame` has the common parts of all pages, each other module is one page.
 """
 
 from fastapi import FastAPI

@@ -1,4 +1,4 @@
-"""Access: trying rules out, and bans."""
+"""Access: test of rules, and bans."""
 
 from typing import Any
 
@@ -48,8 +48,8 @@ def _rules(session: Session) -> None:
         verdict.set_text(text)
         verdict.props(f"color={color}")
         verdict.set_visibility(True)
-        said = ", ".join(f"{one['source']}: {one['says']}" for one in found["sources"])
-        why.set_text(f"{said or 'no sources of rules are configured'}; decided by {found['decided_by'] or 'nobody'}")
+        results = ", ".join(f"{one['source']}: {one['says']}" for one in found["sources"])
+        why.set_text(f"{results or 'no sources of rules are configured'}; decided by {found['decided_by'] or 'no rule'}")
 
 
 async def _bans(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Clients: search, look, kick."""
+"""Clients: search, details, kick."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ COLUMNS = {
 }  # fmt: skip
 VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 SUBSCRIPTIONS_SHOWN = 200
-"""Of one client."""
+"""Subscriptions shown of one client."""
 
 
 async def _fill(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Diagnose: what is wrong, who is loud, which subscriptions are slow, how busy single topics are."""
+"""Diagnosis: alarms, clients with high rates, slow subscriptions, metrics of topics."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,14 @@ from shardbroker.api.shapes import moment, timed
 __all__ = ["page"]
 
 REFRESH_S = 3.0
-"""Between two looks; while the page is open, workers count messages by client."""
+"""Between two refreshes; while the page is open, workers count messages by client."""
 LOUD = {"clientid": "Client id", "worker": "Worker", "messages_in": "In /s", "messages_out": "Out /s", "bytes_in": "Bytes in /s",
         "bytes_out": "Bytes out /s"}  # fmt: skip
 SLOW = {"clientid": "Client id", "topic": "Topic", "timespan": "ms", "last_update_at": "Last seen"}
 COUNTED = {"topic": "Topic or filter", "in": "In", "in_rate": "In /s", "out": "Out", "out_rate": "Out /s", "dropped": "Dropped"}
-ALARMS = {"name": "Alarm", "message": "What it says", "activate_at": "Since", "deactivate_at": "Until"}
+ALARMS = {"name": "Alarm", "message": "Message", "activate_at": "Since", "deactivate_at": "Until"}
 ALARMS_SHOWN = 20
-"""Those that last, and as many that are over."""
+"""Active alarms, and as many that have ended."""
 
 Row = dict[str, Any]
 

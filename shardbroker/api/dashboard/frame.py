@@ -1,4 +1,4 @@
-"""What all pages share: header, menu, light or dark, and the way to a page."""
+"""Common parts of all pages: header, menu, theme, routing."""
 
 import functools
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,12 +13,12 @@ from shardbroker.api.dashboard.session import PREFIX, Session
 __all__ = ["Page", "add_pages", "card", "number", "size"]
 
 THEME = "shardbroker_theme"
-"""Cookie: dark, light, or as the system has it."""
+"""Cookie of the theme: dark or light; without it, that of the system."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """One page: its address, its name and picture in the menu, and what fills it."""
+    """One page: its path, title, icon in the menu, and the function that fills it."""
 
     path: str
     title: str
@@ -27,7 +27,7 @@ class Page:
 
 
 def add_pages(app: FastAPI, pages: Iterable[Page]) -> None:
-    """Makes the pages known to NiceGUI, and NiceGUI to the application."""
+    """Registers the pages with NiceGUI, and NiceGUI with the application."""
     pages = tuple(pages)
     for page in pages:
         ui.page(page.path, title=f"{page.title} · shardbroker")(functools.partial(_show, app, pages, page))
@@ -74,7 +74,7 @@ def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) ->
 
 
 def card(title: str) -> ui.card:
-    """A card with a title, to be filled in its context."""
+    """Returns a card with a title, to be filled in its context."""
     made = ui.card().classes("w-full")
     with made:
         ui.label(title).classes("text-base font-medium")
@@ -82,7 +82,7 @@ def card(title: str) -> ui.card:
 
 
 def number(value: float) -> str:
-    """For people: 12.3K in place of 12345."""
+    """Returns a number in short form: 12.3K for 12345."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "K")):
         if abs(value) >= unit:
             return f"{value / (1e3 if name == 'K' else unit):.1f}{name}"
@@ -90,7 +90,7 @@ def number(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes for people."""
+    """Returns bytes with a unit."""
     for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
         if abs(value) >= unit:
             return f"{value / unit:.1f} {name}"

@@ -1,4 +1,4 @@
-"""Journals: what lies in them by segment, closing segments, and what was exported."""
+"""Journals: segments, sealing, and exports."""
 
 import time
 from typing import Any
@@ -25,7 +25,7 @@ async def _fill(session: Session) -> None:
         states = _table(STATES, "worker")
         with ui.row().classes("items-center w-full"):
             ui.button("Seal", icon="inventory_2", on_click=lambda: seal()).set_enabled(session.may_change)
-            ui.label("Closes the segment of each journal: what is in them can be exported.").classes("opacity-70 text-sm")
+            ui.label("Closes the current segment of each journal for export.").classes("opacity-70 text-sm")
     with card("Segments"):
         segments = CursorTable(session, "journal segments", SEGMENTS, _segment, lambda row: None)
     with card("Exports"):

@@ -1,4 +1,4 @@
-"""A table that is read page by page with a cursor: it costs the same with a million rows."""
+"""A table that is read page by page with a cursor, at a cost independent of the number of rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +10,15 @@ from shardbroker.api.dashboard.session import Session
 __all__ = ["CursorTable"]
 
 PAGE = 50
-"""Rows shown at a time."""
+"""Rows of a page."""
 ASKS_MAX = 30
-"""Questions for one page: a filtered one may be empty and not the last."""
+"""Calls for one page: a filtered one may be empty without being the last."""
 
 Row = dict[str, Any]
 
 
 class CursorTable:
-    """`columns`: field to title. `on_click` gets the row. show(**filters) starts anew."""
+    """`columns`: field -> title. `on_click` receives the row. show(**filters) starts at the first page."""
 
     def __init__(
         self, session: Session, verb: str, columns: dict[str, str], shape: Callable[[Row], Row], on_click: Callable[[Row], Any]
@@ -26,7 +26,7 @@ class CursorTable:
         self._session, self._verb, self._shape = session, verb, shape
         self._filters: dict[str, Any] = {}
         self._cursors: list[str | None] = [None]
-        """Of the pages up to this one; the last is that of the page that follows."""
+        """Cursors of the pages up to this one; the last is that of the next page."""
         shown = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in columns.items()]
         self._table = ui.table(columns=shown, rows=[], row_key="key").classes("w-full").props("flat dense wrap-cells")
         self._table.on("rowClick", lambda event: on_click(event.args[1]))
@@ -37,13 +37,13 @@ class CursorTable:
         self._place = 0
 
     async def show(self, **filters: Any) -> None:
-        """The first page of what fits; empty texts are no filters."""
+        """Shows the first page of matching rows; empty filters are ignored."""
         self._filters = {name: value for name, value in filters.items() if value not in ("", None)}
         self._cursors, self._place = [None], 0
         await self.again()
 
     async def again(self) -> None:
-        """The page that is shown, read anew."""
+        """Reloads the current page."""
         rows: list[Row] = []
         cursor = self._cursors[self._place]
         for _ in range(ASKS_MAX):

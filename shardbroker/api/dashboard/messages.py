@@ -1,4 +1,4 @@
-"""Retained messages: look, delete."""
+"""Retained messages: list, details, delete."""
 
 import base64
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["page", "readable"]
 
 COLUMNS = {"topic": "Topic", "qos": "QoS", "payload_size": "Bytes", "from_clientid": "From", "publish_at": "Published at"}
 SHOWN_MAX = 20_000
-"""Characters of a payload."""
+"""Characters of a payload that are shown."""
 
 
 async def _fill(session: Session) -> None:
@@ -62,7 +62,7 @@ async def _show_one(session: Session, topic: str, table: CursorTable) -> None:
 
 
 def readable(payload: bytes) -> str:
-    """As text if it is some, else in hexadecimal."""
+    """Returns a payload as text if it is UTF-8, else in hexadecimal."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:

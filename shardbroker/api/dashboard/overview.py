@@ -12,9 +12,9 @@ from shardbroker.api.dashboard.session import Session
 __all__ = ["page"]
 
 REFRESH_S = 2.0
-"""Between two looks."""
+"""Between two refreshes."""
 POINTS = 300
-"""Of the chart: ten minutes."""
+"""Samples in the chart: ten minutes."""
 FIGURES = {
     "connections": "Connections", "sessions": "Sessions", "subscriptions": "Subscriptions", "retained": "Retained",
     "received": "Messages in /s", "sent": "Messages out /s", "lost": "Lost /s", "bytes_in": "Bytes in /s",

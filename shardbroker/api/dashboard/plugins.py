@@ -1,4 +1,4 @@
-"""Hooks and plugins: what is there, what is loaded, and what callbacks cost."""
+"""Plugins and hooks: state, loading, cost of callbacks."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from shardbroker.api.dashboard.session import Session
 __all__ = ["page"]
 
 REFRESH_S = 2.0
-"""Between two looks at what callbacks have cost."""
+"""Between two refreshes of the cost of callbacks."""
 PLUGINS = {"name": "Plugin", "state": "State", "workers": "Workers", "source": "From", "problem": "Problem"}
 HOOKS = {
     "point": "Point", "callback": "Callback", "priority": "Priority", "calls": "Calls", "errors": "Errors", "seconds": "Time",
@@ -63,7 +63,7 @@ async def _fill(session: Session) -> None:
 
 
 def _pairs(text: str | None) -> dict[str, str]:
-    """Lines of name=value."""
+    """Returns the pairs of lines with name=value."""
     parts = [line.partition("=") for line in (text or "").splitlines()]
     return {name.strip(): value for name, _, value in parts if name.strip()}
 

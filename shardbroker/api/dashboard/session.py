@@ -1,4 +1,4 @@
-"""Who looks at a page: logging in, and asking the broker in somebody's name."""
+"""Sessions of the dashboard: login, and calls of verbs in the name of the account."""
 
 from collections.abc import Awaitable
 from html import escape
@@ -19,7 +19,7 @@ __all__ = ["COOKIE", "PREFIX", "Session", "add_login"]
 PREFIX = "/dashboard"
 COOKIE = "shardbroker_token"
 FORM_MAX = 4096
-"""Bytes of the form of a login."""
+"""Most bytes of the form of a login."""
 HEADERS = {"Cache-Control": "no-store"}
 
 LOGIN_PAGE = """<!doctype html>
@@ -40,7 +40,7 @@ button { margin-top: 1.4rem; background: #2563eb; color: #fff; border: 0; cursor
 
 
 class Session:
-    """One page that is open."""
+    """An open page of a logged-in account."""
 
     def __init__(self, app: FastAPI, token: str) -> None:
         self.app = app
@@ -49,7 +49,7 @@ class Session:
 
     @classmethod
     def of(cls, app: FastAPI, request: Request) -> "Session | None":
-        """Whose cookie it is; None: nobody's."""
+        """Returns the session of the cookie of a request, or None."""
         token = request.cookies.get(COOKIE)
         try:
             return cls(app, token) if token else None
@@ -77,13 +77,13 @@ class Session:
             raise ControlError(error.code, str(error)) from None
 
     def check(self, changes: bool) -> None:
-        """Raises ControlError if the login has ended, or if the account may not change anything and this does."""
+        """Raises ControlError if the login has ended, or if the role does not permit a change."""
         self.name, self.role = self._known()
         if changes and not self.may_change:
-            raise ControlError("FORBIDDEN", f"{self.name} is a {self.role} and changes nothing")
+            raise ControlError("FORBIDDEN", f"{self.name} has the role {self.role}, which is read-only")
 
     async def call(self, verb: str, /, **params: Any) -> Any:
-        """The result of a verb, if the login lasts and its role may ask it. Raises ControlError."""
+        """Returns the result of a verb, if login and role permit it. Raises ControlError."""
         self.check(VERBS[verb].changes)
         control: AsyncControl = self.app.state.control
         given = {name: value for name, value in params.items() if value is not None}
@@ -93,7 +93,7 @@ class Session:
             raise ControlError("BAD_REQUEST", "text with an unpaired surrogate is not valid Unicode") from None
 
     async def show_errors(self, request: Awaitable[Any]) -> Any:
-        """The result; None if it was refused, which the page then tells. Whose login has ended is sent to the login."""
+        """Returns the result of a call, or None after showing its error on the page."""
         try:
             return await request
         except ControlError as error:
@@ -101,7 +101,7 @@ class Session:
             return None
 
     def notify(self, error: ControlError) -> None:
-        """Shows a refusal on the page; without a login the page of the login takes its place."""
+        """Shows an error on the page; an ended login leads to the login page."""
         if error.status == 401:
             ui.navigate.to("/login")
         else:
@@ -113,7 +113,7 @@ class Session:
 
 
 def add_login(app: FastAPI) -> None:
-    """The form, which needs no script."""
+    """Adds the login form, which needs no script."""
 
     @app.get("/", include_in_schema=False)
     async def start() -> Response:
@@ -129,7 +129,7 @@ def add_login(app: FastAPI) -> None:
         async for chunk in request.stream():
             body += chunk
             if len(body) > FORM_MAX:
-                raise ControlError("PAYLOAD_TOO_LARGE", f"a form of more than {FORM_MAX} bytes")
+                raise ControlError("PAYLOAD_TOO_LARGE", f"form: must have at most {FORM_MAX} bytes")
         fields = parse_qs(body.decode(errors="replace"))
         name, password = (fields.get(field, [""])[0] for field in ("username", "password"))
         try:

@@ -1,4 +1,4 @@
-"""Settings: what is in force, where each value came from, and changing what changes while the broker runs."""
+"""Settings: effective values with their sources, and changes."""
 
 from typing import Any
 
@@ -68,11 +68,11 @@ async def _rows(session: Session, section: str) -> list[dict[str, Any]]:
 
 def _outcome(done: dict[str, Any]) -> str:
     if done.get("shadowed_by"):
-        return f"kept, but {done['shadowed_by']} says otherwise"
+        return f"kept, but {done['shadowed_by']} takes precedence"
     if done["needs_restart"]:
         return "kept; it holds from the next start on"
     if done.get("workers_behind"):
-        return f"changed, but not yet in workers {', '.join(map(str, done['workers_behind']))}: they do not answer"
+        return f"changed, but not yet in workers {', '.join(map(str, done['workers_behind']))}: they do not respond"
     return "changed" if done["applied"] else "nothing has changed"
 
 

@@ -1,4 +1,4 @@
-"""Subscriptions, and the filters that anybody subscribes to."""
+"""Subscriptions, and topic filters with a subscription."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ COLUMNS = {
 
 async def _fill(session: Session) -> None:
     def ignore(row: dict[str, Any]) -> None:
-        """A row is all there is to see."""
+        """A click on a row has no effect."""
 
     with card("Subscriptions"):
         with ui.row().classes("items-center w-full"):

@@ -1,4 +1,4 @@
-"""Traces: what happens to single clients, users, topics and addresses; begin, look while it is written, download, delete."""
+"""Traces of clients, users, topics and addresses: start, follow, download, delete."""
 
 import json
 import time
@@ -13,9 +13,9 @@ from shardbroker.api.shapes import moment
 __all__ = ["page"]
 
 REFRESH_S = 2.0
-"""Between two looks."""
+"""Between two refreshes."""
 VIEW_BYTES = 64 << 10
-"""Of a trace's file, its end, that the page shows."""
+"""Bytes at the end of the file of a trace that the page shows."""
 TYPES = {"clientid": "Client id", "username": "User name", "topic": "Topic filter", "ip_address": "Address"}
 PAYLOADS = {"text": "as text", "hex": "in hexadecimal", "hidden": "hidden"}
 FORMATTERS = {"text": "text", "json": "JSON"}
@@ -24,7 +24,7 @@ COLUMNS = {
     "lost": "Lost", "bytes": "File", "stopped_by": "Ended by",
 }  # fmt: skip
 CHUNK_BYTES = 1 << 20
-"""Of a download, asked for at a time."""
+"""Bytes of one call of a download."""
 
 
 async def _fill(session: Session) -> None:

@@ -1,8 +1,8 @@
-"""An MQTT client in the page: it connects to a listener of the broker, by WebSocket where there is one.
+"""An MQTT client in the page, connected to a listener of the broker, by WebSocket if there is one.
 
-The connection is made by this process, so it works wherever the page does, and comes from the broker's own address: access rules
-for that address apply to it, beside those for the client id, user name and password that are typed in. So it is for administrators
-alone, who may publish and change access rules anyway. It ends with the page, with the login, and when the role changes.
+This process makes the connection, so it works wherever the page works, and its peer address is that of the broker: access rules for
+that address apply, besides those for the given client id, user name and password. Therefore it is for administrators only, who may
+publish and change access rules anyway. It ends with the page, with the login, and when the role changes.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from shardbroker.control import ControlError
 __all__ = ["page"]
 
 ROWS_MAX = 200
-"""Messages shown; older ones go."""
+"""Messages shown; older ones are removed."""
 CONNECT_S = 5.0
-"""How long a connection may take."""
+"""Longest time to connect."""
 CHECK_S = 1.0
-"""Between two looks at whether the account may still have a client."""
+"""Between two checks whether the account may still have a client."""
 CLIENTS_MAX = 20
-"""Clients of all pages together."""
+"""Most clients of all pages together."""
 SUPPORTED = ("ws", "tcp")
-"""Types of listeners that it speaks, in the order in which they are offered."""
+"""Supported types of listeners, in order of preference."""
 
 _open: set[Client] = set()
 
@@ -83,12 +83,12 @@ async def _fill(session: Session) -> None:
         state.props(f"color={color}")
 
     def in_loop(act: Any, *arguments: Any) -> None:
-        """Callbacks come in the client's own thread; the page may be gone meanwhile."""
+        """Callbacks run in the thread of the client; the page may be closed meanwhile."""
         if not state.is_deleted:
             loop.call_soon_threadsafe(act, *arguments)
 
     def allowed() -> bool:
-        """Whether the account may have a client; one that it has ends otherwise."""
+        """Checks whether the account may have a client; disconnects it otherwise."""
         try:
             session.check(changes=True)
         except ControlError as error:
@@ -176,7 +176,7 @@ def _tried(act: Any) -> None:
 
 
 async def _path(session: Session, name: str) -> str:
-    """Of a WebSocket listener; one that came while the broker ran is not among the settings."""
+    """Returns the path of a WebSocket listener; a listener added at run time is not among the settings."""
     try:
         (row,) = (await session.call("config get", key=f"listeners.{name}.websocket.path"))["data"]
     except ControlError as error:

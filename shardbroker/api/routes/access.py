@@ -1,4 +1,4 @@
-"""Bans, users and rules of the broker's own store.
+"""Bans, users and rules of the broker's own database.
 
 By hand: EMQX's names of fields and of authenticators, pages of lists that the verbs return whole, and rules as JSON.
 """
@@ -20,14 +20,14 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["Access"])
 BUILT_IN = {"password_based:built_in_database": False, "scram:built_in_database": True}
-"""Authenticators with users of their own, and whether those are for SCRAM."""
+"""Authenticators with a user database -> whether its users are for SCRAM."""
 CHAIN_IDS = {"builtin": "password_based:built_in_database", "scram": "scram:built_in_database", "jwt": "jwt"}
-"""Members of auth.chain as EMQX calls them; others are password_based:NAME."""
+"""Members of auth.chain -> EMQX's ids; others are password_based:NAME."""
 RULES = "/authorization/sources/built_in_database/rules"
 KINDS = {"users": "username", "clients": "clientid"}
-"""Part of a path to what the rules are of, which is also the name of the field."""
+"""Segment of the path -> kind of the owner of rules, which is also the name of the field."""
 RULES_MAX = 100
-"""Rules of one user, client or all, as EMQX's default."""
+"""Most rules of one user, client or all, as EMQX's default."""
 
 BanKind = Literal["clientid", "username", "peerhost", "clientid_re", "username_re", "peerhost_net"]
 Of = Literal["users", "clients"]
@@ -41,12 +41,12 @@ class Ban(Body):
     by: str | None = Field(None, max_length=400)
     reason: str = Field("", max_length=400)
     until: TimeMs | Literal["infinity"] = Field("infinity", description="Unix ms, RFC 3339 or infinity.")
-    seconds: float | None = Field(None, gt=0, le=1e10, description="In place of `until`.")
+    seconds: float | None = Field(None, gt=0, le=1e10, description="Duration, instead of `until`.")
 
 
 class UserPlace(Place):
-    user_id_type: UserKind = Field("username", description="What `user_id` is.")
-    like_user_id: str | None = Field(None, description="Names that hold this text.")
+    user_id_type: UserKind = Field("username", description="Kind of `user_id`.")
+    like_user_id: str | None = Field(None, description="Names that contain this text.")
     is_superuser: bool | None = None
 
 
@@ -82,24 +82,24 @@ class RulesOf(Rules):
 
 @router.get("/banned")
 async def list_bans(call: Call, place: Annotated[Place, Query()]) -> dict[str, Any]:
-    """Who is not let in."""
+    """Bans."""
     return sliced([_ban(row) for row in (await call("banned list"))["data"]], place)
 
 
 @router.post("/banned")
 async def add_ban(call: Call, body: Ban) -> dict[str, Any]:
-    """Bans somebody, and ends their connections."""
+    """Adds a ban and disconnects the clients that match."""
     seconds = body.seconds
     if seconds is None and body.until != "infinity":
         seconds = body.until / 1000 - time.time()
         if seconds <= 0:
-            raise ControlError("BAD_REQUEST", "until: allowed is a time to come")
+            raise ControlError("BAD_REQUEST", f"until: must be in the future, got {body.until}")
     by = body.by or (call.caller.name if call.caller else "rest")
     await call("banned add", kind=body.as_, value=body.who, seconds=seconds, reason=body.reason, by=by)
     for row in (await call("banned list"))["data"]:
         if (row["kind"], row["value"]) == (body.as_, body.who):
             return _ban(row)
-    raise ControlError("NOT_FOUND", "the ban is over already")
+    raise ControlError("NOT_FOUND", "the ban has already ended")
 
 
 # --- authentication ---------------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ async def authentication(call: Call) -> list[dict[str, Any]]:
 
 @router.get("/authentication/{id}/users")
 async def list_users(call: Call, id: Authenticator, place: Annotated[UserPlace, Query()]) -> dict[str, Any]:
-    """Users of the broker's own store."""
+    """Users of the broker's own database."""
     found = await call("users list", kind=place.user_id_type, scram=BUILT_IN[id])
     rows = [{"user_id": row["name"], "is_superuser": row["superuser"]} for row in found["data"]]
     if place.like_user_id is not None:
@@ -130,7 +130,7 @@ async def list_users(call: Call, id: Authenticator, place: Annotated[UserPlace, 
 async def add_user(call: Call, id: Authenticator, body: NewUser) -> dict[str, Any]:
     """Adds a user."""
     if await _user(call, id, body.user_id_type, body.user_id) is not None:
-        raise ControlError("ALREADY_EXISTS", f"there is a user {body.user_id!r}")
+        raise ControlError("ALREADY_EXISTS", f"user {body.user_id!r} already exists")
     return await _put_user(call, id, body.user_id, body)
 
 
@@ -145,7 +145,7 @@ async def show_user(call: Call, id: Authenticator, user_id: str, user_id_type: U
 
 @router.put("/authentication/{id}/users/{user_id:name}")
 async def change_user(call: Call, id: Authenticator, user_id: str, body: UserChange) -> dict[str, Any]:
-    """Another password, and whether the user is a superuser."""
+    """Changes the password and the superuser flag of a user."""
     if await _user(call, id, body.user_id_type, user_id) is None:
         raise ControlError("NOT_FOUND", f"no user {user_id!r}")
     return await _put_user(call, id, user_id, body)
@@ -153,7 +153,7 @@ async def change_user(call: Call, id: Authenticator, user_id: str, body: UserCha
 
 @router.delete("/authentication/{id}/users/{user_id:name}", status_code=204)
 async def delete_user(call: Call, id: Authenticator, user_id: str, user_id_type: UserKind = "username") -> None:
-    """Removes a user; connections that are open stay."""
+    """Removes a user; open connections are kept."""
     await call("users delete", name=user_id, kind=user_id_type, scram=BUILT_IN[id])
 
 
@@ -168,7 +168,7 @@ async def authorization(call: Call) -> dict[str, Any]:
 
 @router.put("/authorization/settings")
 async def set_authorization(call: Call, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes settings of `acl`; they hold at once, for existing subscriptions too."""
+    """Changes settings of `acl`, effective at once and for existing subscriptions too."""
     return await set_section(call, "acl", body)
 
 
@@ -182,19 +182,19 @@ async def sources(call: Call) -> dict[str, Any]:
 
 @router.get(f"{RULES}/all")
 async def rules_of_all(call: Call) -> dict[str, Any]:
-    """Rules for everybody."""
+    """Rules for all clients."""
     return {"rules": await _rules(call, "all", "")}
 
 
 @router.post(f"{RULES}/all", status_code=204)
 async def set_rules_of_all(call: Call, body: Rules) -> None:
-    """Takes the place of the rules for everybody."""
+    """Replaces the rules for all clients."""
     await _set_rules(call, "all", "", body.rules)
 
 
 @router.delete(f"{RULES}/all", status_code=204)
 async def delete_rules_of_all(call: Call) -> None:
-    """Removes the rules for everybody."""
+    """Removes the rules for all clients."""
     await call("acl delete", kind="all", name="")
 
 
@@ -207,20 +207,20 @@ async def list_rules(call: Call, of: Of, place: Annotated[Place, Query()]) -> di
 
 @router.post(f"{RULES}/{{of}}", status_code=204)
 async def add_rules(call: Call, of: Of, body: Annotated[list[RulesOf], Field(min_length=1, max_length=RULES_MAX)]) -> None:
-    """Rules of users or clients that have none yet."""
+    """Adds rules of users or clients that have no rules."""
     names = [one.username if of == "users" else one.clientid for one in body]
     for name in names:
         if name is None:
             raise ControlError("BAD_REQUEST", f"{KINDS[of]} is missing")
         if names.count(name) > 1 or await _rules(call, KINDS[of], name):
-            raise ControlError("ALREADY_EXISTS", f"there are rules of {name!r}")
+            raise ControlError("ALREADY_EXISTS", f"rules of {name!r} already exist")
     for name, one in zip(names, body, strict=True):
         await _set_rules(call, KINDS[of], str(name), one.rules)
 
 
 @router.get(f"{RULES}/{{of}}/{{name:name}}")
 async def show_rules(call: Call, of: Of, name: str) -> dict[str, Any]:
-    """Rules of one."""
+    """Rules of a user or client."""
     rules = await _rules(call, KINDS[of], name)
     if not rules:
         raise ControlError("NOT_FOUND", f"no rules of {name!r}")
@@ -229,13 +229,13 @@ async def show_rules(call: Call, of: Of, name: str) -> dict[str, Any]:
 
 @router.put(f"{RULES}/{{of}}/{{name:name}}", status_code=204)
 async def set_rules(call: Call, of: Of, name: str, body: RulesOf) -> None:
-    """Takes the place of somebody's rules."""
+    """Replaces the rules of a user or client."""
     await _set_rules(call, KINDS[of], name, body.rules)
 
 
 @router.delete(f"{RULES}/{{of}}/{{name:name}}", status_code=204)
 async def delete_rules(call: Call, of: Of, name: str) -> None:
-    """Removes somebody's rules."""
+    """Removes the rules of a user or client."""
     if not await _rules(call, KINDS[of], name):
         raise ControlError("NOT_FOUND", f"no rules of {name!r}")
     await call("acl delete", kind=KINDS[of], name=name)

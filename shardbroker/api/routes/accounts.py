@@ -54,24 +54,24 @@ class NewKey(KeyChange):
 
 
 class AuditPlace(Place):
-    by: str | None = Field(None, description="Changes by exactly this one, such as `rest:admin`.")
-    gte_created_at: TimeMs | None = Field(None, description="Then or later: Unix ms or RFC 3339.")
-    lte_created_at: TimeMs | None = Field(None, description="Then or sooner: Unix ms or RFC 3339.")
+    by: str | None = Field(None, description="Changes by exactly this author, such as `rest:admin`.")
+    gte_created_at: TimeMs | None = Field(None, description="At this time or later: Unix ms or RFC 3339.")
+    lte_created_at: TimeMs | None = Field(None, description="At this time or earlier: Unix ms or RFC 3339.")
 
 
 @router.post("/login")
 async def log_in(request: Request, body: Login) -> dict[str, Any]:
-    """A token for an account: send it as `Authorization: Bearer TOKEN`."""
+    """Returns a token for an account, to be sent as `Authorization: Bearer TOKEN`."""
     token, role = await _logins(request).log_in(body.username, body.password, _address(request))
     return {"token": token, "role": role, "version": __version__}
 
 
 @router.post("/logout", status_code=204)
 async def log_out(request: Request) -> None:
-    """Ends the token that it is asked with."""
+    """Ends the token of the request."""
     caller: Caller = request.state.caller
     if not caller.token:
-        raise ControlError("BAD_REQUEST", "an API key has not logged in")
+        raise ControlError("BAD_REQUEST", "an API key has no login to end")
     _logins(request).accounts.log_out(caller.token)
 
 
@@ -83,35 +83,35 @@ async def list_users(call: Call) -> list[dict[str, Any]]:
 
 @router.post("/users")
 async def add_user(call: Call, body: NewUser) -> dict[str, Any]:
-    """A new account."""
+    """Adds an account."""
     params = {"name": body.username, "password": body.password, "role": body.role, "description": body.description}
     return _user(await call("admins add", **params))
 
 
 @router.put("/users/{username}")
 async def change_user(call: Call, username: str, body: UserChange) -> dict[str, Any]:
-    """Another role or description."""
+    """Changes the role or description of an account."""
     return _user(await call("admins update", name=username, role=body.role, description=body.description))
 
 
 @router.post("/users/{username}/change_pwd", status_code=204)
 async def change_password(request: Request, call: Call, username: str, body: PasswordChange) -> None:
-    """Sets a password for who knows the old one, and ends the logins."""
+    """Changes a password, given the old one, and ends the logins of the account."""
     await _logins(request).check(username, body.old_pwd, _address(request))
     await call("admins passwd", name=username, password=body.new_pwd)
 
 
 @router.get("/api_key")
 async def list_keys(call: Call) -> list[dict[str, Any]]:
-    """Keys, without their secrets. A key and its secret go as `Authorization: Basic`."""
+    """Keys without their secrets. A key and its secret are sent as `Authorization: Basic`."""
     return [_key(row) for row in (await call("api-keys list"))["data"]]
 
 
 @router.post("/api_key")
 async def add_key(call: Call, body: NewKey) -> dict[str, Any]:
-    """A new key; its secret is told here and never again."""
+    """Creates a key; its secret is shown only once."""
     if body.enable is False:
-        raise ControlError("BAD_REQUEST", "enable: a new key is enabled")
+        raise ControlError("BAD_REQUEST", "enable: must be true for a new key")
     expires = None if body.expired_at == "infinity" else body.expired_at
     return _key(await call("api-keys add", name=body.name, role=body.role, description=body.desc, expired_at=expires))
 
@@ -127,7 +127,7 @@ async def show_key(call: Call, name: str) -> dict[str, Any]:
 
 @router.put("/api_key/{name}")
 async def change_key(call: Call, name: str, body: KeyChange) -> dict[str, Any]:
-    """Fields that are given."""
+    """Changes the given fields of a key."""
     expires = 0 if body.expired_at == "infinity" else body.expired_at
     changes = {"role": body.role, "description": body.desc, "enable": body.enable, "expired_at": expires}
     return _key(await call("api-keys update", name=name, **changes))
@@ -135,7 +135,7 @@ async def change_key(call: Call, name: str, body: KeyChange) -> dict[str, Any]:
 
 @router.get("/audit")
 async def audit(call: Call, place: Annotated[AuditPlace, Query()]) -> dict[str, Any]:
-    """Changes by REST, dashboard and `ctl`, newest first. Publishes are in the broker's log alone."""
+    """Changes by REST, dashboard and `ctl`, newest first. Publishes are only in the log of the broker."""
 
     def shape(row: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -18,35 +18,35 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["Clients"])
 KICKED_MAX = 10_000
-"""Clients in one request."""
+"""Most clients in one request."""
 BULK_MAX = 1000
-"""Subscriptions in one request."""
+"""Most subscriptions in one request."""
 Qos = Annotated[int, Field(ge=0, le=2)]
 
 
 class ClientPlace(Place):
-    """Which clients; all of it must hold."""
+    """Filter of clients; all conditions must hold."""
 
     node: str | None = Field(None, description="Name of the node.")
     clientid: str | None = Field(None, min_length=1, description="Exactly this client id.")
     username: str | None = Field(None, description="Exactly this user name.")
-    like_clientid: str | None = Field(None, description="Client ids that hold this text.")
-    like_username: str | None = Field(None, description="User names that hold this text.")
+    like_clientid: str | None = Field(None, description="Client ids that contain this text.")
+    like_username: str | None = Field(None, description="User names that contain this text.")
     ip_address: str | None = Field(None, description="Peers with this address.")
-    conn_state: Literal["connected", "disconnected"] | None = Field(None, description="Connected, or a session that waits.")
+    conn_state: Literal["connected", "disconnected"] | None = Field(None, description="Connected, or a session without connection.")
     proto_ver: int | None = Field(None, ge=3, le=5, description="3: MQTT 3.1, 4: 3.1.1, 5: 5.0.")
-    clean_start: bool | None = Field(None, description="As the client asked.")
+    clean_start: bool | None = Field(None, description="Clean Start of the CONNECT.")
     listener: str | None = Field(None, description="Name of the listener.")
     worker: int | None = Field(None, ge=0, description="Number of the worker.")
-    gte_connected_at: TimeMs | None = Field(None, description="Connected then or later: Unix ms or RFC 3339.")
-    lte_connected_at: TimeMs | None = Field(None, description="Connected then or sooner: Unix ms or RFC 3339.")
+    gte_connected_at: TimeMs | None = Field(None, description="Connected at this time or later: Unix ms or RFC 3339.")
+    lte_connected_at: TimeMs | None = Field(None, description="Connected at this time or earlier: Unix ms or RFC 3339.")
 
 
 class SubscriptionPlace(Place):
     node: str | None = Field(None, description="Name of the node.")
     clientid: str | None = Field(None, min_length=1, description="Of this client.")
     topic: str | None = Field(None, min_length=1, description="With exactly this filter.")
-    match_topic: str | None = Field(None, min_length=1, description="That get messages of this topic.")
+    match_topic: str | None = Field(None, min_length=1, description="With a filter that matches this topic.")
     qos: Qos | None = Field(None, description="With this QoS.")
     share_group: str | None = Field(None, description="Of this shared group.")
 
@@ -67,20 +67,20 @@ class Subscribe(Unsubscribe):
     rh: Annotated[int, Field(ge=0, le=2)] = 0
 
     def params(self) -> dict[str, Any]:
-        """Of the verb."""
+        """Returns the parameters of the verb."""
         return {"topic": self.topic, "qos": self.qos, "nl": bool(self.nl), "rap": bool(self.rap), "rh": self.rh}
 
 
 @router.get("/clients")
 async def list_clients(call: Call, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
-    """Clients, and sessions that wait for theirs, by page or cursor. They are read from shared memory: no worker notices."""
+    """Clients, and sessions without connection, by page or cursor. They are read from shared memory, without load on workers."""
     return await _clients(call, place, False)
 
 
 @router.get("/clients_v2")
 async def list_clients_by_cursor(call: Call, place: Annotated[ClientPlace, Query()]) -> dict[str, Any]:
-    """As /clients, by cursor alone: each page costs the same, however many clients there are. A page that is filtered
-    may be short, or empty, and still have a cursor to go on with."""
+    """As /clients, by cursor only: the cost of a page does not depend on the number of clients. A filtered page may be short or
+    empty and still have a cursor."""
     return await _clients(call, place, True)
 
 
@@ -94,7 +94,7 @@ async def count_sessions(call: Call) -> int:
 async def kick_many(
     call: Call, clientids: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=KICKED_MAX)]
 ) -> list[str]:
-    """Ends connections and sessions; which of them there were."""
+    """Ends connections and sessions; returns the client ids that existed."""
     if not clientids:
         return []
     try:
@@ -113,7 +113,7 @@ async def kick(call: Call, clientid: str) -> None:
 
 @router.get("/clients/{clientid:name}/subscriptions")
 async def subscriptions_of(call: Call, clientid: str) -> list[dict[str, Any]]:
-    """Its subscriptions, 10,000 at most; /subscriptions has all."""
+    """Subscriptions of a client, 10,000 at most; /subscriptions has all."""
     found = await call("subscriptions list", clientid=clientid, limit=10_000)
     return [{"node": call.node, **row} for row in found["data"]]
 
@@ -128,7 +128,7 @@ async def subscribe(call: Call, clientid: str, body: Subscribe) -> dict[str, Any
 async def subscribe_many(
     call: Call, clientid: str, body: Annotated[list[Subscribe], Field(min_length=1, max_length=BULK_MAX)]
 ) -> list[dict[str, Any]]:
-    """One after the other; the first that is refused ends it."""
+    """Subscribes a connected client to several filters in order; stops at the first error."""
     return [_subscribed(call, await call("subscriptions add", clientid=clientid, **one.params())) for one in body]
 
 
@@ -136,14 +136,14 @@ async def subscribe_many(
 async def unsubscribe_many(
     call: Call, clientid: str, body: Annotated[list[Unsubscribe], Field(min_length=1, max_length=BULK_MAX)]
 ) -> None:
-    """One after the other; the first that there is not ends it."""
+    """Removes several subscriptions in order; stops at the first that does not exist."""
     for one in body:
         await call("subscriptions delete", clientid=clientid, topic=one.topic)
 
 
 @router.get("/subscriptions")
 async def list_subscriptions(call: Call, place: Annotated[SubscriptionPlace, Query()]) -> dict[str, Any]:
-    """Who subscribes to what. It is asked of the workers, 200 clients at a time."""
+    """Subscriptions of clients, read from the workers, 200 clients at a time."""
     filters = place.model_dump(exclude={"page", "limit", "cursor", "node"}, exclude_none=True)
     _check_node(call, place.node)
     return await listed(call, "subscriptions list", place, lambda row: {"node": call.node, **row}, **filters)
@@ -151,22 +151,22 @@ async def list_subscriptions(call: Call, place: Annotated[SubscriptionPlace, Que
 
 @router.get("/topics")
 async def list_topics(call: Call, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
-    """Filters that anybody subscribes to, from the route table."""
+    """Topic filters with a subscription, from the route table."""
     _check_node(call, place.node)
     return await listed(call, "topics list", place, dict, topic=place.topic)
 
 
 @router.get("/topics/{topic:topic}")
 async def show_topic(call: Call, topic: str) -> dict[str, Any]:
-    """One filter, escaped as %23 and %2B where it holds # and +."""
+    """One filter, with # and + escaped as %23 and %2B."""
     for row in (await call("topics list", topic=topic))["data"]:
         return dict(row)
-    raise ControlError("NOT_FOUND", f"nobody subscribes to {topic!r}")
+    raise ControlError("NOT_FOUND", f"no subscription to {topic!r}")
 
 
 @router.get("/routes")
 async def list_routes(call: Call, place: Annotated[TopicPlace, Query()]) -> dict[str, Any]:
-    """Where messages go: a row for each destination of a filter. `limit` counts filters."""
+    """Routes of messages: a row for each destination of a filter. `limit` counts filters."""
     _check_node(call, place.node)
     return await listed(call, "routes list", place, dict, by_cursor=True, topic=place.topic)
 

@@ -16,7 +16,7 @@ __all__ = ["router", "section_of", "set_section"]
 
 router = APIRouter(tags=["Configuration"])
 DEPTH_MAX = 8
-"""Tables within tables of a body; the schema has three."""
+"""Most levels of tables in a body; the schema has three."""
 LISTENER_TYPES = ("tcp", "ssl", "ws", "wss")
 
 
@@ -28,20 +28,20 @@ async def show_section(call: Call, root: str) -> dict[str, Any]:
 
 @router.put("/configs/{root}")
 async def change_section(call: Call, root: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes what is given, all of it or nothing, and keeps it; says what was `applied`, what `needs_restart`, by which source a
-    value is `shadowed_by`, and which `workers_behind` have not come to it within 5 s."""
+    """Changes the given values permanently, all of them or none; returns what was `applied`, what `needs_restart`, the source
+    that a value is `shadowed_by`, and `workers_behind` that have not applied it within 5 s."""
     return await set_section(call, root, body)
 
 
 @router.get("/listeners")
 async def list_listeners(call: Call) -> list[dict[str, Any]]:
-    """Where the broker listens."""
+    """Listeners of the broker."""
     return [_listener(row) for row in (await call("listeners list"))["data"]]
 
 
 @router.get("/listeners_status")
 async def listeners_status(call: Call) -> list[dict[str, Any]]:
-    """Which listeners run, and with how many connections."""
+    """State and number of connections of each listener."""
     return [{"id": row["id"], "enable": row["running"], "status": _status(row)} for row in (await call("listeners list"))["data"]]
 
 
@@ -53,9 +53,9 @@ async def add_listener(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     settings = {"type": kind or given.pop("type", "tcp"), **given}
     name = str(settings.pop("name", "") or name)
     if not name or settings["type"] not in LISTENER_TYPES:
-        raise ControlError("BAD_REQUEST", f"id: allowed is TYPE:NAME with one of {', '.join(LISTENER_TYPES)}")
+        raise ControlError("BAD_REQUEST", f"id: must be TYPE:NAME with one of {', '.join(LISTENER_TYPES)}")
     if any(row["name"] == name for row in (await call("listeners list"))["data"]):
-        raise ControlError("ALREADY_EXISTS", f"there is a listener {name!r}")
+        raise ControlError("ALREADY_EXISTS", f"listener {name!r} already exists")
     await call("listeners add", name=name, settings=_lines(settings))
     return await _one(call, name)
 
@@ -68,7 +68,7 @@ async def show_listener(call: Call, id: str) -> dict[str, Any]:
 
 @router.put("/listeners/{id}")
 async def change_listener(call: Call, id: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes it for those who come from now on."""
+    """Changes a listener, for new connections."""
     name = await _named(call, id)
     await call("listeners update", name=name, settings=_lines(body))
     return await _one(call, name)
@@ -76,7 +76,7 @@ async def change_listener(call: Call, id: str, body: dict[str, Any]) -> dict[str
 
 @router.post("/listeners/{id}/{action}")
 async def steer_listener(call: Call, id: str, action: Literal["start", "stop", "restart"]) -> dict[str, Any]:
-    """Closes it, opens it again, or both; who has come by it stays. That it is stopped is forgotten when the broker stops."""
+    """Closes a listener, opens it again, or both; its connections stay open. A restart of the broker reopens it."""
     name = await _named(call, id)
     await call(f"listeners {action}", name=name)
     return await _one(call, name)
@@ -84,12 +84,12 @@ async def steer_listener(call: Call, id: str, action: Literal["start", "stop", "
 
 @router.delete("/listeners/{id}", status_code=204)
 async def remove_listener(call: Call, id: str) -> None:
-    """Closes it; who has come by it stays."""
+    """Closes and removes a listener; its connections stay open."""
     await call("listeners remove", name=await _named(call, id))
 
 
 async def section_of(call: Call, root: str) -> dict[str, Any]:
-    """A section as tables within tables. Raises ControlError."""
+    """Returns a section as nested tables. Raises ControlError."""
     tree: dict[str, Any] = {}
     for row in (await call("config get", key=root))["data"]:
         _merge(tree, tomllib.loads(f"{row['key']} = {row['value']}"))
@@ -107,17 +107,17 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 async def set_section(call: Call, root: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Sets what is given. Raises ControlError; nothing has changed then."""
+    """Sets the given values. Raises ControlError; nothing changes then."""
     if not body:
-        raise ControlError("BAD_REQUEST", "nothing is given to change")
+        raise ControlError("BAD_REQUEST", "body: must not be empty")
     changed: dict[str, Any] = await call("config update", values=_assignments(body, f"{root}."))
     return {**await section_of(call, root), "changed": changed}
 
 
 def _assignments(tree: dict[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str]:
-    """Each leaf by its dotted key, values as TOML. Raises ControlError."""
+    """Returns the leaves by dotted key, values as TOML. Raises ControlError."""
     if depth > DEPTH_MAX:
-        raise ControlError("BAD_REQUEST", f"{prefix[:100]}: more than {DEPTH_MAX} tables within each other")
+        raise ControlError("BAD_REQUEST", f"{prefix[:100]}: must have at most {DEPTH_MAX} levels")
     found: dict[str, str] = {}
     for name, value in tree.items():
         if isinstance(value, dict) and value:
@@ -128,9 +128,9 @@ def _assignments(tree: dict[str, Any], prefix: str = "", depth: int = 0) -> dict
 
 
 def _toml(value: Any) -> str:
-    """A value of JSON as TOML writes it. Raises ControlError for null, which TOML has not."""
+    """Returns a JSON value as TOML. Raises ControlError for null, which TOML does not have."""
     if value is None:
-        raise ControlError("BAD_REQUEST", "null is no value: leave out what is to stay")
+        raise ControlError("BAD_REQUEST", "null is not a value: omit what is not to change")
     if isinstance(value, list):
         return f"[{', '.join(_toml(one) for one in value)}]"
     if isinstance(value, dict):
@@ -139,12 +139,12 @@ def _toml(value: Any) -> str:
 
 
 def _lines(settings: dict[str, Any]) -> list[str]:
-    """KEY=VALUE, as the verbs of listeners take them. Raises ControlError."""
+    """Returns KEY=VALUE pairs as the verbs of listeners take them. Raises ControlError."""
     return [f"{key}={value}" for key, value in _assignments(settings).items()]
 
 
 async def _named(call: Call, id: str) -> str:
-    """The name of a listener that there is. Raises ControlError NOT_FOUND."""
+    """Returns the name of a listener. Raises ControlError NOT_FOUND."""
     for row in (await call("listeners list"))["data"]:
         if row["id"] == id:
             return str(row["name"])

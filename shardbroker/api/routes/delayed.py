@@ -23,5 +23,5 @@ async def status(call: Call) -> dict[str, Any]:
 
 @router.put("/mqtt/delayed")
 async def change(call: Call, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes settings of `delayed`; those that are not given stay."""
+    """Changes settings of `delayed`; omitted ones are kept."""
     return await set_section(call, "delayed", body)

@@ -1,6 +1,6 @@
-"""Programs that take part in hooks over gRPC.
+"""ExHook servers: programs that receive hooks over gRPC.
 
-By hand: rows of one program, where the verbs list all.
+By hand: rows of one server, where the verbs list all.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ router = APIRouter(tags=["ExHook"])
 
 @router.get("/exhooks/{name}")
 async def show(call: Call, name: str) -> dict[str, Any]:
-    """One of them."""
+    """One ExHook server."""
     return await _one(call, name)
 
 
 @router.get("/exhooks/{name}/hooks")
 async def list_hooks(call: Call, name: str) -> list[dict[str, Any]]:
-    """What one of them wants, and what became of the calls of each hook point."""
+    """Hook points of one ExHook server, with topics and counts of calls."""
     await _one(call, name)
     return [row for row in (await call("exhook hooks"))["data"] if row["name"] == name]
 

@@ -20,30 +20,30 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["Messages"])
 BULK_MAX = 1000
-"""Messages in one request."""
+"""Most messages in one request."""
 NO_SUBSCRIBERS = {"reason_code": 16, "message": "no_matching_subscribers"}
-"""As MQTT 5.0 answers a PUBLISH that nobody wants."""
+"""Body for a message without a matching subscription, as in MQTT 5.0."""
 RETAINED_PAGE_MAX = 1000
-"""Retained messages of a page."""
+"""Most retained messages of a page."""
 
 
 class RetainedPlace(Place):
     limit: int = Field(100, ge=1, le=RETAINED_PAGE_MAX, description="Rows of a page.")
     topic: str = Field("#", min_length=1, description="Topics that this filter matches.")
-    payload: bool = Field(False, description="With payloads, in base64.")
+    payload: bool = Field(False, description="Include payloads, in base64.")
 
 
-@router.post("/publish", responses={202: {"description": "Published, and nobody has subscribed to it."}})
+@router.post("/publish", responses={202: {"description": "Published, without a matching subscription."}})
 async def publish(call: Call, body: PublishBody) -> JSONResponse:
-    """Publishes a message: 200 with its id, or 202 if nobody has subscribed to it."""
+    """Publishes a message: 200 with its id, or 202 if no subscription matches."""
     answer = _published(await call("publish", **body.params()))
     return JSONResponse(answer, 202 if "reason_code" in answer else 200)
 
 
-@router.post("/publish/bulk", responses={202: {"description": "Some of them were refused, or nobody has subscribed to them."}})
+@router.post("/publish/bulk", responses={202: {"description": "Some messages were rejected or match no subscription."}})
 async def publish_many(call: Call, body: Annotated[list[PublishBody], Field(min_length=1, max_length=BULK_MAX)]) -> JSONResponse:
-    """Publishes messages in this order, and tells of each what /publish would; one that is refused has `code` and `message`,
-    and the others go on. 200 if all of them have gone to somebody, else 202."""
+    """Publishes messages in this order; the response has for each what /publish returns. A rejected one has `code` and `message`,
+    and the others are published. 200 if each matches a subscription, otherwise 202."""
     answers = []
     for given in [one.params() for one in body]:
         try:
@@ -63,7 +63,7 @@ async def retainer(call: Call) -> dict[str, Any]:
 
 @router.put("/mqtt/retainer")
 async def set_retainer(call: Call, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes settings of `retainer`; those that are not given stay."""
+    """Changes settings of `retainer`; omitted ones are kept."""
     return await set_section(call, "retainer", body)
 
 

@@ -29,12 +29,12 @@ STATS = {
     "routes.count": "routes.count",
     "topics.count": "routes.count",
 }
-"""Gauges that EMQX calls stats, and which of ours they are."""
+"""Gauges that EMQX calls stats -> gauge of this broker."""
 
 
 @router.get("/status", response_class=Response)
 async def status(call: Call, format: Literal["text", "json"] = "text") -> Response:
-    """Whether the broker runs. 503 while it does not."""
+    """Whether the broker is running; 503 otherwise."""
     found = await call("status")
     if format == "json":
         body = {"node_name": found["node"], "rel_vsn": found["version"], "broker_status": "started", "app_status": "running"}
@@ -44,7 +44,7 @@ async def status(call: Call, format: Literal["text", "json"] = "text") -> Respon
 
 @router.get("/error_codes")
 async def error_codes() -> list[dict[str, Any]]:
-    """Codes of errors, and the HTTP status of each."""
+    """Codes of errors, with the HTTP status of each."""
     return [{"code": code, "status": status} for code, status in STATUSES.items()]
 
 
@@ -63,14 +63,14 @@ async def one_node(call: Call, node: str) -> dict[str, Any]:
 
 @router.get("/nodes/{node}/stats")
 async def node_stats(call: Call, node: str) -> dict[str, Any]:
-    """Its gauges."""
+    """Gauges of this node."""
     call.check_node(node)
     return _stats(await call("metrics"))
 
 
 @router.get("/nodes/{node}/metrics")
 async def node_metrics(call: Call, node: str) -> dict[str, Any]:
-    """Its counters."""
+    """Counters of this node."""
     call.check_node(node)
     return await _metrics(call)
 
@@ -83,25 +83,26 @@ async def stats(call: Call) -> list[dict[str, Any]]:
 
 @router.get("/metrics")
 async def metrics(
-    call: Call, worker: Annotated[int | None, Query(ge=0, description="Of this worker alone.")] = None
+    call: Call, worker: Annotated[int | None, Query(ge=0, description="Of this worker only.")] = None
 ) -> list[dict[str, Any]]:
-    """Counters and gauges of each node; names as in the `metrics` of `ctl`."""
+    """Counters and gauges of each node, named as in `ctl metrics`."""
     return [{"node": call.node, **await _metrics(call, worker)}]
 
 
 @router.get("/monitor_current")
 async def monitor_current(request: Request, call: Call) -> dict[str, Any]:
-    """Rates a second over the last few seconds, and gauges. `dropped_msg_rate` is of all lost messages, `loss_rates` by reason."""
+    """Rates per second over the last few seconds, and gauges. `dropped_msg_rate` counts all lost messages, `loss_rates` those of a
+    reason."""
     kept: Monitor = request.app.state.monitor
     return await kept.current()
 
 
 @router.get("/monitor")
 async def monitor(
-    request: Request, latest: Annotated[int, Query(ge=1, le=3600, description="Seconds back.")] = 3600
+    request: Request, latest: Annotated[int, Query(ge=1, le=3600, description="Age of the oldest sample in seconds.")] = 3600
 ) -> list[dict[str, Any]]:
-    """What came and went between two samples, the oldest first: `dropped` counts all lost messages, `losses` by reason. They are
-    kept for an hour, in the process of the REST API."""
+    """Samples of the last hour, the oldest first: increase of counters since the previous sample, and gauges. `dropped` counts all
+    lost messages, `losses` by reason. The samples are kept in the process of the REST API."""
     kept: Monitor = request.app.state.monitor
     since_ms = time.time_ns() // 1_000_000 - latest * 1000
     return [row for row in kept.history() if row["time_stamp"] >= since_ms]

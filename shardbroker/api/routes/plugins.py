@@ -17,11 +17,11 @@ router = APIRouter(tags=["Plugins"])
 
 
 class PluginStart(Body):
-    settings: dict[str, str] = Field({}, description="For the plugin, over what the configuration has for it.")
+    settings: dict[str, str] = Field({}, description="Settings of the plugin, with precedence over the configuration.")
 
 
 @router.put("/plugins/{name}/start")
 async def start(call: Call, name: str, body: PluginStart | None = None) -> dict[str, Any]:
-    """Loads a plugin in every worker, or loads it anew, and keeps it over restarts."""
+    """Loads or reloads a plugin in every worker and keeps it over restarts."""
     done: dict[str, Any] = await call("plugins load", name=name, setting=body.settings if body else {})
     return done

@@ -22,11 +22,11 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["Diagnose"])
 KINDS = ("clientid", "username", "topic", "ip_address")
-"""What a trace looks for, which is also the field that says it."""
+"""What a trace matches, which is also the name of the field."""
 LOG_MAX = 1 << 20
-"""Bytes of a trace's file in one answer."""
+"""Bytes of the file of a trace in one response."""
 CHUNK_BYTES = 1 << 18
-"""Bytes of a download at a time."""
+"""Bytes of one chunk of a download."""
 
 TraceName = Annotated[str, StringConstraints(pattern=TRACE_NAME)]
 Value = Annotated[str, StringConstraints(min_length=1, max_length=65535)]
@@ -39,8 +39,8 @@ class NewTrace(Body):
     username: Value | None = None
     topic: Value | None = Field(None, description="Topic filter.")
     ip_address: Value | None = None
-    start_at: TimeMs | None = Field(None, description="RFC 3339 or Unix ms; without, now.")
-    end_at: TimeMs | None = Field(None, description="Without, ten minutes after its start.")
+    start_at: TimeMs | None = Field(None, description="RFC 3339 or Unix ms; by default now.")
+    end_at: TimeMs | None = Field(None, description="RFC 3339 or Unix ms; by default ten minutes after the start.")
     payload_encode: Literal["text", "hex", "hidden"] = "text"
     payload_limit: int = Field(1024, ge=0, le=PAYLOAD_MAX, description="Bytes of a payload that are shown.")
     formatter: Literal["text", "json"] = "text"
@@ -49,14 +49,14 @@ class NewTrace(Body):
     def _one(self) -> "NewTrace":
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if given != [self.type]:
-            raise ValueError(f"with type {self.type} allowed is the field {self.type}, and none of the other types'")
+            raise ValueError(f"{self.type}: must be set, and no other of {', '.join(KINDS)}, with type {self.type}")
         return self
 
 
 class LogPlace(Body):
-    position: int = Field(0, ge=0, le=2**53, description="Byte of the file to begin at.")
-    bytes: int = Field(1000, ge=1, le=LOG_MAX, description="How many of them.")
-    node: str | None = Field(None, description="This node, if any.")
+    position: int = Field(0, ge=0, le=2**53, description="Offset in the file, in bytes.")
+    bytes: int = Field(1000, ge=1, le=LOG_MAX, description="Number of bytes.")
+    node: str | None = Field(None, description="Name of this node.")
 
 
 class CountedTopic(Body):
@@ -65,7 +65,7 @@ class CountedTopic(Body):
 
 class CountedReset(Body):
     action: Literal["reset"]
-    topic: Value | None = Field(None, description="Without, all topics.")
+    topic: Value | None = Field(None, description="By default all topics.")
 
 
 # --- traces -----------------------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ async def list_traces(call: Call) -> list[dict[str, Any]]:
 
 @router.post("/trace")
 async def start_trace(call: Call, body: NewTrace) -> dict[str, Any]:
-    """Writes what happens to a client, a user, a topic or an address into a file, from `start_at` until `end_at`."""
+    """Writes the events of a client, a user, a topic or an address to a file, from `start_at` until `end_at`."""
     given = {name: getattr(body, name) for name in ("start_at", "end_at", "payload_encode", "payload_limit", "formatter")}
     row = await call("trace start", name=body.name, type=body.type, value=getattr(body, body.type), **given)
     return _trace(call, row)
@@ -87,14 +87,15 @@ async def start_trace(call: Call, body: NewTrace) -> dict[str, Any]:
 
 @router.put("/trace/{name}/stop")
 async def stop_trace(call: Call, name: str) -> dict[str, Any]:
-    """Ends a trace; its file stays."""
+    """Stops a trace; its file is kept."""
     await call("trace stop", name=name)
     return {"name": name, "enable": False}
 
 
 @router.get("/trace/{name}/log")
 async def read_trace(call: Call, name: str, place: Annotated[LogPlace, Query()]) -> dict[str, Any]:
-    """A part of its file as text, and in `meta.position` where to go on; `meta.hint` is `eof` when no more will come."""
+    """A part of the file as text; `meta.position` is where the next part starts, `meta.hint` is `eof` at the end of an
+    ended trace."""
     if place.node is not None:
         call.check_node(place.node)
     part = await call("trace read", name=name, position=place.position, bytes=place.bytes)
@@ -104,16 +105,16 @@ async def read_trace(call: Call, name: str, place: Annotated[LogPlace, Query()])
 
 @router.get("/trace/{name}/log_detail")
 async def trace_detail(call: Call, name: str) -> list[dict[str, Any]]:
-    """Size of its file, and when it was written last."""
+    """Size and modification time of the file."""
     part = await call("trace read", name=name, bytes=1)
     return [{"node": call.node, "size": part["size"], "mtime": part["modified_at"]}]
 
 
 @router.get("/trace/{name}/download", response_class=Response)
 async def download_trace(
-    call: Call, name: str, format: Annotated[Literal["zip", "text"], Query(description="As EMQX has it, or as it is.")] = "zip"
+    call: Call, name: str, format: Annotated[Literal["zip", "text"], Query(description="A zip archive, or the file.")] = "zip"
 ) -> StreamingResponse:
-    """Its file."""
+    """The file of a trace."""
     await call("trace show", name=name)
     if format == "text":
         file, kind = _parts(call, name), "text/plain; charset=utf-8"
@@ -124,7 +125,7 @@ async def download_trace(
 
 
 async def _parts(call: Call, name: str) -> AsyncIterator[bytes]:
-    """The file as it is now."""
+    """Yields the file up to its current end."""
     position, size = 0, 1
     while position < size:
         part = await call("trace read", name=name, position=position)
@@ -135,7 +136,7 @@ async def _parts(call: Call, name: str) -> AsyncIterator[bytes]:
 
 
 async def _zipped(call: Call, name: str) -> IO[bytes]:
-    """A file without a name, which goes when it is closed."""
+    """Returns an anonymous temporary file with the archive."""
     made = tempfile.TemporaryFile()  # noqa: SIM115 - _chunks() closes it
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(f"{call.node}/{name}.log", "w") as target:
         async for part in _parts(call, name):
@@ -151,7 +152,7 @@ async def _chunks(file: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def _trace(call: Call, row: dict[str, Any]) -> dict[str, Any]:
-    """As EMQX names its fields."""
+    """Returns a trace with EMQX's names of fields."""
     shown = timed(row, "start_at", "end_at")
     value, size = shown.pop("value"), shown.pop("log_size")
     return {**shown, row["type"]: value, "log_size": {call.node: size}}
@@ -174,7 +175,7 @@ async def slow_settings(call: Call) -> dict[str, Any]:
 
 @router.put("/slow_subscriptions/settings")
 async def set_slow_settings(call: Call, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes settings of `slow_subs`; those that are not given stay."""
+    """Changes settings of `slow_subs`; omitted ones are kept."""
     return await set_section(call, "slow_subs", body)
 
 
@@ -183,26 +184,26 @@ async def set_slow_settings(call: Call, body: dict[str, Any]) -> dict[str, Any]:
 
 @router.get("/mqtt/topic_metrics")
 async def list_counted(call: Call) -> list[dict[str, Any]]:
-    """What was counted of each registered topic or filter; rates are those of the last five seconds."""
+    """Counts of each registered topic or filter; rates cover the last five seconds."""
     return [_counted(row) for row in (await call("topic-metrics list"))["data"]]
 
 
 @router.post("/mqtt/topic_metrics")
 async def add_counted(call: Call, body: CountedTopic) -> dict[str, Any]:
-    """Counts messages of a topic or filter from now on."""
+    """Starts to count messages of a topic or filter."""
     await call("topic-metrics add", topic=body.topic)
     return _counted(await call("topic-metrics show", topic=body.topic))
 
 
 @router.put("/mqtt/topic_metrics", status_code=204)
 async def reset_counted(call: Call, body: CountedReset) -> None:
-    """Begins at 0 again."""
+    """Resets the counts of a topic or of all."""
     await call("topic-metrics reset", topic=body.topic)
 
 
 @router.get("/mqtt/topic_metrics/{topic:topic}")
 async def show_counted(call: Call, topic: str) -> dict[str, Any]:
-    """What was counted of one topic."""
+    """Counts of one topic or filter."""
     return _counted(await call("topic-metrics show", topic=topic))
 
 
@@ -216,7 +217,7 @@ def _counted(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @router.get("/clients_loudest")
-async def loudest(call: Call, limit: Annotated[int, Query(ge=1, le=100, description="How many.")] = 10) -> dict[str, Any]:
-    """Clients with most messages a second, over the last two seconds; it is counted only while somebody asks."""
+async def loudest(call: Call, limit: Annotated[int, Query(ge=1, le=100, description="Number of clients.")] = 10) -> dict[str, Any]:
+    """Clients with the highest message rates over the last two seconds; workers count only while this is polled."""
     found = await call("clients loudest", limit=limit)
     return {"data": found["data"], "meta": {"left_out": found["left_out"]}}

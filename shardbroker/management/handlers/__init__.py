@@ -1,4 +1,4 @@
-"""Answers to the verbs of shardbroker.control; each module registers its own with `handles`."""
+"""Handlers of the verbs of shardbroker.control; each module registers its own with `handles`."""
 
 from shardbroker.management.handlers import (
     access,

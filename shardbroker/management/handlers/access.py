@@ -14,13 +14,13 @@ from shardbroker.control.verbs import Params
 from shardbroker.management.access import AccessAdmin, AccessError
 from shardbroker.management.context import Context, handles
 
-SAYS = {True: "allow", False: "deny", None: "no rule"}
-"""Answers of a source."""
+RESULTS = {True: "allow", False: "deny", None: "no rule"}
+"""Result of a source, as `ctl` shows it."""
 
 
 @contextmanager
 def admin(context: Context) -> Iterator[AccessAdmin]:
-    """The stores, open for one verb; AccessError as what the client is told."""
+    """Opens the stores for one verb, with AccessError as ControlError."""
     try:
         with AccessAdmin(context.configuration.settings, context.topology.data_dir, context.counters) as access:
             yield access
@@ -60,7 +60,7 @@ async def set_rules(context: Context, params: AclSet) -> dict[str, Any]:
     try:
         rules = [json.loads(text) for text in params.rules]
     except ValueError as error:
-        raise ControlError("BAD_REQUEST", f"rules: not JSON: {error}") from None
+        raise ControlError("BAD_REQUEST", f"rules: must be JSON: {error}") from None
     with admin(context) as access:
         access.set_rules(params.kind, params.name, rules)
     return {"rules": len(rules)}
@@ -77,20 +77,20 @@ async def add_rule(context: Context, params: AclAdd) -> dict[str, Any]:
 
 @handles("acl test")
 async def test_rules(context: Context, params: AclTest) -> dict[str, Any]:
-    """`allowed` is None if a source decides that only the process integrations can ask. Superusers, and rules that came with an
-    authentication, are not looked at."""
+    """`allowed` is None if the decision is up to a source that only the process integrations can query. Superusers, and rules that
+    an authentication returned, are not considered."""
     acl = context.topology.settings.acl
     client = Client(params.clientid, params.username, peerhost=params.ip_address, listener=params.listener)
     with admin(context) as access:
-        said = access.test_rules(client, AuthRequest(params.action, params.topic, params.qos, params.retain))
-    asked = [{"source": name, "says": SAYS[answer] if name in LOCAL_SOURCES else "not asked"} for name, answer in said]
-    if said and said[-1][0] not in LOCAL_SOURCES:
-        return {"allowed": None, "decided_by": said[-1][0], "sources": asked}
-    if said and said[-1][1] is not None:
-        return {"allowed": said[-1][1], "decided_by": said[-1][0], "sources": asked}
+        results = access.test_rules(client, AuthRequest(params.action, params.topic, params.qos, params.retain))
+    sources = [{"source": name, "says": RESULTS[answer] if name in LOCAL_SOURCES else "not asked"} for name, answer in results]
+    if results and results[-1][0] not in LOCAL_SOURCES:
+        return {"allowed": None, "decided_by": results[-1][0], "sources": sources}
+    if results and results[-1][1] is not None:
+        return {"allowed": results[-1][1], "decided_by": results[-1][0], "sources": sources}
     if not acl.sources:
         return {"allowed": True, "decided_by": None, "sources": []}
-    return {"allowed": acl.no_match == "allow", "decided_by": "acl.no_match", "sources": asked}
+    return {"allowed": acl.no_match == "allow", "decided_by": "acl.no_match", "sources": sources}
 
 
 @handles("acl delete")

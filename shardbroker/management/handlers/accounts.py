@@ -26,7 +26,7 @@ from shardbroker.management.paging import decode_cursor, encode_cursor
 
 @contextmanager
 def opened(context: Context) -> Iterator[Accounts]:
-    """The accounts, open for one verb; AccountError as what the client is told."""
+    """Opens the accounts for one verb, with AccountError as ControlError."""
     try:
         with Accounts(context.topology.data_dir) as accounts:
             yield accounts
@@ -35,13 +35,13 @@ def opened(context: Context) -> Iterator[Accounts]:
 
 
 async def hashed(password: str) -> str:
-    """In a thread: it takes some 20 ms."""
+    """Returns the hash of a password, made in a thread since it takes some 20 ms."""
     try:
         return await asyncio.to_thread(hash_password, password.encode())
     except (BackendError, ImportError) as error:
         raise ControlError("NOT_AVAILABLE", f"passwords need argon2: pip install 'shardbroker[api]' ({error})") from None
     except UnicodeError:
-        raise ControlError("BAD_REQUEST", "password: not Unicode text") from None
+        raise ControlError("BAD_REQUEST", "password: must be valid Unicode") from None
 
 
 @handles("admins list")

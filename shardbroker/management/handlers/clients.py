@@ -1,4 +1,4 @@
-"""Clients and sessions: lists come from the registry in shared memory, single ones from their worker."""
+"""Clients and sessions: lists are read from the registry in shared memory, single ones from their worker."""
 
 import asyncio
 import time
@@ -15,9 +15,9 @@ from shardbroker.management.paging import decode_cursor, encode_cursor
 __all__ = ["client_row", "matching"]
 
 LOOKED_AT = 10_000
-"""Records that one page looks at: some 50 ms of the manager. A page may be empty and still not be the last."""
+"""Records read for one page: some 50 ms of the manager. A page may be empty without being the last."""
 STEP = 500
-"""Records between two breaths."""
+"""Records read between two turns of the event loop."""
 KICKS_AT_ONCE = 100
 """Clients in one command."""
 
@@ -53,7 +53,7 @@ async def list_clients(context: Context, params: ClientList) -> dict[str, Any]:
 
 
 def one_client(context: Context, params: ClientFilter) -> Iterator[tuple[Record, int]]:
-    """The record of params.clientid, if it is there and fits the rest."""
+    """Yields the record of params.clientid, if it exists and matches the rest of the filter."""
     client_id = str(params.clientid).encode()
     worker = context.worker_of(client_id)
     record = context.registries[worker].get(client_id)
@@ -62,7 +62,7 @@ def one_client(context: Context, params: ClientFilter) -> Iterator[tuple[Record,
 
 
 def matching(wanted: ClientFilter) -> Callable[[Record], bool]:
-    """Whether a record of the registry fits. Only what was asked for is looked at."""
+    """Returns a test of records of the registry, with the conditions that are set."""
     tests: list[Callable[[Record], bool]] = []
 
     def exactly(field: str, value: Any) -> None:
@@ -91,7 +91,7 @@ def matching(wanted: ClientFilter) -> Callable[[Record], bool]:
 
 
 def client_row(record: Record, worker: int) -> dict[str, Any]:
-    """A record as EMQX names its fields; times in Unix ms."""
+    """Returns a record with EMQX's names of fields; times in Unix ms."""
     connected = record["connected"]
     host, port = split_peer(record.get("peer", ""))
     since_ms = record.get("since_ms")
@@ -116,7 +116,7 @@ def client_row(record: Record, worker: int) -> dict[str, Any]:
 
 
 def expiry(seconds: int) -> int | str:
-    """Session Expiry Interval for people."""
+    """Returns a Session Expiry Interval as `ctl` and REST show it."""
     return "infinity" if seconds == EXPIRY_NEVER else seconds
 
 
@@ -125,7 +125,7 @@ def text_or_none(value: bytes | None) -> str | None:
 
 
 def split_peer(peer: str) -> tuple[str, int | None]:
-    """(address, port) of a peer as the registry has it."""
+    """Returns (address, port) of a peer as in the registry."""
     host, _, port = peer.rpartition(":")
     return host.strip("[]"), int(port) if port.isdecimal() else None
 
@@ -158,7 +158,7 @@ async def show_client(context: Context, params: OneClient) -> dict[str, Any]:
 
 @handles("clients kick")
 async def kick(context: Context, params: ManyClients) -> dict[str, Any]:
-    """All of them must be there, if it is one; of several those that are."""
+    """A single client has to exist; of several, those that exist are kicked."""
     found = await kick_all(context, [text.encode() for text in params.clientids])
     if len(params.clientids) == 1 and not found:
         raise ControlError("CLIENTID_NOT_FOUND", f"no session with client id {params.clientids[0]!r}")
@@ -166,7 +166,7 @@ async def kick(context: Context, params: ManyClients) -> dict[str, Any]:
 
 
 async def kick_all(context: Context, client_ids: list[bytes]) -> list[bytes]:
-    """Asks the workers to kick these, KICKS_AT_ONCE in a command; those that were there."""
+    """Kicks clients, KICKS_AT_ONCE in one command to a worker, and returns those that existed."""
     by_worker: dict[int, list[bytes]] = {}
     for client_id in dict.fromkeys(client_ids):
         by_worker.setdefault(context.worker_of(client_id), []).append(client_id)
@@ -181,10 +181,10 @@ async def kick_all(context: Context, client_ids: list[bytes]) -> list[bytes]:
 
 @handles("clients kick-all")
 async def bulk_kick(context: Context, params: BulkKick) -> AsyncIterator[dict[str, Any]]:
-    """Goes through the registry at `rate` clients a second; says every second how far it is."""
+    """Reads the registry at `rate` clients per second; yields its progress every second."""
     filters = params.model_dump(exclude={"everybody", "rate"}, exclude_none=True)
     if not filters and not params.everybody:
-        raise ControlError("BAD_REQUEST", "no filter is given: to kick all clients say so with everybody")
+        raise ControlError("BAD_REQUEST", "filter: must not be empty; set `everybody` to kick all clients")
     kicked = looked_at = 0
     began = last = time.monotonic()
     async for batch in batches(context, params):
@@ -199,7 +199,7 @@ async def bulk_kick(context: Context, params: BulkKick) -> AsyncIterator[dict[st
 
 
 async def batches(context: Context, wanted: ClientFilter) -> AsyncIterator[list[bytes]]:
-    """Client ids that fit, up to KICKS_AT_ONCE at a time; those that come meanwhile may be among them or not."""
+    """Yields client ids that match, up to KICKS_AT_ONCE at a time; clients that connect meanwhile may be missing."""
     if wanted.clientid is not None:
         yield [record["client_id"] for record, _ in one_client(context, wanted)]
         return

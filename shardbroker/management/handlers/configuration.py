@@ -1,4 +1,4 @@
-"""Configuration: what is in force, and changes while the broker runs."""
+"""Configuration: effective values, and changes at run time."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ async def reload(context: Context, params: Params) -> dict[str, Any]:
 
 
 async def in_workers(context: Context, done: dict[str, Any], files: bool = False) -> dict[str, Any]:
-    """`done` once it holds in every worker that serves, so that whoever gets this answer may count on it. Workers that do not come
-    to it in time are named in `workers_behind`. files: rules and passwords were read again, though no setting may have changed."""
+    """Returns `done` when every ready worker has applied the change, so that the response confirms it. Workers that have not
+    applied it in time are in `workers_behind`. files: rules and passwords were reloaded, possibly without a changed setting."""
     behind = await context.workers.caught_up() if done["applied"] or files else []
     return done | {"workers_behind": behind} if behind else done

@@ -1,4 +1,4 @@
-"""Messages that wait for their time, `$delayed/`: each worker knows those of its publishers."""
+"""Delayed messages (`$delayed/`): each worker has those of its publishers."""
 
 import base64
 import time
@@ -40,11 +40,11 @@ async def delete_delayed(context: Context, params: OneMessage) -> dict[str, Any]
 
 
 def not_found(params: OneMessage) -> ControlError:
-    return ControlError("NOT_FOUND", f"no message {params.msgid} waits for its time")
+    return ControlError("NOT_FOUND", f"no delayed message {params.msgid}")
 
 
 def row_of(context: Context, known: dict[str, Any]) -> dict[str, Any]:
-    """As EMQX names its fields; intervals in seconds."""
+    """Returns a delayed message with EMQX's names of fields; intervals in seconds."""
     publish_at = int.from_bytes(known["id"][:8], "big") // 1000
     return {
         "msgid": known["id"].hex().upper(),

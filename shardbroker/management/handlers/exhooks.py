@@ -1,4 +1,4 @@
-"""Answers about ExHook servers."""
+"""ExHook servers and their hook points."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ async def list_servers(context: Context, params: Params) -> dict[str, Any]:
 
 @handles("exhook hooks")
 async def list_hooks(context: Context, params: Params) -> dict[str, Any]:
-    """A row for each program and hook point."""
+    """Returns a row for each server and hook point."""
     rows = [
         {"name": state["name"], "hook": point, "topics": state["hooks"].get(point, []), **figures}
         for state in read_state(context)

@@ -1,4 +1,4 @@
-"""What lies in journals, and what was exported of them. The state of a journal says its worker (handlers/node.py)."""
+"""Segments of journals, and exports. The state of a journal is read from its worker (handlers/node.py)."""
 
 import asyncio
 from pathlib import Path
@@ -12,14 +12,14 @@ from shardbroker.management.context import Context, handles
 from shardbroker.management.paging import decode_cursor, encode_cursor
 
 EXPORTS_MAX = 100
-"""Exports in one answer."""
+"""Exports in one response."""
 RESULTS = {0: "done", 1: "stopped", 2: "wrong options"}
 """Exit codes of `shardbroker export`."""
 
 
 @handles("journal segments")
 async def list_segments(context: Context, params: Page) -> dict[str, Any]:
-    """Worker by worker, the oldest first."""
+    """Returns segments worker by worker, the oldest first."""
     after = decode_cursor(params.cursor, int, str) if params.cursor else (-1, "")
     root = context.topology.data_dir / "journal"
     rows, more = await asyncio.to_thread(_segments, root, after, params.limit)
@@ -28,7 +28,7 @@ async def list_segments(context: Context, params: Page) -> dict[str, Any]:
 
 
 def _segments(root: Path, after: tuple[Any, ...], limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Segments behind a place, and whether there are more."""
+    """Returns the segments after a position, and whether there are more."""
     rows: list[dict[str, Any]] = []
     for directory in journal_directories(root) if root.is_dir() else ():
         worker = int(directory.name)
@@ -45,7 +45,7 @@ def _segments(root: Path, after: tuple[Any, ...], limit: int) -> tuple[list[dict
 
 
 def _segment(worker: int, path: Path, last: bool) -> dict[str, Any] | None:
-    """None for one that retention has just removed."""
+    """Returns the row of a segment, or None if retention has just removed it."""
     try:
         with path.open("rb") as file:
             head = file.read(SEGMENT_HEADER_BYTES)
@@ -54,17 +54,17 @@ def _segment(worker: int, path: Path, last: bool) -> dict[str, Any] | None:
         return None
     try:
         begins_ms = SegmentHeader.unpack(head).created_us // 1000
-    except Exception:  # damaged, or of a later version: `shardbroker journal verify` tells
+    except Exception:  # damaged, or of a later version: `shardbroker journal verify` reports it
         begins_ms = None
     return {
         "worker": worker, "segment": path.name, "bytes": status.st_size, "begins_at": begins_ms,
-        "ends_at": max(status.st_mtime_ns // 1_000_000, begins_ms or 0), "last": last,  # times of files are coarser
+        "ends_at": max(status.st_mtime_ns // 1_000_000, begins_ms or 0), "last": last,  # times of files have a coarser resolution
     }  # fmt: skip
 
 
 @handles("journal exports")
 async def list_exports(context: Context, params: Params) -> dict[str, Any]:
-    """`current`: whether all that the journals have now was read by the export's last batch; None where that cannot be told."""
+    """`current`: whether the last batch of the export has read all records that the journals have now; None if unknown."""
     states = await context.workers.ask_all("journal")
     ends = {str(worker): state["durable"] for worker, state in enumerate(states) if state}
     rows = []

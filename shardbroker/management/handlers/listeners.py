@@ -12,7 +12,7 @@ from shm.requests import ask
 __all__ = ["ask_supervisor"]
 
 ANSWER_S = 30.0
-"""How long the supervisor may take: it waits up to 5 s for each acceptor."""
+"""Longest wait for the supervisor, which waits up to 5 s for each acceptor."""
 
 _turn = asyncio.Lock()
 
@@ -62,7 +62,7 @@ async def restart_listener(context: Context, params: OneListener) -> dict[str, A
 
 
 async def _set(context: Context, verb: str, params: ListenerSettings) -> dict[str, Any]:
-    """The supervisor opens the address and loads the files; who is asked is for the preflight."""
+    """The supervisor opens the address and loads the files; the preflight checks `auth_chain`."""
     settings = _tree(params)
     if "auth_chain" in settings:
         await context.configuration.check_chain(params.name, settings["auth_chain"])
@@ -77,21 +77,21 @@ async def _change(context: Context, request: dict[str, Any]) -> dict[str, Any]:
 
 
 async def ask_supervisor(context: Context, request: dict[str, Any]) -> dict[str, Any]:
-    """One request at a time; in a thread, since the answer is waited for."""
+    """Sends one request at a time to the supervisor, in a thread since it blocks until the response."""
     async with _turn:
         try:
             return await asyncio.to_thread(ask, context.topology.sending_ends("requests")[0], request, ANSWER_S)
         except OSError as error:
-            raise ControlError("NOT_AVAILABLE", f"the supervisor does not answer: {error}") from None
+            raise ControlError("NOT_AVAILABLE", f"the supervisor did not respond: {error}") from None
 
 
 def _tree(params: ListenerSettings) -> dict[str, Any]:
-    """Assignments as tables within tables."""
+    """Returns assignments as nested tables."""
     root: dict[str, Any] = {}
     for assignment in params.settings:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise ControlError("BAD_REQUEST", f"{assignment}: allowed is KEY=VALUE, such as max_connections=100")
+            raise ControlError("BAD_REQUEST", f"settings: must be KEY=VALUE, such as max_connections=100, got {assignment}")
         path, value = parse_assignment(f"listeners.{params.name}.{key.strip()}", text)
         here = root
         for part in path[2:-1]:

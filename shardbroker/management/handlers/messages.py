@@ -1,4 +1,4 @@
-"""Messages: publish one, and look after those that are retained."""
+"""Publishing, and retained messages."""
 
 import base64
 import time
@@ -14,16 +14,16 @@ from shardbroker.mqtt.topics import check_topic_filter, check_topic_name
 from shardbroker.stores.retained import RetainedMessage
 
 PAGE_BYTES = 8 << 20
-"""Bytes of retained messages read for one page."""
+"""Most bytes of retained messages in one page."""
 CLEAR_BATCH = 1000
 """Retained messages deleted in one transaction."""
 SCANS_MAX = 20
-"""Calls of the store for one page: each looks at 1,000 topics. A page may be empty and still not be the last."""
+"""Calls of the store for one page, each of which reads 1,000 topics. A page may be empty without being the last."""
 
 
 @handles("publish")
 async def publish(context: Context, params: Publish) -> dict[str, Any]:
-    """Through the worker that owns the publisher's client id."""
+    """Publishes through the worker that owns the client id of the publisher."""
     settings = context.configuration.settings.mqtt
     topic = params.topic.encode()
     try:
@@ -31,8 +31,8 @@ async def publish(context: Context, params: Publish) -> dict[str, Any]:
     except MqttError as error:
         raise ControlError("BAD_REQUEST", f"topic: {error}") from None
     if len(topic) + len(params.payload) > settings.max_packet_size:
-        raise ControlError("BAD_REQUEST", f"payload: with its topic {len(topic) + len(params.payload)} bytes, "
-                           f"mqtt.max_packet_size is {settings.max_packet_size}")  # fmt: skip
+        raise ControlError("BAD_REQUEST", f"payload: must have at most {settings.max_packet_size} bytes with its topic "
+                           f"(mqtt.max_packet_size), got {len(topic) + len(params.payload)}")  # fmt: skip
     properties: dict[int, Any] = {
         PropertyId.PAYLOAD_FORMAT_INDICATOR: params.payload_format_indicator,
         PropertyId.CONTENT_TYPE: None if params.content_type is None else params.content_type.encode(),
@@ -56,12 +56,12 @@ async def publish(context: Context, params: Publish) -> dict[str, Any]:
 
 
 async def some_worker(context: Context, client_id: bytes) -> int:
-    """The worker of the client id if it is up, else any that is: a message needs no particular one."""
+    """Returns the worker of the client id if it is ready, else any ready worker, since a message can enter by each."""
     first = context.worker_of(client_id)
     for worker in [first, *(one for one in range(len(context.workers)) if one != first)]:
         if context.workers.is_up(worker):
             return worker
-    raise ControlError("WORKER_DOWN", "no worker is up")
+    raise ControlError("WORKER_DOWN", "no worker is ready")
 
 
 @handles("retained list")
@@ -97,7 +97,7 @@ async def delete_retained(context: Context, params: OneTopic) -> dict[str, Any]:
 
 @handles("retained clear")
 async def clear_retained(context: Context, params: Params) -> dict[str, Any]:
-    """Batch by batch; what comes meanwhile goes too, or stays."""
+    """Deletes batch by batch; messages retained meanwhile may be deleted too."""
     deleted, place = 0, None
     while True:
         found, place = context.retained.scan(b"#", place, CLEAR_BATCH, PAGE_BYTES, time.time_ns() // 1_000_000)
@@ -112,12 +112,12 @@ async def clear_retained(context: Context, params: Params) -> dict[str, Any]:
 def find_retained(context: Context, params: OneTopic) -> RetainedMessage:
     message = context.retained.get(params.topic.encode())
     if message is None or 0 < message.expires_ms <= time.time_ns() // 1_000_000:
-        raise ControlError("NOT_FOUND", f"no message is retained for {params.topic!r}")
+        raise ControlError("NOT_FOUND", f"no retained message of topic {params.topic!r}")
     return message
 
 
 def retained_row(message: RetainedMessage, payload: bool) -> dict[str, Any]:
-    """As EMQX names its fields; the payload in base64."""
+    """Returns a retained message with EMQX's names of fields; the payload in base64."""
     row = {
         "topic": message.topic.decode(errors="replace"),
         "msgid": message.message_id.hex().upper(),

@@ -19,9 +19,9 @@ from shardbroker.management.prometheus import render
 from shm.roles import Place
 
 SEAL_S = 3.0
-"""How long a journal may take to be sealed."""
+"""Longest time to seal a journal."""
 SEAL_POLL_S = 0.02
-"""Between two tries."""
+"""Between two attempts."""
 
 
 @handles("status")
@@ -95,7 +95,7 @@ def process_row(context: Context, place: Place) -> dict[str, Any]:
 
 @handles("load")
 async def load(context: Context, params: Params) -> dict[str, Any]:
-    """Running totals: two answers tell what happened between them (shardbroker.control.figures)."""
+    """Returns running totals; the difference of two results is the activity in between (shardbroker.control.figures)."""
     counters = context.counters
     return {
         "at_ns": time.monotonic_ns(),
@@ -109,7 +109,7 @@ async def load(context: Context, params: Params) -> dict[str, Any]:
 def worker_load(context: Context, worker: int) -> dict[str, Any]:
     pid = context.counters.life(worker)[0]
     cpu_s, memory = 0.0, 0
-    with suppress(psutil.Error):  # it has just died
+    with suppress(psutil.Error):  # it has just ended
         process = psutil.Process(pid)
         times = process.cpu_times()
         cpu_s, memory = times.user + times.system, process.memory_info().rss
@@ -129,7 +129,7 @@ def worker_load(context: Context, worker: int) -> dict[str, Any]:
 
 @handles("workers restart")
 async def restart_worker(context: Context, params: OneWorker) -> dict[str, Any]:
-    """It drains and ends; the supervisor starts its successor."""
+    """Drains and ends a worker; the supervisor restarts it."""
     await context.workers.call(params.worker, "ping")
     pid, _, starts = context.counters.life(params.worker)
     try:
@@ -146,7 +146,7 @@ async def journal_status(context: Context, params: Params) -> dict[str, Any]:
 
 @handles("journal seal")
 async def seal_journals(context: Context, params: Params) -> dict[str, Any]:
-    """At level `machine` the segment before may still be on its way to the disk: it is tried for SEAL_S."""
+    """Retries for SEAL_S: at level `machine` the previous segment may not be on disk yet."""
     deadline = time.monotonic() + SEAL_S
     while True:
         try:
@@ -167,7 +167,7 @@ async def of_each_journal(context: Context, command: str) -> dict[str, Any]:
 
 @handles("log level")
 async def log_level(context: Context, params: LogLevel) -> dict[str, Any]:
-    """Until the next start, or until log.level is configured anew; `config set log.level` stays."""
+    """Sets the level until the next start or the next change of log.level; `config set log.level` is permanent."""
     if params.level is not None:
         context.log.level = params.level
     return {"level": context.log.level}

@@ -1,4 +1,4 @@
-"""Plugins: the same ones in every worker, or none of it."""
+"""Plugins: every worker has the same ones; a change applies to all workers or to none."""
 
 import asyncio
 from typing import Any
@@ -12,12 +12,12 @@ from shardbroker.hooks.wanted import Wanted, read_wanted, write_wanted
 from shardbroker.management.context import Context, handles
 
 RULES = "client.authorize"
-"""The point whose callbacks connections remember, as they do rules."""
+"""Hook point whose results connections cache, as those of rules."""
 NOTHING = {"calls": 0, "errors": 0, "seconds": 0.0, "slowest": 0.0}
-"""What a callback has cost that was never called."""
+"""Cost of a callback without calls."""
 
 _turn = asyncio.Lock()
-"""One change at a time: each looks at what is loaded, and writes it."""
+"""Serializes changes: each reads and writes the list of loaded plugins."""
 
 
 @handles("plugins list")
@@ -41,15 +41,15 @@ async def list_plugins(context: Context, params: Params) -> dict[str, Any]:
 
 @handles("plugins load")
 async def load(context: Context, params: PluginLoad) -> dict[str, Any]:
-    """First in one worker: what cannot be loaded fails there, and the others do not notice."""
+    """Loads in one worker first: a plugin that fails does not reach the others."""
     name = params.name
     async with _turn:
         found, before = _installed(context), _wanted(context)
         if name not in found:
-            raise ControlError("NOT_FOUND", f"no plugin {name!r}; there are {', '.join(found) or 'none'}")
+            raise ControlError("NOT_FOUND", f"no plugin {name!r}; installed are {', '.join(found) or 'none'}")
         _check_workers(context)
         after = {**before, name: params.setting}
-        _keep(context, after)  # a worker that starts from now on loads it
+        _keep(context, after)  # workers that start from here on load it
         plugins = context.configuration.settings.plugins
         settings = {**own_settings(plugins.settings, name), **params.setting}
         points: set[str] = set()
@@ -67,22 +67,22 @@ async def load(context: Context, params: PluginLoad) -> dict[str, Any]:
 
 @handles("plugins unload")
 async def unload(context: Context, params: OnePlugin) -> dict[str, Any]:
-    """Out of every worker that is up; one that is not starts without it."""
+    """Unloads in every ready worker; the others start without it."""
     async with _turn:
         before = _wanted(context)
         if params.name in before:
             _keep(context, {name: settings for name, settings in before.items() if name != params.name})
-        said = [points for points in await context.workers.ask_all("plugin unload", name=params.name) if points is not None]
-        if params.name not in before and not said:
+        unloaded = [points for points in await context.workers.ask_all("plugin unload", name=params.name) if points is not None]
+        if params.name not in before and not unloaded:
             raise ControlError("NOT_FOUND", f"plugin {params.name!r} is not loaded")
-        points = {point for of_worker in said for point in of_worker}
+        points = {point for of_worker in unloaded for point in of_worker}
         _tell_rules(context, points)
-    return {"name": params.name, "workers": len(said), "points": sorted(points)}
+    return {"name": params.name, "workers": len(unloaded), "points": sorted(points)}
 
 
 @handles("hooks list")
 async def list_hooks(context: Context, params: Params) -> dict[str, Any]:
-    """A row for each callback, and one for each point without."""
+    """Returns a row for each callback, and one for each point without callbacks."""
     states = [state for state in await context.workers.ask_all("hooks") if state]
     rows: dict[tuple[str, str | None], dict[str, Any]] = {}
     for state in states:
@@ -121,10 +121,10 @@ def _keep(context: Context, wanted: Wanted) -> None:
 
 
 def _check_workers(context: Context) -> None:
-    """All of them, or none: raises ControlError while one is down."""
+    """Checks that all workers are ready. Raises ControlError otherwise."""
     for worker in range(len(context.workers)):
         if not context.workers.is_up(worker):
-            raise ControlError("WORKER_DOWN", f"worker {worker} is not up: try again when it is")
+            raise ControlError("WORKER_DOWN", f"worker {worker} is not ready: try again later")
 
 
 def _tell_rules(context: Context, points: set[str]) -> None:

@@ -1,6 +1,6 @@
 """Subscriptions, topics and routes.
 
-Which clients there are says the registry, what each subscribes to its worker, and which filters lead where the route table.
+The registry has the clients, their workers have the subscriptions, and the route table has the destinations of each filter.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from shardbroker.mqtt.topics import matches, parse_subscription
 CLIENTS_AT_ONCE = 200
 """Clients in one command."""
 LOOKED_AT = 10_000
-"""Clients that one page looks at. A page may be empty and still not be the last."""
+"""Clients read for one page. A page may be empty without being the last."""
 
 
 @handles("subscriptions list")
@@ -59,7 +59,7 @@ async def list_subscriptions(context: Context, params: SubscriptionList) -> dict
 
 
 async def of_client(context: Context, params: SubscriptionList, client_id: bytes, start: int) -> dict[str, Any]:
-    """Of one client. Raises ControlError CLIENTID_NOT_FOUND."""
+    """Returns subscriptions of one client. Raises ControlError CLIENTID_NOT_FOUND."""
     worker = context.worker_of(client_id)
     await context.workers.call(worker, "session", client_id=client_id)
     page = await context.workers.call(worker, "subscriptions", clients=[client_id], start=start, limit=params.limit)
@@ -68,7 +68,7 @@ async def of_client(context: Context, params: SubscriptionList, client_id: bytes
 
 
 async def with_filter(context: Context, params: SubscriptionList) -> dict[str, Any]:
-    """With exactly one filter: a look into each worker's table, the first SUBSCRIBERS_MAX of it."""
+    """Returns subscriptions with exactly this filter, the first SUBSCRIBERS_MAX of each worker."""
     try:
         group, filter = parse_subscription(str(params.topic).encode())
     except MqttError as error:
@@ -98,7 +98,7 @@ def fits(wanted: SubscriptionList, row: dict[str, Any]) -> bool:
 
 
 def row_of(known: dict[str, Any]) -> dict[str, Any]:
-    """A subscription as EMQX names its fields."""
+    """Returns a subscription with EMQX's names of fields."""
     return {
         "clientid": known["client_id"].decode(errors="replace"),
         "topic": known["topic"].decode(errors="replace"),

@@ -19,11 +19,11 @@ from shardbroker.mqtt.topics import check_topic_filter
 COUNTED = "topic_metrics.topics"
 """Key of the configuration."""
 _turn = asyncio.Lock()
-"""Of changes of what is counted: each reads the list that it changes."""
+"""Serializes changes of the counted topics: each reads the list that it changes."""
 WINDOW_S = 2.2
-"""How long a window of the loudest clients lasts at most, until workers tell of it."""
+"""Longest wait for a window of client rates."""
 WINDOW_LOOK_S = 0.1
-"""Between two looks whether it is over."""
+"""Between two checks whether the window has ended."""
 
 
 def _now_ms() -> int:
@@ -96,7 +96,7 @@ def _check_filter(context: Context, text: str, field: str) -> None:
 
 @handles("slow-subs list")
 async def list_slow(context: Context, params: Params) -> dict[str, Any]:
-    """The slowest first, of all workers together."""
+    """Returns the slowest deliveries of all workers, the slowest first."""
     rows = [
         {"clientid": client_id.decode(errors="replace"), "topic": topic.decode(errors="replace"), "timespan": lasted_ms,
          "last_update_at": at_ms, "node": context.topology.node_name}
@@ -131,14 +131,14 @@ async def show_counted(context: Context, params: CountedTopic) -> dict[str, Any]
 
 @handles("topic-metrics add")
 async def add_counted(context: Context, params: CountedTopic) -> dict[str, Any]:
-    """As `config set` does it."""
+    """Adds a topic as `config set` does."""
     _check_filter(context, params.topic, "topic")
     async with _turn:
         topics = context.configuration.settings.topic_metrics.topics
         if params.topic in topics:
-            raise ControlError("ALREADY_EXISTS", f"{params.topic!r} is counted already")
+            raise ControlError("ALREADY_EXISTS", f"{params.topic!r} is already counted")
         if len(topics) >= COUNTED_MAX:
-            raise ControlError("EXCEED_LIMIT", f"{len(topics)} topics are counted, allowed are {COUNTED_MAX}")
+            raise ControlError("EXCEED_LIMIT", f"{COUNTED}: must have at most {COUNTED_MAX} topics, got {len(topics) + 1}")
         await _set_counted(context, [*topics, params.topic])
     return {"topic": params.topic}
 
@@ -155,7 +155,7 @@ async def delete_counted(context: Context, params: CountedTopic) -> dict[str, An
 
 @handles("topic-metrics reset")
 async def reset_counted(context: Context, params: CountedTopics) -> dict[str, Any]:
-    await context.topic_metrics.rows()  # what workers have counted until now goes too
+    await context.topic_metrics.rows()  # includes what workers have counted until now
     names = context.configuration.settings.topic_metrics.topics if params.topic is None else [params.topic]
     for name in names:
         if not context.topic_metrics.reset(name):
@@ -164,11 +164,11 @@ async def reset_counted(context: Context, params: CountedTopics) -> dict[str, An
 
 
 async def _set_counted(context: Context, topics: list[str]) -> None:
-    """Raises ControlError if another source has the last word; nothing has changed then."""
+    """Sets the counted topics. Raises ControlError if another source has precedence; nothing changes then."""
     done = await context.configuration.set(COUNTED, json.dumps(topics, ensure_ascii=False))
     if "shadowed_by" in done:
         await context.configuration.reset(COUNTED)
-        raise ControlError("NOT_AVAILABLE", f"{COUNTED} is set by {done['shadowed_by']}, which holds over what is set here")
+        raise ControlError("NOT_AVAILABLE", f"{COUNTED} is set by {done['shadowed_by']}, which takes precedence over `config set`")
     await in_workers(context, done)
 
 
@@ -181,7 +181,7 @@ def _not_counted(topic: str) -> ControlError:
 
 @handles("clients loudest")
 async def loudest(context: Context, params: Loudest) -> dict[str, Any]:
-    """Workers count while somebody asks. The first one to ask waits until the first window is over."""
+    """Workers count only while this is polled. The first call waits for the end of the first window."""
     deadline = time.monotonic() + WINDOW_S
     while True:
         found = await context.workers.ask_all("loudest", most=params.limit)
