@@ -12,7 +12,7 @@ from pydantic import Field
 
 from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, sliced
-from shardbroker.api.routes.configuration import section_of, set_section
+from shardbroker.api.routes.configuration import section_of
 from shardbroker.api.shapes import Body, TimeMs, moment
 from shardbroker.control import ControlError
 
@@ -158,18 +158,6 @@ async def delete_user(call: Call, id: Authenticator, user_id: str, user_id_type:
 
 
 # --- authorization ----------------------------------------------------------------------------------------------------------------
-
-
-@router.get("/authorization/settings")
-async def authorization(call: Call) -> dict[str, Any]:
-    """The settings of `acl`."""
-    return await section_of(call, "acl")
-
-
-@router.put("/authorization/settings")
-async def set_authorization(call: Call, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes settings of `acl`, effective at once and for existing subscriptions too."""
-    return await set_section(call, "acl", body)
 
 
 @router.get("/authorization/sources")

@@ -1,7 +1,6 @@
 """Publishing, and retained messages.
 
-By hand: status and body of EMQX's `/publish`, many messages in one request, settings as JSON, and shorter pages of retained
-messages.
+By hand: status and body of EMQX's `/publish`, many messages in one request, and shorter pages of retained messages.
 """
 
 from typing import Annotated, Any
@@ -12,7 +11,6 @@ from pydantic import Field
 
 from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, listed
-from shardbroker.api.routes.configuration import section_of, set_section
 from shardbroker.api.shapes import PublishBody, timed
 from shardbroker.control import ControlError
 
@@ -53,18 +51,6 @@ async def publish_many(call: Call, body: Annotated[list[PublishBody], Field(min_
                 raise
             answers.append({"code": error.code, "message": str(error)})
     return JSONResponse(answers, 200 if all("message" not in one for one in answers) else 202)
-
-
-@router.get("/mqtt/retainer")
-async def retainer(call: Call) -> dict[str, Any]:
-    """The settings of `retainer`."""
-    return await section_of(call, "retainer")
-
-
-@router.put("/mqtt/retainer")
-async def set_retainer(call: Call, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes settings of `retainer`; omitted ones are kept."""
-    return await set_section(call, "retainer", body)
 
 
 @router.get("/mqtt/retainer/messages")

@@ -14,7 +14,6 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field, StringConstraints, model_validator
 
 from shardbroker.api.calls import Call
-from shardbroker.api.routes.configuration import section_of, set_section
 from shardbroker.api.shapes import Body, TimeMs, moment, timed
 from shardbroker.control.watch_verbs import PAYLOAD_MAX, TRACE_NAME, TraceType
 
@@ -165,18 +164,6 @@ def _trace(call: Call, row: dict[str, Any]) -> dict[str, Any]:
 async def list_slow(call: Call) -> list[dict[str, Any]]:
     """The slowest deliveries; `timespan` is in ms."""
     return [{**row, "last_update_time": row["last_update_at"]} for row in (await call("slow-subs list"))["data"]]
-
-
-@router.get("/slow_subscriptions/settings")
-async def slow_settings(call: Call) -> dict[str, Any]:
-    """The settings of `slow_subs`."""
-    return await section_of(call, "slow_subs")
-
-
-@router.put("/slow_subscriptions/settings")
-async def set_slow_settings(call: Call, body: dict[str, Any]) -> dict[str, Any]:
-    """Changes settings of `slow_subs`; omitted ones are kept."""
-    return await set_section(call, "slow_subs", body)
 
 
 # --- metrics of topics ------------------------------------------------------------------------------------------------------------
