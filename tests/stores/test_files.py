@@ -17,10 +17,7 @@ ROOT = Path(__file__).parents[2]
 OTHERWISE = {
     "acceptor": {},
     "shm": {
-        "files.py": "the helper itself",
         "cleanup.py": "directories within shared memory",
-        "retained.py": "a file is set aside",
-        "retained_check.py": "a directory takes the place of another, and a check that was killed goes on there",
     },
     "shardbroker": {
         "access/accounts.py": "a file is set aside",
@@ -28,6 +25,9 @@ OTHERWISE = {
         "deploy/installing.py": "a directory takes the place of another",
         "journal/writer.pyx": "a file is set aside",
         "management/snapshots.py": "a directory that has been filled; it is synced",
+        "stores/files.py": "the helper itself",
+        "stores/retained.py": "a file is set aside",
+        "stores/retained_check.py": "a directory takes the place of another, and a check that was killed goes on there",
         "supervisor/layout.py": "a journal is set aside",
     },
 }
