@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-__all__ = ["ROLES", "Cores", "Place", "Role", "lay_places", "load"]
+__all__ = [
+    "ACCEPTOR", "API", "INTEGRATIONS", "MANAGER", "ROLES", "WORKER", "Cores", "Place", "Role", "lay_places", "load",
+]  # fmt: skip
+
+WORKER, MANAGER, INTEGRATIONS, API, ACCEPTOR = "worker", "manager", "integrations", "api", "acceptor"
+"""Names of the rows of ROLES."""
 
 
 class Cores(NamedTuple):
@@ -87,16 +92,16 @@ def _acceptors(settings: Any, cores: Cores) -> int:
 
 ROLES = (
     Role(
-        "worker", "shardbroker.worker.main:run", drain_order=10, inbox=True, count=_workers,
+        WORKER, "shardbroker.worker.main:run", drain_order=10, inbox=True, count=_workers,
         cores=lambda cores, number: (cores.workers[number % len(cores.workers)],), sends_away=True, watched=True,
     ),
-    Role("manager", "shardbroker.management.main:run", drain_order=50, inbox=True),
-    Role("integrations", "shardbroker.integrations.main:run", drain_order=40,
+    Role(MANAGER, "shardbroker.management.main:run", drain_order=50, inbox=True),
+    Role(INTEGRATIONS, "shardbroker.integrations.main:run", drain_order=40,
          needed="shardbroker.access.auth_client:needs_integrations"),
-    Role("api", "shardbroker.api.main:run", drain_order=30, needed="shardbroker.config.api:needs_api", loads_late=True),
+    Role(API, "shardbroker.api.main:run", drain_order=30, needed="shardbroker.config.api:needs_api", loads_late=True),
     # Clients over TLS are disconnected through the acceptors, which therefore end after the workers.
     Role(
-        "acceptor", "acceptor.main:run", drain_order=20, count=_acceptors, cores=lambda cores, number: cores.acceptors,
+        ACCEPTOR, "acceptor.main:run", drain_order=20, count=_acceptors, cores=lambda cores, number: cores.acceptors,
         accepts=True, watched=True,
     ),
 )  # fmt: skip

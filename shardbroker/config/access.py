@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Live, Section
 from shardbroker.config.connectors import (
     TIMEOUT_S,
     BackendTimeout,
@@ -20,6 +20,8 @@ from shardbroker.config.connectors import (
     Url,
 )
 from shardbroker.config.units import Allowed, Duration, Secret, Whole
+from shm.channels import SUPERVISOR
+from shm.roles import INTEGRATIONS, MANAGER, WORKER
 
 __all__ = ["AUTHENTICATORS", "CHAIN_HELP", "SOURCES", "Acl", "Auth", "FlappingDetect", "Hashed", "Names", "chain_names"]
 
@@ -181,7 +183,10 @@ CHAIN_HELP = "a list of " + ", ".join(AUTHENTICATORS) + ", modules, or names of 
 class AuthKeys(Section):
     """Keys of the chain as a whole."""
 
-    chain: Annotated[Names, AfterValidator(chain_names), Allowed(CHAIN_HELP)] = Field(
+    # The supervisor starts the process integrations once a chain, a source or a hook server needs it.
+    chain: Annotated[
+        Names, AfterValidator(chain_names), Allowed(CHAIN_HELP), Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)
+    ] = Field(
         [], description="Who is asked, in this order; empty: everybody may connect."
     )
     timeout: Duration = Field(10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="For the verdict of the whole chain.")
@@ -256,7 +261,9 @@ SOURCES_HELP = "a list of " + ", ".join(SOURCES) + ", modules, or names of insta
 class AclKeys(Section):
     """Keys of the sources as a whole."""
 
-    sources: Annotated[Names, AfterValidator(chain_names), Allowed(SOURCES_HELP)] = Field(
+    sources: Annotated[
+        Names, AfterValidator(chain_names), Allowed(SOURCES_HELP), Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)
+    ] = Field(
         [], description="Who is asked, in this order; empty: everybody may do everything."
     )
     no_match: Literal["allow", "deny"] = Field("deny", description="When no source has a rule that matches.")

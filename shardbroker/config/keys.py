@@ -24,6 +24,7 @@ __all__ = [
     "is_secret",
     "known_keys",
     "resolve",
+    "section_of",
     "takes_text",
     "toml",
     "toml_value",
@@ -46,7 +47,7 @@ def dotted(path: KeyPath) -> str:
 def known_keys(model: type[BaseModel] = Settings, prefix: KeyPath = ()) -> Iterator[KeyPath]:
     """Every key of the schema; `<name>` stands for the name of a listener."""
     for name, field in model.model_fields.items():
-        inner = _section(field.annotation)
+        inner = section_of(field)
         if inner is not None:
             yield from known_keys(inner, (*prefix, name) if _is_section(field.annotation) else (*prefix, name, "<name>"))
         else:
@@ -62,7 +63,7 @@ def field_at(path: KeyPath) -> tuple[FieldInfo | None, int]:
         if field is None:
             return None, at
         at += 1
-        inner = _section(field.annotation)
+        inner = section_of(field)
         if inner is None:
             return field, at
         model = inner
@@ -234,7 +235,7 @@ def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """The model of a section, or of each entry of a dict of sections."""
-    inner = get_args(annotation)[1] if get_origin(annotation) is dict else annotation
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Returns the model of a section, or of each entry of a table of sections; None for a key with a value."""
+    inner: Any = get_args(field.annotation)[1] if get_origin(field.annotation) is dict else field.annotation
     return inner if _is_section(inner) else None

@@ -5,51 +5,45 @@ runtime directory, so that a process that is started again has it too. Keys that
 """
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import cbor2
 from pydantic import BaseModel
 
+from shardbroker.config.base import RESTART, Live
+from shardbroker.config.keys import section_of
 from shardbroker.config.settings import Settings
 from shardbroker.stores.files import replace_file
 from shm.channels import dump_plain
 
-__all__ = ["InForce", "dump", "in_force", "is_live", "keep_in_force", "parse", "replaced"]
+__all__ = ["InForce", "dump", "in_force", "is_live", "keep_in_force", "parse", "reach_of", "replaced"]
 
 IN_FORCE = "settings.cbor"
 """In the runtime directory."""
 
-LIVE = (
-    "acl.",
-    "alarm.",
-    "auth.",
-    "auto_subscribe.",
-    "delayed.",
-    "event_message.",
-    "exhook.",
-    "flapping_detect.",
-    "journal.",
-    "log.",
-    "mqtt.",
-    "plugins.",
-    "retainer.",
-    "rewrite.",
-    "slow_subs.",
-    "snapshot.",
-    "sys.",
-    "topic_metrics.",
-    "trace.",
-)
-"""Sections whose keys take effect at once."""
-NOT_LIVE = ("mqtt.shared_subscription_strategy", "mqtt.limiter.", "journal.segment_bytes", "journal.cycle_bytes")
-"""Keys of these sections that do not: publishers remember where they are in the strategy, connections have their limits, and
-journals remember where they are in a segment."""
+
+@cache
+def reach_of(key: str) -> frozenset[str]:
+    """Returns the roles of the processes that a change of this dotted key reaches; empty if the change needs a restart."""
+    model: type[BaseModel] = Settings
+    mark = RESTART
+    for part in key.split("."):
+        field = model.model_fields.get(part)
+        if field is None:
+            break  # a name in a table, such as that of a listener
+        mark = next((found for found in field.metadata if isinstance(found, Live)), mark)
+        section = section_of(field)
+        if section is None:
+            break
+        model = section
+    return mark.reaches
 
 
 def is_live(key: str) -> bool:
     """Whether a change of this dotted key takes effect without a restart."""
-    return key.startswith(LIVE) and not key.startswith(NOT_LIVE)
+    return bool(reach_of(key))
 
 
 def replaced(settings: Settings, path: Iterable[str], value: Any) -> Settings:

@@ -8,13 +8,15 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
 from shardbroker.config.api import Api
-from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, RESTART, SHORTEST_S, Live, Section
 from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
+from shm.channels import SUPERVISOR
+from shm.roles import ACCEPTOR, API, INTEGRATIONS, MANAGER, WORKER
 
 __all__ = [
     "Alarm",
@@ -110,17 +112,26 @@ Strategy = Literal["random", "round_robin", "round_robin_per_group", "sticky", "
 class Mqtt(Section):
     """The protocol."""
 
-    idle_timeout: Duration = Field(15.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="From accept to a complete CONNECT.")
-    max_packet_size: Size = Field(1 << 20, ge=1024, le=MAX_PACKET_SIZE, description="Largest packet accepted.")
+    idle_timeout: Annotated[Duration, Live(WORKER, ACCEPTOR)] = Field(
+        15.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="From accept to a complete CONNECT."
+    )
+    max_packet_size: Annotated[Size, Live(WORKER, MANAGER, INTEGRATIONS, ACCEPTOR)] = Field(
+        1 << 20, ge=1024, le=MAX_PACKET_SIZE, description="Largest packet accepted."
+    )
     max_clientid_len: Whole = Field(65535, ge=23, le=65535, description="Longest client id, bytes.")
-    max_topic_levels: Whole = Field(128, ge=1, le=65535, description="Levels of a topic or filter.")
+    max_topic_levels: Annotated[Whole, Live(WORKER, MANAGER)] = Field(
+        128, ge=1, le=65535, description="Levels of a topic or filter."
+    )
     max_topic_alias: Whole = Field(65535, ge=0, le=65535, description="Topic Alias Maximum told to 5.0 clients.")
     max_qos_allowed: Literal[0, 1, 2] = Field(2, description="Highest QoS that clients may publish with.")
     retain_available: bool = Field(True, description="Whether clients may retain messages.")
     wildcard_subscription: bool = Field(True, description="Whether filters may hold + and #.")
     shared_subscription: bool = Field(True, description="Whether $share/ and $queue/ work.")
     exclusive_subscription: bool = Field(False, description="Whether $exclusive/ works.")
-    shared_subscription_strategy: Strategy = Field("round_robin", description="Who of a shared group gets a message.")
+    # Publishers remember their place in the strategy.
+    shared_subscription_strategy: Annotated[Strategy, RESTART] = Field(
+        "round_robin", description="How the member of a shared group that receives a message is chosen."
+    )
     ignore_loop_deliver: bool = Field(False, description="3.x clients do not get their own messages (as No Local).")
     session_expiry_interval: Duration = Field(7200.0, ge=1, description="Life of a 3.x session with clean session 0.")
     max_session_expiry_interval: Duration = Field(inf, ge=1, description="Longest Session Expiry Interval granted.")
@@ -147,7 +158,8 @@ class Mqtt(Section):
     max_subscriptions: Limit = Field(1000, ge=0, le=LIMIT_MAX, description="Subscriptions per session; 0: no limit.")
     upgrade_qos: bool = Field(False, description="Deliver with the subscription's QoS even if published lower.")
     response_information: str = Field("", description="Given to 5.0 clients that ask for it.")
-    limiter: ZoneLimiter = ZoneLimiter()
+    # Connections have taken their limits.
+    limiter: Annotated[ZoneLimiter, RESTART] = ZoneLimiter()
 
 
 class Durability(Section):
@@ -191,8 +203,11 @@ class Journal(Section):
     """Journals: one per worker, below `data_dir`/journal."""
 
     capture: Filters = Field([], description="Messages that are kept for analytics: those that match one of these.")
-    segment_bytes: Size = Field(64 << 20, ge=1 << 16, le=1 << 40, description="Of a file, before the next one is begun.")
-    cycle_bytes: Size = Field(
+    # The writer remembers its place in segment and cycle.
+    segment_bytes: Annotated[Size, RESTART] = Field(
+        64 << 20, ge=1 << 16, le=1 << 40, description="Of a file, before the next one is begun."
+    )
+    cycle_bytes: Annotated[Size, RESTART] = Field(
         64 << 20,
         ge=1 << 16,
         le=1 << 40,
@@ -245,7 +260,7 @@ class Sys(Section):
 
     msg_interval: Duration = Field(60.0, ge=0.1, le=LONGEST_WAIT_S, description="Between two rounds of statistics.")
     heartbeat_interval: Duration = Field(30.0, ge=0.1, le=LONGEST_WAIT_S, description="Between two uptime messages.")
-    event_messages: SysEvents = SysEvents()
+    event_messages: Annotated[SysEvents, Live(WORKER, MANAGER)] = SysEvents()
 
 
 class Overload(Section):
@@ -273,7 +288,9 @@ class Alarm(Section):
 class Log(Section):
     """What goes to standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level written.")
+    level: Annotated[Literal["debug", "info", "warning", "error"], Live(MANAGER, INTEGRATIONS, API)] = Field(
+        "info", description="Least level written."
+    )
     client_connected: Literal["debug", "info"] = Field("debug", description="Level of the line for each client that connects.")
 
 
@@ -335,34 +352,34 @@ class Process(Section):
 
 
 class Settings(Section):
-    """The whole configuration."""
+    """The whole configuration. The mark of a section holds for keys in it without a mark of their own."""
 
-    process: Process = Process()
-    node: Node = Node()
-    listeners: dict[str, Listener] = Field({"default": Listener()})
-    mqtt: Mqtt = Mqtt()
-    rewrite: Rewrite = Rewrite()
-    auto_subscribe: AutoSubscribe = AutoSubscribe()
-    delayed: Delayed = Delayed()
-    event_message: EventMessage = EventMessage()
-    durability: Durability = Durability()
-    journal: Journal = Journal()
-    snapshot: Snapshot = Snapshot()
-    retainer: Retainer = Retainer()
-    sys: Sys = Sys()
-    overload: Overload = Overload()
-    alarm: Alarm = Alarm()
-    log: Log = Log()
-    trace: Trace = Trace()
-    slow_subs: SlowSubs = SlowSubs()
-    topic_metrics: TopicMetrics = TopicMetrics()
-    prometheus: Prometheus = Prometheus()
-    api: Api = Api()
-    auth: Auth = Auth()
-    acl: Acl = Acl()
-    flapping_detect: FlappingDetect = FlappingDetect()
-    plugins: PluginSettings = PluginSettings()
-    exhook: ExHook = ExHook()
+    process: Annotated[Process, RESTART] = Process()
+    node: Annotated[Node, RESTART] = Node()
+    listeners: Annotated[dict[str, Listener], RESTART] = Field({"default": Listener()})
+    mqtt: Annotated[Mqtt, Live(WORKER)] = Mqtt()
+    rewrite: Annotated[Rewrite, Live(WORKER)] = Rewrite()
+    auto_subscribe: Annotated[AutoSubscribe, Live(WORKER)] = AutoSubscribe()
+    delayed: Annotated[Delayed, Live(WORKER)] = Delayed()
+    event_message: Annotated[EventMessage, Live(WORKER)] = EventMessage()
+    durability: Annotated[Durability, RESTART] = Durability()
+    journal: Annotated[Journal, Live(WORKER)] = Journal()
+    snapshot: Annotated[Snapshot, Live(MANAGER)] = Snapshot()
+    retainer: Annotated[Retainer, Live(WORKER)] = Retainer()
+    sys: Annotated[Sys, Live(MANAGER)] = Sys()
+    overload: Annotated[Overload, RESTART] = Overload()
+    alarm: Annotated[Alarm, Live(MANAGER)] = Alarm()
+    log: Annotated[Log, Live(MANAGER)] = Log()
+    trace: Annotated[Trace, Live(MANAGER)] = Trace()
+    slow_subs: Annotated[SlowSubs, Live(WORKER, MANAGER)] = SlowSubs()
+    topic_metrics: Annotated[TopicMetrics, Live(WORKER, MANAGER)] = TopicMetrics()
+    prometheus: Annotated[Prometheus, RESTART] = Prometheus()
+    api: Annotated[Api, RESTART] = Api()
+    auth: Annotated[Auth, Live(WORKER, MANAGER, INTEGRATIONS)] = Auth()
+    acl: Annotated[Acl, Live(WORKER, MANAGER, INTEGRATIONS)] = Acl()
+    flapping_detect: Annotated[FlappingDetect, Live(WORKER, MANAGER)] = FlappingDetect()
+    plugins: Annotated[PluginSettings, Live(MANAGER)] = PluginSettings()
+    exhook: Annotated[ExHook, Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)] = ExHook()
 
     @field_validator("listeners")
     @classmethod
