@@ -33,6 +33,7 @@ from acceptor.sockets cimport (
 )
 from shardbroker.mqtt.packets cimport LOGIN_PACKET_MAX
 from shm.address cimport PeerAddress, address_text, parse_address
+from shm.atomic cimport sb_load
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_ACCESS_RULES, CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_MAX_CONNECTIONS, CLIENT_CLOSED_NOT_CONNECT,
     CLIENT_CLOSED_PROXY, CLIENT_CLOSED_REFUSED, CLIENT_CLOSED_RESET, CLIENT_CLOSED_TLS, CLIENT_CLOSED_TOO_LARGE, PACKETS_CONNACK_ERROR, PACKETS_CONNACK_SENT, PACKETS_SENT,
@@ -54,6 +55,7 @@ from acceptor.rules import AccessRules
 from acceptor.secrets import KeyLog
 from acceptor.tls import TlsError, build_context
 from shm.counters import NAMES, ProcessState
+from shm.in_force import InForce
 from shm.partitions import PARTITIONS
 
 __all__ = ["HOLD_LIMIT_S", "PENDING_MAX", "Acceptor"]
@@ -176,6 +178,9 @@ cdef class Acceptor:
     cdef int number, workers, epoll, next_worker
     cdef tuple owners                      # worker of each partition of client ids
     cdef uint64_t now_ms, idle_timeout_ms, kept_bytes
+    cdef object in_force                   # shm.in_force.InForce
+    cdef const uint64_t* settings_wanted   # newest generation of the settings that reaches this acceptor
+    cdef uint64_t settings_seen            # newest one that was looked at
     cdef tuple shared_buckets              # of all listeners
     cdef uint32_t max_packet
     cdef size_t pending_max, held_count
@@ -202,8 +207,10 @@ cdef class Acceptor:
         self.counters = counters
         self.process = topology.slot_of("acceptor", number)
         self.slot = counters.slot(self.process)
-        self.idle_timeout_ms = <uint64_t>(topology.settings.mqtt.idle_timeout * 1000)
-        self.max_packet = min(<uint32_t>topology.settings.mqtt.max_packet_size, <uint32_t>LOGIN_PACKET_MAX)
+        self.settings_wanted = counters.settings_word(self.process)
+        self.in_force = InForce(topology, counters, self.process)
+        self.settings_seen = self.in_force.generation
+        self.configure(self.in_force.settings)
         everywhere = topology.settings.mqtt.limiter.max_conn_rate
         self.shared_buckets = () if everywhere == inf else (self.bucket_of(everywhere),)
         self.pending_max = min(<uint64_t>PENDING_MAX, descriptors // 2)
@@ -261,6 +268,22 @@ cdef class Acceptor:
         listener.buckets = self.shared_buckets
         if settings.max_conn_rate != inf:
             listener.buckets += (self.bucket_of(settings.max_conn_rate),)
+        return 0
+
+    cdef int configure(self, settings) except -1:
+        """Applies all keys that reach acceptors (`Live` in shardbroker/config)."""
+        self.idle_timeout_ms = <uint64_t>(settings.mqtt.idle_timeout * 1000)
+        self.max_packet = min(<uint32_t>settings.mqtt.max_packet_size, <uint32_t>LOGIN_PACKET_MAX)
+        return 0
+
+    cdef int take_settings(self) except -1:
+        """Loads and applies the settings in force. After a failure the manager reports this acceptor as behind."""
+        self.settings_seen = sb_load(self.settings_wanted)
+        try:
+            self.configure(self.in_force.load())
+            self.in_force.applied()
+        except Exception as error:
+            self.notices.say("error", f"settings not applied reason={f'{type(error).__name__}: {error}'!r}", self.now_ms)
         return 0
 
     def bucket_of(self, double rate) -> TokenBucket:
@@ -341,6 +364,8 @@ cdef class Acceptor:
         PyErr_CheckSignals()
         self.read_clock()
         self.counters.beat(self.process, self.now_ms)
+        if sb_load(self.settings_wanted) > self.settings_seen:
+            self.take_settings()
         for i in range(count):
             fd = events[i].data.fd
             pump = self.pumps.get(fd) if self.pumps else None

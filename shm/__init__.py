@@ -3,6 +3,7 @@
     roles        the processes, a row for each kind: numbers, inboxes, titles, order of draining
     channels     descriptor pairs between processes, a row for each kind: sender, receiver, socket, format
     destinations of routes: a kind and a number
+    in_force     the settings in force: a file, and two generations in the slot of each process
 
     supervisor   creates all segments and the runtime directory before the first fork, removes them at the end (cleanup)
 

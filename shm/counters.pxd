@@ -170,6 +170,8 @@ cdef class Counters:
     # Returns one counter or gauge, summed over all processes.
     cdef int64_t total_of(self, int counter) except? -1
     cdef uint64_t access_generation_c(self) noexcept
+    # The word that settings_wanted() reads, for loops that look at it in each pass.
+    cdef const uint64_t* settings_word(self, int number) except NULL
     cdef bint connected_wanted(self, uint64_t epoch) noexcept
     cdef ListenerSockets* sockets_of(self, int number) except NULL
     # Returns the open sockets of a listener in the whole broker, those in transit included.

@@ -1,11 +1,12 @@
 """Counters and gauges of all processes in one segment; see counters.pxd.
 
     header page: magic, slots, listeners, wanted
-    then per slot:  | state, heartbeat (one line) | values | histograms | sockets of each listener |   padded to pages
+    then per slot:  | state, heartbeat, settings (one line) | values | histograms | sockets of each listener |   padded to pages
     histogram:   | buckets | sum of the values | padding |                         HISTOGRAM_WORDS words of 64 bits
 
-A slot has one writer, its process; the supervisor also writes the state when the process has died. Readers add the slots up; a
-count may be slightly old, never torn. Counters and histograms survive a restart of their process, gauges and the state do not.
+A slot has one writer, its process; the supervisor also writes the state when the process has died, and the manager the wanted
+generation of the settings. Readers add the slots up; a count may be slightly old, never torn. Counters and histograms survive a
+restart of their process, gauges and the state do not.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -34,6 +35,8 @@ cdef enum:
     PID = 2
     STARTED = 3                            # Unix ms
     STARTS = 4
+    SETTINGS_WANTED = 5                    # generations of the settings in force (in_force.py): the newest that reaches this process,
+    SETTINGS_APPLIED = 6                   # and the newest that it has applied
     WANTED = 3                             # words of the header page: events of connects are wanted,
     WANTED_EPOCH = 4                       # at this epoch
     SERVING = 5                            # every process has been ready
@@ -272,6 +275,25 @@ cdef class Counters:
         """Returns (pid, Unix ms of the start, number of starts) of the process last started with this number."""
         cdef uint64_t* line = self.at(number)
         return sb_load(line + PID), sb_load(line + STARTED), sb_load(line + STARTS)
+
+    cdef const uint64_t* settings_word(self, int number) except NULL:
+        return self.at(number) + SETTINGS_WANTED
+
+    def settings_wanted(self, int number) -> int:
+        """Returns the newest generation of the settings that reaches process `number`."""
+        return sb_load(self.at(number) + SETTINGS_WANTED)
+
+    def settings_applied(self, int number) -> int:
+        """Returns the newest generation of the settings that process `number` has acknowledged."""
+        return sb_load(self.at(number) + SETTINGS_APPLIED)
+
+    def want_settings(self, int number, uint64_t generation) -> None:
+        """Sets the generation that process `number` has to load; for the manager alone."""
+        sb_store(self.at(number) + SETTINGS_WANTED, generation)
+
+    def acknowledge_settings(self, int number, uint64_t generation) -> None:
+        """Sets the generation that process `number` has applied; for that process alone."""
+        sb_store(self.at(number) + SETTINGS_APPLIED, generation)
 
     def of(self, int number) -> dict:
         """Returns the counters of one process by dotted name."""

@@ -81,6 +81,8 @@ class Topology:
     """Rings of a broker that was killed, oldest first."""
     parse_listener: Callable[[Any], Any] = field(default=lambda values: values, repr=False)
     """Converts plain values to the settings of a listener."""
+    parse_settings: Callable[[Any], Any] = field(default=lambda values: values, repr=False)
+    """Converts plain values to the whole configuration."""
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"

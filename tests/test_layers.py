@@ -131,7 +131,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.management": (
         (
             "access", "alarms", "audit", "client_topics", "configuration", "disk_alarms", "paging", "preflight", "reference",
-            "server", "sys_topics", "topic_metrics", "trace_lines", "tracing", "workers",
+            "rollout", "server", "sys_topics", "topic_metrics", "trace_lines", "tracing", "workers",
         ),
         # What a verb can use.
         ("context",),

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,6 +17,8 @@ from shardbroker.api.app import build_app
 from shardbroker.api.timeouts import TimeoutProtocol
 from shardbroker.config.listeners import parse_address
 from shardbroker.logs.log import Log
+from shm.in_force import InForce
+from shm.roles import API
 from shm.topology import Topology
 
 __all__ = ["run"]
@@ -31,6 +33,8 @@ KEEP_ALIVE_S = 30
 """Longest idle time between two requests of a connection."""
 SHUTDOWN_S = 2
 """Longest time for requests under way at shutdown."""
+SETTINGS_S = 0.25
+"""Interval between two checks for changed settings."""
 
 
 def run(topology: Topology) -> None:
@@ -50,7 +54,8 @@ class _Server(uvicorn.Server):
 async def _serve(topology: Topology) -> None:
     settings = topology.settings.api
     counters = Counters.attach(topology.counters_name)
-    log = Log(topology.settings.log.level)
+    in_force = InForce(topology, counters, topology.slot_of(API))
+    log = Log(in_force.settings.log.level)
 
     def complain(text: str) -> None:
         log.add("error", f"api {text}")
@@ -61,6 +66,7 @@ async def _serve(topology: Topology) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     stopping = asyncio.create_task(stop.wait())
+    following = asyncio.create_task(_follow(in_force, log, complain))
     try:
         accounts = await _open_accounts(topology, log)
         app = build_app(topology.data_dir, topology.node_name, settings.token_expired_time, accounts, complain)
@@ -82,8 +88,22 @@ async def _serve(topology: Topology) -> None:
         complain(str(error))
         raise SystemExit(1) from None
     finally:
+        following.cancel()
         log.close()
     counters.set_state(topology.slot_of("api"), ProcessState.DOWN)
+
+
+async def _follow(in_force: InForce, log: Log, complain: Callable[[str], None]) -> None:
+    """Applies all keys that reach the API. After a failure the manager reports this process as behind."""
+    while True:
+        await asyncio.sleep(SETTINGS_S)
+        if in_force.is_due:
+            try:
+                log.level = in_force.load().log.level
+            except OSError as error:
+                complain(f"settings not applied: {error}")
+            else:
+                in_force.applied()
 
 
 async def _open_accounts(topology: Topology, log: Log) -> Accounts:

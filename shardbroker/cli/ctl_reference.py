@@ -29,8 +29,9 @@ have theirs.
   answered within 5 s or refused with `WORKER_DOWN` or `WORKER_TIMEOUT`.
 - To kick is to end connection and session: 5.0 clients get DISCONNECT 0x98, the will is published.
 - `config set` keeps the value in `runtime.toml` in the data directory, over the configuration file and below environment and
-  options. The answer is sent when every worker has the value. It lists what was `applied`, what `needs_restart`, what a value is
-  `shadowed_by`, and which `workers_behind` did not apply it within 5 s. `config reload` and SIGHUP read everything again.
+  options. The answer is sent when every process that the key concerns has applied the value. It lists what was `applied`, what
+  `needs_restart`, what a value is `shadowed_by`, and which workers (`workers_behind`) and other processes (`processes_behind`) did
+  not apply it within 5 s. `config reload` and SIGHUP read everything again.
 - Settings that cannot work are refused with all findings, and nothing changes then: libraries, files, certificates and
   addresses that the new value names are tried. `config reset` works without a broker, too, on `runtime.toml`.
 - `journal seal` ends the segment of each worker's journal, so that everything up to `durable` can be read from closed segments.

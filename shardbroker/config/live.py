@@ -1,12 +1,10 @@
-"""What can change while the broker runs, and the settings that are in force after such changes.
+"""Which keys take effect while the broker runs and which processes they reach, read from the marks of the schema.
 
-Every process starts with the settings that were in force when the broker started. What has changed since stands in a file of the
-runtime directory, so that a process that is started again has it too. Keys that need a restart never get there.
+How a change travels is in shm/in_force.py; docs/design/0007-configuration.md shows all of it.
 """
 
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import cbor2
@@ -15,13 +13,9 @@ from pydantic import BaseModel
 from shardbroker.config.base import RESTART, Live
 from shardbroker.config.keys import section_of
 from shardbroker.config.settings import Settings
-from shardbroker.stores.files import replace_file
 from shm.channels import dump_plain
 
-__all__ = ["InForce", "dump", "in_force", "is_live", "keep_in_force", "parse", "reach_of", "replaced"]
-
-IN_FORCE = "settings.cbor"
-"""In the runtime directory."""
+__all__ = ["dump", "is_live", "parse", "reach_of", "replaced"]
 
 
 @cache
@@ -47,7 +41,7 @@ def is_live(key: str) -> bool:
 
 
 def replaced(settings: Settings, path: Iterable[str], value: Any) -> Settings:
-    """A copy with another value at `path`, which is one of the settings' own."""
+    """Returns a copy with another value at `path`, which exists in the settings."""
 
     def copy(model: Any, parts: list[str]) -> Any:
         if not parts:
@@ -61,42 +55,10 @@ def replaced(settings: Settings, path: Iterable[str], value: Any) -> Settings:
 
 
 def dump(settings: Settings) -> bytes:
-    """Settings as bytes, for another process."""
+    """Returns settings as CBOR, for another process. Secrets are written out."""
     return dump_plain(settings.model_dump())
 
 
 def parse(data: bytes) -> Settings:
-    """The reverse of dump()."""
+    """Returns the settings that dump() encoded."""
     return Settings.model_validate(cbor2.loads(data))
-
-
-def keep_in_force(runtime_dir: Path, settings: Settings) -> None:
-    """Processes that are started from now on begin with these. Raises OSError."""
-    replace_file(runtime_dir / IN_FORCE, dump(settings), sync=False)
-
-
-def in_force(runtime_dir: Path, at_start: Settings) -> Settings:
-    """What is in force: `at_start` unless something has changed since."""
-    try:
-        return parse((runtime_dir / IN_FORCE).read_bytes())
-    except FileNotFoundError:
-        return at_start
-
-
-class InForce:
-    """in_force() for who asks again and again: parsed, which takes some 8 ms, only after a change."""
-
-    def __init__(self, runtime_dir: Path, at_start: Settings) -> None:
-        self._file = runtime_dir / IN_FORCE
-        self._seen: tuple[int, int] | None = None
-        self._settings = at_start
-
-    def __call__(self) -> Settings:
-        try:
-            status = self._file.stat()
-        except FileNotFoundError:
-            return self._settings
-        if (status.st_ino, status.st_mtime_ns) != self._seen:
-            self._settings = parse(self._file.read_bytes())
-            self._seen = status.st_ino, status.st_mtime_ns
-        return self._settings

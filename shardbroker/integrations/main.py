@@ -26,7 +26,6 @@ from shardbroker.access.wire import (
     question_of,
 )  # fmt: skip
 from shardbroker.config import Settings
-from shardbroker.config.live import InForce
 from shardbroker.integrations.auth.backends import Backends
 from shardbroker.integrations.auth.scram import ScramExchange
 from shardbroker.integrations.auth.services import Stores
@@ -34,6 +33,7 @@ from shardbroker.integrations.exhook.service import HookService
 from shardbroker.integrations.failures import describe
 from shardbroker.logs.log import Log
 from shardbroker.mqtt.spec import ReasonCode
+from shm.in_force import InForce
 from shm.topology import Topology
 
 __all__ = ["run"]
@@ -73,8 +73,8 @@ class _Service:
         self._slot = topology.slot_of("integrations")
         self._counters.set_state(self._slot, ProcessState.STARTING)
         self._generation = self._counters.access_generation
-        self._settings = InForce(topology.runtime_dir, topology.settings)
-        settings = self._settings()
+        self._in_force = InForce(topology, self._counters, self._slot)
+        settings = self._in_force.settings
         self._log = Log(settings.log.level)
         self._stores = Stores(topology.data_dir)
         self._backends = Backends(settings, self._stores, self._report)
@@ -91,7 +91,7 @@ class _Service:
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides when to stop this process
         self._links = [_Link(self, worker, end) for worker, end in enumerate(self._topology.receiving_ends("access"))]
-        self._hooks.start(self._settings())
+        self._hooks.start(self._in_force.settings)
         watching = [asyncio.create_task(self._watch_changes()), asyncio.create_task(self._hooks.keep_state())]
         self._counters.set_state(self._slot, ProcessState.READY)
         await stop.wait()
@@ -174,33 +174,49 @@ class _Service:
         while True:
             await asyncio.sleep(RELOAD_S)
             generation = self._counters.access_generation
-            if generation == self._generation:
+            if self._in_force.is_due:
+                try:
+                    self._in_force.load()
+                except OSError as error:
+                    self._report("settings", f"not applied: {error}")
+            elif generation == self._generation:
                 continue
             self._generation = generation
-            settings, old = self._settings(), self._backends
-            await self._use_programs(settings)
-            if (settings.auth, settings.acl) == (old.settings.auth, old.settings.acl):
-                problems = old.reload()
-                for problem in problems:
-                    self._log.add("error", f"integrations {problem}")
-                note_failing(self._topology.runtime_dir, problems)
-            else:
-                self._replace(settings)
+            await self._apply()
             self._log.flush()
 
-    async def _use_programs(self, settings: Settings) -> None:
+    async def _apply(self) -> None:
+        """Applies all keys that reach integrations, and reads users and rules again. After a failure, which is tried again with the
+        next change, the manager reports this process as behind."""
+        settings, old = self._in_force.settings, self._backends
+        self._log.level = settings.log.level
+        applied = await self._use_programs(settings)
+        if (settings.auth, settings.acl) != (old.settings.auth, old.settings.acl):
+            applied = self._replace(settings) and applied
+        else:
+            problems = old.reload()
+            for problem in problems:
+                self._log.add("error", f"integrations {problem}")
+            note_failing(self._topology.runtime_dir, problems)
+        if applied:
+            self._in_force.applied()
+
+    async def _use_programs(self, settings: Settings) -> bool:
+        """Returns whether the settings of exhook are in force."""
         try:
             if await self._hooks.use(settings):
                 self._log.add("info", "integrations: other servers of exhook are in force")
         except BackendError as error:
             self._log.add("error", f"integrations: {error}; the servers of before still take part")
+            return False
+        return True
 
     def _broadcast(self, result: bytes) -> None:
         for link in self._links:
             link.send(result)
 
-    def _replace(self, settings: Settings) -> None:
-        """Applies new settings. Requests under way are completed with the old back ends."""
+    def _replace(self, settings: Settings) -> bool:
+        """Applies new settings; returns whether they are in force. Requests under way are completed with the old back ends."""
         old = self._backends
         try:
             self._backends = Backends(settings, self._stores, self._report)
@@ -208,12 +224,13 @@ class _Service:
             text = f"the new settings cannot be used: {error}; those who were asked before still are"
             self._log.add("error", f"integrations: {text}")
             note_failing(self._topology.runtime_dir, [text])
-            return
+            return False
         note_failing(self._topology.runtime_dir, [])
         self._log.add("info", "integrations: other settings are in force")
         task = asyncio.create_task(self._close_later(old))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return True
 
     async def _close_later(self, old: Backends) -> None:
         try:

@@ -35,7 +35,7 @@ class ClientTopics:
         self, node: str, wanted: SysEvents, max_levels: int, ports: dict[int, int], routes: RouteTable, epochs: Epochs
     ) -> None:
         self._prefix = clients_prefix(node)
-        self._max_levels = max_levels
+        self.max_levels = max_levels
         self._ports = ports
         self._routes = routes
         self._epochs = epochs
@@ -65,7 +65,7 @@ class ClientTopics:
     def _fits(self, topic: bytes) -> bool:
         """Returns whether the topic is valid: client ids may contain + and #, many slashes, and be as long as a topic may be."""
         try:
-            check_topic_name(topic, self._max_levels)
+            check_topic_name(topic, self.max_levels)
         except MqttError:
             return False
         return True

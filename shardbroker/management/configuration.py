@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from shardbroker.config import ConfigError, Loaded, Settings
 from shardbroker.config.keys import KeyPath, dotted, is_secret, toml
 from shardbroker.config.listeners import Listener
-from shardbroker.config.live import in_force, is_live, keep_in_force, replaced
+from shardbroker.config.live import is_live, reach_of, replaced
 from shardbroker.config.show import leaves, sections
 from shardbroker.config.sources import KEPT_FILE, parse_assignment, read_kept, without, write_kept
 from shardbroker.control import ControlError
+from shardbroker.management.rollout import Rollout
 from shm.topology import Topology
 
 __all__ = ["Configuration"]
@@ -35,16 +36,25 @@ class Configuration:
     def __init__(
         self,
         topology: Topology,
+        rollout: Rollout,
         on_change: Callable[[Settings], None],
         check: Callable[[Loaded, Settings | None], Awaitable[None]],
         prepare: Callable[[Settings], None],
     ) -> None:
-        self._runtime_dir = topology.runtime_dir
+        self._rollout = rollout
         self._path = topology.data_dir / KEPT_FILE
-        self.settings: Settings = in_force(topology.runtime_dir, topology.settings)
         self._loaded: Loaded = topology.loaded or Loaded(topology.settings, {})
         self._on_change, self._check, self._prepare = on_change, check, prepare
         self._turn = asyncio.Lock()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._rollout.settings
+
+    async def behind(self) -> list[str]:
+        """Returns the titles of the processes that have not applied the settings in force; see Rollout.behind()."""
+        return await self._rollout.behind()
 
     def rows(self, key: str) -> list[dict[str, Any]]:
         """Keys that are `key` or below it, or, without one, those that were set or wait for a restart. Raises ControlError."""
@@ -164,11 +174,10 @@ class Configuration:
             for part in path:
                 value = getattr(value, part)
             settings = replaced(settings, path, value)
-        self._loaded = loaded
         if live:
-            keep_in_force(self._runtime_dir, settings)
-            self.settings = settings
+            self._rollout.publish(settings, frozenset().union(*map(reach_of, live)))
             self._on_change(settings)
+        self._loaded = loaded
         return {"applied": live, "needs_restart": [name for name in changed if not is_live(name)]}
 
     @staticmethod

@@ -24,7 +24,6 @@ from shardbroker.access.failing import failing
 from shardbroker.access.files import FileError
 from shardbroker.config import Settings
 from shardbroker.config.listeners import parse_address
-from shardbroker.config.live import dump
 from shardbroker.control import ControlError
 from shardbroker.control.losses import lost
 from shardbroker.logs.lines import client_line
@@ -40,6 +39,7 @@ from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.handlers.listeners import ask_supervisor
 from shardbroker.management.preflight import check
 from shardbroker.management.prometheus import render
+from shardbroker.management.rollout import Rollout
 from shardbroker.management.scrape import ScrapeServer
 from shardbroker.management.server import ControlServer
 from shardbroker.management.snapshots import newest_us, take
@@ -96,12 +96,13 @@ class _Manager:
         self._inbox = Inbox.attach(topology.inbox_name(topology.manager))
         self._retained = RetainedStore(topology.retained_dir, sync=topology.settings.durability.level == "machine")
         self._routes = RouteTable(topology.routes_dir)
-        self._configuration = Configuration(topology, self._on_configured, check, self._prepare)
+        self._rollout = Rollout(
+            topology, self._counters, lambda: ask_supervisor(self._context, {"verb": "settings"}), self._complain
+        )
+        self._configuration = Configuration(topology, self._rollout, self._on_configured, check, self._prepare)
         settings = self._configuration.settings
-        self._access_settings = settings.auth, settings.acl, settings.flapping_detect, settings.exhook
         self._log = Log(settings.log.level)
         self._flapping: list[str] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._topics = SysTopics(topology.node_name, time.monotonic())
         self._workers = Workers(topology, self._counters)
         self._outbox = self._workers.outboxes[SYS_WORKER]
@@ -160,6 +161,7 @@ class _Manager:
         bell = self._topology.doorbells[self._topology.manager]
         loop.add_reader(bell, self._on_bell, bell)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        self._rollout.resume()
         await self._control.start()
         loop.add_reader(self._notices, self._on_notices)
         self._counters.set_state(self._topology.manager, ProcessState.READY)
@@ -235,30 +237,18 @@ class _Manager:
             problem = problem or str(error)
             self._log.add("error", f"rules and passwords not reloaded: {error}")
         self._log.flush()
+        await self._configuration.behind()
         await self._workers.caught_up()
         with suppress(ControlError):  # it stops waiting by itself
             await ask_supervisor(self._context, {"verb": "reloaded", "problem": problem.partition("\n")[0]})
 
     def _on_configured(self, settings: Settings) -> None:
-        """Live settings have changed: here, and in every worker."""
+        """Applies all keys that reach the manager."""
         self._log.level = settings.log.level
         self._traces.max_file_size = settings.trace.max_file_size
         self._topic_metrics.configure(settings.topic_metrics.topics)
         self._client_topics.want(settings.sys.event_messages)
-        self._workers.tell_all("configure", settings=dump(settings))
-        access = settings.auth, settings.acl, settings.flapping_detect, settings.exhook
-        if access != self._access_settings:
-            self._access_settings = access
-            self._counters.access_changed(rules=True)  # workers and integrations read the settings that are in force
-            asking = asyncio.create_task(ask_supervisor(self._context, {"verb": "access"}))
-            self._tasks.add(asking)
-            asking.add_done_callback(self._on_asked)
-
-    def _on_asked(self, asking: "asyncio.Task[Any]") -> None:
-        """Whether the supervisor has looked if integrations is needed now."""
-        self._tasks.discard(asking)
-        if not asking.cancelled() and asking.exception() is not None:
-            self._complain(f"integrations may be missing: {asking.exception()}")
+        self._client_topics.max_levels = settings.mqtt.max_topic_levels
 
     def _prepare(self, settings: Settings) -> None:
         """Rules of a file are put where workers read them if settings name other ones; those of the same file are read again by a

@@ -129,6 +129,7 @@ def lay_out(
                 doorbells=tuple(_kept(undo, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)) for _ in range(inboxes)),
                 channels=_lay_channels(undo, places),
                 parse_listener=Listener.model_validate,
+                parse_settings=Settings.model_validate,
                 listeners=tuple(listeners),
                 settings=settings,
                 loaded=loaded,

@@ -15,7 +15,6 @@ from shm.counters import Counters, ProcessState
 from shardbroker import __version__
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.exposed import exposures
-from shardbroker.config.live import in_force
 from shardbroker.supervisor.child import Child
 from shardbroker.supervisor.held import HeldSockets, SocketStore
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_written_by, tear_down, usable_cores
@@ -23,6 +22,7 @@ from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
+from shm.in_force import read_in_force
 from shm.requests import answer, end_requests, take_request
 from shm.roles import ROLES, Role, load
 from shm.runtime import distrusted
@@ -118,7 +118,7 @@ class Supervisor:
     def _start_what_is_needed(self) -> None:
         """Starts processes that listeners or settings now need; they stay from then on."""
         topology = self._listeners.topology
-        settings = in_force(topology.runtime_dir, topology.settings)
+        _, settings = read_in_force(topology)
         listeners = [one.settings for one in topology.listeners]
         there = {child.slot for child in self._children}
         for place in topology.places:
@@ -297,7 +297,7 @@ class Supervisor:
     def _warn_of_exposures(self) -> None:
         """Logs each exposure once, until it is removed."""
         topology = self._listeners.topology
-        settings = in_force(topology.runtime_dir, topology.settings)
+        _, settings = read_in_force(topology)
         found = [*exposures(settings, ((one.name, one.settings) for one in topology.listeners))]
         for text in found:
             if text not in self._exposures:

@@ -12,6 +12,10 @@ from shardbroker.worker.authorization import Access
 __all__ = ["AccessChecks"]
 
 
+cdef tuple checked_by(settings):
+    return settings.auth, settings.acl, settings.flapping_detect, settings.exhook
+
+
 @final
 cdef class AccessChecks:
     def __init__(self, Router router not None, Turn turn not None, Counters counters not None):
@@ -21,16 +25,29 @@ cdef class AccessChecks:
         self.fd = -1
         self.rechecking = []
 
-    def begin(self, gate) -> None:
-        """Clients and what they do are checked from now on; gate: shardbroker.access.auth_client.AuthClient."""
+    def begin(self, gate, settings) -> None:
+        """Starts to check clients and their actions. gate: shardbroker.access.auth_client.AuthClient with these settings."""
+        self.settings = checked_by(settings)
         self.gate = self.router.access_gate = gate
         self.router.auth, self.router.acl = gate.auth, gate.acl
         self.router.access_type = Access
         self.fd = gate.fileno()
         self.seen = self.counters.access_generation_c()
-        self.router.access_generation = <uint32_t>(self.seen >> 32)
+        self.router.access_generation = self.rules_generation()
         self.turn.make_place(self.fd)
         self.turn.listen_to(self.fd, EPOLLIN)
+
+    cdef uint32_t rules_generation(self) noexcept:
+        return <uint32_t>(self.seen >> 32) + self.changes
+
+    def reconfigure(self, settings) -> None:
+        """Applies the settings of access control. If they differ, all connections are checked again."""
+        sections = checked_by(settings)
+        if self.gate is None or sections == self.settings:
+            return
+        self.settings = sections
+        self.changes += 1
+        self.look()
 
     cdef int take_verdicts(self) except -1:
         """As many as STEP_US allows: a login that ends takes as long as hundreds of messages."""
@@ -59,10 +76,10 @@ cdef class AccessChecks:
             if self.router.step_is_over():
                 self.late = True           # a dead back end makes many late at once
                 break
-        if self.counters.access_generation_c() != self.seen:
+        if self.counters.access_generation_c() != self.seen or self.router.access_generation != self.rules_generation():
             self.seen = self.counters.access_generation_c()
-            self.rules_moved = self.router.access_generation != <uint32_t>(self.seen >> 32) or (self.rechecking and self.rules_moved)
-            self.router.access_generation = <uint32_t>(self.seen >> 32)
+            self.rules_moved = self.router.access_generation != self.rules_generation() or (self.rechecking and self.rules_moved)
+            self.router.access_generation = self.rules_generation()
             self.gate.reload(self.rules_moved)
             self.router.auth, self.router.acl = self.gate.auth, self.gate.acl
             self.rechecking = [connection for connection in self.turn.by_fd if connection is not None]

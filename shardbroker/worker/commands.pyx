@@ -30,7 +30,6 @@ from typing import Any
 
 import cbor2
 
-from shardbroker.config.live import parse
 from shardbroker.hooks.plugins import PluginError
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import encode_properties
@@ -406,12 +405,6 @@ def unload_plugin(Worker worker, dict args) -> list[str] | None:
 def hooks(Worker worker, dict args) -> dict[str, Any]:
     """Plugins and callbacks."""
     return worker.hooked.plugins.state()
-
-
-@command("configure")
-def configure(Worker worker, dict args) -> None:
-    """These settings hold from now on, as far as they can change while it runs."""
-    worker.reconfigure(parse(args["settings"]))
 
 
 @command("ping")

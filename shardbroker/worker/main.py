@@ -19,7 +19,6 @@ from shardbroker.access.auth_client import AuthClient
 from shardbroker.access.contract import Client
 from shardbroker.access.wire import Kind
 from shardbroker.config import machine_memory, mark_bytes
-from shardbroker.config.live import InForce, in_force
 from shardbroker.hooks.exhook import ExHook, presumed
 from shardbroker.hooks.plugins import PluginError, own_settings
 from shardbroker.hooks.wanted import read_wanted
@@ -36,6 +35,7 @@ from shardbroker.worker.observers import Observers
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recover import recover
 from shardbroker.worker.retaining import SyncedRetained
+from shm.in_force import InForce
 from shm.routes import RouteTable
 from shm.topology import Topology
 
@@ -91,8 +91,9 @@ def _start(topology: Topology, number: int) -> Worker:
     Its sessions are those of its journal. Until they are there again the route table stays as a predecessor left it, and what
     others publish for them waits in the rings.
     """
-    topology = replace(topology, settings=in_force(topology.runtime_dir, topology.settings))
     counters = Counters.attach(topology.counters_name)
+    in_force = InForce(topology, counters, number)
+    topology = replace(topology, settings=in_force.settings)
     counters.reset_gauges(number)
     counters.set_state(number, ProcessState.STARTING)
     routes = RouteTable(topology.routes_dir)
@@ -119,14 +120,15 @@ def _start(topology: Topology, number: int) -> Worker:
     )
     worker.intake.mounted_connection = mounted_connection
     worker.on_command = Commands(worker, topology.spill_dir)
+    worker.in_force = in_force
     watching = Observers(worker)
     watching.configure(topology.settings)
     watching.set_traces(read_traced(topology.runtime_dir) or [])
     if set_aside is not None:
         worker.log(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
-    settings = InForce(topology.runtime_dir, topology.settings)
     (access,) = topology.sending_ends("access", number)
-    worker.access_checks.begin(AuthClient(settings, topology.data_dir, topology.runtime_dir, access))
+    gate = AuthClient(lambda: in_force.settings, topology.data_dir, topology.runtime_dir, access)
+    worker.access_checks.begin(gate, in_force.settings)
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()

@@ -41,6 +41,9 @@ cdef class Worker(Router):
     cdef public object started             # callable once all workers serve: what recovered sessions have missed
     cdef public object on_command          # callable(command) -> answer, see commands.pyx
     cdef list answers                      # that the manager's ring had no room for yet
+    cdef public object in_force            # shm.in_force.InForce; None: the settings do not change
+    cdef const uint64_t* settings_wanted   # newest generation of the settings that reaches this worker
+    cdef uint64_t settings_seen            # newest one that was looked at
 
     cpdef int one_pass(self, int timeout_ms) except -1
     cdef int send_all(self) except -1
@@ -51,4 +54,5 @@ cdef class Worker(Router):
     cdef int flush_all(self, list dirty) except -1
     cdef int carry_out_commands(self) except -1
     cdef int send_answers(self) except -1
+    cdef int take_settings(self) except -1
     cdef int change_topics(self, settings) except -1

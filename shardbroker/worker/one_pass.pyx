@@ -21,6 +21,7 @@ from shardbroker.worker.outlets cimport RingOutlet, RingOutlets
 from shardbroker.worker.rates cimport Quotas
 from shardbroker.worker.reporter cimport EVENT_DELAY_MS, Reporter
 from shardbroker.worker.turn cimport Turn
+from shm.atomic cimport sb_load
 from shm.counters cimport DELAYED_COUNT
 from shm.epochs cimport WILDCARD_BUCKET, Epochs
 from shm.posix cimport (
@@ -70,6 +71,7 @@ cdef class Worker(Router):
         self.topology = topology
         self.number = number
         self.counters_segment = counters
+        self.settings_wanted = self.counters_segment.settings_word(number)
         self.capture = [filter.encode() for filter in settings.journal.capture]
         self.change_topics(settings)
         if memory.mark:
@@ -150,6 +152,8 @@ cdef class Worker(Router):
         PyErr_CheckSignals()
         self.turn.start_us = self.rings.pass_us = self.read_clock()
         self.turn.share_out(count)
+        if sb_load(self.settings_wanted) > self.settings_seen:
+            self.take_settings()
         if self.access_checks.is_due():
             self.access_checks.look()      # a ban holds for the next connection, after any time without one
         # What has waited longest comes first.
@@ -328,8 +332,20 @@ cdef class Worker(Router):
             self.answers.pop(0)
         return outlet.wake()
 
+    cdef int take_settings(self) except -1:
+        """Applies the settings in force. After a failure, which is logged, the manager reports this worker as behind."""
+        self.settings_seen = sb_load(self.settings_wanted)
+        if self.in_force is None or not self.in_force.is_due:
+            return 0                       # loaded at the start
+        try:
+            self.reconfigure(self.in_force.load())
+            self.in_force.applied()
+        except Exception as error:
+            self.log_failure("settings not applied", error)
+        return 0
+
     def reconfigure(self, settings) -> None:
-        """What can change while it runs does; see config/live.py."""
+        """Applies all keys that reach workers (config/live.py)."""
         self.configure(settings.mqtt)
         self.retainer = settings.retainer
         self.retained.max_messages = settings.retainer.max_messages
@@ -344,6 +360,7 @@ cdef class Worker(Router):
         self.announce_events(settings)
         if self.watcher is not None:
             self.watcher.configure(settings)
+        self.access_checks.reconfigure(settings)
 
     cdef int change_topics(self, settings) except -1:
         """rewrite.rules and auto_subscribe.topics hold from now on; subscriptions that are there stay as they are."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -72,6 +73,24 @@ def test_workers_that_do_not_come_to_it_are_named(tmp_path: Path) -> None:
         with stopped(control.ask("workers list")["data"][2]["pid"]):
             assert control.ask("config set", key="mqtt.max_inflight", value="2")["workers_behind"] == [2]
         assert window_of(broker, client_id_on(2, 3, "late"), "late") == 2
+
+
+def test_a_change_reaches_acceptors_and_names_those_that_are_behind(tmp_path: Path) -> None:
+    """`mqtt.idle_timeout` starts in an acceptor, before any worker has the connection."""
+    settings = {"log.level": "warning", "process.acceptors": 1}
+    with Broker(1, settings, tmp_path / "data") as broker, Control(broker.data_dir) as control:
+        with stopped(broker.child_pids("acceptor")[0]):
+            assert control.ask("config set", key="mqtt.idle_timeout", value="1h")["processes_behind"] == ["acceptor-0"]
+        assert control.ask("config set", key="mqtt.idle_timeout", value="300ms").keys() == {
+            "key", "value", "applied", "needs_restart",
+        }  # fmt: skip
+        with socket.create_connection(broker.address, timeout=5.0) as silent:
+            assert silent.recv(1) == b"", "closed long before the 15 s that it was at the start"
+        (acceptor,) = broker.child_pids("acceptor")
+        broker.kill_process(acceptor)
+        until(lambda: broker.child_pids("acceptor") not in ([], [acceptor]))
+        with socket.create_connection(broker.address, timeout=5.0) as silent:
+            assert silent.recv(1) == b"", "an acceptor that is started again has it too"
 
 
 def test_a_worker_whose_ring_was_full_gets_the_last_value(tmp_path: Path) -> None:

@@ -71,8 +71,9 @@ def _outcome(done: dict[str, Any]) -> str:
         return f"kept, but {done['shadowed_by']} takes precedence"
     if done["needs_restart"]:
         return "kept; it holds from the next start on"
-    if done.get("workers_behind"):
-        return f"changed, but not yet in workers {', '.join(map(str, done['workers_behind']))}: they do not respond"
+    behind = [f"worker-{number}" for number in done.get("workers_behind", ())] + done.get("processes_behind", [])
+    if behind:
+        return f"changed, but not yet applied by {', '.join(behind)}"
     return "changed" if done["applied"] else "nothing has changed"
 
 

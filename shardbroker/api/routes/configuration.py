@@ -29,7 +29,7 @@ async def show_section(call: Call, root: str) -> dict[str, Any]:
 @router.put("/configs/{root}")
 async def change_section(call: Call, root: str, body: dict[str, Any]) -> dict[str, Any]:
     """Changes the given values permanently, all of them or none; returns what was `applied`, what `needs_restart`, the source
-    that a value is `shadowed_by`, and `workers_behind` that have not applied it within 5 s."""
+    that a value is `shadowed_by`, and which `workers_behind` and other `processes_behind` have not applied it within 5 s."""
     return await set_section(call, root, body)
 
 

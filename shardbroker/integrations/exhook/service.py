@@ -35,14 +35,14 @@ class HookService:
     def __init__(self, topology: Topology, report: Report, broadcast: Callable[[bytes], None]) -> None:
         self._topology, self._report, self._broadcast = topology, report, broadcast
         self._programs: Programs | None = None
-        self._servers: object = None
+        self._made_from: object = None
         self._state_file = topology.runtime_dir / STATE_FILE
         self._sockets: list[socket.socket] = []
 
     def start(self, settings: Settings) -> None:
         """Starts the programs and reads events. Raises BackendError."""
         self._programs = self._made(settings)
-        self._servers = settings.exhook
+        self._made_from = settings.exhook, settings.mqtt.max_packet_size
         loop = asyncio.get_running_loop()
         for end in self._topology.receiving_ends("events"):
             link = socket.socket(fileno=os.dup(end))
@@ -54,10 +54,11 @@ class HookService:
 
     async def use(self, settings: Settings) -> bool:
         """Applies new settings; returns whether the programs have changed. Raises BackendError; the old programs then remain."""
-        if settings.exhook == self._servers:
+        made_from = settings.exhook, settings.mqtt.max_packet_size
+        if made_from == self._made_from:
             return False
         new, old = self._made(settings), self._programs
-        self._programs, self._servers = new, settings.exhook
+        self._programs, self._made_from = new, made_from
         if old is not None:
             await old.close()
         if new is not None:

@@ -79,7 +79,7 @@ async def add_rule(context: Context, params: AclAdd) -> dict[str, Any]:
 async def test_rules(context: Context, params: AclTest) -> dict[str, Any]:
     """`allowed` is None if the decision is up to a source that only the process integrations can query. Superusers, and rules that
     an authentication returned, are not considered."""
-    acl = context.topology.settings.acl
+    acl = context.configuration.settings.acl
     client = Client(params.clientid, params.username, peerhost=params.ip_address, listener=params.listener)
     with admin(context) as access:
         results = access.test_rules(client, AuthRequest(params.action, params.topic, params.qos, params.retain))

@@ -5,6 +5,7 @@ from typing import Any
 from shardbroker.control.verbs import ConfigGet, ConfigReset, ConfigSet, ConfigUpdate, Params
 from shardbroker.management.context import Context, handles
 from shardbroker.management.handlers.access import admin
+from shm.roles import WORKER
 
 
 @handles("config get")
@@ -14,17 +15,17 @@ async def get(context: Context, params: ConfigGet) -> dict[str, Any]:
 
 @handles("config set")
 async def set_value(context: Context, params: ConfigSet) -> dict[str, Any]:
-    return await in_workers(context, await context.configuration.set(params.key, params.value))
+    return await everywhere(context, await context.configuration.set(params.key, params.value))
 
 
 @handles("config update")
 async def update(context: Context, params: ConfigUpdate) -> dict[str, Any]:
-    return await in_workers(context, await context.configuration.set_many(params.values))
+    return await everywhere(context, await context.configuration.set_many(params.values))
 
 
 @handles("config reset")
 async def reset_value(context: Context, params: ConfigReset) -> dict[str, Any]:
-    return await in_workers(context, await context.configuration.reset(params.key))
+    return await everywhere(context, await context.configuration.reset(params.key))
 
 
 @handles("config reload")
@@ -32,11 +33,18 @@ async def reload(context: Context, params: Params) -> dict[str, Any]:
     done = await context.configuration.reload()
     with admin(context) as access:
         access.reload()
-    return await in_workers(context, done, files=True)
+    return await everywhere(context, done, files=True)
 
 
-async def in_workers(context: Context, done: dict[str, Any], files: bool = False) -> dict[str, Any]:
-    """Returns `done` when every ready worker has applied the change, so that the response confirms it. Workers that have not
-    applied it in time are in `workers_behind`. files: rules and passwords were reloaded, possibly without a changed setting."""
-    behind = await context.workers.caught_up() if done["applied"] or files else []
-    return done | {"workers_behind": behind} if behind else done
+async def everywhere(context: Context, done: dict[str, Any], files: bool = False) -> dict[str, Any]:
+    """Returns `done` once every process that serves has applied the change. Workers that do not within the time limit are listed in
+    `workers_behind`, other processes in `processes_behind`. files: rules and passwords were read again, even without a change."""
+    behind = await context.configuration.behind() if done["applied"] else []
+    names = {place.title: place.number for place in context.topology.places_of(WORKER)}
+    workers = {names[title] for title in behind if title in names}
+    if files:
+        workers |= {*await context.workers.caught_up()}
+    others = [title for title in behind if title not in names]
+    if workers:
+        done = done | {"workers_behind": sorted(workers)}
+    return done | {"processes_behind": others} if others else done

@@ -10,7 +10,7 @@ from shardbroker.control import ControlError
 from shardbroker.control.verbs import Params
 from shardbroker.control.watch_verbs import Alarms, CountedTopic, CountedTopics, Loudest, OneTrace, TraceRead, TraceStart
 from shardbroker.management.context import Context, handles
-from shardbroker.management.handlers.configuration import in_workers
+from shardbroker.management.handlers.configuration import everywhere
 from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.management.tracing import DEFAULT_LIFE_MS, Trace
 from shardbroker.mqtt.errors import MqttError
@@ -169,7 +169,7 @@ async def _set_counted(context: Context, topics: list[str]) -> None:
     if "shadowed_by" in done:
         await context.configuration.reset(COUNTED)
         raise ControlError("NOT_AVAILABLE", f"{COUNTED} is set by {done['shadowed_by']}, which takes precedence over `config set`")
-    await in_workers(context, done)
+    await everywhere(context, done)
 
 
 def _not_counted(topic: str) -> ControlError:
