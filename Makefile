@@ -125,6 +125,7 @@ types: tools spark
 
 # Pages that are made from the code, then all of docs/ as a site in build/site.
 docs: tools
+	$(BIN)/python -m shardbroker.config.mqtt_pxd > shardbroker/session/mqtt_settings.pxd
 	$(BIN)/shardbroker config reference > docs/configuration.md
 	$(BIN)/shardbroker ctl reference > docs/ctl.md
 	$(BIN)/python -m shardbroker.cli.reference > docs/cli.md

@@ -2,13 +2,14 @@
 
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
 from shardbroker.config.api import Api
 from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, RESTART, SHORTEST_S, Live, Section
+from shardbroker.config.c_fields import c_values
 from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
@@ -160,6 +161,11 @@ class Mqtt(Section):
     response_information: str = Field("", description="Given to 5.0 clients that ask for it.")
     # Connections have taken their limits.
     limiter: Annotated[ZoneLimiter, RESTART] = ZoneLimiter()
+
+    @property
+    def c_values(self) -> dict[str, Any]:
+        """The values of a worker's C fields, by their names: session/mqtt_settings.pxd."""
+        return c_values(self)
 
 
 class Durability(Section):

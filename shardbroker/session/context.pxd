@@ -1,7 +1,8 @@
-"""What all sessions of a worker share: settings, counters, clock, timers."""
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+"""What all sessions of a worker share: counters, clock, timers, and by inheritance the settings `mqtt.*` (mqtt_settings.pxd)."""
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
+from shardbroker.session.mqtt_settings cimport MqttSettings
 from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.timers cimport TimerWheel
 from shardbroker.session.watcher cimport Watcher
@@ -17,7 +18,7 @@ cdef enum EventFlag:                       # worker.event_messages.EVENTS, in th
     TELL_DROPPED = 64
 
 
-cdef class WorkerContext:
+cdef class WorkerContext(MqttSettings):
     cdef uint64_t* counters                # by shm Counter; the worker's slot, or memory of our own
     cdef uint64_t* own_counters            # NULL: they are in a slot
     cdef object counters_owner
@@ -32,32 +33,6 @@ cdef class WorkerContext:
     cdef uint32_t watch                    # what somebody looks for, by session/watcher.pxd; 0: nobody looks at single messages
     cdef readonly Watcher watcher          # who is told of it then
     cdef int64_t budget                    # units of work left to whoever has its turn: a packet or a delivery is one
-    # Settings, see docs/configuration.md. Times in ms; 0 means none unless said otherwise.
-    cdef uint32_t max_inflight             # messages
-    cdef uint32_t max_mqueue_len           # messages, 0: no limit
-    cdef bint mqueue_store_qos0
-    cdef dict mqueue_priorities            # topic -> 1..255
-    cdef int mqueue_default_priority
-    cdef uint32_t max_awaiting_rel         # packet ids, 0: no limit
-    cdef uint64_t await_rel_timeout_ms
-    cdef uint64_t retry_interval_ms        # 0: never on a live connection
-    cdef bint upgrade_qos
-    cdef uint64_t session_expiry_ms        # of 3.x sessions
-    cdef uint64_t max_session_expiry_ms    # 0: no limit
-    cdef uint32_t max_packet_size          # bytes
-    cdef double keepalive_multiplier
-    cdef uint32_t server_keepalive_s       # 0: the client's own
-    cdef uint8_t max_qos
-    cdef uint16_t max_topic_alias
-    cdef uint32_t max_topic_levels
-    cdef uint32_t max_client_id
-    cdef uint32_t max_subscriptions        # per session, 0: no limit
-    cdef bint retain_available, wildcard_subscription, shared_subscription, exclusive_subscription, ignore_loop_deliver
-    cdef uint64_t idle_timeout_ms
-    cdef uint64_t message_expiry_ms        # largest Message Expiry Interval, 0: no limit
-    cdef bytes response_information
-    cdef uint32_t max_output_bytes         # waiting for one client; above it QoS 0 is dropped, QoS 1 and 2 are queued
-
     cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
     cdef uint64_t step_end_us              # see begin_step(); 0: the time of a step has no end, as in the simulator
     cdef readonly bint serving             # all workers are ready: clients may come

@@ -18,10 +18,10 @@ UNBOUNDED = 1 << 62
 """The budget of a core that nobody else waits for: a shell that has many connections sets it before each one's turn."""
 
 
-cdef class WorkerContext:
+cdef class WorkerContext(MqttSettings):
     """Shared by all sessions of a worker.
 
-    settings: the `mqtt` section of the configuration (durations in seconds, None for infinity or disabled).
+    settings: the section `mqtt` of the configuration.
     slot: the worker's counter slot; None counts in private memory, as the simulator does.
     """
 
@@ -35,39 +35,6 @@ cdef class WorkerContext:
         self.timers = TimerWheel(now_ms)
         self.configure(settings)
         self.budget = UNBOUNDED
-
-    def configure(self, settings) -> None:
-        """The `mqtt` section of the configuration holds from now on; what was granted to clients before stays."""
-        self.max_inflight = settings.max_inflight
-        self.max_mqueue_len = settings.max_mqueue_len or 0
-        self.mqueue_store_qos0 = settings.mqueue_store_qos0
-        self.mqueue_priorities = {
-            topic.encode(): priority for topic, priority in (settings.mqueue_priorities or {}).items()
-        }
-        self.mqueue_default_priority = 256 if settings.mqueue_default_priority == "highest" else 0
-        self.max_awaiting_rel = settings.max_awaiting_rel or 0
-        self.await_rel_timeout_ms = milliseconds(settings.await_rel_timeout)
-        self.retry_interval_ms = milliseconds(settings.retry_interval)
-        self.upgrade_qos = settings.upgrade_qos
-        self.session_expiry_ms = milliseconds(settings.session_expiry_interval) or <uint64_t>-1
-        self.max_session_expiry_ms = milliseconds(settings.max_session_expiry_interval)
-        self.max_packet_size = settings.max_packet_size
-        self.keepalive_multiplier = settings.keepalive_multiplier
-        self.server_keepalive_s = int(settings.server_keepalive or 0)
-        self.max_qos = settings.max_qos_allowed
-        self.max_topic_alias = settings.max_topic_alias
-        self.max_topic_levels = settings.max_topic_levels
-        self.max_client_id = settings.max_clientid_len
-        self.max_subscriptions = settings.max_subscriptions or 0
-        self.retain_available = settings.retain_available
-        self.wildcard_subscription = settings.wildcard_subscription
-        self.shared_subscription = settings.shared_subscription
-        self.exclusive_subscription = settings.exclusive_subscription
-        self.ignore_loop_deliver = settings.ignore_loop_deliver
-        self.idle_timeout_ms = milliseconds(settings.idle_timeout)
-        self.message_expiry_ms = milliseconds(settings.message_expiry_interval)
-        self.response_information = settings.response_information.encode()
-        self.max_output_bytes = settings.max_output_bytes
 
     def __dealloc__(self):
         free(self.own_counters)            # no Python object can be asked here: the collector may have cleared it
@@ -139,8 +106,3 @@ cdef class WorkerContext:
 
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
         return 0
-
-
-def milliseconds(seconds) -> int:
-    """0 for None or infinity: no limit."""
-    return 0 if seconds is None or seconds == float("inf") else int(seconds * 1000)
