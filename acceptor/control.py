@@ -1,9 +1,10 @@
-"""What the supervisor tells an acceptor while it runs: listeners that come, change and go, and TLS files that have changed.
+"""Orders of the supervisor to a running acceptor: listeners that are added, changed or removed, and TLS files that have changed.
 
-One message each way over a SOCK_SEQPACKET pair, the socket of a listener along with it.
+One message each way over a SOCK_SEQPACKET pair; the socket of a listener travels with the order. Settings travel on another road
+(shm/in_force.py): an order carries a descriptor, and its answer is the text of an error (docs/design/0007-configuration.md).
 
     order     CBOR: [verb, the fields of ListenerSockets, with the settings as plain values]
-    answer    the problem as text, or one NUL if there is no problem
+    answer    the error as text, or one NUL byte after success
 """
 
 import os
@@ -20,20 +21,20 @@ from shm.topology import ListenerSockets
 __all__ = ["Order", "discard_orders", "receive_order", "send_answer", "send_order", "take_answer"]
 
 ORDER_BYTES = 1 << 17
-"""Longest order: a listener with hundreds of access rules."""
+"""Most bytes of an order: a listener with hundreds of access rules."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """`verb`: "put" (a new listener, or other settings for one that there is), "remove", "reload" (its TLS files)."""
+    """`verb`: "put" (a new listener, or new settings of an existing one), "remove", "reload" (its TLS files)."""
 
     verb: str
     listener: ListenerSockets
-    """`descriptors` are the supervisor's; the acceptor gets a number of its own with the order."""
+    """`descriptors` are numbers of the supervisor; the acceptor receives its own descriptor with the order."""
 
 
 def send_order(channel: int, order: Order, descriptor: int | None) -> None:
-    """Raises OSError if the acceptor does not take it."""
+    """Sends an order. Raises OSError if the socket does not accept it."""
     fields = {**vars(order.listener), "settings": order.listener.settings.model_dump()}
     with socket.socket(fileno=_own(channel)) as end:
         descriptors = [] if descriptor is None else [descriptor]
@@ -41,7 +42,7 @@ def send_order(channel: int, order: Order, descriptor: int | None) -> None:
 
 
 def receive_order(channel: int, parse: Callable[[Any], Any]) -> tuple[Order, int] | None:
-    """Returns (order, listening socket or -1), or None without an order. `parse` makes settings from plain values."""
+    """Returns (order, listening socket or -1), or None without an order. `parse` returns the settings of plain values."""
     received = _receive(channel)
     if received is None:
         return None
@@ -51,7 +52,7 @@ def receive_order(channel: int, parse: Callable[[Any], Any]) -> tuple[Order, int
 
 
 def discard_orders(channel: int) -> None:
-    """Takes the orders that an acceptor has not read, and closes the sockets that came with them."""
+    """Reads the orders that an acceptor has not read, and closes the sockets that they carry."""
     while (received := _receive(channel)) is not None:
         if received[1] >= 0:
             os.close(received[1])
@@ -67,7 +68,7 @@ def _receive(channel: int) -> tuple[bytes, int] | None:
 
 
 def send_answer(channel: int, problem: str) -> None:
-    """The order is carried out, or why it is not. The supervisor that has stopped waiting is not waited for."""
+    """Answers an order with its error, empty after success. A supervisor that no longer waits is ignored."""
     with socket.socket(fileno=_own(channel)) as end:
         try:
             end.send(problem.encode() or b"\0", socket.MSG_DONTWAIT)
@@ -76,7 +77,7 @@ def send_answer(channel: int, problem: str) -> None:
 
 
 def take_answer(channel: int, timeout_s: float) -> str | None:
-    """The problem, empty if there is none; None if the acceptor does not answer in time."""
+    """Returns the error of an order, empty after success; None if the acceptor does not answer in time."""
     with socket.socket(fileno=_own(channel)) as end:
         end.settimeout(timeout_s)
         try:

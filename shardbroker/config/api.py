@@ -13,18 +13,18 @@ from shardbroker.config.units import Allowed, Duration
 __all__ = ["Api", "needs_api"]
 
 PACKAGES = ("argon2", "fastapi", "httptools", "uvicorn")
-"""What the extra `api` brings; looked for before anything is started."""
+"""Packages of the extra `api`; checked before the broker starts."""
 
 
 class Api(Section):
     """REST API and dashboard, in a process of their own; they need `pip install 'shardbroker[api]'`."""
 
     bind: Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:18083, or disabled")] = Field(
-        "disabled", description="HOST:PORT to answer at, such as 127.0.0.1:18083."
+        "disabled", description="HOST:PORT to listen on, such as 127.0.0.1:18083."
     )
-    certfile: str = Field("", description="PEM: the certificate, then those of its issuers; empty: plain HTTP.")
-    keyfile: str = Field("", description="PEM; empty: the key stands in `certfile`.")
-    token_expired_time: Duration = Field(3600.0, ge=1, le=30 * 86400, description="Life of a login token.")
+    certfile: str = Field("", description="PEM file: the certificate, followed by those of its issuers; empty: plain HTTP.")
+    keyfile: str = Field("", description="PEM file of the private key; empty: `certfile` contains the key.")
+    token_expired_time: Duration = Field(3600.0, ge=1, le=30 * 86400, description="Lifetime of a login token.")
 
     @field_validator("bind")
     @classmethod
@@ -41,7 +41,7 @@ class Api(Section):
 
     @property
     def missing(self) -> str | None:
-        """What is to be installed before `bind` can be used, as a sentence; None: nothing."""
+        """An error message that names missing packages; None if `bind` can be used."""
         missing = [name for name in PACKAGES if find_spec(name) is None] if self.bind != "disabled" else []
         return f"api.bind needs {', '.join(missing)}, which are not installed: pip install 'shardbroker[api]'" if missing else None
 

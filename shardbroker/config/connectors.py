@@ -1,4 +1,4 @@
-"""Keys of connections to other systems: the same for an authenticator, a source of rules and a sink."""
+"""Keys of connections to other systems, shared by authenticators, sources of rules and sinks."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 TIMEOUT_S = 5.0
-"""Default of how long a back end may take, seconds, as EMQX's query_timeout."""
+"""Default time limit of a back end, seconds, as query_timeout of EMQX."""
 
 
 def _url(value: str) -> str:
@@ -57,27 +57,27 @@ PoolSize = Annotated[Whole, Field(ge=1, le=1024)]
 
 
 class Connection(Section):
-    """A server that is asked over connections of a pool."""
+    """A server that is queried over a pool of connections."""
 
     server: Server = Field("", description="HOST:PORT.")
-    username: str = Field("", description="To log in there.")
-    password: Secret = Field("", description="To log in there; not with --set. `file:PATH` reads it from a file.")
-    pool_size: PoolSize = Field(8, description="Connections at a time.")
-    timeout: BackendTimeout = Field(TIMEOUT_S, description="For an answer; later it is a failure.")
-    tls: bool = Field(False, description="Whether the connection is encrypted and the server's certificate checked.")
-    tls_ca: File = Field("", description="CA certificates for that; the system's if empty.")
+    username: str = Field("", description="User name of the login.")
+    password: Secret = Field("", description="Password of the login; not allowed with --set. `file:PATH` reads it from a file.")
+    pool_size: PoolSize = Field(8, description="Most connections at a time.")
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
+    tls: bool = Field(False, description="Whether the connection uses TLS and verifies the certificate of the server.")
+    tls_ca: File = Field("", description="PEM file of CA certificates; empty: those of the system.")
 
 
 class RedisConnection(Connection):
     """A Redis server."""
 
-    database: Whole = Field(0, ge=0, le=65535, description="Its number.")
+    database: Whole = Field(0, ge=0, le=65535, description="Number of the database.")
 
 
 class DatabaseConnection(Connection):
-    """A server that holds databases by name."""
+    """A server with named databases."""
 
-    database: str = Field("mqtt", description="Its name.")
+    database: str = Field("mqtt", description="Name of the database.")
 
 
 class PostgresqlConnection(DatabaseConnection):
@@ -97,10 +97,10 @@ class LdapConnection(Connection):
 
 
 class HttpConnection(Section):
-    """A service that is asked by HTTP."""
+    """A service that is queried by HTTP."""
 
-    url: Url = Field("", description="Placeholders in it are encoded.")
-    headers: Secrets = Field({}, description="Sent with each request.")
-    pool_size: PoolSize = Field(8, description="Connections at a time.")
-    timeout: BackendTimeout = Field(TIMEOUT_S, description="For an answer; later it is a failure.")
+    url: Url = Field("", description="URL of the service; values of placeholders are encoded.")
+    headers: Secrets = Field({}, description="Headers of each request.")
+    pool_size: PoolSize = Field(8, description="Most connections at a time.")
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
     max_answer_size: Size = Field(65536, ge=256, le=16 << 20, description="A longer answer is a failure.")

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: key, value, where it came from, and what is allowed."""
+"""Error messages of a configuration: key, value, source, and what is allowed."""
 
 import difflib
 import json
@@ -13,18 +13,18 @@ from shardbroker.config.keys import MASK, KeyPath, allowed_at, dotted, is_secret
 __all__ = ["ConfigError", "explain", "refusal"]
 
 SECRETS = ("password",)
-"""Last parts of keys whose values are nobody's business."""
+"""Last parts of keys whose values are secret."""
 
 VALUE_SHOWN = 200
-"""Characters of a refused value that are repeated; more tells nobody more."""
+"""Most characters of a rejected value in an error message."""
 
 
 class ConfigError(Exception):
-    """The configuration is refused; every line of the text names key, value, source and what is allowed."""
+    """Raised for a configuration that is rejected; each line of the text names key, value, source and what is allowed."""
 
 
 def refusal(key: str, value: object, source: str, text: str) -> str:
-    """One line of a ConfigError."""
+    """Returns one line of a ConfigError."""
     shown = json.dumps(_masked(key.rpartition(".")[2], value), default=str, ensure_ascii=False)
     if len(shown) > VALUE_SHOWN:
         shown = shown[:VALUE_SHOWN] + "..."
@@ -32,16 +32,16 @@ def refusal(key: str, value: object, source: str, text: str) -> str:
 
 
 def _masked(name: str, value: object) -> object:
-    """Secrets are not repeated, wherever they stand."""
+    """Returns a value with its secrets masked, also within tables."""
     if isinstance(value, dict):
         return {key: _masked(str(key), inner) for key, inner in value.items()}
     return MASK if name in SECRETS and value else value
 
 
 def explain(error: ValidationError, values: Mapping[KeyPath, Any], sources: Mapping[KeyPath, str]) -> str:
-    """All problems that pydantic found, a line each; a value that fits no branch of a union is one problem.
+    """Returns all problems that pydantic found, a line each; a value that fits no branch of a union is one problem.
 
-    Values are shown as they were written, which is not always what pydantic got to see.
+    Values are shown as they were written, which may differ from what pydantic received.
     """
     lines: dict[str, str] = {}
     for problem in error.errors():
@@ -59,7 +59,7 @@ def explain(error: ValidationError, values: Mapping[KeyPath, Any], sources: Mapp
 
 
 def _entry(problem: ErrorDetails, path: KeyPath) -> str:
-    """What is wrong with one table of a list of tables, as the end of a sentence; nothing if the problem is not in one."""
+    """Returns the problem in one table of a list of tables, as the end of a sentence; empty if the problem is elsewhere."""
     inside = problem["loc"][len(path) :]
     number = next((part for part in inside if isinstance(part, int)), None)
     if number is None or (problem["type"] == "value_error" and problem["msg"].startswith("Value error, allowed is")):
@@ -108,6 +108,6 @@ def _hint(path: KeyPath) -> str:
 
 
 def _close_name(name: str, known: list[str]) -> list[str]:
-    """The known key whose last part is most like `name`, for keys put into the wrong section and misspelt at that."""
+    """Returns the known key whose last part is most similar to `name`, for misspelt keys in a wrong section."""
     by_name = {key.rpartition(".")[2]: key for key in known}
     return [by_name[match] for match in difflib.get_close_matches(name, by_name, 1, cutoff=0.75)]

@@ -1,4 +1,4 @@
-"""The schema of hooks over gRPC. Names are EMQX's."""
+"""Keys of hooks over gRPC, named as in EMQX."""
 
 import re
 from importlib.util import find_spec
@@ -14,17 +14,17 @@ from shardbroker.config.units import Allowed, OptionalDuration
 __all__ = ["STATE_FILE", "ExHook", "ExHookServer", "ExHookTls"]
 
 STATE_FILE = "exhook.json"
-"""In the runtime directory: the servers, whether they are there, and what became of calls."""
+"""File in the runtime directory: the servers, their state, and the results of calls."""
 PACKAGES = ("grpc", "google.protobuf")
-"""Of the extra `exhook`."""
+"""Packages of the extra `exhook`."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""Of a server: it stands in metrics."""
+"""Name of a server, which is a label in metrics."""
 URL_HELP = "http://HOST:PORT, or https://HOST:PORT with ssl.enable"
 
 
 class ExHookTls(Section):
-    """TLS to a server: its certificate is checked, and its name must be the URL's host."""
+    """TLS to a server: the certificate is verified, and its name must be the host of the URL."""
 
     enable: bool = False
     cacertfile: str = ""
@@ -39,7 +39,7 @@ class ExHookTls(Section):
 
 
 class ExHookServer(Section):
-    """A program that takes part in hooks; docs/exhook.md says what each key does."""
+    """A program that takes part in hooks; docs/exhook.md explains each key."""
 
     name: str
     enable: bool = True
@@ -72,7 +72,7 @@ class ExHookServer(Section):
 
 
 class ExHook(Section):
-    """Hooks over gRPC: programs in any language that are told what happens, and decide; docs/exhook.md."""
+    """Hooks over gRPC: programs in any language that receive events and take decisions; docs/exhook.md."""
 
     servers: Annotated[
         list[ExHookServer],
@@ -80,7 +80,7 @@ class ExHook(Section):
             "a list of tables with name, url (http://HOST:PORT), enable, request_timeout (5s), failed_action (deny or ignore), "
             "auto_reconnect (5s, or disabled), pool_size (8), and ssl = { enable, cacertfile, certfile, keyfile }"
         ),
-    ] = Field([], description="Asked in this order, behind plugins. They need `pip install shardbroker[exhook]`.")
+    ] = Field([], description="Called in this order, after plugins. They need `pip install shardbroker[exhook]`.")
 
     @field_validator("servers")
     @classmethod
@@ -93,12 +93,12 @@ class ExHook(Section):
 
     @property
     def enabled(self) -> list[ExHookServer]:
-        """Those that take part."""
+        """The servers that are enabled."""
         return [one for one in self.servers if one.enable]
 
     @property
     def missing(self) -> str | None:
-        """What is to be installed before they can take part, as a sentence; None: nothing."""
+        """An error message that names missing packages; None if the servers can be used."""
         missing = [name for name in PACKAGES if not _installed(name)] if self.enabled else []
         if not missing:
             return None
@@ -111,5 +111,5 @@ class ExHook(Section):
 def _installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # what it stands in
+    except ModuleNotFoundError:  # the package around it
         return False

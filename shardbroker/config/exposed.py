@@ -1,4 +1,4 @@
-"""What a configuration opens to other machines without a password or without TLS: told at the start, not refused."""
+"""Warnings about a configuration that is open to other machines without a password or without TLS, logged at the start."""
 
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
@@ -10,7 +10,7 @@ __all__ = ["anonymous_listeners", "exposures", "is_public"]
 
 
 def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[str]:
-    """One log line for each kind of exposure."""
+    """Yields one log line for each kind of exposure."""
     anonymous = ",".join(f"{name}={listener.bind}" for name, listener in anonymous_listeners(settings, listeners))
     if anonymous:
         yield f"clients of other machines connect without authentication {anonymous}; set auth.chain, or bind to 127.0.0.1"
@@ -24,8 +24,8 @@ def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> 
 
 
 def anonymous_listeners(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[tuple[str, Listener]]:
-    """Those with a public address whose clients need neither a password nor a certificate. Plugins and programs behind hooks,
-    which may refuse clients too, are not looked at."""
+    """Yields listeners with a public address whose clients need neither a password nor a certificate. Plugins and programs behind
+    hooks, which may also reject clients, are not considered."""
     for name, listener in listeners:
         chain = settings.auth.chain if listener.auth_chain == ["inherit"] else listener.auth_chain
         asked = bool(chain) and listener.enable_authn is not False
@@ -35,7 +35,7 @@ def anonymous_listeners(settings: Settings, listeners: Iterable[tuple[str, Liste
 
 
 def is_public(bind: str) -> bool:
-    """Whether other machines reach an address, or may: of names only `localhost` is known not to be one."""
+    """Whether other machines can reach an address. Of host names only `localhost` counts as private."""
     if bind == "disabled" or unix_path(bind) is not None:
         return False
     host = parse_address(bind)[0]

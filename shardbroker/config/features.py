@@ -1,4 +1,4 @@
-"""Topic rewrite, automatic subscriptions, delayed messages, messages about events: what the broker does with topics beyond MQTT."""
+"""Keys of topic features beyond MQTT: rewriting, automatic subscriptions, delayed messages, messages about events."""
 
 import re
 from typing import Annotated, Literal
@@ -14,21 +14,21 @@ __all__ = ["AutoSubscribe", "AutoTopic", "Delayed", "EventMessage", "Rewrite", "
 
 REWRITE_NAMES = ("clientid", "username")
 AUTO_NAMES = ("clientid", "username", "host", "port")
-"""Placeholders, `${clientid}` and so on."""
+"""Names of placeholders, such as `${clientid}`."""
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 _GROUP = re.compile(r"\$(\d+)")
 
 
 def check_placeholders(text: str, allowed: tuple[str, ...]) -> None:
-    """Raises ValueError for a `${name}` that does not exist."""
+    """Raises ValueError for a `${name}` that is not allowed."""
     for name in _PLACEHOLDER.findall(text):
         if name not in allowed:
             raise ValueError(f"${{{name}}} in {text!r}: allowed are {', '.join(f'${{{one}}}' for one in allowed)}")
 
 
 def check_filters(texts: list[str]) -> None:
-    """Raises ValueError for what is no topic filter."""
+    """Raises ValueError for a text that is not a topic filter."""
     for text in texts:
         try:
             check_topic_filter(text.encode(), LEVELS_MAX)
@@ -37,7 +37,7 @@ def check_filters(texts: list[str]) -> None:
 
 
 class RewriteRule(Section):
-    """Topics that `source_topic` matches become `dest_topic`, with what the groups of `re` found in place of `$1`, `$2`, ..."""
+    """Rewrites topics that match `source_topic` to `dest_topic`, in which `$1`, `$2` and so on are the groups of `re`."""
 
     action: Literal["publish", "subscribe", "all"] = "all"
     source_topic: str
@@ -62,7 +62,7 @@ class RewriteRule(Section):
 
 
 class Rewrite(Section):
-    """Topics of clients that become other topics; docs/topics.md."""
+    """Rules that rewrite topics of clients; docs/topics.md."""
 
     rules: Annotated[
         list[RewriteRule],
@@ -70,7 +70,9 @@ class Rewrite(Section):
             "a list of tables with source_topic (a filter), re (a regular expression), dest_topic, "
             "and action (publish, subscribe or all)"
         ),
-    ] = Field([], description="The first one whose `source_topic` matches decides; if its `re` does not, the topic stays as it is.")
+    ] = Field(
+        [], description="The first rule whose `source_topic` matches decides; if its `re` does not match, the topic is unchanged."
+    )
 
 
 class AutoTopic(Section):
@@ -94,7 +96,7 @@ class AutoTopic(Section):
 
 
 class AutoSubscribe(Section):
-    """Subscriptions that every client gets when it connects; docs/topics.md."""
+    """Subscriptions that the broker creates for every client that connects; docs/topics.md."""
 
     topics: Annotated[
         list[AutoTopic],
@@ -102,25 +104,27 @@ class AutoSubscribe(Section):
             "a list of tables with topic (a filter; ${clientid}, ${username}, ${host} and ${port} are filled in), "
             "qos, nl, rap and rh"
         ),
-    ] = Field([], description="As if the client had asked for them; no SUBACK, and no rule of the ACL is asked.")
+    ] = Field([], description="Created without SUBACK and without a check of permissions.")
 
 
 class Delayed(Section):
     """Messages that are published later, `$delayed/<seconds>/<topic>`; docs/features.md."""
 
-    enable: bool = Field(True, description="Whether clients may publish so; if not, such topics are refused (0x90).")
+    enable: bool = Field(True, description="Whether `$delayed/` topics are available; if not, they are rejected (0x90).")
     max_delayed_messages: Limit = Field(
-        0, ge=0, le=LIMIT_MAX, description="Messages that wait for their time; further ones are refused (0x97). 0: no limit."
+        0, ge=0, le=LIMIT_MAX, description="Most delayed messages that wait; further ones are rejected (0x97). 0: no limit."
     )
 
 
 class EventMessage(Section):
     """Messages about events, below `$event/`; docs/features.md."""
 
-    client_connected: bool = Field(False, description="`$event/client_connected`, when a client has come.")
-    client_disconnected: bool = Field(False, description="`$event/client_disconnected`, when it has gone.")
-    client_subscribed: bool = Field(False, description="`$event/client_subscribed`, for each filter.")
-    client_unsubscribed: bool = Field(False, description="`$event/client_unsubscribed`, for each filter that it no longer wants.")
+    client_connected: bool = Field(False, description="`$event/client_connected`, when a client has connected.")
+    client_disconnected: bool = Field(False, description="`$event/client_disconnected`, when a client has disconnected.")
+    client_subscribed: bool = Field(False, description="`$event/client_subscribed`, for each topic filter.")
+    client_unsubscribed: bool = Field(
+        False, description="`$event/client_unsubscribed`, for each topic filter that a client unsubscribes."
+    )
     message_delivered: bool = Field(False, description="`$event/message_delivered`, for each message and subscriber.")
-    message_acked: bool = Field(False, description="`$event/message_acked`, when a subscriber has acknowledged it.")
-    message_dropped: bool = Field(False, description="`$event/message_dropped`, when nobody has subscribed to it.")
+    message_acked: bool = Field(False, description="`$event/message_acked`, when a subscriber has acknowledged a message.")
+    message_dropped: bool = Field(False, description="`$event/message_dropped`, when a message has no subscribers.")

@@ -1,11 +1,11 @@
-"""Configuration of other brokers, as far as it means the same here.
+"""Import of configurations of other brokers, as far as keys have the same meaning here.
 
-A reader (`mosquitto`, `emqx`) turns a file into taken settings and remarks. Each setting is tried against the schema by itself,
-those of a listener together, so one that does not fit becomes a remark with the reason, and what is printed passes the schema.
+A reader (`mosquitto`, `emqx`) turns a file into settings and remarks. Each setting is validated against the schema on its own,
+those of a listener together; an invalid one becomes a remark with the reason, so the output always passes the schema.
 
-What is imported is never more open than the file. A setting about who may connect or do what that cannot be taken over, or is
-unknown, closes the imported configuration (`close_login`, `close_rules`): logins are checked against the broker's own users, of
-which there are none yet, and topics against its own rules.
+The imported configuration is never more open than the file. A setting of access control that cannot be imported, or is unknown,
+restricts the configuration (`close_login`, `close_rules`): logins are checked against the users of the broker itself, which do not
+exist yet, and topics against its own rules.
 """
 
 from dataclasses import dataclass, field
@@ -18,26 +18,26 @@ from shardbroker.config.sources import load
 __all__ = ["Imported", "rules_toml", "to_toml"]
 
 OWN_STORE = "builtin"
-"""Of users, and of rules: empty in a new broker, so that it refuses."""
+"""The store of users and of rules: empty in a new broker, so that all clients are denied."""
 
 
 @dataclass
 class Imported:
-    """What was read: settings by path, and what a person has to look at. `rules`: tables as in a file of rules, to be written by
-    whoever has a place for them."""
+    """Result of an import: settings by path, and remarks for the operator. `rules`: tables as in a file of rules, which the caller
+    writes."""
 
     settings: dict[KeyPath, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What has no consequence here, such as where the other broker's log is."""
+    """Keys without an effect here, such as the log file of the other broker."""
     rules: list[dict[str, Any]] | None = None
 
     def take(self, path: KeyPath, value: Any, said: str) -> bool:
-        """`said` is the line of the other file, for a remark if the value does not fit. Whether it does."""
+        """Returns whether the value is valid. `said` is the line of the other file, for a remark if it is not."""
         return self.take_together({path: value}, said)
 
     def take_together(self, values: dict[KeyPath, Any], said: str) -> bool:
-        """Settings that make sense beside each other only, such as those of a listener: all of them, or none."""
+        """Adds settings that belong together, such as those of a listener: all of them, or none."""
         try:
             load(None, None, [], {dotted(path): value for path, value in values.items()}, kept={})
         except ConfigError as error:
@@ -50,7 +50,7 @@ class Imported:
         self.remarks.append(text)
 
     def close_login(self, text: str = "") -> None:
-        """Clients are checked against the broker's own users, whatever else there was. `text`: why, for a remark."""
+        """Restricts authentication to the users of the broker itself. `text`: the reason, for a remark."""
         for path in [path for path in self.settings if path[0] == "listeners" and path[2] in ("auth_chain", "enable_authn")]:
             del self.settings[path]
         self.settings["auth", "chain"] = [OWN_STORE]
@@ -58,7 +58,7 @@ class Imported:
             self.remark(f"{text}; no client is let in before it is among the broker's users: shardbroker ctl users add")
 
     def close_rules(self, text: str = "") -> None:
-        """Nothing is allowed but by the broker's own rules. `text`: why, for a remark."""
+        """Restricts authorization to the rules of the broker itself. `text`: the reason, for a remark."""
         self.settings["acl", "sources"] = [OWN_STORE]
         self.settings["acl", "no_match"] = "deny"
         self.settings.pop(("acl", "file", "path"), None)
@@ -68,7 +68,7 @@ class Imported:
 
 
 def to_toml(imported: Imported, source: str) -> str:
-    """The configuration as TOML, remarks first. Raises ConfigError if the whole does not fit together."""
+    """Returns the configuration as TOML, remarks first. Raises ConfigError if it is not valid as a whole."""
     load(None, None, [], {dotted(path): value for path, value in imported.settings.items()}, kept={})
     lines = [f"# From {source}."]
     if imported.notes:
@@ -85,7 +85,7 @@ def to_toml(imported: Imported, source: str) -> str:
 
 
 def rules_toml(rules: list[dict[str, Any]], source: str) -> str:
-    """A file of rules for acl.file.path."""
+    """Returns a file of rules for acl.file.path."""
     lines = [f"# From {source}."]
     for rule in rules:
         lines += ["", "[[rules]]", *(f"{name} = {toml_value(value)}" for name, value in rule.items())]
@@ -93,5 +93,5 @@ def rules_toml(rules: list[dict[str, Any]], source: str) -> str:
 
 
 def _line(text: str) -> str:
-    """One line of a comment, whatever a value holds."""
+    """Returns a text as one line of a comment."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -1,5 +1,5 @@
-"""emqx.conf: HOCON as EMQX's users write it: tables in braces, `key = value`, dotted keys, comments, arrays, text with or without
-quotes; and the files of EMQX 4, lines of dotted keys, as far as they say where to listen and who is let in."""
+"""Import of emqx.conf: HOCON with tables in braces, `key = value`, dotted keys, comments, arrays, and text with or without quotes;
+of files of EMQX 4, which are lines of dotted keys, the listeners and access control."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ _TOKEN = re.compile(r'\s*(?:(?:#|//)[^\n]*|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<mar
 SAME = ("mqtt", "retainer", "delayed", "flapping_detect")
 """Sections whose keys have the same names and meanings here."""
 TLS = ("certfile", "keyfile", "cacertfile", "verify", "fail_if_no_peer_cert", "ciphers", "versions", "handshake_timeout")
-"""Of `ssl_options`; not the password, which is for no file that others read."""
+"""Keys of `ssl_options`, without the password, which belongs in no readable file."""
 LISTENER = (
     "max_connections", "max_conn_rate", "messages_rate", "bytes_rate", "access_rules", "proxy_protocol", "proxy_protocol_timeout",
     "enable_authn", "mountpoint",
@@ -24,7 +24,7 @@ LISTENER_HARMLESS = re.compile(
     r"|ssl_options\.(depth|secure_renegotiate|honor_cipher_order|reuse_sessions|hibernate_after|gc_after_handshake|log_level"
     r"|client_renegotiation|dhfile|password|sni|keep_secrets|cacerts|managed_certs)"
 )
-"""What a listener may be taken over without; the key's password has to be set then, or the broker does not start."""
+"""Keys without which a listener is still imported; the password of the key has to be set then, or the broker does not start."""
 OTHER = {
     ("node", "name"): ("node", "name"),
     ("log", "console", "level"): ("log", "level"),
@@ -35,14 +35,14 @@ OTHER = {
     ("retainer", "backend", "max_retained_messages"): ("retainer", "max_messages"),
 }
 SECRET = re.compile("password|secret|cookie")
-"""In names of keys whose values are not repeated."""
+"""Parts of names of keys whose values are masked."""
 AUTHORIZATION = {("no_match",): "no_match", ("deny_action",): "deny_action", ("cache", "enable"): "cache.enable",
                  ("cache", "max_size"): "cache.max_size", ("cache", "ttl"): "cache.ttl"}  # fmt: skip
 LOGIN = re.compile(
     r"include|psk_authentication\.enable = True|mqtt\.(peer_cert_as_\w+|use_username_as_clientid) = (?!disabled|False)"
     r"|exhook\.servers = (?!\[\])|zones\..*|mqtt\.(client_attrs_init|clientid_override) = (?!\[\]|disabled|$)"
 )
-"""Lines that say who may connect, or as whom."""
+"""Prefixes of lines about authentication."""
 REMARKS = {
     "cluster": "there is one node",
     "dashboard": "see docs/configuration.md",
@@ -54,7 +54,7 @@ REMARKS = {
 
 
 def read_emqx(text: str) -> Imported:
-    """What is not understood becomes a remark. Raises ConfigError for what is no such file."""
+    """Imports a file. Unknown keys become remarks. Raises ConfigError for a file of another format."""
     found = Imported()
     if _EMQX_4.search(text):
         text = _from_4(text)
@@ -96,14 +96,14 @@ def read_emqx(text: str) -> Imported:
 
 
 def _take_list(found: Imported, section: str, key: str, value: Any) -> None:
-    """A list of tables, whose keys are the same here."""
+    """Imports a list of tables with the same keys as here."""
     tables = list(value.values()) if isinstance(value, dict) else value
     if tables:
         found.take((section, key), tables, section)
 
 
 def _take_authentication(found: Imported, login: Any, closed: list[str]) -> None:
-    """An empty chain lets every client in, there and here."""
+    """Imports the chain of authenticators. An empty chain admits every client in both brokers."""
     members = [login] if isinstance(login, dict) else login or []
     chain = [one for one in members if not isinstance(one, dict) or one.get("enable", True) is not False]
     for one in chain:
@@ -120,7 +120,7 @@ def _take_authentication(found: Imported, login: Any, closed: list[str]) -> None
 
 
 def _take_authorization(found: Imported, rules: dict[str, Any]) -> None:
-    """Up to the first source that is not here: one behind it might allow what that one denies."""
+    """Imports sources up to the first one that does not exist here: a later one might allow what that one denies."""
     sources = rules.pop("sources", [])
     listed = [one for one in (sources if isinstance(sources, list) else [sources]) if not _off(one)]
     for path, value in _flatten(rules):
@@ -156,7 +156,7 @@ def _backend(one: Any) -> str:
 
 
 def _take_dashboard(found: Imported, dashboard: dict[str, Any]) -> None:
-    """One address: that of HTTPS, if there is one."""
+    """Imports one address: that of HTTPS, if there is one."""
     listeners = dashboard.pop("listeners", {})
     listeners = listeners if isinstance(listeners, dict) else {}
     there = {name: one for name, one in listeners.items() if isinstance(one, dict) and one.get("bind") not in (0, "0", None)}
@@ -222,7 +222,7 @@ _LISTENER_4 = re.compile(r"listener\.(tcp|ssl|ws|wss)\.(\w+)(?:\.(.+))?")
 
 
 def _from_4(text: str) -> str:
-    """The lines of a file of EMQX 4 as EMQX 5 has them. What has another meaning keeps its name, and becomes a remark."""
+    """Returns the lines of a file of EMQX 4 as keys of EMQX 5. Keys with another meaning keep their names and become remarks."""
     lines, sources, rules, anonymous = [], "", [], "false"
     for line in text.splitlines():
         key, _, value = (part.strip() for part in line.partition("="))
@@ -261,7 +261,7 @@ def _from_4(text: str) -> str:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """Raises ConfigError for what this reader would misunderstand."""
+    """Raises ConfigError for syntax that this reader would misread."""
     tokens: list[re.Match[str]] = []
     at = 0
     while at < len(text):
@@ -290,7 +290,7 @@ def _misread(text: str, at: int) -> ConfigError:
 
 
 def _table(tokens: list[re.Match[str]], at: int) -> tuple[dict[str, Any], int]:
-    """Up to the closing brace or the end."""
+    """Reads members up to the closing brace or the end."""
     table: dict[str, Any] = {}
     while at < len(tokens) and tokens[at][0].strip() != "}":
         if tokens[at]["mark"]:
@@ -333,7 +333,7 @@ def _value(tokens: list[re.Match[str]], at: int) -> tuple[Any, int]:
         return items, at + 1
     if tokens[at]["quoted"]:
         return tokens[at]["quoted"][1:-1].replace('\\"', '"'), at + 1
-    # Text without quotes may have colons in it: 0.0.0.0:1883.
+    # Text without quotes may contain colons: 0.0.0.0:1883.
     word, line_end = tokens[at]["word"] or "", tokens[at].end()
     at += 1
     while at < len(tokens) and tokens[at].start(tokens[at].lastgroup or 0) == line_end and not tokens[at]["quoted"]:

@@ -1,4 +1,4 @@
-"""mosquitto.conf: `key value` lines; those behind a `listener` line are that listener's."""
+"""Import of mosquitto.conf: `key value` lines; those after a `listener` line belong to that listener."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ GLOBAL = {
     "persistence": "durability.level",
     "sys_interval": "sys.msg_interval",
 }
-"""Settings of the whole broker, and what they are here."""
+"""Settings of the whole broker and their keys here."""
 PER_LISTENER = {
     "max_connections": "max_connections",
     "cafile": "tls.cacertfile",
@@ -48,25 +48,25 @@ HARMLESS = re.compile(
     r"|connection|address|addresses|bridge_.*|cleansession|idle_timeout|keepalive_interval|local_.*|notification.*|remote_.*"
     r"|restart_timeout|round_robin|start_type|threshold|topic|try_private|http_dir|socket_domain|max_topic_alias.*|global_max_.*"
 )
-"""Neither who may connect nor what clients may do changes with these; the second line and the third are of bridges."""
+"""Keys without an effect on access control; the second line and the third are keys of bridges."""
 PLACES = re.compile(r"pid_file|user|log_.*|connection_messages|persistence_.*|autosave_.*")
-"""How the program runs."""
+"""Keys about the process itself."""
 LOGIN = ("allow_anonymous", "password_file", "acl_file")
-"""Taken together, at the end."""
+"""Keys that are evaluated together at the end."""
 BOOLEANS = (
     "allow_anonymous", "per_listener_settings", "require_certificate", "use_identity_as_username", "use_subject_as_username",
 )  # fmt: skip
-"""mosquitto takes 1 and 0 too."""
+"""Values of booleans; mosquitto also accepts 1 and 0."""
 NO_LISTENER = ("psk_hint", "bind_interface", "capath", "tls_keyform", "tls_engine", "tls_engine_kpass_sha1")
-"""A listener with one of these would be another one here: it is left out."""
+"""Keys without an equivalent here: a listener with one of them is not imported."""
 DURATIONS = {"h": "h", "d": "d", "w": "d", "m": "d", "y": "d"}
 DAYS = {"d": 1, "w": 7, "m": 30, "y": 365}
-"""mosquitto's m is a month."""
+"""Seconds of each unit; m is a month in mosquitto."""
 
 
 def read_mosquitto(text: str, acl: Callable[[str], str | None] = lambda path: None) -> Imported:
-    """Never fails: what is not understood becomes a remark, and closes the configuration unless it is known to be harmless. `acl`
-    reads the file of acl_file; None if there is no place for its rules, or no such file."""
+    """Imports a file without failing: an unknown key becomes a remark and restricts access, unless it is known to be harmless.
+    `acl` reads the file of acl_file; None if there is no place for its rules, or no such file."""
     found = Imported()
     listeners: list[dict[str, Any]] = []
     current: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def read_mosquitto(text: str, acl: Callable[[str], str | None] = lambda path: No
 
 
 def _take_login(found: Imported, login: dict[str, str], closed: list[str], listening: bool) -> None:
-    """Who may connect. Without a listener mosquitto is for this machine alone, and then, as before 2.0, for anybody on it."""
+    """Imports authentication. Without a listener mosquitto serves only this machine, and then, as before 2.0, without passwords."""
     anonymous = login.get("allow_anonymous", "false" if listening else "true") == "true"
     path = login.get("password_file")
     if path is not None:
@@ -150,7 +150,7 @@ def _note(listener: dict[str, Any], key: str, value: str, line: str) -> None:
 
 
 def _take_listener(found: Imported, name: str, listener: dict[str, Any]) -> bool:
-    """Whether it could be taken over."""
+    """Returns whether the listener was imported."""
     said = listener["said"]
     for key in NO_LISTENER:
         if key in said:
@@ -193,7 +193,7 @@ def _take_listener(found: Imported, name: str, listener: dict[str, Any]) -> bool
 
 
 def _host(text: str) -> str:
-    """mosquitto listens everywhere where no address is given."""
+    """Returns the address. mosquitto listens on all addresses where none is given."""
     return f"[{text}]" if ":" in text else text or "0.0.0.0"
 
 

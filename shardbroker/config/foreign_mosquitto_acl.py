@@ -1,8 +1,9 @@
-"""mosquitto's acl_file, as rules of this broker.
+"""Import of the acl_file of mosquitto as rules of this broker.
 
-There a `deny` counts before everything else of its section, then what allows; a client's own lines come before patterns; and a
-client may subscribe to anything and gets what it may read. Here the first rule that matches decides, and a filter is allowed or
-not. So reading is not taken over where a deny lies within the filter: a subscription to all of it would get that, too.
+In mosquitto, `deny` lines of a section precede those that allow, lines of a user precede patterns, and a client may subscribe to
+any filter and receives the topics that it may read. Here the first matching rule decides, and a filter as a whole is allowed or
+denied. So read access to a filter is not imported if a denied topic lies within it: a subscription to the filter would deliver that
+topic, too.
 """
 
 from typing import Any
@@ -15,11 +16,11 @@ ACTIONS = {"read": "subscribe", "write": "publish", "readwrite": "all"}
 
 
 class _Unfit(Exception):
-    """A line that cannot be expressed: then nothing of the file is taken over."""
+    """Raised for a line that cannot be expressed; nothing of the file is imported then."""
 
 
 def convert_acl(found: Imported, text: str, anonymous: bool) -> None:
-    """Puts the rules into `found`, or closes it. `anonymous`: whether clients without a name come in at all."""
+    """Adds the rules to `found`, or restricts it. `anonymous`: whether clients without a user name may connect."""
     try:
         found.rules = _rules(found, text, anonymous)
     except _Unfit as error:
@@ -51,7 +52,7 @@ def _rules(found: Imported, text: str, anonymous: bool) -> list[dict[str, Any]]:
     for (kind, name), lines in sections.items():
         if kind == "user":
             rules += _section(found, {"username": name}, lines, _denied(lines))
-    everywhere = [topic for lines in sections.values() for topic in _denied(lines)]  # a user's own denies hold before patterns
+    everywhere = [topic for lines in sections.values() for topic in _denied(lines)]  # a user's denials precede patterns
     rules += _section(found, "all", sections.get(("pattern", ""), []), everywhere)
     if anonymous and ("anonymous", "") in sections:
         raise _Unfit("lines before the first user are for clients without a name, which no rule here stands for")
@@ -63,7 +64,7 @@ def _denied(lines: list[tuple[str, str]]) -> list[str]:
 
 
 def _section(found: Imported, who: object, lines: list[tuple[str, str]], denied: list[str]) -> list[dict[str, Any]]:
-    """`denied`: what those whom it concerns must not get."""
+    """`denied`: topics that the clients of the section must not receive."""
     rules: list[dict[str, Any]] = [
         {"permission": "deny", "who": who, "action": "all", "topics": [topic]} for topic in _denied(lines)
     ]
@@ -87,7 +88,7 @@ def _topic(number: int, topic: str, pattern: bool) -> str:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether a topic matches both filters. A placeholder may be any level."""
+    """Whether some topic matches both filters. A placeholder may be any level."""
     for left, right in zip(one.split("/"), other.split("/"), strict=False):
         if "#" in (left, right):
             return True

@@ -1,4 +1,4 @@
-"""The schema as a list of keys: which there are, what each allows, and how its values are written in TOML."""
+"""The schema as a list of keys: their names, what each allows, and how values are written in TOML."""
 
 import json
 import re
@@ -31,21 +31,21 @@ __all__ = [
 ]
 
 MASK = "******"
-"""Shown in place of a secret."""
+"""Text that replaces a secret in output."""
 
 KeyPath: TypeAlias = tuple[str, ...]
-"""A key, part by part: a part may hold dots, as topics do."""
+"""The parts of a key; a part may contain dots, as topics do."""
 
 _BARE = re.compile(r"[A-Za-z0-9_<>-]+")
 
 
 def dotted(path: KeyPath) -> str:
-    """A path as it is written in a file, parts quoted where TOML wants it."""
+    """Returns a path as it is written in a file, with quotes around parts where TOML requires them."""
     return ".".join(part if _BARE.fullmatch(part) else _quoted(part) for part in path)
 
 
 def known_keys(model: type[BaseModel] = Settings, prefix: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every key of the schema; `<name>` stands for the name of a listener."""
+    """Yields every key of the schema; `<name>` is the name of a listener."""
     for name, field in model.model_fields.items():
         inner = section_of(field)
         if inner is not None:
@@ -55,7 +55,7 @@ def known_keys(model: type[BaseModel] = Settings, prefix: KeyPath = ()) -> Itera
 
 
 def field_at(path: KeyPath) -> tuple[FieldInfo | None, int]:
-    """The field of a leaf key and how many parts of the path name it; (None, parts) for a section or an unknown key."""
+    """Returns the field of a key and the number of path parts that name it; (None, parts) for a section or an unknown key."""
     model: type[BaseModel] = Settings
     at = 0
     while at < len(path):
@@ -73,7 +73,7 @@ def field_at(path: KeyPath) -> tuple[FieldInfo | None, int]:
 
 
 def resolve(location: Iterable[int | str]) -> KeyPath:
-    """The path of a pydantic location, which also names branches of unions."""
+    """Returns the path of a pydantic location, which also names branches of unions."""
     path = tuple(str(part) for part in location)
     field, parts = field_at(path)
     if field is None:
@@ -89,7 +89,7 @@ def is_map(field: FieldInfo) -> bool:
 
 
 def is_secret(path: KeyPath) -> bool:
-    """Whether the value at this path is shown to nobody."""
+    """Whether the value at this path is secret."""
     field, _ = field_at(path)
     return field is not None and _hidden(field)
 
@@ -99,18 +99,18 @@ def _hidden(field: FieldInfo) -> bool:
 
 
 def takes_text(field: FieldInfo) -> bool:
-    """Whether any text is a value, so that text such as `2024` must not be read as a number."""
+    """Whether any text is a value, so that `2024` is not parsed as a number."""
     return field.annotation in (str, Path, SecretStr)
 
 
 def allowed_at(path: KeyPath) -> str:
-    """What may stand at a path, as the end of a sentence."""
+    """Returns what is allowed at a path, as the end of a sentence."""
     field, _ = field_at(path)
     return "a section of keys" if field is None else allowed_text(field)
 
 
 def allowed_text(field: FieldInfo) -> str:
-    """What a field allows, from its type and bounds."""
+    """Returns what a field allows, from its type and bounds."""
     return " or ".join(_branches(field.annotation, field.metadata))
 
 
@@ -167,7 +167,7 @@ def _number(annotation: Any, marks: list[Any]) -> str:
 
 
 def _flat(marks: Iterable[Any]) -> Iterator[Any]:
-    """Bounds stand alone in a field's metadata, and inside a FieldInfo where Field() is nested in Annotated."""
+    """Yields all marks, also those inside a FieldInfo where Field() is nested in Annotated."""
     for mark in marks:
         yield from _flat(mark.metadata) if isinstance(mark, FieldInfo) else (mark,)
 
@@ -183,7 +183,7 @@ def _shown(unit: Unit | None, value: float) -> str:
 
 
 def toml(field: FieldInfo, value: Any) -> str:
-    """A value as TOML; reading it back gives the same value."""
+    """Returns a value of a field as TOML; reading it gives the same value."""
     if value is None:
         return '"disabled"'
     marks = list(_all_marks(field.annotation, field.metadata))
@@ -199,7 +199,7 @@ def toml(field: FieldInfo, value: Any) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A plain value as TOML."""
+    """Returns a plain value as TOML."""
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_defaults=True)
     if isinstance(value, dict):
@@ -227,7 +227,7 @@ def _all_marks(annotation: Any, metadata: Iterable[Any]) -> Iterator[Any]:
 
 
 def _quoted(text: str) -> str:
-    # TOML's basic strings are JSON's, except for DEL and for characters beyond 16 bits, which JSON would split in two.
+    # Basic strings of TOML are those of JSON, except for DEL and for characters beyond 16 bits, which JSON would split in two.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

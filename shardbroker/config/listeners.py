@@ -1,4 +1,4 @@
-"""The schema of a listener: where it listens, what stands before MQTT on it, and whom it lets in."""
+"""Keys of a listener: its address, the layers below MQTT, and which clients may connect."""
 
 import re
 from ipaddress import ip_network
@@ -27,21 +27,21 @@ __all__ = [
 ]
 
 DEFAULT_PORTS = {"tcp": 1883, "ssl": 8883, "ws": 8083, "wss": 8084}
-"""Port of each type where `bind` is not given, as EMQX has them."""
+"""Default port of each type, as in EMQX."""
 
 ADDRESS_HELP = "HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:1883 or [::1]:1883, or unix:PATH"
 MOUNTPOINT_HELP = "text that ends with / and has no + and #, such as tenants/${username}/; placeholders: ${clientid}, ${username}"
 RULE_HELP = '"allow ADDRESS" or "deny ADDRESS", the address being an IP address, a network such as 10.0.0.0/8, or all'
 LISTENER_NAME = re.compile(r"[a-z0-9_-]+")
-"""Names that need no quotes in TOML and can be written in the environment."""
+"""Names that need no quotes in TOML and are valid in names of environment variables."""
 LISTENERS_MAX = 64
-"""Listeners at a time, those that came while the broker runs included: each has its place in the counters of every process."""
+"""Most listeners at a time, including those added at run time: each has a place in the counters of every process."""
 UNIX_PATH_MAX = 107
-"""Longest path of a unix socket, bytes: sun_path of Linux less the final zero."""
+"""Longest path of a unix socket, bytes: sun_path of Linux without the final zero."""
 SERVER_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 MOUNTPOINT_MAX = 1024
-"""Bytes of a mount point as it is written."""
+"""Most bytes of a mount point, with placeholders as they are written."""
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 
 Texts = Annotated[
@@ -64,28 +64,30 @@ Versions = Annotated[
 class Certificate(Section):
     """A certificate for one host name."""
 
-    certfile: str = Field("", description="PEM: the certificate, then those of its issuers.")
-    keyfile: str = Field("", description="PEM; empty: the key stands in `certfile`.")
+    certfile: str = Field("", description="PEM file: the certificate, followed by those of its issuers.")
+    keyfile: str = Field("", description="PEM file of the private key; empty: `certfile` contains the key.")
 
 
 class Tls(Section):
     """TLS of a listener of type ssl or wss."""
 
-    certfile: str = Field("", description="PEM: the broker's certificate, then those of its issuers.")
-    keyfile: str = Field("", description="PEM; empty: the key stands in `certfile`.")
-    password: SecretStr = Field(SecretStr(""), description="Of the key, if it is encrypted.")
-    cacertfile: str = Field("", description="PEM: whose client certificates are trusted.")
-    crlfile: str = Field("", description="PEM: lists of revoked client certificates; empty: not looked at.")
-    verify: Literal["verify_none", "verify_peer"] = Field("verify_none", description="Whether clients are asked for a certificate.")
-    fail_if_no_peer_cert: bool = Field(False, description="With verify_peer: whether a client without one is refused.")
-    versions: Versions = Field(["tlsv1.2", "tlsv1.3"], description="Versions spoken.")
-    ciphers: str = Field("", description="OpenSSL's list for TLS 1.2; empty: its default.")
+    certfile: str = Field("", description="PEM file: the certificate of the broker, followed by those of its issuers.")
+    keyfile: str = Field("", description="PEM file of the private key; empty: `certfile` contains the key.")
+    password: SecretStr = Field(SecretStr(""), description="Password of the private key, if it is encrypted.")
+    cacertfile: str = Field("", description="PEM file: issuers of client certificates that are trusted.")
+    crlfile: str = Field("", description="PEM file: lists of revoked client certificates; empty: revocation is not checked.")
+    verify: Literal["verify_none", "verify_peer"] = Field(
+        "verify_none", description="Whether the broker requests a certificate from clients."
+    )
+    fail_if_no_peer_cert: bool = Field(False, description="With verify_peer: whether a client without a certificate is rejected.")
+    versions: Versions = Field(["tlsv1.2", "tlsv1.3"], description="TLS versions that are offered.")
+    ciphers: str = Field("", description="Ciphers of TLS 1.2, as a list of OpenSSL; empty: its default.")
     handshake_timeout: Duration = Field(
-        15.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="From accept to the end of the handshake."
+        15.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Longest time from accept to the end of the handshake."
     )
     session_tickets: bool = Field(False, description="Whether a client may resume its TLS session, with the same acceptor.")
     sni: Annotated[dict[str, Certificate], Allowed("a table of host name = { certfile, keyfile }")] = Field(
-        {}, description="Certificates for other host names that clients ask for."
+        {}, description="Certificates for other host names (SNI)."
     )
 
     @field_validator("versions")
@@ -115,32 +117,32 @@ class Tls(Section):
 
 
 class Limiter(Section):
-    """What all clients together may publish."""
+    """Limits on what all clients together publish."""
 
-    messages_rate: Rate = Field(inf, description="PUBLISH packets a second; see docs/listeners.md for what follows above it.")
-    bytes_rate: ByteRate = Field(inf, description="Likewise bytes of topics, properties and payloads.")
+    messages_rate: Rate = Field(inf, description="PUBLISH packets per second; docs/listeners.md describes what happens above it.")
+    bytes_rate: ByteRate = Field(inf, description="Bytes per second of topics, properties and payloads; likewise.")
 
 
 class ZoneLimiter(Limiter):
-    """What the clients of all listeners together may do."""
+    """Limits on the clients of all listeners together."""
 
-    max_conn_rate: Rate = Field(inf, description="Connections accepted a second; further ones wait.")
+    max_conn_rate: Rate = Field(inf, description="Connections accepted per second; further ones wait.")
 
 
 class WebSocket(Section):
     """WebSocket of a listener of type ws or wss."""
 
-    path: str = Field("/mqtt", pattern=r"^/[!-~]*$", description="Path that clients ask for.")
+    path: str = Field("/mqtt", pattern=r"^/[!-~]*$", description="Path of the request.")
     supported_subprotocols: Texts = Field(
-        ["mqtt", "mqtt-v3", "mqtt-v3.1.1", "mqtt-v5"], description="The first of these that the client offers is chosen."
+        ["mqtt", "mqtt-v3", "mqtt-v3.1.1", "mqtt-v5"], description="The first of these that the client offers is selected."
     )
-    fail_if_no_subprotocol: bool = Field(True, description="Whether a client that offers none of them is refused.")
-    check_origins: Texts = Field([], description="Web pages (scheme://host[:port]) whose scripts may connect; empty: all.")
+    fail_if_no_subprotocol: bool = Field(True, description="Whether a client that offers none of them is rejected.")
+    check_origins: Texts = Field([], description="Origins (scheme://host[:port]) whose scripts may connect; empty: all.")
     max_frame_size: Size = Field(
         1 << 20,
         ge=1024,
         le=256 << 20,
-        description="Largest frame of a client; it bounds nothing else, since frames are not gathered.",
+        description="Largest frame of a client. Messages of several frames are not limited by it, since frames are not joined.",
     )
 
 
@@ -152,29 +154,34 @@ class Listener(Section):
         description="HOST:PORT; IPv6 as [::1]:1883; unix:PATH. The default port of ssl is 8883, of ws 8083, of wss 8084.",
     )
     type: Literal["tcp", "ssl", "ws", "wss"] = Field("tcp", description="Transport.")
-    max_connections: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Connections at a time, others are closed; 0: no limit.")
-    max_conn_rate: Rate = Field(inf, description="Connections accepted a second; further ones wait.")
-    messages_rate: Rate = Field(inf, description="PUBLISH packets a second from one client, which is read more slowly above it.")
-    bytes_rate: ByteRate = Field(inf, description="Likewise bytes.")
+    max_connections: Limit = Field(
+        0, ge=0, le=LIMIT_MAX, description="Most connections at a time; further ones are closed. 0: no limit."
+    )
+    max_conn_rate: Rate = Field(inf, description="Connections accepted per second; further ones wait.")
+    messages_rate: Rate = Field(inf, description="PUBLISH packets per second of one client, which is read more slowly above it.")
+    bytes_rate: ByteRate = Field(inf, description="Bytes per second of one client; likewise.")
     mountpoint: Annotated[str, Allowed(MOUNTPOINT_HELP)] = Field(
-        "", description="Its clients' topics and filters get this in front, and lose it on the way back; empty: nothing."
+        "", description="Prefix of all topics and filters of its clients, removed again on delivery; empty: none."
     )
     enable_authn: bool | Literal["quick_deny_anonymous"] = Field(
-        True, description="Whether its clients go through the chain; quick_deny_anonymous: not those without a user name."
+        True, description="Whether its clients are authenticated; quick_deny_anonymous: without a user name they are rejected."
     )
     auth_chain: Annotated[Names, AfterValidator(chain_names), Allowed(f"inherit, or {CHAIN_HELP}")] = Field(
-        ["inherit"], description="Takes the place of auth.chain for its clients."
+        ["inherit"], description="Replaces `auth.chain` for its clients."
     )
     access_rules: Rules = Field(
-        ["allow all"], description="Who may connect, by address; the first that matches decides. Who matches none may."
+        ["allow all"],
+        description="Addresses that may connect; the first matching rule decides, without a match connecting is allowed.",
     )
-    proxy_protocol: bool = Field(False, description="Whether connections begin with a PROXY header, of version 1 or 2.")
-    proxy_protocol_timeout: Duration = Field(3.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="From accept to the end of it.")
+    proxy_protocol: bool = Field(False, description="Whether connections begin with a PROXY header of version 1 or 2.")
+    proxy_protocol_timeout: Duration = Field(
+        3.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Longest time from accept to the end of the header."
+    )
     peer_cert_as_username: Literal["disabled", "cn", "dn"] = Field(
         "disabled",
-        description="The user name is the common or the distinguished name of the client's certificate; without one it is refused.",
+        description="The user name is the common or distinguished name of the client certificate; without one it is rejected.",
     )
-    peer_cert_as_clientid: Literal["disabled", "cn", "dn"] = Field("disabled", description="Likewise the client id.")
+    peer_cert_as_clientid: Literal["disabled", "cn", "dn"] = Field("disabled", description="Likewise for the client id.")
     limiter: Limiter = Limiter()
     tls: Tls = Tls()
     websocket: WebSocket = WebSocket()
@@ -225,7 +232,7 @@ class Listener(Section):
 
     @property
     def secure(self) -> bool:
-        """Whether it speaks TLS."""
+        """Whether the listener uses TLS."""
         return self.type in ("ssl", "wss")
 
     @property
@@ -234,7 +241,7 @@ class Listener(Section):
 
 
 def unix_path(bind: str) -> str | None:
-    """The path of `unix:PATH`, None for another address. Raises ValueError for a path that the system does not take."""
+    """Returns the path of `unix:PATH`, None for another address. Raises ValueError for a path that the system does not accept."""
     scheme, separator, path = bind.partition(":")
     if scheme != "unix" or not separator:
         return None
@@ -244,19 +251,19 @@ def unix_path(bind: str) -> str | None:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT, the brackets of an IPv6 host removed. Raises ValueError."""
+    """Returns (host, port) of HOST:PORT, without the brackets of an IPv6 host. Raises ValueError."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        host = ""  # without brackets nobody can tell where an IPv6 address ends
+        host = ""  # without brackets the end of an IPv6 address is ambiguous
     if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"allowed is {ADDRESS_HELP}")
     return host, int(port)
 
 
 def parse_rule(text: str) -> tuple[bool, str]:
-    """(whether it allows, "all" or a network in CIDR form) of an access rule. Raises ValueError."""
+    """Returns (whether it allows, "all" or a network in CIDR form) of an access rule. Raises ValueError."""
     verdict, _, whom = text.strip().partition(" ")
     whom = whom.strip()
     if verdict not in ("allow", "deny") or not whom:

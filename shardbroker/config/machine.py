@@ -1,15 +1,15 @@
-"""The machine that the broker runs on, as far as settings refer to it."""
+"""Properties of the machine to which settings refer."""
 
 from pathlib import Path
 
 __all__ = ["machine_memory"]
 
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where control groups say what a container may take: version 2, version 1."""
+"""Memory limits of control groups, version 2 and version 1."""
 
 
 def machine_memory() -> int:
-    """Memory of this machine or, if that is less, of the container, bytes."""
+    """Returns the memory of this machine or, if that is less, the limit of the container, bytes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     total = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:"))
     for path in LIMITS:

@@ -1,4 +1,4 @@
-"""The schema of plugins."""
+"""Keys of plugins."""
 
 from typing import Annotated
 
@@ -11,11 +11,11 @@ __all__ = ["PluginSettings"]
 
 
 class PluginSettings(Section):
-    """Code of others that runs in the workers; docs/plugins.md. `ctl plugins load` says which of them are loaded."""
+    """Code of third parties that runs in the workers; docs/plugins.md. `ctl plugins load` loads a plugin."""
 
     dir: Annotated[str, Allowed("a path")] = Field(
-        "", description="Where plugins are looked for beside installed packages: NAME.py or NAME/__init__.py in it; empty: nowhere."
+        "", description="Directory of plugins that are not installed packages: NAME.py or NAME/__init__.py; empty: none."
     )
     settings: Annotated[dict[str, Secret], Allowed("a table of text = text")] = Field(
-        {}, description="Given to plugins when they are loaded: `name.key` = text."
+        {}, description="Settings that a plugin gets when it is loaded: `name.key` = text."
     )

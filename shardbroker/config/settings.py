@@ -1,4 +1,4 @@
-"""The configuration schema: one place for every key, its type, default and meaning. Defaults are EMQX's unless said otherwise."""
+"""The configuration schema: type, default, bounds, meaning and mark of every key. Defaults are those of EMQX unless noted."""
 
 from math import inf
 from pathlib import Path
@@ -47,13 +47,13 @@ PROCESSES_MAX = 1024
 """Most workers and most acceptors: as many as there are session partitions."""
 
 WEIGHT_MAX = 100
-"""Of a worker: a byte of the journal holds it."""
+"""Largest weight of a worker: a byte of the journal holds it."""
 
 REFERENCE_MAX = 1000
-"""Characters of a server reference: less than every client's packet limit that makes sense."""
+"""Most characters of a server reference: below any sensible packet limit of a client."""
 
 CORES_MAX = 8192
-"""As NR_CPUS of distributions' kernels."""
+"""Cores of the largest machine: NR_CPUS in the kernels of distributions."""
 
 
 def _cores(value: object) -> str:
@@ -64,7 +64,7 @@ def _cores(value: object) -> str:
 
 
 def core_numbers(text: str) -> list[int]:
-    """`0-3,8` as numbers, in this order; empty if it is none."""
+    """Returns the cores of a text such as `0-3,8` in this order; an empty list if the text is not a list of cores."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -83,7 +83,8 @@ def _weights(value: object) -> str:
 
 
 def weight_numbers(text: str) -> tuple[int, ...]:
-    """`3,1,1` as numbers; none if it is no weights, or if so small a part of the whole would be no session partition."""
+    """Returns the weights of a text such as `3,1,1`; empty if the text is something else, or if the share of one weight is below
+    that of a session partition."""
     parts = text.split(",")
     if not all(part.isdecimal() and 1 <= int(part) <= WEIGHT_MAX for part in parts):
         return ()
@@ -111,54 +112,70 @@ Strategy = Literal["random", "round_robin", "round_robin_per_group", "sticky", "
 
 
 class Mqtt(Section):
-    """The protocol."""
+    """The MQTT protocol."""
 
     idle_timeout: Annotated[Duration, Live(WORKER, ACCEPTOR)] = Field(
-        15.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="From accept to a complete CONNECT."
+        15.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Longest time from accept to a complete CONNECT."
     )
     max_packet_size: Annotated[Size, Live(WORKER, MANAGER, INTEGRATIONS, ACCEPTOR)] = Field(
-        1 << 20, ge=1024, le=MAX_PACKET_SIZE, description="Largest packet accepted."
+        1 << 20, ge=1024, le=MAX_PACKET_SIZE, description="Largest packet that is accepted from clients."
     )
-    max_clientid_len: Whole = Field(65535, ge=23, le=65535, description="Longest client id, bytes.")
+    max_clientid_len: Whole = Field(65535, ge=23, le=65535, description="Most bytes of a client id.")
     max_topic_levels: Annotated[Whole, Live(WORKER, MANAGER)] = Field(
-        128, ge=1, le=65535, description="Levels of a topic or filter."
+        128, ge=1, le=65535, description="Most levels of a topic or topic filter."
     )
-    max_topic_alias: Whole = Field(65535, ge=0, le=65535, description="Topic Alias Maximum told to 5.0 clients.")
-    max_qos_allowed: Literal[0, 1, 2] = Field(2, description="Highest QoS that clients may publish with.")
+    max_topic_alias: Whole = Field(65535, ge=0, le=65535, description="Topic Alias Maximum in CONNACK of MQTT 5.0.")
+    max_qos_allowed: Literal[0, 1, 2] = Field(2, description="Highest QoS with which clients may publish.")
     retain_available: bool = Field(True, description="Whether clients may retain messages.")
-    wildcard_subscription: bool = Field(True, description="Whether filters may hold + and #.")
-    shared_subscription: bool = Field(True, description="Whether $share/ and $queue/ work.")
-    exclusive_subscription: bool = Field(False, description="Whether $exclusive/ works.")
+    wildcard_subscription: bool = Field(True, description="Whether topic filters may contain + and #.")
+    shared_subscription: bool = Field(True, description="Whether `$share/` and `$queue/` subscriptions are available.")
+    exclusive_subscription: bool = Field(False, description="Whether `$exclusive/` subscriptions are available.")
     # Publishers remember their place in the strategy.
     shared_subscription_strategy: Annotated[Strategy, RESTART] = Field(
         "round_robin", description="How the member of a shared group that receives a message is chosen."
     )
-    ignore_loop_deliver: bool = Field(False, description="3.x clients do not get their own messages (as No Local).")
-    session_expiry_interval: Duration = Field(7200.0, ge=1, description="Life of a 3.x session with clean session 0.")
-    max_session_expiry_interval: Duration = Field(inf, ge=1, description="Longest Session Expiry Interval granted.")
-    message_expiry_interval: Duration = Field(inf, ge=SHORTEST_S, description="Longest Message Expiry Interval.")
-    max_inflight: Whole = Field(32, ge=1, le=65535, description="Unacknowledged QoS 1 and 2 messages per client.")
-    max_mqueue_len: Limit = Field(1000, ge=0, le=LIMIT_MAX, description="Messages waiting per session; 0: no limit.")
-    mqueue_store_qos0: bool = Field(True, description="Whether QoS 0 messages wait too, or are dropped.")
-    mqueue_priorities: Annotated[dict[str, Priority], Allowed("a table of topic = 1..255")] = Field(
-        {}, description="Topic -> 1..255, higher goes first."
+    ignore_loop_deliver: bool = Field(False, description="Whether 3.x clients do not receive their own messages (No Local).")
+    session_expiry_interval: Duration = Field(
+        7200.0, ge=1, description="How long a 3.x session with clean session 0 is kept after its connection."
     )
-    mqueue_default_priority: Literal["lowest", "highest"] = Field("lowest", description="Of topics not in the map.")
+    max_session_expiry_interval: Duration = Field(inf, ge=1, description="Longest Session Expiry Interval that is granted.")
+    message_expiry_interval: Duration = Field(
+        inf, ge=SHORTEST_S, description="Longest Message Expiry Interval; longer ones are reduced."
+    )
+    max_inflight: Whole = Field(32, ge=1, le=65535, description="Most unacknowledged QoS 1 and 2 messages per client.")
+    max_mqueue_len: Limit = Field(
+        1000, ge=0, le=LIMIT_MAX, description="Most messages that wait in the queue of a session; 0: no limit."
+    )
+    mqueue_store_qos0: bool = Field(True, description="Whether QoS 0 messages are queued, too; if not, they are dropped.")
+    mqueue_priorities: Annotated[dict[str, Priority], Allowed("a table of topic = 1..255")] = Field(
+        {}, description="Topic = priority; messages of a higher priority leave the queue first."
+    )
+    mqueue_default_priority: Literal["lowest", "highest"] = Field(
+        "lowest", description="Priority of topics that `mqueue_priorities` does not list."
+    )
     max_output_bytes: Size = Field(
         1 << 20,
         ge=16384,
         le=1 << 30,
-        description="Waiting for one client that does not take it; above it QoS 0 is dropped, QoS 1 and 2 wait in the queue, "
-        "and above twice of it the client is not read.",
+        description="Output that waits for one slow client; above it QoS 0 is dropped and QoS 1 and 2 stay in the queue, and above "
+        "twice this size the client is not read.",
     )
-    max_awaiting_rel: Limit = Field(100, ge=0, le=65535, description="QoS 2 messages awaiting PUBREL; 0: no limit.")
-    await_rel_timeout: Duration = Field(300.0, ge=SHORTEST_S, description="How long a PUBREL is waited for.")
-    retry_interval: Duration = Field(inf, ge=SHORTEST_S, description="3.x: unacknowledged packets are sent again after it.")
-    keepalive_multiplier: Number = Field(1.5, ge=1, le=100, description="Of the keepalive, until a silent client goes.")
-    server_keepalive: OptionalDuration = Field(None, ge=1, le=65535, description="Takes the place of the client's keepalive.")
-    max_subscriptions: Limit = Field(1000, ge=0, le=LIMIT_MAX, description="Subscriptions per session; 0: no limit.")
-    upgrade_qos: bool = Field(False, description="Deliver with the subscription's QoS even if published lower.")
-    response_information: str = Field("", description="Given to 5.0 clients that ask for it.")
+    max_awaiting_rel: Limit = Field(
+        100, ge=0, le=65535, description="Most QoS 2 messages of a client that await PUBREL; 0: no limit."
+    )
+    await_rel_timeout: Duration = Field(300.0, ge=SHORTEST_S, description="Longest wait for a PUBREL.")
+    retry_interval: Duration = Field(
+        inf, ge=SHORTEST_S, description="After which unacknowledged packets are sent again to 3.x clients."
+    )
+    keepalive_multiplier: Number = Field(
+        1.5, ge=1, le=100, description="A silent client is disconnected after its keepalive times this."
+    )
+    server_keepalive: OptionalDuration = Field(None, ge=1, le=65535, description="Keepalive that replaces that of the client.")
+    max_subscriptions: Limit = Field(1000, ge=0, le=LIMIT_MAX, description="Most subscriptions per session; 0: no limit.")
+    upgrade_qos: bool = Field(
+        False, description="Whether messages are delivered with the QoS of the subscription even if published with a lower one."
+    )
+    response_information: str = Field("", description="Response Information for 5.0 clients that request it.")
     # Connections have taken their limits.
     limiter: Annotated[ZoneLimiter, RESTART] = ZoneLimiter()
 
@@ -169,7 +186,7 @@ class Mqtt(Section):
 
 
 class Durability(Section):
-    """What outlives the broker's processes."""
+    """What survives a failure of processes or of the machine."""
 
     level: Literal["none", "process", "machine"] = Field(
         "process",
@@ -178,16 +195,16 @@ class Durability(Section):
     )
     on_disk_error: Literal["hold", "continue"] = Field(
         "hold",
-        description="While the disk takes no writes. hold: acknowledgements and what sessions that stay would get wait; continue: "
-        "nothing waits, and once max_pending_bytes are to be written, they are given up, until the disk takes writes again and "
-        "every session has been written anew.",
+        description="Behaviour while the disk takes no writes. hold: acknowledgements and deliveries to sessions that stay wait; "
+        "continue: nothing waits, and once max_pending_bytes are pending, they are discarded until the disk takes writes again and "
+        "every session has been rewritten.",
     )
     max_pending_bytes: Size = Field(
         64 << 20,
         ge=1 << 18,
         le=1 << 36,
-        description="Of one worker's journal, in memory while the disk takes no writes or is too slow; from there on publishers to "
-        "sessions that stay, and clients that have one, are not read (hold), or the journal is given up (continue).",
+        description="Journal bytes of one worker that may wait in memory while the disk takes no writes or is too slow; above it "
+        "publishers to sessions that stay, and clients that have one, are not read (hold), or the journal is discarded (continue).",
     )
 
     @field_validator("on_disk_error")
@@ -199,26 +216,28 @@ class Durability(Section):
 
 
 class Retention(Section):
-    """How long journals are kept beyond what a recovery needs."""
+    """How long journals are kept beyond the part that a recovery needs."""
 
-    age: Duration = Field(inf, ge=1, description="Older segments go.")
-    bytes: Size = Field(1 << 30, ge=1 << 20, description="Of one worker's journal; the oldest segments beyond it go.")
+    age: Duration = Field(inf, ge=1, description="Age above which segments are removed.")
+    bytes: Size = Field(
+        1 << 30, ge=1 << 20, description="Size of one worker's journal above which the oldest segments are removed."
+    )
 
 
 class Journal(Section):
     """Journals: one per worker, below `data_dir`/journal."""
 
-    capture: Filters = Field([], description="Messages that are kept for analytics: those that match one of these.")
+    capture: Filters = Field([], description="Topic filters of messages that are kept for analytics.")
     # The writer remembers its place in segment and cycle.
     segment_bytes: Annotated[Size, RESTART] = Field(
-        64 << 20, ge=1 << 16, le=1 << 40, description="Of a file, before the next one is begun."
+        64 << 20, ge=1 << 16, le=1 << 40, description="Size of a file at which the next one is started."
     )
     cycle_bytes: Annotated[Size, RESTART] = Field(
         64 << 20,
         ge=1 << 16,
         le=1 << 40,
-        description="Of one worker's journal, after which every session is written anew (later if that took more than half of it): "
-        "what is older is not needed for a recovery, and retention may remove it.",
+        description="Growth of one worker's journal after which every session is rewritten (later if the last cycle took more than "
+        "half of it); older segments are not needed for a recovery, and retention may remove them.",
     )
     retention: Retention = Retention()
 
@@ -232,20 +251,20 @@ class Journal(Section):
 class Snapshot(Section):
     """Snapshots of sessions, subscriptions, retained messages and routes, below `data_dir`/snapshots."""
 
-    interval: Duration = Field(inf, ge=1, description="Between two of them; infinity: only those of `ctl snapshot`.")
-    keep: Whole = Field(3, ge=1, le=10_000, description="Whole ones that are kept; the oldest beyond it go.")
+    interval: Duration = Field(inf, ge=1, description="Time between two snapshots; infinity: only those of `ctl snapshot`.")
+    keep: Whole = Field(3, ge=1, le=10_000, description="Complete snapshots that are kept; older ones are removed.")
 
 
 class Retainer(Section):
     """Retained messages."""
 
-    max_messages: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Retained messages kept; 0: no limit.")
+    max_messages: Limit = Field(0, ge=0, le=LIMIT_MAX, description="Most retained messages; 0: no limit.")
     max_total_bytes: Size = Field(
         0,
         ge=0,
         le=1 << 35,
-        description="Of their file, in whole pages of 4 KB; further retained messages are delivered, but not retained; "
-        "0: no limit but that of the file, 64 GB.",
+        description="Size of their file, in pages of 4 KB; further retained messages are delivered, but not retained; "
+        "0: only the limit of the file, 64 GB.",
     )
     max_payload_size: Size = Field(
         1 << 20, ge=0, le=MAX_PACKET_SIZE, description="Larger payloads are delivered, but not retained; 0: no limit."
@@ -255,47 +274,49 @@ class Retainer(Section):
 class SysEvents(Section):
     """Messages about single clients, below $SYS/brokers/<node>/clients/<client id>/."""
 
-    client_connected: bool = Field(True, description="Whether there is one for each client that comes (`connected`).")
-    client_disconnected: bool = Field(True, description="Whether there is one for each client that goes (`disconnected`).")
-    client_subscribed: bool = Field(False, description="Whether there is one for each subscription that comes (`subscribed`).")
-    client_unsubscribed: bool = Field(False, description="Whether there is one for each that a client ends (`unsubscribed`).")
+    client_connected: bool = Field(True, description="Whether `connected` is published for each client that connects.")
+    client_disconnected: bool = Field(True, description="Whether `disconnected` is published for each client that disconnects.")
+    client_subscribed: bool = Field(False, description="Whether `subscribed` is published for each new subscription.")
+    client_unsubscribed: bool = Field(
+        False, description="Whether `unsubscribed` is published for each subscription that a client ends."
+    )
 
 
 class Sys(Section):
     """$SYS topics."""
 
-    msg_interval: Duration = Field(60.0, ge=0.1, le=LONGEST_WAIT_S, description="Between two rounds of statistics.")
-    heartbeat_interval: Duration = Field(30.0, ge=0.1, le=LONGEST_WAIT_S, description="Between two uptime messages.")
+    msg_interval: Duration = Field(60.0, ge=0.1, le=LONGEST_WAIT_S, description="Time between two rounds of statistics.")
+    heartbeat_interval: Duration = Field(30.0, ge=0.1, le=LONGEST_WAIT_S, description="Time between two uptime messages.")
     event_messages: Annotated[SysEvents, Live(WORKER, MANAGER)] = SysEvents()
 
 
 class Overload(Section):
-    """When memory is short."""
+    """Overload protection when memory is short."""
 
     memory_high_water: MemoryMark = Field(
         "70%",
-        description="Memory that all processes together shall not exceed. From 80 % of it on the publishers that fill queues "
-        "fastest are not read, from 90 % on there are no new sessions and subscriptions (0x97), and no QoS 0 for absent clients.",
+        description="Memory limit of all processes together. From 80 % of it on, publishers that fill queues fastest are not read; "
+        "from 90 % on, new sessions and subscriptions are rejected (0x97), and QoS 0 for absent clients is dropped.",
     )
 
 
 class Alarm(Section):
-    """When an alarm begins that depends on a limit."""
+    """Limits at which alarms are raised."""
 
     lost_messages: Number = Field(
         10.0,
         ge=0,
         le=LIMIT_MAX,
-        description="Lost messages a second, on average of 10 s, from which on the alarm `messages_lost` lasts; it ends after a "
+        description="Lost messages per second, averaged over 10 s, at which the alarm `messages_lost` is raised; it ends after a "
         "minute below half of it. 0: no alarm.",
     )
 
 
 class Log(Section):
-    """What goes to standard error."""
+    """The log, written to standard error."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], Live(MANAGER, INTEGRATIONS, API)] = Field(
-        "info", description="Least level written."
+        "info", description="Lowest level that is written."
     )
     client_connected: Literal["debug", "info"] = Field("debug", description="Level of the line for each client that connects.")
 
@@ -304,7 +325,7 @@ class Prometheus(Section):
     """Metrics for Prometheus, at /metrics of an address of its own, in plain HTTP without a password."""
 
     bind: Annotated[str, Allowed("HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:18084, or disabled")] = Field(
-        "disabled", description="HOST:PORT to answer at, such as 127.0.0.1:18084."
+        "disabled", description="HOST:PORT to listen on, such as 127.0.0.1:18084."
     )
 
     @field_validator("bind")
@@ -329,24 +350,24 @@ class Process(Section):
 
     workers: Count = Field("auto", description="Workers; auto: one per usable core.")
     acceptors: Count = Field("auto", description="Acceptors; auto: 2, or 1 on a single core.")
-    worker_cores: Cores = Field("auto", description="Cores that workers are pinned to in turn; auto: all usable ones.")
+    worker_cores: Cores = Field("auto", description="Cores to which workers are pinned in turn; auto: all usable ones.")
     worker_weights: Weights = Field(
-        "auto", description="Share of the sessions that each worker gets, in relation to the others; auto: all the same."
+        "auto", description="Relative share of the sessions of each worker; auto: equal shares."
     )
-    acceptor_cores: Cores = Field("auto", description="Cores that acceptors are kept to; auto: all usable ones, without pinning.")
-    data_dir: Path = Field(Path("data"), description="Directory of what outlives the broker.")
+    acceptor_cores: Cores = Field("auto", description="Cores on which acceptors run; auto: all usable ones, without pinning.")
+    data_dir: Path = Field(Path("data"), description="Directory of all data that outlives the broker.")
     drain_time: Duration = Field(
-        0.0, ge=0, le=LONGEST_WAIT_S, description="Over which clients are sent away when the broker stops; 0s: all at once."
+        0.0, ge=0, le=LONGEST_WAIT_S, description="Time over which clients are disconnected when the broker stops; 0s: all at once."
     )
     drain_server_reference: str = Field(
         "",
         max_length=REFERENCE_MAX,
-        description="Where 5.0 clients are sent then, HOST:PORT (0x9C, Server Reference); empty: nowhere (0x8B).",
+        description="HOST:PORT to which 5.0 clients are then redirected (0x9C, Server Reference); empty: no redirect (0x8B).",
     )
     drain_timeout: Duration = Field(
-        10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="How long a process may take to stop, beyond `process.drain_time`."
+        10.0, ge=SHORTEST_S, le=LONGEST_WAIT_S, description="Longest time for a process to stop, beyond `process.drain_time`."
     )
-    ring_size: Literal["auto"] | RingSize = Field("auto", description="Bytes of one ring; auto: 4MB, less with many workers.")
+    ring_size: Literal["auto"] | RingSize = Field("auto", description="Size of one ring; auto: 4MB, less with many workers.")
 
     @field_validator("worker_weights")
     @classmethod

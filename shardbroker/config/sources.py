@@ -1,5 +1,5 @@
-"""Where values come from, later ones over earlier: default, TOML file, what was set while the broker ran, environment,
---set, command line options."""
+"""Sources of values, later ones override earlier ones: default, TOML file, values set at run time, environment, --set, options of
+the command line."""
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -19,24 +19,24 @@ __all__ = ["KEPT_FILE", "ConfigError", "Loaded", "load", "parse_assignment", "re
 ENV_PREFIX = "SHARDBROKER__"
 
 KEPT_FILE = "runtime.toml"
-"""In the data directory: what was set while the broker ran. The one place that such changes are written to."""
+"""File in the data directory with the values that were set at run time. Such changes are written nowhere else."""
 
 _KEPT_HEADER = """\
-# Written by `shardbroker ctl config set` and the REST API. Stands over the configuration file, below environment and options.
+# Written by `shardbroker ctl config set` and the REST API. Overrides the configuration file; environment and options override it.
 """
 
 
 class Loaded:
-    """The effective settings, and for each key that was set the source it came from."""
+    """The effective settings, and the source of each key that was set."""
 
     def __init__(self, settings: Settings, sources: Mapping[KeyPath, str], again: "Callable[..., Loaded] | None" = None) -> None:
         self.settings = settings
         self.sources = {dotted(path): source for path, source in sources.items()}
         self.again = again or (lambda kept=None: self)
-        """Reads all sources anew. `kept`: in place of what is in KEPT_FILE. Raises ConfigError."""
+        """Reads all sources again. `kept` replaces the contents of KEPT_FILE. Raises ConfigError."""
 
     def source(self, key: str) -> str:
-        """Where a key's value came from; several sources if it is a table that was put together from them."""
+        """Returns the source of a key; several if the value is a table that was merged from them."""
         if key in self.sources:
             return self.sources[key]
         parts = [source for known, source in self.sources.items() if known.startswith(key + ".")]
@@ -50,8 +50,8 @@ def load(
     options: Mapping[str, Any] | None = None,
     kept: Mapping[KeyPath, Any] | None = None,
 ) -> Loaded:
-    """Reads all sources. `options` are dotted keys set by options of the command line; `kept` stands for what is in the KEPT_FILE
-    of the data directory that the other sources name. Raises ConfigError."""
+    """Reads all sources. `options` are dotted keys set by options of the command line; `kept` replaces the contents of KEPT_FILE in
+    the data directory that the other sources name. Raises ConfigError."""
     environment = {name: text for name, text in (environment or {}).items() if name.startswith(ENV_PREFIX)}
     assignments, options = list(assignments), dict(options or {})
     again = partial(load, file, environment, assignments, options)
@@ -98,7 +98,7 @@ def _gather(
         values.put(path, value, "--set")
     listening = {_split(key)[1] for key in options if key.startswith("listeners.")}
     for known in list(values.values) if listening else ():
-        # --listen says where to listen, not where else; the limits of a listener are still its own.
+        # --listen replaces the addresses only; other settings of a listener of the same name remain.
         if known[0] == "listeners" and (len(known) == 1 or known[1] not in listening):
             values.forget(known)
     for key, value in options.items():
@@ -107,19 +107,19 @@ def _gather(
 
 
 def parse_assignment(key: str, text: str) -> tuple[KeyPath, Any]:
-    """The path of a dotted key, and the value that a text stands for there."""
+    """Returns the path of a dotted key and the value of a text at this path."""
     path = _split(key.strip())
     return path, _literal(path, text.strip())
 
 
 def without(kept: Mapping[KeyPath, Any], key: str) -> tuple[KeyPath, dict[KeyPath, Any]]:
-    """(path of a dotted key, what is kept less what is at this path or below)."""
+    """Returns (path of a dotted key, the kept values without those at this path or below)."""
     path = _split(key.strip())
     return path, {known: value for known, value in kept.items() if known[: len(path)] != path}
 
 
 def read_kept(path: Path) -> dict[KeyPath, Any]:
-    """What was set while the broker ran, by path. Raises ConfigError."""
+    """Returns the values that were set at run time, by path. Raises ConfigError."""
     if not path.exists():
         return {}
     values = _Values()
@@ -128,13 +128,13 @@ def read_kept(path: Path) -> dict[KeyPath, Any]:
 
 
 def write_kept(path: Path, kept: Mapping[KeyPath, Any]) -> None:
-    """Replaces the file, which is on the disk when this returns. Raises OSError; the old one is there then."""
+    """Replaces the file durably. Raises OSError; the old file remains then."""
     lines = [f"{dotted(key)} = {toml_value(value)}\n" for key, value in sorted(kept.items())]
     replace_file(path, (_KEPT_HEADER + "".join(lines)).encode())
 
 
 class _Values:
-    """Values by path, each with its source. Sections are merged; any other value replaces what there is at its path."""
+    """Values by path, each with its source. Sections are merged; any other value replaces the values at its path."""
 
     def __init__(self) -> None:
         self.values: dict[KeyPath, Any] = {}
@@ -162,7 +162,7 @@ class _Values:
             if above not in self.values:
                 continue
             if self.values[above] == {}:
-                self.forget(above)  # an empty table gives way to its first entry
+                self.forget(above)  # the first entry replaces an empty table
             else:
                 text = f"{dotted(above)} is given as a value ({self.sources[above]}), so it has no keys"
                 raise ConfigError(refusal(dotted(path), value, source, text))
@@ -193,7 +193,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _split(key: str) -> KeyPath:
-    """The path of a dotted key. What stands below a table with free keys is one part, whatever dots it holds."""
+    """Returns the path of a dotted key. A name in a table with free keys is one part, also with dots in it."""
     path = tuple(key.split("."))
     field, parts = field_at(path)
     if field is not None and is_map(field) and len(path) > parts:
@@ -202,7 +202,7 @@ def _split(key: str) -> KeyPath:
 
 
 def _literal(path: KeyPath, text: str) -> Any:
-    """TOML's literals where the text is one (numbers, true, tables), else, or where any text is a value, the text itself."""
+    """Returns the value of a TOML literal (number, true, table); for other text, or where any text is a value, the text itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Durations, sizes and limits as people write them: `15s`, `2h`, `infinity`; `256KB`, `1MB`."""
+"""Durations, sizes and limits with their notation: `15s`, `2h`, `infinity`; `256KB`, `1MB`."""
 
 import re
 from dataclasses import dataclass
@@ -35,18 +35,18 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:\s*/\s*(\d+)?(ms|s|m|h|d))?", re.ASCII)
 _BYTES_OF_RATE = re.compile(r"(\d+)\s*(B|KB|MB|GB)(?=\s*(?:/|$))", re.ASCII | re.IGNORECASE)
 _LEAST_RATE, _MOST_RATE = 1 / 86400, 1e9
-"""Rates that make sense, a second: from one a day to more than a machine can."""
+"""Bounds of rates, per second: from one per day to more than a machine achieves."""
 _LONGEST_S = 36500 * 86400.0
-"""Longest duration short of infinity, seconds: a hundred years, which in milliseconds still fits every counter."""
+"""Longest finite duration, seconds: a hundred years, which in milliseconds still fits every counter."""
 LEAST_MARK = 128 << 20
-"""Least memory limit, bytes: a broker without clients takes about half of it."""
+"""Lowest memory limit, bytes: a broker without clients needs about half of it."""
 SECRET_FILE = "file:"
-"""Begins a secret that stands in a file of its own."""
+"""Prefix of a secret that is read from a file."""
 _BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
 class Unit(Enum):
-    """What a number counts; stands in the field's metadata for those who print it."""
+    """Unit of a number, in the metadata of a field: it determines the notation."""
 
     DURATION = "duration"
     SIZE = "size"
@@ -57,12 +57,12 @@ class Unit(Enum):
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a field allows, where its type does not tell."""
+    """Description of what a field allows, where its type is not sufficient."""
 
     text: str
 
 
-# The text of these errors is replaced by what the field allows, bounds included (`keys.allowed_text`).
+# `keys.allowed_text` replaces the text of these errors by what the field allows, with bounds.
 def _duration(value: object) -> float:
     if isinstance(value, bool):
         raise ValueError("not a duration")
@@ -128,7 +128,7 @@ def _limit(value: object) -> object:
 
 
 def _secret(value: object) -> str:
-    """`file:PATH` stands for what that file holds, without the line end: such as a systemd credential."""
+    """Returns a secret. `file:PATH` reads it from a file, without the line end, such as a systemd credential."""
     text = str(value)
     if not text.startswith(SECRET_FILE):
         return text
@@ -148,7 +148,7 @@ def _memory_mark(value: object) -> str:
 
 
 def mark_bytes(text: str, total: int) -> int:
-    """A share of `total` bytes such as 70%, or a size, in bytes; 0 for `disabled`. Raises ValueError."""
+    """Returns a share of `total` bytes such as 70%, or a size, in bytes; 0 for `disabled`. Raises ValueError."""
     if text == "disabled":
         return 0
     share = _SHARE.fullmatch(text)
@@ -171,25 +171,25 @@ Size = Annotated[int, BeforeValidator(_size), Unit.SIZE]
 Whole = Annotated[int, BeforeValidator(_number)]
 """A whole number."""
 Rate = Annotated[float, BeforeValidator(_rate), Unit.RATE, Allowed("a rate such as 1000, 1000/s, 50/10s, infinity")]
-"""Things a second; infinity means no limit."""
+"""Events per second; infinity means no limit."""
 ByteRate = Annotated[
     float, BeforeValidator(_byte_rate), Unit.RATE, Allowed("a rate such as 65536, 100KB/s, 1MB/10s, infinity")
 ]
-"""Bytes a second; infinity means no limit."""
+"""Bytes per second; infinity means no limit."""
 Number = Annotated[float, BeforeValidator(_number)]
 """Any number."""
 Secret = Annotated[str, BeforeValidator(_secret), Unit.SECRET, Allowed("text, or file:PATH")]
-"""Text that is shown to nobody."""
+"""Text that is masked in all output."""
 MemoryMark = Annotated[
     str, BeforeValidator(_memory_mark), Allowed("a share of the memory from 1% to 100%, a size of 128MB or more, disabled")
 ]
-"""A share of the machine's memory or a size, as text; see `mark_bytes`."""
+"""A share of the memory of the machine or a size, as text; see `mark_bytes`."""
 Limit = Annotated[int, BeforeValidator(_limit), Unit.LIMIT]
 """A count; 0 and `infinity` mean no limit."""
 
 
 def format_duration(seconds: float) -> str:
-    """A duration that reads back as the same number: in one unit where a whole number of it will do."""
+    """Returns a duration as text that parses to the same number, in one unit where a whole number of it is exact."""
     if seconds == inf:
         return "infinity"
     for unit in ("d", "h", "m", "s"):
@@ -202,7 +202,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_rate(rate: float) -> str:
-    """A rate that reads back as the same number, by the shortest time that has a whole number of things."""
+    """Returns a rate as text that parses to the same number, per shortest time with a whole number of events."""
     if rate == inf:
         return "infinity"
     for unit in ("s", "m", "h", "d"):
@@ -213,7 +213,7 @@ def format_rate(rate: float) -> str:
 
 
 def format_size(size: int) -> str:
-    """The shortest way to write a size."""
+    """Returns the shortest notation of a size."""
     for unit in ("GB", "MB", "KB"):
         if size and size % _BYTES[unit.lower()] == 0:
             return f"{size // _BYTES[unit.lower()]}{unit}"

@@ -1,9 +1,9 @@
-"""Changes of the configuration while the broker runs: one way for `ctl config`, the REST API and SIGHUP.
+"""Changes of the configuration at run time: one way for `ctl config`, the REST API and SIGHUP.
 
-KEPT_FILE <-- set, reset                 sources as at the start, read again (Loaded.again)
-                                         |  what differs from what is in force
+KEPT_FILE <-- set, reset                 sources of the start, read again (Loaded.again)
+                                         |  keys that differ from those in force
                                          v
-                    live keys -> in force: manager, workers, processes to come      others -> told to need a restart
+                    live keys -> in force in all processes that they reach (rollout.py)      others -> `needs_restart`
 """
 
 import asyncio
@@ -25,13 +25,16 @@ from shm.topology import Topology
 __all__ = ["Configuration"]
 
 FIXED = ("process.data_dir",)
-"""Keys that say where the kept values are, and so cannot be among them."""
+"""Keys that locate KEPT_FILE and so cannot be in it."""
 
 
 class Configuration:
-    """What is in force, and where it came from. `on_change` is called with the settings when live ones have changed; `check`
-    before anything has, with the new settings and those whose faults do not count, and raises ControlError for settings that cannot
-    be used; then `prepare`, likewise. One change at a time."""
+    """The settings in force with their sources. One change runs at a time.
+
+    check: called before a change with the new settings and with those whose faults do not count; raises ControlError for settings
+    that cannot be used. prepare: called then with the new settings; likewise. on_change: called with the settings in force when
+    live keys have changed.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class Configuration:
         return await self._rollout.behind()
 
     def rows(self, key: str) -> list[dict[str, Any]]:
-        """Keys that are `key` or below it, or, without one, those that were set or wait for a restart. Raises ControlError."""
+        """Returns the keys at or below `key`; without one, the keys that were set or wait for a restart. Raises ControlError."""
         wanted = self._flat(self._loaded.settings)
         rows = []
         for name, text in self._flat(self.settings).items():
@@ -71,7 +74,7 @@ class Configuration:
         return rows
 
     async def set(self, key: str, text: str) -> dict[str, Any]:
-        """Keeps a value, and applies it if it can change while the broker runs. Raises ControlError; nothing has changed then."""
+        """Stores a value, and applies it if its key is live. Raises ControlError; nothing has changed then."""
         try:
             async with self._turn:
                 path, value = self._parsed(key, text)
@@ -80,7 +83,7 @@ class Configuration:
             raise ControlError("BAD_REQUEST", str(error)) from None
 
     async def set_many(self, assignments: Mapping[str, str]) -> dict[str, Any]:
-        """As set(), of several keys together. Raises ControlError if one of them is wrong; nothing has changed then."""
+        """Stores and applies several values together. Raises ControlError if one is invalid; nothing has changed then."""
         try:
             values = dict(self._parsed(key, text) for key, text in assignments.items())
             async with self._turn:
@@ -101,11 +104,11 @@ class Configuration:
         return path, value
 
     def _without(self, *paths: KeyPath) -> dict[KeyPath, Any]:
-        """What is kept, less what is at these paths or below."""
+        """Returns the kept values without those at these paths or below."""
         return {known: old for known, old in self._kept().items() if not any(known[: len(path)] == path for path in paths)}
 
     async def reset(self, key: str) -> dict[str, Any]:
-        """Forgets a value that was set: what stands below it holds again. Raises ControlError."""
+        """Removes a value that was set, so that the sources below it apply again. Raises ControlError."""
         try:
             async with self._turn:
                 kept = self._kept()
@@ -117,7 +120,7 @@ class Configuration:
             raise ControlError("BAD_REQUEST", str(error)) from None
 
     async def reload(self) -> dict[str, Any]:
-        """Reads all sources again. Raises ControlError, with what is wrong; what was in force stays then."""
+        """Reads all sources again and applies what differs. Raises ControlError with all problems; nothing has changed then."""
         try:
             async with self._turn:
                 loaded = self._loaded.again()
@@ -128,11 +131,11 @@ class Configuration:
             raise ControlError("BAD_REQUEST", str(error)) from None
 
     async def check_chain(self, listener: str, chain: Any) -> None:
-        """Whether a listener may have this chain. Raises ControlError."""
+        """Checks the chain of a listener. Raises ControlError."""
         try:
             one = Listener(auth_chain=chain, bind="127.0.0.1:0")
         except ValidationError:
-            return  # the supervisor says what is wrong with it
+            return  # the supervisor reports the error
         settings = replaced(self.settings, ["listeners"], {listener: one})
         before = replaced(self.settings, ["listeners"], {listener: Listener(bind="127.0.0.1:0")})
         await self._check(Loaded(settings, {}), before)
@@ -182,7 +185,7 @@ class Configuration:
 
     @staticmethod
     def _flat(settings: Settings) -> dict[str, str]:
-        """Every key with its value as TOML."""
+        """Returns every key with its value as TOML."""
         return {
             f"{section}.{name}": toml(field, getattr(model, name))
             for section, model in sections(settings)
@@ -191,5 +194,5 @@ class Configuration:
 
 
 def _values(settings: Settings) -> dict[str, Any]:
-    """Every key with its value; secrets are what they are, so that a new one counts as a change."""
+    """Returns every key with its value; secrets are not masked, so that a new one counts as a change."""
     return {f"{section}.{name}": getattr(model, name) for section, model in sections(settings) for name, _ in leaves(model)}

@@ -1,10 +1,10 @@
-"""What the manager may ask of a worker, off the hot path: a command comes through the ring, its answer goes back the same way.
+"""Commands of the manager to a worker, off the hot path: a command arrives through the ring, and the answer returns the same way.
 
     command   CBOR map: id, verb, args                    answer   CBOR map: id, and result or error: [code, text]
 
-Commands are carried out between two passes, for 1 ms at a time (Worker.carry_out_commands). Each is bounded by itself: whoever wants
-a long list asks for it page by page, by client ids that stand in the registry. An answer that is larger than the ring takes goes
-through a file of the spill directory, as messages do.
+Commands run at the end of a pass, for 1 ms at a time (Worker.carry_out_commands). Each command is bounded: a long list is read page
+by page, by client ids of the registry. An answer that is too large for the ring travels in a file of the spill directory, as messages
+do.
 """
 
 import os
@@ -41,23 +41,23 @@ from shm.spill import read_spilled
 __all__ = ["CommandError", "Commands", "command"]
 
 PAGE_BYTES = 1 << 18
-"""Bytes of subscriptions in one answer; what is left comes with the next command."""
+"""Most bytes of subscriptions in one answer; the next command returns the following ones."""
 
 DELAYED_PAGE = 500
-"""Delayed messages in one answer."""
+"""Most delayed messages in one answer."""
 
 SUBSCRIBERS_MAX = 10_000
-"""Subscribers of one filter in one answer."""
+"""Most subscribers of one filter in one answer."""
 
 INLINE_BYTES = 8192
-"""Answers up to this size go through the ring: the smallest ring takes twice as much."""
+"""Largest answer that is sent through the ring, bytes: half of what the smallest ring accepts."""
 
 HANDLERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
-"""Verb -> function(worker, args)."""
+"""Functions by verb: function(worker, args)."""
 
 
 class CommandError(Exception):
-    """A command that cannot be carried out: a code for programs, a text for people."""
+    """Raised for a command that fails: a code for programs, and a text."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -65,7 +65,7 @@ class CommandError(Exception):
 
 
 def command(name: str) -> Callable[[Any], Any]:
-    """Decorator: `name` is carried out by this function of the worker and the arguments, which returns the result."""
+    """Decorator: registers the function (worker, arguments) -> result of the command `name`."""
 
     def register(function: Any) -> Any:
         HANDLERS[name] = function
@@ -75,7 +75,7 @@ def command(name: str) -> Callable[[Any], Any]:
 
 
 class Commands:
-    """Carries out commands for one worker."""
+    """Executes the commands for one worker."""
 
     def __init__(self, Worker worker, spill_dir) -> None:
         self.worker = worker
@@ -83,7 +83,7 @@ class Commands:
         self._spilled = 0
 
     def __call__(self, bytes record) -> bytes:
-        """The record with the answer to this record."""
+        """Executes the command of a record; returns the record of its answer."""
         number = None
         try:
             _, name, payload = open_record(record)
@@ -100,7 +100,7 @@ class Commands:
         except CommandError as error:
             answer = {"id": number, "error": [error.code, str(error)]}
         except Exception as error:
-            # An error of ours costs this command, not the worker.
+            # A programming error fails this command, not the worker.
             answer = {"id": number, "error": ["INTERNAL_ERROR", f"{type(error).__name__}: {error}"]}
         try:
             return self._fitting(encode_record(ANSWER, cbor2.dumps(answer)))
@@ -128,7 +128,7 @@ cdef Session session_of(Worker worker, bytes client_id):
 
 @command("session")
 def describe(Worker worker, dict args) -> dict[str, Any]:
-    """All that is known of one session."""
+    """Returns the state of one session."""
     cdef Session session = session_of(worker, args["client_id"])
     cdef Connection connection = <Connection>session.link if session.link is not None else None
     cdef dict known = {
@@ -160,13 +160,13 @@ def describe(Worker worker, dict args) -> dict[str, Any]:
 
 @command("sessions")
 def describe_many(Worker worker, dict args) -> list[dict[str, Any] | None]:
-    """All that is known of each of `clients`; None for one that has no session."""
+    """Returns the state of the session of each of `clients`; None for a client without a session."""
     return [describe(worker, {"client_id": one}) if worker.sessions.get(one) is not None else None for one in args["clients"]]
 
 
 @command("kick")
 def kick(Worker worker, dict args) -> list[bool]:
-    """Ends connections and sessions of `clients`; for each whether there was one. Their part of shared groups is not handed on."""
+    """Ends connections and sessions of `clients`; returns for each whether it existed. Messages of shared groups are not reassigned."""
     cdef Session session
     cdef Connection connection
     found = []
@@ -178,7 +178,7 @@ def kick(Worker worker, dict args) -> list[bool]:
         if session.link is not None:
             connection = <Connection>session.link
             if session.expiry_ms == 0:
-                session.expiry_ms = 1000   # it would end by itself with its connection, and hand on what it had
+                session.expiry_ms = 1000   # or the session would end with its connection and reassign its messages
             connection.kicked(args.get("reason", "kicked"))
         if worker.sessions.get(client_id) is session:
             worker.end_session(session, False)
@@ -198,9 +198,9 @@ cdef dict row_of(Session session, Subscription subscription):
 
 @command("subscriptions")
 def subscriptions(Worker worker, dict args) -> dict[str, Any]:
-    """Subscriptions of `clients`, of the first one from its place `start` on, at most `limit`.
+    """Returns at most `limit` subscriptions of `clients`, starting at position `start` of the first client.
 
-    `next` is where to go on: [place of the client in the list, place of the subscription], or None.
+    `next` is the position to continue from: [index of the client in the list, index of the subscription], or None.
     """
     cdef Session session
     cdef Subscription subscription
@@ -225,7 +225,7 @@ def subscriptions(Worker worker, dict args) -> dict[str, Any]:
 
 @command("subscribers")
 def subscribers(Worker worker, dict args) -> dict[str, Any]:
-    """Subscriptions with exactly this filter, without those of shared groups unless `group` names one."""
+    """Returns the subscriptions with exactly this filter, without those of shared groups unless `group` is given."""
     cdef bytes filter = args["filter"]
     present = worker.table.filters.get(filter) if args["group"] is None else worker.table.shared.get((args["group"], filter))
     found = [] if present is None else [present] if isinstance(present, Subscription) else (<dict>present).values()
@@ -235,7 +235,7 @@ def subscribers(Worker worker, dict args) -> dict[str, Any]:
 
 @command("subscribe")
 def subscribe(Worker worker, dict args) -> list[int]:
-    """Subscribes a connected client as if it had asked for it; the SUBACK code of each of `topics` (filter, options)."""
+    """Subscribes a connected client as SUBSCRIBE does; returns the SUBACK code of each of `topics` (filter, options)."""
     cdef Session session = session_of(worker, args["client_id"])
     cdef Connection connection
     if session.link is None:
@@ -243,7 +243,7 @@ def subscribe(Worker worker, dict args) -> list[int]:
     connection = <Connection>session.link
     subscribed: list[Any] = []
     replays: list[Any] = []
-    # Not below the mount point of its listener: whoever runs the broker uses the broker's topics.
+    # Without the mount point of its listener: operators use the topics of the broker.
     codes = [Channel.subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
     worker.commit(True)
     worker.start_replay(session, replays)
@@ -252,7 +252,7 @@ def subscribe(Worker worker, dict args) -> list[int]:
 
 @command("unsubscribe")
 def unsubscribe(Worker worker, dict args) -> list[bool]:
-    """Takes subscriptions from a session; for each of `topics` whether there was one."""
+    """Removes subscriptions of a session; returns for each of `topics` whether it existed."""
     cdef Session session = session_of(worker, args["client_id"])
     found = []
     for wire_filter in args["topics"]:
@@ -270,7 +270,7 @@ def unsubscribe(Worker worker, dict args) -> list[bool]:
 
 @command("publish")
 def publish(Worker worker, dict args) -> dict[str, Any]:
-    """Publishes a message as if a client had: its id, and whether anybody subscribes."""
+    """Publishes a message as a client does; returns its id and whether the topic has subscribers."""
     cdef Publication stamped = Publication.__new__(Publication)
     cdef Message message
     cdef bytes topic, client_id = args["client_id"]
@@ -303,7 +303,7 @@ def publish(Worker worker, dict args) -> dict[str, Any]:
     return {"id": id, "heard": has_subscribers}
 
 
-# --- messages that wait for their time ----------------------------------------------------------------------------------------
+# --- delayed messages ----------------------------------------------------------------------------------------
 
 
 cdef dict row_of_delayed(Deferred deferred):
@@ -316,7 +316,7 @@ cdef dict row_of_delayed(Deferred deferred):
 
 @command("delayed list")
 def list_delayed(Worker worker, dict args) -> list[dict[str, Any]]:
-    """Some of those that came behind the one with the order `after`, at most `limit`; none are left if the list is empty."""
+    """Returns at most `limit` delayed messages with an order above `after`; an empty list is the end."""
     cdef uint64_t size = 0
     rows: list[dict[str, Any]] = []
     for deferred in worker.delays.page(args["after"], min(args["limit"], DELAYED_PAGE)):
