@@ -15,7 +15,7 @@ cdef class Message:
     cdef uint8_t qos
     cdef bint retain
     cdef uint8_t payload_format
-    cdef uint32_t logged                   # cycle of this worker's journal in which the message is, see session.recorder; 0: not written
+    cdef uint32_t logged                   # cycle of this worker's journal in which the message is, see journal/recorder.pxd; 0: not written
     cdef bytes client_id                   # of the publisher
 
 

@@ -2,8 +2,8 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
+from shardbroker.session.journaling cimport Recorder
 from shardbroker.session.mqtt_settings cimport MqttSettings
-from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.timers cimport TimerWheel
 from shardbroker.session.watcher cimport Watcher
 

@@ -15,7 +15,7 @@ from shm.counters cimport (
     DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
 from shardbroker.session.context cimport TELL_ACKED, TELL_DELIVERED
-from shardbroker.session.recorder cimport (
+from shardbroker.session.journaling cimport (
     DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
 )
 from shardbroker.session.delivery cimport (

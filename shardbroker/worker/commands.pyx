@@ -349,16 +349,16 @@ def delete_delayed(Worker worker, dict args) -> bool:
 @command("journal")
 def journal(Worker worker, dict args) -> dict[str, Any]:
     """State of the journal; empty without one."""
-    return {} if worker.recorder is None else journal_state(worker.recorder.writer)
+    return {} if worker.durability.recorder is None else journal_state(worker.durability.recorder.writer)
 
 
 @command("journal seal")
 def seal_journal(Worker worker, dict args) -> dict[str, Any]:
     """Closes the segment that is written to: everything up to `durable` can be read from closed segments."""
     cdef Writer writer
-    if worker.recorder is None:
+    if worker.durability.recorder is None:
         raise CommandError("NOT_AVAILABLE", "durability.level is none: there is no journal")
-    writer = worker.recorder.writer
+    writer = worker.durability.recorder.writer
     worker.commit(False)
     worker.durability.settle()
     if not writer.end_segment() and writer.next_sequence != writer.first_sequence:

@@ -8,7 +8,7 @@ LIMIT is also reached by a disk that is too slow for its syncs. The manager make
 """
 from libc.stdint cimport uint64_t
 
-from shardbroker.session.recorder cimport Recorder
+from shardbroker.journal.recorder cimport JournalRecorder
 
 cdef enum DiskStage:
     DISK_WELL = 0
@@ -31,8 +31,8 @@ cdef class DiskWatch:
     cdef bint written_anew                 # all sessions are in the journal, if that is safe
 
     # After each pass while anything is wrong; the stage.
-    cdef int look(self, Recorder recorder) except -1
+    cdef int look(self, JournalRecorder recorder) except -1
     # Every session has been written anew.
-    cdef int through(self, Recorder recorder) except -1
-    cdef int next_stage(self, Recorder recorder) except -1
+    cdef int through(self, JournalRecorder recorder) except -1
+    cdef int next_stage(self, JournalRecorder recorder) except -1
     cdef int miss(self, uint64_t count) except -1

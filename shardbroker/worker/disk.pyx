@@ -17,7 +17,7 @@ cdef class DiskWatch:
         self.limit = durability.max_pending_bytes
         self.counters = slot.values
 
-    cdef int look(self, Recorder recorder) except -1:
+    cdef int look(self, JournalRecorder recorder) except -1:
         cdef Writer writer = recorder.writer
         if writer.error and not self.refused:
             self.counters[<int>JOURNAL_REFUSED] += 1
@@ -36,7 +36,7 @@ cdef class DiskWatch:
         self.counters[<int>JOURNAL_STAGE_COUNT] = <uint64_t>self.stage
         return self.stage
 
-    cdef int next_stage(self, Recorder recorder) except -1:
+    cdef int next_stage(self, JournalRecorder recorder) except -1:
         cdef Writer writer = recorder.writer
         if writer.without:
             return DISK_WITHOUT
@@ -62,7 +62,7 @@ cdef class DiskWatch:
         self.counters[<int>JOURNAL_NOT_CAPTURED] += count
         return 0
 
-    cdef int through(self, Recorder recorder) except -1:
+    cdef int through(self, JournalRecorder recorder) except -1:
         if self.missed:
             recorder.not_captured(self.missed, self.since_us, self.error)
         self.written_anew = True

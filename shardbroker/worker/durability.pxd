@@ -8,8 +8,8 @@
 from cython cimport final
 from libc.stdint cimport uint64_t
 
+from shardbroker.journal.recorder cimport JournalRecorder
 from shardbroker.journal.writer cimport Writer
-from shardbroker.session.recorder cimport Recorder
 from shardbroker.worker.disk cimport DiskWatch
 from shardbroker.worker.sync_gate cimport SyncGate
 from shardbroker.worker.outlets cimport RingOutlets
@@ -22,6 +22,7 @@ cdef class Durability:
     cdef Router router
     cdef RingOutlets rings
     cdef Inbox inbox
+    cdef JournalRecorder recorder          # None: level `none`, or not recovered yet
     cdef DiskWatch disk
     cdef SyncGate gate                         # level `machine`: what waits for the disk; else None
     cdef bint behind

@@ -33,36 +33,36 @@ cdef class Durability:
         self.cycle_bytes = self.cycle_due_bytes = settings.journal.cycle_bytes
         self.disk = DiskWatch(settings.durability, counters.slot(rings.number))
 
-    def keep_journal(self, Recorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
+    def keep_journal(self, JournalRecorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
         """What sessions must not lose goes there from now on. old_bytes, arrivals: what the journal has already."""
-        self.router.recorder = recorder
+        self.recorder = self.router.recorder = recorder
         self.arrivals = arrivals
         self.cycle_due_bytes = self.cycle_bytes - min(old_bytes, self.cycle_bytes)
 
     def guard_outputs(self) -> None:
         """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
         cdef Ring ring
-        self.router.retained.incarnation = self.router.recorder.writer.incarnation
+        self.router.retained.incarnation = self.recorder.writer.incarnation
         self.gate = self.rings.gate = SyncGate(
-            self.router.recorder.writer, self.router.retained, self.rings.lanes, self.rings.inboxes, self.rings.doorbells, self.rings.topology.workers)
+            self.recorder.writer, self.router.retained, self.rings.lanes, self.rings.inboxes, self.rings.doorbells, self.rings.topology.workers)
         for producer, ring in enumerate(self.inbox.lanes):
             if ring.secure(ring.taken()):
                 self.rings.ring(producer)
 
     def save_sessions(self) -> None:
         """Every session goes into this journal as it is: some came from those of other workers."""
-        self.router.recorder.next_cycle()         # the messages stand in other journals too
+        self.recorder.next_cycle()         # the messages stand in other journals too
         for session in self.router.sessions.values():
-            self.router.recorder.snapshot(<Session>session)
+            self.recorder.snapshot(<Session>session)
         for deferred in (*self.router.retry, *self.router.delays.waiting.values()):
             self.router.record_deferred(<Deferred>deferred)
 
     cdef int settle(self) except -1:
         """All that this pass has done becomes one block of the journal: it has happened, or it has not."""
         cdef Writer writer
-        if self.router.recorder is None:
+        if self.recorder is None:
             return self.router.release_some(0, 0) if self.router.releasing else 0
-        writer = self.router.recorder.writer
+        writer = self.recorder.writer
         if self.gate is not None:
             self.settle_synced(writer)
             return self.release_exclusive(writer) if self.router.releasing else 0
@@ -91,7 +91,7 @@ cdef class Durability:
         if writer.next_sequence != self.settled or self.note_consumed:
             self.note_consumed = False
             self.write_consumed()
-            self.router.recorder.synced()
+            self.recorder.synced()
             self.settled = writer.next_sequence
             self.cycle_if_due()
         if writer.next_sequence != writer.durable:
@@ -106,18 +106,18 @@ cdef class Durability:
         """A successor that finds the records of this pass again knows by this that they were dealt with."""
         cdef Ring ring
         for producer, ring, inbox in self.drained:
-            self.router.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken(), None)
+            self.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken(), None)
         return 0
 
     cdef int cycle_if_due(self) except -1:
         """Not before it serves: until then the journal has messages for other workers that only the recovery knows."""
-        if self.router.recorder.writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.router.serving:
+        if self.recorder.writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.router.serving:
             return self.begin_cycle()
         return 0
 
     cdef int begin_cycle(self) except -1:
-        self.router.recorder.next_cycle()
-        self.cycle_from = self.router.recorder.writer.next_sequence
+        self.recorder.next_cycle()
+        self.cycle_from = self.recorder.writer.next_sequence
         self.cycle_left = [*self.router.sessions.values(), *self.router.delays.waiting.values()]
         return self.write_arrivals()
 
@@ -125,20 +125,20 @@ cdef class Durability:
         """How far rings were dealt with. Older ones included: a successor may find them, and after a power cut their producers ask."""
         cdef Ring ring
         for (rings, producer), (position, weights) in self.arrivals.items():
-            self.router.recorder.consumed(rings, producer, position, weights)
+            self.recorder.consumed(rings, producer, position, weights)
         for producer, ring in enumerate(self.inbox.lanes):
-            self.router.recorder.consumed(self.inbox.identity, producer, ring.taken(), None)
+            self.recorder.consumed(self.inbox.identity, producer, ring.taken(), None)
         return 0
 
     cdef int save_again(self, object left) except -1:
         """One session or delayed message, as it is now."""
         if isinstance(left, Session):
-            return self.router.recorder.snapshot(<Session>left)
+            return self.recorder.snapshot(<Session>left)
         return self.router.record_deferred(<Deferred>left) if self.router.delays.has(<Deferred>left) else 0
 
     cdef int watch_disk(self) except -1:
         """The disk does not take the journal, or did not until now."""
-        cdef int stage = self.disk.look(self.router.recorder)
+        cdef int stage = self.disk.look(self.recorder)
         if stage == DISK_WITHOUT:
             self.cycle_left = None
         elif stage == DISK_AGAIN and self.router.serving and self.cycle_left is None and not self.disk.written_anew:
@@ -148,14 +148,14 @@ cdef class Durability:
 
     cdef bint retained_refused(self, bint refused, int error) except -1:
         self.router.counters[<int>RETAINED_ERRNO_COUNT] = <uint64_t>error
-        if self.router.recorder is None:
+        if self.recorder is None:
             return False
         self.watch_disk()
         return refused and not self.disk.goes_on
 
     cdef int take_snapshots(self) except -1:
         """Writes the state of some more sessions; when all are through, what is older can go."""
-        cdef Writer writer = self.router.recorder.writer
+        cdef Writer writer = self.recorder.writer
         cdef uint64_t begin = writer.pending_bytes(), end
         if self.behind:
             return 0
@@ -166,9 +166,9 @@ cdef class Durability:
             for deferred in self.router.retry:
                 self.router.record_deferred(<Deferred>deferred)
             position = self.cycle_from
-            self.router.recorder.checkpoint(position)
+            self.recorder.checkpoint(position)
             if self.disk.stage:
-                self.disk.through(self.router.recorder)
+                self.disk.through(self.recorder)
             # Before it is settled, or the next one would begin there.
             end = writer.pending_bytes()
             self.cycle_due_bytes = end + max(self.cycle_bytes, 2 * (end - min(end, self.cycle_due_bytes)))
@@ -182,7 +182,7 @@ cdef class Durability:
 
     def forget_older(self, position) -> None:
         """What lies before this position of the journal is not needed any more."""
-        arguments = (self.router.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None)
+        arguments = (self.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None)
         Thread(target=forget, args=arguments).start()
 
     cdef int go_on_with_cycle(self) except -1:
@@ -190,7 +190,7 @@ cdef class Durability:
             self.take_snapshots()
         except Exception as error:         # nothing of the journal may be forgotten: the next cycle tries again
             self.cycle_left = None
-            self.cycle_due_bytes = self.router.recorder.writer.bytes_written + self.cycle_bytes
+            self.cycle_due_bytes = self.recorder.writer.bytes_written + self.cycle_bytes
             self.router.log_failure("journal cycle given up", error)
         return 0
 
@@ -202,11 +202,11 @@ cdef class Durability:
         """The worker ends: its journal is written to the end if the disk takes it in this time."""
         if self.gate is not None:
             if self.gate.all_arrived():
-                self.router.recorder.arrived()      # the next start need not ask the others
+                self.recorder.arrived()      # the next start need not ask the others
             if self.gate.retained is not None:
                 self.gate.retained.close()
-        if self.router.recorder is not None:
-            self.router.recorder.writer.close(timeout_s)
+        if self.recorder is not None:
+            self.recorder.writer.close(timeout_s)
 
 
 def forget(directory, keep_from, age_s, most_bytes, sync) -> None:

@@ -303,7 +303,7 @@ cdef class Worker(Router):
         """Whether what was recovered stands in the journal. False: the disk refuses."""
         self.read_clock()
         self.durability.settle()
-        return not self.durability.behind and (self.durability.gate is None or self.recorder.writer.wait_durable(RECOVERY_SYNC_S))
+        return not self.durability.behind and (self.durability.gate is None or self.durability.recorder.writer.wait_durable(RECOVERY_SYNC_S))
 
     # --- commands of the manager ---------------------------------------------------------------------------------------------
 

@@ -191,7 +191,7 @@ cdef class RingOutlets(Outlets):
         if self.gate is not None and self.gate.retained is not None:
             self.gate.retained.noted += 1
             self.context.recorder.forwarded(
-                self.context.recorder.writer.incarnation, RETAINED_STORE, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0,
+                self.gate.writer.incarnation, RETAINED_STORE, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0,
                 0, b"", b"", True)
         return 0
 

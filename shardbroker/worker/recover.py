@@ -9,7 +9,7 @@ from shm.ring import Inbox
 
 from shardbroker.journal import open_journal
 from shardbroker.journal.layout import segment_paths
-from shardbroker.session.recorder import Recorder
+from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery import Recovery
 from shm.partitions import workers_of
@@ -57,13 +57,13 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
         segment_bytes=topology.settings.journal.segment_bytes,
         pending_max=topology.settings.durability.max_pending_bytes,
     )
-    recorder = Recorder(journal)
+    recorder = JournalRecorder(journal)
     worker.durability.keep_journal(
         recorder, sum(path.stat().st_size for path in segment_paths(own)), recovery.latest_arrivals(inbox)
     )
     if synced:
         worker.durability.guard_outputs()
-    recovery.finish(recorder)
+    recovery.finish()
     old_rings = {}
     for left_over in topology.left_over:
         for process, name in enumerate(left_over.inboxes[:-1]):  # the last one is the manager's

@@ -2,7 +2,7 @@
 
     Recovery(worker).replay(directory)      records -> sessions, as they were at the last block
     .take_old_rings(inboxes)              what was in rings that nobody reads any more
-    .finish(recorder)                     routes; from here on the journal is written
+    .finish()                             routes; from here on the journal is written
     .resume_reading()                             once clients may come: connections that are gone, wills, messages that never left
 
 A block is a pass of the worker that wrote it: all of it happened, or nothing. Nothing of what the broker had said to a client or to
@@ -19,7 +19,6 @@ from shardbroker.session.delivery cimport (
     AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, Delivery, DeliveryRing, drop_delivery, take_delivery,
 )
 from shardbroker.session.mqueue cimport MQueue
-from shardbroker.session.recorder cimport Recorder
 from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.deferred cimport (
     HELD_FOR_GROUP, HELD_FOR_RING, HELD_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time,
@@ -520,7 +519,7 @@ cdef class Recovery:
             mark = self.worker.topology.workers << TAKERS_SHIFT | (self.worker.number + 1) << TAKER_SHIFT
             weights = bytes(self.worker.topology.division.weights) or None
         self.worker.durability.arrivals[rings, producer | mark] = position, weights
-        return self.worker.recorder.consumed(rings, producer | mark, position, weights)
+        return self.worker.durability.recorder.consumed(rings, producer | mark, position, weights)
 
     cdef int take_all(self, list others) except -1:
         cdef Session session
@@ -533,7 +532,7 @@ cdef class Recovery:
         """The sessions of other journals stand in this one, as if their clients had gone. They had not."""
         cdef Session session
         for session in self.connected:
-            self.worker.recorder.open(Kind.SESSION_RESUMED, session, 0, session.expiry_ms, None)
+            self.worker.recorder.opened(session, True, 0, session.expiry_ms, None)
 
     def take_forwarded(self, inboxes) -> None:
         """The number of workers has changed: messages that never came into the rings of before are taken here as if they had, each
@@ -592,7 +591,7 @@ cdef class Recovery:
 
     # --- the end ----------------------------------------------------------------------------------------------------------------
 
-    def finish(self, Recorder recorder) -> None:
+    def finish(self) -> None:
         """Every session is there; what happens to them from now on is recorded."""
         cdef Session session
         # A predecessor that began in the same second, or before the clock was set back, has given the numbers that would be next.
@@ -666,7 +665,7 @@ cdef class Recovery:
         workers that never left go now. inboxes: identity -> Inbox of the rings that there were."""
         cdef Session session
         if self.worker.durability.gate is not None or self.worker.number in self.forwarded:
-            self.worker.recorder.arrived()   # or is forwarded again, behind this
+            self.worker.durability.recorder.arrived()   # or is forwarded again, behind this
         for _, items in self.forwarded.get(self.worker.number, {}).values():
             for item in items:
                 try:
@@ -674,7 +673,7 @@ cdef class Recovery:
                 except Exception as error:
                     self.worker.drop_failed("recovery", topic_of(self.message(item[4])), error)
         for number, client_id in self.foreign:
-            self.worker.recorder.moved(number, client_id)
+            self.worker.durability.recorder.moved(number, client_id)
         for session in list(self.by_key.values()):
             if session.ended or session.link is not None or self.worker.sessions.get(session.client_id) is not session:
                 continue

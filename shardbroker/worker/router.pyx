@@ -23,7 +23,7 @@ from shardbroker.worker.deferred cimport HELD_FOR_ALL, HELD_FOR_GROUP, HELD_FOR_
 from shardbroker.worker.memory cimport REFUSE
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Lookup, Target, encode_identifier, new_lookup
 from shardbroker.session.context cimport TELL_DROPPED, TELL_SUBSCRIBED
-from shardbroker.session.recorder cimport (
+from shardbroker.session.journaling cimport (
     ENDED_CLEAN_START, ENDED_DISCONNECTED, ENDED_EXPIRED, WILL_DISCARDED, WILL_PUBLISHED,
 )
 from shm.counters cimport (
@@ -388,7 +388,7 @@ cdef class Router(WorkerContext):
     cdef int record_deferred(self, Deferred deferred) except -1:
         if deferred.number == 0:
             return 0
-        return self.recorder.held(
+        return self.recorder.deferred(
             deferred.number, deferred.purpose, deferred.message, deferred.destination, deferred.record, deferred.member, deferred.attempts, deferred.group, deferred.filter,
             deferred.at_ms)
 

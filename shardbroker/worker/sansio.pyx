@@ -14,7 +14,7 @@ from shardbroker.access.acl_cache cimport AclCache
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
-from shardbroker.session.recorder cimport Recorder
+from shardbroker.journal.recorder cimport JournalRecorder
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CLOSING, Channel
 from shardbroker.worker.outlets cimport Outlets
@@ -79,6 +79,7 @@ cdef class SansIoOutlets(Outlets):
 cdef class SansIoRouter(Router):
     """A worker's core. `routes` is shared by the shards of one simulation; it has search() and update()."""
     cdef SansIoOutlets lists
+    cdef JournalRecorder journal           # the recorder; None: sessions are not recorded
 
     def __init__(self, settings, routes, int number, uint64_t now_ms, retained=None, seed=None):
         Router.__init__(self, settings, now_ms, None, routes, retained, None, number, 0, seed)
@@ -117,12 +118,12 @@ cdef class SansIoRouter(Router):
         self.run_retries()
         self.commit(True)
         self.replay_some()
-        if self.recorder is not None:
-            self.recorder.writer.seal(now_ms * 1000)
+        if self.journal is not None:
+            self.journal.writer.seal(now_ms * 1000)
 
-    def keep_journal(self, Recorder recorder not None) -> None:
+    def keep_journal(self, JournalRecorder recorder not None) -> None:
         """Sessions that stay are recorded from here on; a pass is a block."""
-        self.recorder = recorder
+        self.recorder = self.journal = recorder
 
     def forget_topics(self) -> None:
         """What a changed epoch does: another shard's subscriptions have moved."""

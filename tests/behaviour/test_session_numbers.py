@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from acceptor.handover import encode_header, send_one
+from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.mqtt.packets import Connect
-from shardbroker.session.recorder import Recorder
 from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery import Recovery
@@ -44,14 +44,14 @@ def test_a_worker_that_starts_in_the_second_of_its_predecessor_gives_other_numbe
         )  # fmt: skip
         predecessor = SansIoRouter(settings, MemoryRoutes(), 0, now_ms)
         journal = open_journal(tmp_path / "journal")
-        predecessor.keep_journal(Recorder(journal))
+        predecessor.keep_journal(JournalRecorder(journal))
         for name in (b"a", b"b"):
             predecessor.connect("127.0.0.1:1").receive(Connect(5, name, clean_start=True, properties=STAY).encode(5))
         predecessor.advance(now_ms)
         journal.close()
         recovery = Recovery(worker, lambda client_id: True)
         recovery.replay(tmp_path / "journal", 0)
-        recovery.finish(None)
+        recovery.finish()
         known = {session.key for session in worker.sessions.values()}
         assert len(known) == 2
         worker.serve()

@@ -50,10 +50,10 @@ def test_kinds_and_flags_of_the_journal_are_those_of_its_schema() -> None:
 @pytest.mark.parametrize(
     ("path", "prefix", "table", "complete"),
     [
-        ("session/recorder.pxd", "DROPPED_", DropReason, False),
-        ("session/recorder.pxd", "ENDED_", EndReason, False),
-        ("session/recorder.pxd", "WILL_", WillEnd, True),
-        ("session/recorder.pxd", "RELEASED_", ReleaseReason, True),
+        ("session/journaling.pxd", "DROPPED_", DropReason, False),
+        ("session/journaling.pxd", "ENDED_", EndReason, False),
+        ("session/journaling.pxd", "WILL_", WillEnd, True),
+        ("session/journaling.pxd", "RELEASED_", ReleaseReason, True),
         ("worker/deferred.pxd", "HELD_FOR_", HeldFor, True),
     ],
 )

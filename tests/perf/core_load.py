@@ -10,8 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.mqtt.packets import Connect, Publish, Subscribe
-from shardbroker.session.recorder import Recorder
 from shardbroker.worker.sansio import SansIoRouter
 
 from shardbroker.config import load
@@ -37,7 +37,7 @@ def main(qos: int, batches: int, journal: Path | None = None, ruled: bool = Fals
     router = SansIoRouter(settings, routes, 0, 1_000)
     routes.shards.append(router)
     if journal is not None:
-        router.keep_journal(Recorder(open_journal(journal)))
+        router.keep_journal(JournalRecorder(open_journal(journal)))
     publisher, subscriber = (router.connect("127.0.0.1:1", b"") for _ in range(2))
     for channel, client_id in ((publisher, b"publisher"), (subscriber, b"subscriber")):
         channel.receive(Connect(4, client_id, clean_start=journal is None).encode(4))

@@ -1,4 +1,4 @@
-"""The records of sessions; see recorder.pxd."""
+"""Writes the records of sessions and of messages under way; see recorder.pxd."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
@@ -6,14 +6,15 @@ from shardbroker.journal.encode cimport (
     FLAG_CAPTURED, FLAG_FROM_QUEUE, FLAG_RETAIN, FLAG_UTF8, log_acknowledged, log_delivered, log_dropped, log_message, log_queued,
     log_received, log_released, log_session_named, log_synced,
 )
-from shardbroker.session.delivery cimport AWAITING_PUBCOMP, DeliveryRing
+from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.session.delivery cimport AWAITING_PUBCOMP, Delivery, DeliveryRing
 from shardbroker.session.session cimport Session
 
 from json import dumps
 
 from shardbroker.journal.schema import EndReason, Kind, encode
 
-__all__ = ["Recorder"]
+__all__ = ["JournalRecorder"]
 
 cdef uint64_t NEVER = <uint64_t>-1
 
@@ -22,7 +23,7 @@ cdef inline int flags_of(Delivery* slot) noexcept:
     return slot.qos | (FLAG_RETAIN if slot.retain else 0)
 
 
-cdef class Recorder:
+cdef class JournalRecorder(Recorder):
     """writer: the worker's journal."""
 
     def __init__(self, Writer writer not None):
@@ -241,7 +242,7 @@ cdef class Recorder:
             "until_arrived": 1 if until_arrived else None,
         })
 
-    cdef int held(
+    cdef int deferred(
         self, uint64_t number, int purpose, Message message, long destination, int kind, uint64_t member, int attempts, bytes group,
         bytes filter, uint64_t at_ms,
     ) except -1:

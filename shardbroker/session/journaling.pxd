@@ -1,17 +1,11 @@
-"""What sessions write into their worker's journal, so that they can be recovered (docs/journal-format.md).
+"""What the protocol core records: the changes of sessions, and messages under way, so that they can be recovered.
 
-Nothing is written for a session that ends with its connection. The caller has checked `session.logged`.
-
-So that old segments can go, the state of every session is written anew from time to time, some sessions a pass: a cycle.
-
-    | ... | session A | B's changes | session B | A's changes | session C | CHECKPOINT | ...
-          ^ keep_from: once the cycle is through, nothing before it is needed
-
-A message is written once per cycle, before the first record that refers to it.
+`Recorder` is abstract, so that sessions know neither the journal nor its files; `journal/recorder.pyx` is the one that writes.
+Nothing is recorded for a session that ends with its connection: the caller has checked `session.logged`. The records, their fields
+and their meaning: docs/journal-format.md.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from shardbroker.journal.writer cimport Writer
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport Subscriber, Subscription
 from shardbroker.session.delivery cimport Delivery
@@ -36,48 +30,34 @@ cdef enum:
 
 
 cdef class Recorder:
-    cdef readonly Writer writer
-    cdef readonly uint32_t cycle           # from 1 on
-    # Captured messages that may not be safe yet: those below the mark, and those behind it. Once what is below it is safe, the
-    # others take their place.
-    cdef uint64_t captured_mark, captured_below, captured_behind
-
-    cdef int message(self, Message message) except -1                 # once per message and cycle
-    cdef int captured(self, Publication publication) except -1        # a message that analytics asks for
-    cdef int snapshot(self, Subscriber session) except -1              # its whole state
-    # The connection that a session has got: new or resumed. `details` are schema.Detail's.
+    """A message is recorded before the first record that refers to it; the recorder sees to that."""
+    # Connections: new or resumed sessions, with schema.Detail as keys of `details`; sessions whose client is gone; ended sessions.
     cdef int opened(self, Subscriber session, bint present, int version, uint64_t expiry_ms, dict details) except -1
     cdef int away(self, Subscriber session, int reason_code, uint64_t expires_at_ms) except -1
     cdef int ended(self, Subscriber session, int cause) except -1
     cdef int subscribed(self, Subscriber session, Subscription subscription) except -1
     cdef int unsubscribed(self, Subscriber session, bytes wire_filter) except -1
+    # Deliveries. `from_queue`: the queue has an entry for it, which ends with this record.
     cdef int queued(self, Subscriber session, Delivery* slot, int priority) except -1
     cdef int delivered(self, Subscriber session, Delivery* slot, bint from_queue) except -1
     cdef int acknowledged(self, Subscriber session, uint16_t packet_id, int packet, uint8_t reason_code) except -1
     cdef int dropped(self, Subscriber session, Delivery* slot, int cause) except -1
+    # QoS 2 from the client. `id_high`, `id_low`: message id, 0 if the message was not kept.
     cdef int received(self, Subscriber session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1
     cdef int released(self, Subscriber session, uint16_t packet_id, int cause) except -1
     cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s, dict origin) except -1
     cdef int will_cleared(self, Subscriber session, int cause) except -1
     cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1
-    # Records of a ring up to this position were dealt with.
-    cdef int consumed(self, uint64_t rings, uint64_t producer, uint64_t position, bytes weights) except -1
-    # A message written into a ring behind `position`; if that is still its end at the recovery, it never left.
+    # A message that matches journal.capture.
+    cdef int captured(self, Publication publication) except -1
+    # A message written into a ring at `position`. If that is still the end of the ring at a recovery, the message never left.
     cdef int forwarded(
         self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,
         bytes group, bytes filter, bint until_arrived,
     ) except -1
-    # A message that waits in this worker for room in a ring (worker.held) or for its time, until deferred_done().
-    cdef int held(
+    # A message that waits in this worker for room in a ring or for its time (worker/deferred.pxd), until deferred_done().
+    cdef int deferred(
         self, uint64_t number, int purpose, Message message, long destination, int kind, uint64_t member, int attempts, bytes group,
         bytes filter, uint64_t at_ms,
     ) except -1
     cdef int deferred_done(self, uint64_t number) except -1
-    # What block this ends was written when everything below `durable` was on the disk.
-    cdef int synced(self) except -1
-    # So many messages were to be captured, and are in no block that was written or will be; the count begins anew.
-    cdef uint64_t take_captured(self) noexcept
-    cdef int not_captured(self, uint64_t count, uint64_t from_us, int error) except -1
-    cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1
-    cdef int name(self, Subscriber session) except -1
-    cdef int add(self, kind, dict fields) except -1
