@@ -23,7 +23,7 @@ MAY_USE = {
     "shardbroker.hooks": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
     "shardbroker.session": ("shardbroker.hooks", "shardbroker.pubsub", "shardbroker.mqtt", "shm"),
     # Its recorder implements the one that sessions declare: a session knows nothing of files.
-    "shardbroker.journal": ("shardbroker.session", "shardbroker.pubsub", "shardbroker.stores", "shm"),
+    "shardbroker.journal": ("shardbroker.session", "shardbroker.pubsub", "shardbroker.mqtt", "shardbroker.stores", "shm"),
     "acceptor": ("shardbroker.mqtt", "shardbroker.transport", "shm"),
     "shardbroker.access": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
     "shardbroker.worker": (

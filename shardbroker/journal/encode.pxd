@@ -1,13 +1,13 @@
-"""The records of the hot path, written directly into the open block; all others use `schema.encode` and `Writer.append`.
+"""The records of the hot path, written directly into the buffer; all others are encoded by `schema.encode`.
 
 Each function needs only its arguments, and the memory that they point to only until it returns. Fields and their order:
 `schema.FIELDS`. NULL or None is written as null.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from shardbroker.journal.writer cimport Writer
+from shardbroker.journal.buffer cimport RecordBuffer
 
-# Kinds and flags as in schema.Kind and schema.MessageFlag.
+# As in schema.Kind and schema.Ack.
 cdef enum:
     KIND_MESSAGE = 1
     KIND_SESSION_NAMED = 4
@@ -18,29 +18,24 @@ cdef enum:
     KIND_RECEIVED = 13
     KIND_RELEASED = 14
     KIND_SYNCED = 23
-    FLAG_QOS = 0x03
-    FLAG_RETAIN = 0x04
-    FLAG_UTF8 = 0x08
-    FLAG_CAPTURED = 0x10
-    FLAG_FROM_QUEUE = 0x20
     ACK_PUBACK = 4
     ACK_PUBREC = 5
     ACK_PUBCOMP = 7
 
 cdef int log_message(
-    Writer writer, uint64_t id_high, uint64_t id_low, const uint8_t* topic, uint32_t topic_size, const uint8_t* payload,
+    RecordBuffer buffer, uint64_t id_high, uint64_t id_low, const uint8_t* topic, uint32_t topic_size, const uint8_t* payload,
     uint32_t payload_size, int flags, uint64_t expires_ms, const uint8_t* properties, uint32_t properties_size, bytes publisher,
 ) except -1
-cdef int log_session_named(Writer writer, uint64_t session, bytes client_id) except -1
+cdef int log_session_named(RecordBuffer buffer, uint64_t session, bytes client_id) except -1
 cdef int log_queued(
-    Writer writer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, uint32_t priority, bytes ids, tuple share,
+    RecordBuffer buffer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, uint32_t priority, bytes ids, tuple share,
 ) except -1
 # With FLAG_FROM_QUEUE `ids` and `share` are those of the queue's entry and are not written again.
 cdef int log_delivered(
-    Writer writer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low, int flags, bytes ids, tuple share,
+    RecordBuffer buffer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low, int flags, bytes ids, tuple share,
 ) except -1
-cdef int log_acknowledged(Writer writer, uint64_t session, uint16_t packet_id, int packet, uint8_t reason) except -1
-cdef int log_dropped(Writer writer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, int reason) except -1
-cdef int log_received(Writer writer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1
-cdef int log_released(Writer writer, uint64_t session, uint16_t packet_id, int reason) except -1
-cdef int log_synced(Writer writer, uint64_t position) except -1
+cdef int log_acknowledged(RecordBuffer buffer, uint64_t session, uint16_t packet_id, int packet, uint8_t reason) except -1
+cdef int log_dropped(RecordBuffer buffer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, int reason) except -1
+cdef int log_received(RecordBuffer buffer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1
+cdef int log_released(RecordBuffer buffer, uint64_t session, uint16_t packet_id, int reason) except -1
+cdef int log_synced(RecordBuffer buffer, uint64_t position) except -1

@@ -2,7 +2,10 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
+from shardbroker.journal.buffer cimport RecordBuffer
 from shardbroker.journal.cbor cimport UINT_BYTES, put_array, put_bytes, put_id, put_null, put_uint
+from shardbroker.journal.writer cimport Writer
+from shardbroker.session.journaling cimport FLAG_FROM_QUEUE
 
 __all__ = ["log_for_test", "measure"]
 
@@ -20,23 +23,23 @@ cdef inline uint8_t* put_text(uint8_t* at, bytes text) noexcept:
 
 
 cdef int log_message(
-    Writer writer, uint64_t id_high, uint64_t id_low, const uint8_t* topic, uint32_t topic_size, const uint8_t* payload,
+    RecordBuffer buffer, uint64_t id_high, uint64_t id_low, const uint8_t* topic, uint32_t topic_size, const uint8_t* payload,
     uint32_t payload_size, int flags, uint64_t expires_ms, const uint8_t* properties, uint32_t properties_size, bytes publisher,
 ) except -1:
     cdef size_t size = HEADS * UINT_BYTES + <size_t>topic_size + payload_size + properties_size + size_of(publisher)
-    cdef uint8_t* at = put_array(writer.room(size), 8)
+    cdef uint8_t* at = put_array(buffer.room(size), 8)
     at = put_id(put_uint(at, KIND_MESSAGE), id_high, id_low)
     at = put_bytes(at, topic, topic_size)
     at = put_bytes(at, payload, payload_size)
     at = put_uint(put_uint(at, flags), expires_ms)
     at = put_bytes(at, properties, properties_size)
-    writer.commit(put_text(at, publisher))
+    buffer.commit(put_text(at, publisher))
     return 0
 
 
-cdef int log_session_named(Writer writer, uint64_t session, bytes client_id) except -1:
-    cdef uint8_t* at = put_array(writer.room(HEADS * UINT_BYTES + size_of(client_id)), 3)
-    writer.commit(put_text(put_uint(put_uint(at, KIND_SESSION_NAMED), session), client_id))
+cdef int log_session_named(RecordBuffer buffer, uint64_t session, bytes client_id) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES + size_of(client_id)), 3)
+    buffer.commit(put_text(put_uint(put_uint(at, KIND_SESSION_NAMED), session), client_id))
     return 0
 
 
@@ -56,60 +59,60 @@ cdef inline uint8_t* put_choice(uint8_t* at, bytes ids, tuple share) noexcept:
 
 
 cdef int log_queued(
-    Writer writer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, uint32_t priority, bytes ids, tuple share,
+    RecordBuffer buffer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, uint32_t priority, bytes ids, tuple share,
 ) except -1:
-    cdef uint8_t* at = put_array(writer.room(HEADS * UINT_BYTES + size_of_choice(ids, share)), 5 + items_of_choice(ids, share))
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES + size_of_choice(ids, share)), 5 + items_of_choice(ids, share))
     at = put_uint(put_uint(at, KIND_QUEUED), session)
     at = put_uint(put_uint(put_id(at, id_high, id_low), flags), priority)
-    writer.commit(put_choice(at, ids, share))
+    buffer.commit(put_choice(at, ids, share))
     return 0
 
 
 cdef int log_delivered(
-    Writer writer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low, int flags, bytes ids, tuple share,
+    RecordBuffer buffer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low, int flags, bytes ids, tuple share,
 ) except -1:
     cdef uint8_t* at
     if flags & FLAG_FROM_QUEUE:
         ids = None
         share = None
-    at = put_array(writer.room(HEADS * UINT_BYTES + size_of_choice(ids, share)), 5 + items_of_choice(ids, share))
+    at = put_array(buffer.room(HEADS * UINT_BYTES + size_of_choice(ids, share)), 5 + items_of_choice(ids, share))
     at = put_uint(put_uint(put_uint(at, KIND_DELIVERED), session), packet_id)
     at = put_uint(put_id(at, id_high, id_low), flags)
-    writer.commit(put_choice(at, ids, share))
+    buffer.commit(put_choice(at, ids, share))
     return 0
 
 
-cdef int log_acknowledged(Writer writer, uint64_t session, uint16_t packet_id, int packet, uint8_t reason) except -1:
-    cdef uint8_t* at = put_array(writer.room(HEADS * UINT_BYTES), 5)
+cdef int log_acknowledged(RecordBuffer buffer, uint64_t session, uint16_t packet_id, int packet, uint8_t reason) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES), 5)
     at = put_uint(put_uint(put_uint(at, KIND_ACKNOWLEDGED), session), packet_id)
-    writer.commit(put_uint(put_uint(at, packet), reason))
+    buffer.commit(put_uint(put_uint(at, packet), reason))
     return 0
 
 
-cdef int log_dropped(Writer writer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, int reason) except -1:
-    cdef uint8_t* at = put_array(writer.room(HEADS * UINT_BYTES), 5)
+cdef int log_dropped(RecordBuffer buffer, uint64_t session, uint64_t id_high, uint64_t id_low, int flags, int reason) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES), 5)
     at = put_id(put_uint(put_uint(at, KIND_DROPPED), session), id_high, id_low)
-    writer.commit(put_uint(put_uint(at, flags), reason))
+    buffer.commit(put_uint(put_uint(at, flags), reason))
     return 0
 
 
-cdef int log_received(Writer writer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1:
-    cdef uint8_t* at = put_array(writer.room(HEADS * UINT_BYTES), 4)
+cdef int log_received(RecordBuffer buffer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES), 4)
     at = put_uint(put_uint(put_uint(at, KIND_RECEIVED), session), packet_id)
-    writer.commit(put_id(at, id_high, id_low))
+    buffer.commit(put_id(at, id_high, id_low))
     return 0
 
 
-cdef int log_released(Writer writer, uint64_t session, uint16_t packet_id, int reason) except -1:
-    cdef uint8_t* at = put_array(writer.room(HEADS * UINT_BYTES), 4)
+cdef int log_released(RecordBuffer buffer, uint64_t session, uint16_t packet_id, int reason) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES), 4)
     at = put_uint(put_uint(put_uint(at, KIND_RELEASED), session), packet_id)
-    writer.commit(put_uint(at, reason))
+    buffer.commit(put_uint(at, reason))
     return 0
 
 
-cdef int log_synced(Writer writer, uint64_t position) except -1:
-    cdef uint8_t* at = put_array(writer.room(HEADS * UINT_BYTES), 2)
-    writer.commit(put_uint(put_uint(at, KIND_SYNCED), position))
+cdef int log_synced(RecordBuffer buffer, uint64_t position) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES), 2)
+    buffer.commit(put_uint(put_uint(at, KIND_SYNCED), position))
     return 0
 
 

@@ -3,18 +3,19 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from shardbroker.journal.encode cimport (
-    FLAG_CAPTURED, FLAG_FROM_QUEUE, FLAG_RETAIN, FLAG_UTF8, log_acknowledged, log_delivered, log_dropped, log_message, log_queued,
-    log_received, log_released, log_session_named, log_synced,
+    log_acknowledged, log_delivered, log_dropped, log_message, log_queued, log_received, log_released, log_session_named, log_synced,
 )
 from shardbroker.pubsub.subscriptions cimport Subscription
-from shardbroker.session.delivery cimport AWAITING_PUBCOMP, Delivery, DeliveryRing
+from shardbroker.session.delivery cimport Delivery
+from shardbroker.session.image cimport save
+from shardbroker.session.journaling cimport FLAG_CAPTURED, FLAG_FROM_QUEUE, FLAG_RETAIN, FLAG_UTF8
 from shardbroker.session.session cimport Session
 
 from json import dumps
 
 from shardbroker.journal.schema import EndReason, Kind, encode
 
-__all__ = ["JournalRecorder"]
+__all__ = ["BufferRecorder", "JournalRecorder"]
 
 cdef uint64_t NEVER = <uint64_t>-1
 
@@ -23,11 +24,128 @@ cdef inline int flags_of(Delivery* slot) noexcept:
     return slot.qos | (FLAG_RETAIN if slot.retain else 0)
 
 
-cdef class JournalRecorder(Recorder):
+cdef class BufferRecorder(Recorder):
+    """Records of sessions, written into `buffer`."""
+
+    cdef int message(self, Message message) except -1:
+        cdef const uint8_t* at = message.block
+        return log_message(
+            self.buffer, message.id_high, message.id_low, at, message.topic_size,
+            at + message.topic_size + message.properties_size, message.payload_size,
+            message.qos | (FLAG_RETAIN if message.retain else 0) | (FLAG_UTF8 if message.payload_format else 0),
+            message.expires_ms, at + message.topic_size, message.properties_size, message.client_id,
+        )
+
+    cdef int name(self, Subscriber session) except -1:
+        return 0
+
+    cdef int add(self, kind, dict fields) except -1:
+        cdef bytes record = encode(kind, **fields)
+        return self.buffer.add(PyBytes_AS_STRING(record), PyBytes_GET_SIZE(record))
+
+    # --- connections and subscriptions --------------------------------------------------------------------------------------
+
+    cdef int saved(self, Subscriber session, int version, uint64_t expiry_ms) except -1:
+        return self.open(Kind.SESSION_SAVED, session, version, expiry_ms, None)
+
+    cdef int opened(self, Subscriber session, bint present, int version, uint64_t expiry_ms, dict details) except -1:
+        return self.open(Kind.SESSION_RESUMED if present else Kind.SESSION_CREATED, session, version, expiry_ms, details)
+
+    cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1:
+        return self.add(kind, {
+            "session": session.key, "client_id": session.client_id, "version": version,
+            "expiry_ms": None if expiry_ms == NEVER else expiry_ms, "details": details,
+        })
+
+    cdef int away(self, Subscriber session, int reason_code, uint64_t expires_at_ms) except -1:
+        self.name(session)
+        return self.add(Kind.DISCONNECTED, {"session": session.key, "reason": reason_code, "expires_at_ms": expires_at_ms or None})
+
+    cdef int ended(self, Subscriber session, int cause) except -1:
+        self.name(session)
+        return self.add(Kind.SESSION_ENDED, {"session": session.key, "reason": cause})
+
+    cdef int subscribed(self, Subscriber session, Subscription subscription) except -1:
+        self.name(session)
+        return self.add(Kind.SUBSCRIBED, {
+            "session": session.key, "filter": subscription.wire_filter, "options": subscription.qos | subscription.flags,
+            "identifier": subscription.identifier,
+        })
+
+    cdef int unsubscribed(self, Subscriber session, bytes wire_filter) except -1:
+        self.name(session)
+        return self.add(Kind.UNSUBSCRIBED, {"session": session.key, "filter": wire_filter})
+
+    # --- deliveries -----------------------------------------------------------------------------------------------------
+
+    cdef int queued(self, Subscriber session, Delivery* slot, int priority) except -1:
+        cdef Message message = <Message>slot.message
+        self.name(session)
+        self.message(message)
+        return log_queued(
+            self.buffer, session.key, message.id_high, message.id_low, flags_of(slot), priority,
+            <bytes>slot.ids if slot.ids != NULL else None, <tuple>slot.share if slot.share != NULL else None,
+        )
+
+    cdef int delivered(self, Subscriber session, Delivery* slot, bint from_queue) except -1:
+        cdef Message message = <Message>slot.message
+        self.name(session)
+        self.message(message)
+        return log_delivered(
+            self.buffer, session.key, slot.packet_id, message.id_high, message.id_low,
+            flags_of(slot) | (FLAG_FROM_QUEUE if from_queue else 0),
+            <bytes>slot.ids if slot.ids != NULL else None, <tuple>slot.share if slot.share != NULL else None,
+        )
+
+    cdef int packet_id_used(self, Subscriber session, uint16_t packet_id, uint8_t qos, int packet) except -1:
+        log_delivered(self.buffer, session.key, packet_id, 0, 0, qos, None, None)
+        return log_acknowledged(self.buffer, session.key, packet_id, packet, 0)
+
+    cdef int acknowledged(self, Subscriber session, uint16_t packet_id, int packet, uint8_t reason_code) except -1:
+        self.name(session)
+        return log_acknowledged(self.buffer, session.key, packet_id, packet, reason_code)
+
+    cdef int dropped(self, Subscriber session, Delivery* slot, int cause) except -1:
+        cdef Message message = <Message>slot.message
+        self.name(session)
+        return log_dropped(
+            self.buffer, session.key, message.id_high, message.id_low, flags_of(slot) | FLAG_FROM_QUEUE, cause)
+
+    # --- QoS 2 from the client ------------------------------------------------------------------------------------------
+
+    cdef int received(self, Subscriber session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1:
+        self.name(session)
+        return log_received(self.buffer, session.key, packet_id, id_high, id_low)
+
+    cdef int released(self, Subscriber session, uint16_t packet_id, int cause) except -1:
+        self.name(session)
+        return log_released(self.buffer, session.key, packet_id, cause)
+
+    # --- wills ----------------------------------------------------------------------------------------------------------
+
+    cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s, dict origin) except -1:
+        self.name(session)
+        return self.add(Kind.WILL_SET, {
+            "session": session.key, "topic": message.topic, "payload": message.payload,
+            "flags": message.qos | (FLAG_RETAIN if message.retain else 0) | (FLAG_UTF8 if message.payload_format else 0),
+            "properties": message.properties, "delay_s": delay_s, "expiry_s": expiry_s,
+            "origin": None if origin is None else dumps(origin).encode(),
+        })
+
+    cdef int will_cleared(self, Subscriber session, int cause) except -1:
+        self.name(session)
+        return self.add(Kind.WILL_CLEARED, {"session": session.key, "reason": cause})
+
+    cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1:
+        self.name(session)
+        return self.add(Kind.WILL_DELAYED, {"session": session.key, "at_ms": at_ms})
+
+
+cdef class JournalRecorder(BufferRecorder):
     """writer: the worker's journal."""
 
     def __init__(self, Writer writer not None):
-        self.writer = writer
+        self.buffer = self.writer = writer
         self.cycle = 1
 
     cdef int name(self, Subscriber session) except -1:
@@ -38,23 +156,38 @@ cdef class JournalRecorder(Recorder):
             log_session_named(self.writer, session.key, session.client_id)
         return 0
 
-    cdef int add(self, kind, dict fields) except -1:
-        cdef bytes record = encode(kind, **fields)
-        return self.writer.add(PyBytes_AS_STRING(record), PyBytes_GET_SIZE(record))
+    cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1:
+        (<Session>session).named_in = self.writer.segment + 1
+        return BufferRecorder.open(self, kind, session, version, expiry_ms, details)
+
+    cdef int snapshot(self, Subscriber subscriber) except -1:
+        cdef Session session = <Session>subscriber
+        if session.ended or not session.known:
+            return 0
+        return save(session, self, session.logged)
+
+    def moved(self, uint64_t number, bytes client_id) -> None:
+        """A session of this journal belongs to another worker, whose journal has it."""
+        self.add(Kind.SESSION_NAMED, {"session": number, "client_id": client_id})
+        self.add(Kind.SESSION_ENDED, {"session": number, "reason": EndReason.MOVED})
+
+    # --- cycles ---------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, uint64_t keep_from) -> None:
+        """All sessions were written since `keep_from`."""
+        self.add(Kind.CHECKPOINT, {"snapshot": b"", "position": keep_from, "keep_from": keep_from})
+
+    def next_cycle(self) -> None:
+        """From here on every message is written again before a record refers to it."""
+        self.cycle += 1
 
     # --- messages -------------------------------------------------------------------------------------------------------
 
     cdef int message(self, Message message) except -1:
-        cdef const uint8_t* at = message.block
         if message.logged == self.cycle:
             return 0
         message.logged = self.cycle
-        return log_message(
-            self.writer, message.id_high, message.id_low, at, message.topic_size,
-            at + message.topic_size + message.properties_size, message.payload_size,
-            message.qos | (FLAG_RETAIN if message.retain else 0) | (FLAG_UTF8 if message.payload_format else 0),
-            message.expires_ms, at + message.topic_size, message.properties_size, message.client_id,
-        )
+        return BufferRecorder.message(self, message)
 
     cdef int captured(self, Publication publication) except -1:
         if self.writer.durable >= self.captured_mark:
@@ -83,147 +216,6 @@ cdef class JournalRecorder(Recorder):
 
     cdef int not_captured(self, uint64_t count, uint64_t from_us, int error) except -1:
         return self.add(Kind.NOT_CAPTURED, {"count": count, "from_us": from_us, "errno": error})
-
-    # --- coming and going -----------------------------------------------------------------------------------------------
-
-    cdef int opened(self, Subscriber session, bint present, int version, uint64_t expiry_ms, dict details) except -1:
-        return self.open(Kind.SESSION_RESUMED if present else Kind.SESSION_CREATED, session, version, expiry_ms, details)
-
-    cdef int open(self, kind, Subscriber session, int version, uint64_t expiry_ms, dict details) except -1:
-        (<Session>session).named_in = self.writer.segment + 1
-        return self.add(kind, {
-            "session": session.key, "client_id": session.client_id, "version": version,
-            "expiry_ms": None if expiry_ms == NEVER else expiry_ms, "details": details,
-        })
-
-    cdef int away(self, Subscriber session, int reason_code, uint64_t expires_at_ms) except -1:
-        self.name(session)
-        return self.add(Kind.DISCONNECTED, {"session": session.key, "reason": reason_code, "expires_at_ms": expires_at_ms or None})
-
-    cdef int ended(self, Subscriber session, int cause) except -1:
-        self.name(session)
-        return self.add(Kind.SESSION_ENDED, {"session": session.key, "reason": cause})
-
-    cdef int subscribed(self, Subscriber session, Subscription subscription) except -1:
-        self.name(session)
-        return self.add(Kind.SUBSCRIBED, {
-            "session": session.key, "filter": subscription.wire_filter, "options": subscription.qos | subscription.flags, "identifier": subscription.identifier,
-        })
-
-    cdef int unsubscribed(self, Subscriber session, bytes wire_filter) except -1:
-        self.name(session)
-        return self.add(Kind.UNSUBSCRIBED, {"session": session.key, "filter": wire_filter})
-
-    cdef int snapshot(self, Subscriber subscriber) except -1:
-        """What a recovery makes this session of; what was written before means nothing any more."""
-        cdef Session session = <Session>subscriber
-        cdef Subscription subscription
-        cdef Delivery* slot
-        cdef DeliveryRing ring
-        cdef uint32_t i
-        if session.ended or not session.known:
-            return 0
-        self.open(Kind.SESSION_SAVED, session, 0 if session.link is None else session.link.version, session.expiry_ms, None)
-        if session.will is not None:
-            self.will_set(
-                session, session.will.message, session.will.delay_s, session.will.expiry_s if session.will.has_expiry else None,
-                session.will.origin)
-        if session.logged:
-            for subscription in session.all_subscriptions():
-                self.subscribed(session, subscription)
-            for i in range(session.window.count if session.window is not None else 0):
-                slot = session.window.at(i)
-                if slot.message != NULL:
-                    self.delivered(session, slot, False)
-                else:
-                    # Only its packet id still counts.
-                    log_delivered(self.writer, session.key, session.packet_id_at(i), 0, 0, slot.qos, None, None)
-                    log_acknowledged(
-                        self.writer, session.key, session.packet_id_at(i), 5 if slot.state == AWAITING_PUBCOMP else 7, 0)
-            if session.queue is not None:
-                for priority, lane in session.queue.lanes:
-                    ring = <DeliveryRing>lane
-                    for i in range(ring.count):
-                        self.queued(session, ring.at(i), priority)
-            for packet_id in session.awaiting_rel or ():
-                self.received(session, packet_id, 0, 0)
-        if session.link is None:
-            self.away(session, 0, session.expires_at_ms)
-            if session.will_at_ms:
-                self.will_delayed(session, session.will_at_ms)
-        return 0
-
-    def moved(self, uint64_t number, bytes client_id) -> None:
-        """A session of this journal belongs to another worker, whose journal has it."""
-        self.add(Kind.SESSION_NAMED, {"session": number, "client_id": client_id})
-        self.add(Kind.SESSION_ENDED, {"session": number, "reason": EndReason.MOVED})
-
-    def checkpoint(self, uint64_t keep_from) -> None:
-        """All sessions were written since `keep_from`."""
-        self.add(Kind.CHECKPOINT, {"snapshot": b"", "position": keep_from, "keep_from": keep_from})
-
-    def next_cycle(self) -> None:
-        """From here on every message is written again before it is referred to."""
-        self.cycle += 1
-
-    # --- deliveries -----------------------------------------------------------------------------------------------------
-
-    cdef int queued(self, Subscriber session, Delivery* slot, int priority) except -1:
-        cdef Message message = <Message>slot.message
-        self.name(session)
-        self.message(message)
-        return log_queued(
-            self.writer, session.key, message.id_high, message.id_low, flags_of(slot), priority,
-            <bytes>slot.ids if slot.ids != NULL else None, <tuple>slot.share if slot.share != NULL else None,
-        )
-
-    cdef int delivered(self, Subscriber session, Delivery* slot, bint from_queue) except -1:
-        cdef Message message = <Message>slot.message
-        self.name(session)
-        self.message(message)
-        return log_delivered(
-            self.writer, session.key, slot.packet_id, message.id_high, message.id_low,
-            flags_of(slot) | (FLAG_FROM_QUEUE if from_queue else 0),
-            <bytes>slot.ids if slot.ids != NULL else None, <tuple>slot.share if slot.share != NULL else None,
-        )
-
-    cdef int acknowledged(self, Subscriber session, uint16_t packet_id, int packet, uint8_t reason_code) except -1:
-        self.name(session)
-        return log_acknowledged(self.writer, session.key, packet_id, packet, reason_code)
-
-    cdef int dropped(self, Subscriber session, Delivery* slot, int cause) except -1:
-        cdef Message message = <Message>slot.message
-        self.name(session)
-        return log_dropped(
-            self.writer, session.key, message.id_high, message.id_low, flags_of(slot) | FLAG_FROM_QUEUE, cause)
-
-    # --- QoS 2 from the client ------------------------------------------------------------------------------------------
-
-    cdef int received(self, Subscriber session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1:
-        self.name(session)
-        return log_received(self.writer, session.key, packet_id, id_high, id_low)
-
-    cdef int released(self, Subscriber session, uint16_t packet_id, int cause) except -1:
-        self.name(session)
-        return log_released(self.writer, session.key, packet_id, cause)
-
-    # --- wills ----------------------------------------------------------------------------------------------------------
-
-    cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s, dict origin) except -1:
-        self.name(session)
-        return self.add(Kind.WILL_SET, {
-            "session": session.key, "topic": message.topic, "payload": message.payload,
-            "flags": message.qos | (FLAG_RETAIN if message.retain else 0) | (FLAG_UTF8 if message.payload_format else 0),
-            "properties": message.properties, "delay_s": delay_s, "expiry_s": expiry_s, "origin": None if origin is None else dumps(origin).encode(),
-        })
-
-    cdef int will_cleared(self, Subscriber session, int cause) except -1:
-        self.name(session)
-        return self.add(Kind.WILL_CLEARED, {"session": session.key, "reason": cause})
-
-    cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1:
-        self.name(session)
-        return self.add(Kind.WILL_DELAYED, {"session": session.key, "at_ms": at_ms})
 
     # --- rings ----------------------------------------------------------------------------------------------------------
 
@@ -262,5 +254,5 @@ cdef class JournalRecorder(Recorder):
         return log_synced(self.writer, self.writer.durable)
 
     def arrived(self) -> None:
-        """Whatever was forwarded until now has come to the journals of those it was for, or is forwarded once more behind this."""
+        """Everything forwarded until now is in the journals of its destinations, or is forwarded again behind this record."""
         self.add(Kind.SYNCED, {"position": self.writer.durable, "arrived": self.writer.next_sequence})

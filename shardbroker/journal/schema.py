@@ -27,6 +27,7 @@ __all__ = [
     "SchemaError",
     "Value",
     "WillEnd",
+    "check_fields",
     "decode_items",
     "encode",
 ]
@@ -264,6 +265,21 @@ def _fits(value: Value, allowed: Field) -> bool:
     if allowed in (Field.UINT, Field.UINT_OR_NULL):
         return isinstance(value, int) and 0 <= value < 1 << 64
     return isinstance(value, bytes if allowed == Field.BYTES else dict)
+
+
+_NEEDED = frozenset(("client_id", "filter", "id", "topic"))
+"""Byte strings without which a record of a session means nothing; `group` and `filter` of a delivery may both be null."""
+
+
+def check_fields(item: list[Value]) -> None:
+    """Raises SchemaError unless the fields of a record of a known kind have their types, and those that it needs are there."""
+    kind = Kind(item[0])  # type: ignore[arg-type]
+    names = [name for name, _ in FIELDS[kind]]
+    for at, (name, allowed) in enumerate(FIELDS[kind], 1):
+        value = item[at] if at < len(item) else None
+        needed = name in _NEEDED and "group" not in names[:at]
+        if isinstance(value, bool) or not _fits(value, allowed) or (needed and value is None):
+            raise SchemaError(f"{kind.name}.{name} cannot be {value!r:.100}")
 
 
 def decode_items(body: bytes, count: int) -> list[list[Value]]:

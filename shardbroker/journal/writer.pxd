@@ -20,6 +20,8 @@ without a journal: further records are dropped too, until the disk accepts a new
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from shardbroker.journal.buffer cimport RecordBuffer
+
 cdef extern from "<semaphore.h>" nogil:
     ctypedef struct sem_t:
         pass
@@ -50,14 +52,10 @@ cdef struct SyncJob:
     bint stop
 
 
-cdef class Writer:
-    cdef uint8_t* data
-    cdef size_t start, whole, written, closed, end, capacity        # offsets, bytes
-    cdef uint32_t count                    # records in the open block
-    cdef size_t block_bytes                # size at which an open block is closed
+cdef class Writer(RecordBuffer):
+    cdef size_t start, whole, written      # offsets, bytes
     cdef readonly size_t segment_bytes     # size at which a segment is followed by a new one
     cdef readonly size_t pending_max       # unsafe bytes at which `full` is set
-    cdef readonly uint64_t next_sequence   # of the next record
     cdef readonly uint64_t written_end     # position up to which complete blocks were handed to the kernel
     cdef readonly uint64_t durable         # position up to which records are safe
     cdef readonly uint64_t incarnation
@@ -87,17 +85,6 @@ cdef class Writer:
     cdef size_t asked_bytes                # bytes made safe by the sync under way: data[start : start + asked_bytes]
     cdef uint64_t asked_end
 
-    # Returns room for a record of at most `size` bytes; `commit` takes its actual end. Raises only MemoryError.
-    cdef inline uint8_t* room(self, size_t size) except NULL:
-        if self.count and self.end + size <= self.capacity and self.end - self.closed < self.block_bytes:
-            return self.data + self.end
-        return self.make_room(size)
-
-    cdef inline void commit(self, uint8_t* end) noexcept:
-        self.end = end - self.data
-        self.count += 1
-        self.next_sequence += 1
-
     # Returns the bytes of all records added since the start, in the buffer or written.
     cdef inline uint64_t pending_bytes(self) noexcept:
         return self.bytes_written + (self.end - self.written)
@@ -110,10 +97,8 @@ cdef class Writer:
         self.write_ms = 0
         return spent
 
-    cdef int add(self, const void* record, size_t size) except -1
     cdef uint64_t seal_c(self, uint64_t now_us) except? 0xFFFFFFFFFFFFFFFF
 
-    cdef uint8_t* make_room(self, size_t size) except NULL
     cdef int close_block(self) except -1
     cdef int flush_c(self) except -1
     cdef int write_out(self) except -1

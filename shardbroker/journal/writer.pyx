@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EPERM, EACCES, EROFS, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from shardbroker.journal.checksum import crc32
@@ -117,10 +117,7 @@ cdef class Writer:
         self.block_bytes = block_bytes
         self.pending_max = pending_max
         self.directory_fd = directory_fd
-        self.data = <uint8_t*>malloc(FIRST_CAPACITY)
-        if self.data == NULL:
-            raise MemoryError(f"no memory for a journal's buffer of {FIRST_CAPACITY} bytes")
-        self.capacity = FIRST_CAPACITY
+        self.grow(FIRST_CAPACITY)
         if sync:
             self.start_thread(bell)
 
@@ -129,7 +126,6 @@ cdef class Writer:
         for fd in (self.fd, self.unsynced_fd, self.directory_fd):
             if fd >= 0:
                 close(fd)
-        free(self.data)
 
     # --- what Python sees -------------------------------------------------------------------------------------------------
 
@@ -204,15 +200,8 @@ cdef class Writer:
 
     # --- records and blocks -------------------------------------------------------------------------------------------------
 
-    cdef int add(self, const void* record, size_t size) except -1:
-        cdef uint8_t* at = self.room(size)
-        memcpy(at, record, size)
-        self.commit(at + size)
-        return 0
-
     cdef uint8_t* make_room(self, size_t size) except NULL:
-        cdef uint8_t* moved
-        cdef size_t capacity, need
+        cdef size_t need
         if self.state == CLOSED:
             raise ValueError("the journal is closed")
         if self.count and self.end - self.closed >= self.block_bytes:
@@ -227,12 +216,7 @@ cdef class Writer:
             self.end -= self.start
             self.start = 0
         if self.end + need > self.capacity:
-            capacity = max(self.capacity * 2, self.end + need)
-            moved = <uint8_t*>realloc(self.data, capacity)
-            if moved == NULL:
-                raise MemoryError(f"no memory for {capacity} bytes of journal")
-            self.data = moved
-            self.capacity = capacity
+            self.grow(max(self.capacity * 2, self.end + need))
         if self.end == self.closed:
             self.end += BLOCK_HEADER
         return self.data + self.end

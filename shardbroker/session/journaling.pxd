@@ -10,6 +10,13 @@ from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport Subscriber, Subscription
 from shardbroker.session.delivery cimport Delivery
 
+cdef enum:                                 # schema.MessageFlag
+    FLAG_QOS = 0x03
+    FLAG_RETAIN = 0x04
+    FLAG_UTF8 = 0x08
+    FLAG_CAPTURED = 0x10
+    FLAG_FROM_QUEUE = 0x20
+
 cdef enum DropCause:                       # schema.DropReason
     DROPPED_QUEUE_FULL = 1
     DROPPED_EXPIRED = 2
@@ -31,6 +38,8 @@ cdef enum:
 
 cdef class Recorder:
     """A message is recorded before the first record that refers to it; the recorder sees to that."""
+    # The head of a whole session, see session/image.pxd: what was recorded of it before is not needed any more.
+    cdef int saved(self, Subscriber session, int version, uint64_t expiry_ms) except -1
     # Connections: new or resumed sessions, with schema.Detail as keys of `details`; sessions whose client is gone; ended sessions.
     cdef int opened(self, Subscriber session, bint present, int version, uint64_t expiry_ms, dict details) except -1
     cdef int away(self, Subscriber session, int reason_code, uint64_t expires_at_ms) except -1
@@ -40,6 +49,8 @@ cdef class Recorder:
     # Deliveries. `from_queue`: the queue has an entry for it, which ends with this record.
     cdef int queued(self, Subscriber session, Delivery* slot, int priority) except -1
     cdef int delivered(self, Subscriber session, Delivery* slot, bint from_queue) except -1
+    # In a whole session: a packet id that is in use though its message is gone. `packet`: the last acknowledgement, PUBREC or PUBCOMP.
+    cdef int packet_id_used(self, Subscriber session, uint16_t packet_id, uint8_t qos, int packet) except -1
     cdef int acknowledged(self, Subscriber session, uint16_t packet_id, int packet, uint8_t reason_code) except -1
     cdef int dropped(self, Subscriber session, Delivery* slot, int cause) except -1
     # QoS 2 from the client. `id_high`, `id_low`: message id, 0 if the message was not kept.

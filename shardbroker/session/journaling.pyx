@@ -4,6 +4,9 @@ __all__ = ["Recorder"]
 
 
 cdef class Recorder:
+    cdef int saved(self, Subscriber session, int version, uint64_t expiry_ms) except -1:
+        raise NotImplementedError("Recorder.saved")
+
     cdef int opened(self, Subscriber session, bint present, int version, uint64_t expiry_ms, dict details) except -1:
         raise NotImplementedError("Recorder.opened")
 
@@ -24,6 +27,9 @@ cdef class Recorder:
 
     cdef int delivered(self, Subscriber session, Delivery* slot, bint from_queue) except -1:
         raise NotImplementedError("Recorder.delivered")
+
+    cdef int packet_id_used(self, Subscriber session, uint16_t packet_id, uint8_t qos, int packet) except -1:
+        raise NotImplementedError("Recorder.packet_id_used")
 
     cdef int acknowledged(self, Subscriber session, uint16_t packet_id, int packet, uint8_t reason_code) except -1:
         raise NotImplementedError("Recorder.acknowledged")

@@ -9,39 +9,33 @@ A block is a pass of the worker that wrote it: all of it happened, or nothing. N
 another worker can be newer than the last block (docs/design/0002-durability.md).
 """
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from shardbroker.journal.encode cimport FLAG_FROM_QUEUE, FLAG_QOS, FLAG_RETAIN, FLAG_UTF8
-from shardbroker.mqtt.spec cimport FAILURE, PUBREC, UNSPECIFIED_ERROR
-from shardbroker.pubsub.message cimport Message, Publication, make_message
-from shardbroker.pubsub.subscriptions cimport OPTION_QOS, Subscription
-from shardbroker.session.delivery cimport (
-    AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, Delivery, DeliveryRing, drop_delivery, take_delivery,
-)
-from shardbroker.session.mqueue cimport MQueue
-from shardbroker.session.session cimport Session, Will
+from shardbroker.mqtt.spec cimport UNSPECIFIED_ERROR
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.session.image cimport SessionReader, bytes_field, field_or_none
+from shardbroker.session.session cimport Session
 from shardbroker.worker.deferred cimport (
     HELD_FOR_GROUP, HELD_FOR_RING, HELD_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time,
 )
 from shardbroker.worker.one_pass cimport Worker
-from shm.counters cimport MQUEUE_COUNT, SESSIONS_COUNT
+from shm.counters cimport SESSIONS_COUNT
 from shm.destinations cimport RETAINED_STORE
 from shm.records cimport RECORD_PUBLISH, RECORD_SHARED, check_record
 from shm.ring cimport Inbox, Ring
 
 import time
-from json import loads
 
 from shardbroker.journal import Block, Damage, read, recovery_start, trusted
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
-from shardbroker.mqtt.topics import parse_subscription
 from shm.partitions import Division
 from shm.records import DAMAGE
 
 __all__ = ["Recovery"]
 
 cdef enum:
-    WINDOW_SPAN = 65535
+    FIRST_CYCLE = 1                        # of the journal that is read, see JournalRecorder.cycle
     RINGS_REMEMBERED = 16                  # starts of the broker whose rings are known: producers ask for those of their last few
     KEY_WORKER_SHIFT = 52                  # of the worker in a session's number, see Router.next_key
     TAKER_SHIFT = 16                       # of the worker's number plus one in `consumed`, see take_old_rings
@@ -54,10 +48,9 @@ OF_SESSIONS = frozenset(int(kind) for kind, fields in FIELDS.items() if fields[0
 ENDED, MOVED, CONSUMED = int(Kind.SESSION_ENDED), int(EndReason.MOVED), int(Kind.CONSUMED)
 
 
-cdef class Recovery:
+cdef class Recovery(SessionReader):
     """worker: one that serves nobody yet, and writes no journal."""
     cdef Worker worker
-    cdef dict messages                     # id -> Message, or the fields of its record until somebody needs it
     cdef dict by_key                       # session number in the journal -> Session
     cdef readonly dict consumed            # (rings, producer) -> position
     cdef dict notes                        # the same with takers' marks -> (position, weights): as the journal has it
@@ -72,18 +65,17 @@ cdef class Recovery:
     cdef set elsewhere                     # keys of sessions that another worker has, after the number of workers changed
     cdef list foreign                      # session numbers and client ids of this journal that belong to other workers now
     cdef readonly object owns              # client id -> whether it is this worker's
-    cdef set connected                     # Sessions without an end of their last connection
+    cdef set with_connection               # Sessions without an end of their last connection
     cdef readonly list damage              # journal.Damage found on the way
     cdef readonly uint64_t records, bytes
-    cdef uint64_t time_ms                  # of the block being read
     cdef uint64_t block                    # its first sequence
     cdef dict arrivals                     # (rings, destination) -> position: how far that worker's journal says that it has come
 
     def __init__(self, Worker worker not None, owns):
-        self.worker = worker
+        self.worker = self.context = worker
+        self.logged = FIRST_CYCLE
         self.owns = owns
         self.foreign = []
-        self.messages = {}
         self.by_key = {}
         self.consumed = {}
         self.notes = {}
@@ -93,7 +85,7 @@ cdef class Recovery:
         self.held = {}
         self.takers = {}
         self.elsewhere = set()
-        self.connected = set()
+        self.with_connection = set()
         self.damage = []
         self.arrivals = {}
 
@@ -149,22 +141,9 @@ cdef class Recovery:
         self.worker.counters_segment.beat(self.worker.number, <uint64_t>(time.monotonic() * 1000))
         return 0
 
-    def on_message(self, list item) -> None:
-        self.messages[item[1]] = item
-
-    cdef Message message(self, bytes id):
-        """None if its record is lost."""
-        cdef Message message
-        found = self.messages.get(id)
-        if found is None or isinstance(found, Message):
-            return found
-        message = message_from(field(found, 2), field(found, 3), found[4], found[5], field(found, 6), field(found, 7) or None, id)
-        self.messages[id] = message
-        return message
-
     cdef Session open(self, list item, bint anew):
         cdef Worker worker = self.worker
-        cdef Session session = self.session(item)
+        cdef Session session = self.session_of(item)
         if <uint64_t>item[1] >> KEY_WORKER_SHIFT == <uint64_t>worker.number:
             self.newest_key = max(self.newest_key, <uint64_t>item[1])
         if self.homes is not None and self.homes.get(item[1]) != self.source:
@@ -188,11 +167,8 @@ cdef class Recovery:
             worker.by_key[session.key] = session
             worker.gauge(SESSIONS_COUNT, 1)
         self.origins[session.key] = self.source
-        expiry = item[4] if len(item) > 4 else None
-        session.expiry_ms = NEVER if expiry is None else expiry
-        session.expires_at_ms = 0
-        session.will_at_ms = 0
-        self.connected.add(session)
+        self.connected(session, item)
+        self.with_connection.add(session)
         return session
 
     def on_session_created(self, list item) -> None:
@@ -204,7 +180,7 @@ cdef class Recovery:
     def on_session_resumed(self, list item) -> None:
         self.open(item, False)
 
-    cdef Session session(self, list item):
+    cdef Session session_of(self, list item):
         if self.homes is not None and self.homes.get(item[1]) != self.source:
             return None
         return self.by_key.get(item[1])
@@ -216,7 +192,7 @@ cdef class Recovery:
         for subscription in session.all_subscriptions():
             worker.unsubscribe(session, subscription.wire_filter, 0)
         session.end()
-        self.connected.discard(session)
+        self.with_connection.discard(session)
         self.by_key.pop(session.key, None)
         worker.by_key.pop(session.key, None)
         if worker.sessions.get(session.client_id) is session:
@@ -225,179 +201,24 @@ cdef class Recovery:
         return 0
 
     def on_session_ended(self, list item) -> None:
-        cdef Session session = self.session(item)
+        cdef Session session = self.session_of(item)
         if session is not None:
             self.forget(session)
         elif self.homes is not None and self.homes.get(item[1]) == self.source:
             self.elsewhere.discard(item[1])
 
     def on_disconnected(self, list item) -> None:
-        cdef Session session = self.session(item)
+        cdef Session session = self.session_of(item)
+        SessionReader.on_disconnected(self, item)
         if session is not None:
-            session.expires_at_ms = (item[3] if len(item) > 3 else None) or 0
-            self.connected.discard(session)
+            self.with_connection.discard(session)
 
-    def on_subscribed(self, list item) -> None:
-        cdef Session session = self.session(item)
-        cdef Subscription subscription
-        cdef uint32_t options = item[3]
-        if session is None:
-            return
-        subscription = Subscription.__new__(Subscription)
-        group, filter = parse_subscription(item[2])
-        subscription.subscriber = session
-        subscription.filter = filter
-        subscription.group = group
-        subscription.wire_filter = filter if group is None else item[2]
-        subscription.qos = options & OPTION_QOS
-        subscription.flags = options & ~<uint32_t>OPTION_QOS
-        subscription.identifier = item[4]
-        self.worker.subscribe(session, subscription)
+    cdef int add_subscription(self, Session session, Subscription subscription) except -1:
+        return self.worker.subscribe(session, subscription)
 
-    def on_unsubscribed(self, list item) -> None:
-        cdef Session session = self.session(item)
-        if session is not None:
-            self.worker.unsubscribe(session, item[2], 0)
-
-    # --- deliveries -----------------------------------------------------------------------------------------------------------
-
-    def on_queued(self, list item) -> None:
-        cdef Session session = self.session(item)
-        cdef Message message = self.message(item[2])
-        cdef uint32_t flags = item[3]
-        cdef Delivery* slot
-        if session is None or message is None:
-            return
-        if session.queue is None:
-            session.queue = MQueue.__new__(MQueue)
-        slot = session.queue.push(item[4], flags & FLAG_QOS)
-        take_delivery(slot, message, field_or_none(item, 5), share_of(item, 6))
-        slot.qos = flags & FLAG_QOS
-        slot.retain = (flags & FLAG_RETAIN) != 0
-        self.worker.gauge(MQUEUE_COUNT, 1)
-
-    cdef bint unqueue(self, Session session, bytes id, Delivery* taken) except -1:
-        """Takes the oldest queue entry of this message out: nearly always the first one. False if there is none."""
-        cdef MQueue kept
-        cdef Delivery* slot
-        cdef Delivery one
-        cdef bint found = False
-        if session.queue is None or session.queue.count == 0:
-            return False
-        slot = session.queue.front()
-        if same_id(<Message>slot.message, id):
-            session.queue.pop(taken)
-            found = True
-        else:
-            kept = MQueue.__new__(MQueue)
-            for priority, lane in session.queue.lanes:
-                while (<DeliveryRing>lane).count:
-                    (<DeliveryRing>lane).move_front(&one)
-                    if not found and same_id(<Message>one.message, id):
-                        taken[0] = one
-                        found = True
-                    else:
-                        slot = kept.push(priority, one.qos)
-                        slot[0] = one
-            session.queue = kept
-        if found:
-            self.worker.gauge(MQUEUE_COUNT, -1)
-        if session.queue.count == 0:
-            session.queue = None
-        return found
-
-    def on_delivered(self, list item) -> None:
-        cdef Session session = self.session(item)
-        cdef uint16_t packet_id = item[2]
-        cdef uint32_t flags = item[4]
-        cdef Message message
-        cdef Delivery taken
-        cdef Delivery* slot
-        ids, share = field_or_none(item, 5), share_of(item, 6)
-        if session is None:
-            return
-        message = self.message(item[3])
-        if flags & FLAG_FROM_QUEUE and self.unqueue(session, item[3], &taken):
-            ids = <object>taken.ids if taken.ids != NULL else None
-            share = <object>taken.share if taken.share != NULL else None
-            message = <Message>taken.message
-            drop_delivery(&taken)
-        if flags & FLAG_QOS == 0:
-            return
-        if session.window is None:
-            session.window = DeliveryRing.__new__(DeliveryRing)
-        if session.window.count == 0:
-            session.first_id = packet_id
-        while session.packet_id_at(session.window.count) != packet_id:
-            if session.window.count == WINDOW_SPAN - 1:
-                return                     # damage: no such id can follow
-            slot = session.window.push()   # a record of before is lost: its place is a hole
-            slot.state = DONE
-        session.push_slot(message, packet_id, flags & FLAG_QOS, (flags & FLAG_RETAIN) != 0, ids, share)
-        if message is None:
-            slot = session.window.at(session.window.count - 1)
-            drop_delivery(slot)            # only its packet id counts
-
-    def on_acknowledged(self, list item) -> None:
-        cdef Session session = self.session(item)
-        cdef Delivery* slot
-        if session is None:
-            return
-        slot = session.in_window(item[2])
-        if slot == NULL or slot.state == DONE:
-            return
-        if item[3] == PUBREC and item[4] < FAILURE:
-            drop_delivery(slot)
-            slot.state = AWAITING_PUBCOMP
-        else:
-            session.complete(slot)
-
-    def on_dropped(self, list item) -> None:
-        cdef Session session = self.session(item)
-        cdef Delivery taken
-        if session is not None and item[3] & FLAG_FROM_QUEUE and self.unqueue(session, item[2], &taken):
-            drop_delivery(&taken)
-
-    def on_received(self, list item) -> None:
-        cdef Session session = self.session(item)
-        if session is not None:
-            if session.awaiting_rel is None:
-                session.awaiting_rel = {}
-            session.awaiting_rel[item[2]] = self.time_ms
-
-    def on_released(self, list item) -> None:
-        cdef Session session = self.session(item)
-        if session is not None and session.awaiting_rel is not None:
-            session.awaiting_rel.pop(item[2], None)
-
-    # --- wills ------------------------------------------------------------------------------------------------------------------
-
-    def on_will_set(self, list item) -> None:
-        cdef Session session = self.session(item)
-        cdef Will will
-        if session is None:
-            return
-        will = Will.__new__(Will)
-        will.message = message_from(item[2], item[3], item[4], 0, item[5], session.client_id, bytes(16))
-        will.message.logged = 0            # it has no record as a message yet
-        will.delay_s = item[6]
-        expiry = item[7] if len(item) > 7 else None
-        will.has_expiry = expiry is not None
-        will.expiry_s = expiry or 0
-        origin = field_or_none(item, 8)
-        will.origin = None if origin is None else loads(origin)
-        session.will = will
-
-    def on_will_cleared(self, list item) -> None:
-        cdef Session session = self.session(item)
-        if session is not None:
-            session.will = None
-            session.will_at_ms = 0
-
-    def on_will_delayed(self, list item) -> None:
-        cdef Session session = self.session(item)
-        if session is not None:
-            session.will_at_ms = item[2]
+    cdef int remove_subscription(self, Session session, bytes wire_filter) except -1:
+        self.worker.unsubscribe(session, wire_filter, 0)
+        return 0
 
     # --- rings ------------------------------------------------------------------------------------------------------------------
 
@@ -406,7 +227,7 @@ cdef class Recovery:
         if item[2] >> TAKER_SHIFT == 0:
             self.consumed[item[1], item[2]] = item[3]
         else:
-            division = Division(item[2] >> TAKERS_SHIFT, tuple(field(item, 4)))
+            division = Division(item[2] >> TAKERS_SHIFT, tuple(bytes_field(item, 4)))
             self.takers.setdefault(item[1], set()).add(((item[2] >> TAKER_SHIFT & 0xFFFF) - 1, division))
 
     def on_forwarded(self, list item) -> None:
@@ -531,7 +352,7 @@ cdef class Recovery:
     def note_connected(self) -> None:
         """The sessions of other journals stand in this one, as if their clients had gone. They had not."""
         cdef Session session
-        for session in self.connected:
+        for session in self.with_connection:
             self.worker.recorder.opened(session, True, 0, session.expiry_ms, None)
 
     def take_forwarded(self, inboxes) -> None:
@@ -570,7 +391,7 @@ cdef class Recovery:
             if item[5] == RECORD_PUBLISH:
                 entry = self.worker.resolve(message.block, message.topic_size, None)
                 return self.worker.deliver_locally(entry, publication, None)
-            group, filter = field(item, 8), field(item, 9)
+            group, filter = bytes_field(item, 8), bytes_field(item, 9)
             if not self.worker.deliver_to_member(group, filter, item[6], publication):
                 self.worker.inlets.next_member(group, filter, item[6], message, item[7] + 1)
         except Exception as error:
@@ -600,7 +421,7 @@ cdef class Recovery:
             session.known = True
             session.logged = session.expiry_ms > 0
             session.named_in = 0
-            self.give_up_lost(session)
+            self.end_lost(session)
             self.worker.reporter.note_session(session)
         self.hold_again()
         self.messages = {
@@ -620,7 +441,7 @@ cdef class Recovery:
             message = self.message(item[3])
             if source % worker.topology.workers != worker.number or message is None:
                 continue
-            group, filter = field(item, 8), field(item, 9)
+            group, filter = bytes_field(item, 8), bytes_field(item, 9)
             if item[2] == HELD_FOR_RING and self.homes is None:
                 deferred = defer_for_ring(message, item[4], item[5], item[6], item[7], group, filter)
             elif item[2] == HELD_FOR_RING and item[5] != RECORD_SHARED:
@@ -648,18 +469,6 @@ cdef class Recovery:
                 worker.retry.append(deferred)
         return 0
 
-    cdef int give_up_lost(self, Session session) except -1:
-        """Deliveries whose message was in a damaged part of the journal: there is nothing to send again."""
-        cdef Delivery* slot
-        cdef uint32_t i
-        for i in range(session.window.count if session.window is not None else 0):
-            slot = session.window.at(i)
-            if slot.message == NULL and (slot.state == AWAITING_PUBACK or slot.state == AWAITING_PUBREC):
-                session.drop_slot(slot)
-        if session.window is not None:
-            session.free_front()
-        return 0
-
     def resume(self, inboxes) -> None:
         """Everybody serves. Connections that broke with their worker are over; what has run out meanwhile ends; messages for other
         workers that never left go now. inboxes: identity -> Inbox of the rings that there were."""
@@ -678,7 +487,7 @@ cdef class Recovery:
             if session.ended or session.link is not None or self.worker.sessions.get(session.client_id) is not session:
                 continue
             try:
-                if session in self.connected:
+                if session in self.with_connection:
                     self.worker.client_gone(session, UNSPECIFIED_ERROR, True)      # the connection broke with its worker
                 else:
                     session.set_deadline()
@@ -688,7 +497,7 @@ cdef class Recovery:
         self.foreign = []
         self.messages = {}
         self.by_key = {}
-        self.connected = set()
+        self.with_connection = set()
 
     cdef int forward_again(self, list item, dict inboxes) except -1:
         cdef Inbox inbox = inboxes.get((item[1], item[2]))
@@ -718,7 +527,7 @@ cdef class Recovery:
             publication.borrow(message)
             publication.unrepeatable = True
             return self.worker.retain(publication)
-        deferred = defer_for_ring(message, item[2], item[5], item[6], item[7], field(item, 8), field(item, 9))
+        deferred = defer_for_ring(message, item[2], item[5], item[6], item[7], bytes_field(item, 8), bytes_field(item, 9))
         if not self.worker.outlets.put_deferred(deferred):
             self.worker.defer(deferred)
         return 0
@@ -726,21 +535,6 @@ cdef class Recovery:
 
 cdef bytes topic_of(Message message):
     return b"" if message is None else message.topic
-
-
-cdef inline bytes field(list item, Py_ssize_t at):
-    """A byte string that may be left off."""
-    cdef object found = item[at] if at < len(item) else None
-    return b"" if found is None else found
-
-
-cdef inline object field_or_none(list item, Py_ssize_t at):
-    return item[at] if at < len(item) else None
-
-
-cdef object share_of(list item, Py_ssize_t at):
-    """(group, filter), or None."""
-    return (item[at], item[at + 1]) if at + 1 < len(item) and item[at] is not None else None
 
 
 cdef bint until_arrived(list item):
@@ -758,12 +552,3 @@ cdef dict consumed_from(directory, int producer):
                     if item[0] == CONSUMED and item[2] == producer:
                         found[item[1]] = max(found.get(item[1], 0), item[3])
     return found
-
-
-cdef bint same_id(Message message, bytes id) noexcept:
-    return message.id_high == <uint64_t>int.from_bytes(id[:8], "big") and message.id_low == <uint64_t>int.from_bytes(id[8:], "big")
-
-
-cdef Message message_from(bytes topic, bytes payload, uint32_t flags, uint64_t expires_ms, bytes properties, bytes publisher, bytes id):
-    return make_message(topic, payload, properties, publisher, id, expires_ms, flags & FLAG_QOS, (flags & FLAG_RETAIN) != 0,
-                        (flags & FLAG_UTF8) != 0, 1)
