@@ -3,7 +3,7 @@
     client id --crc32--> partition, one of 1024 --assigned to workers by weight--> worker
 
 The number of workers and their weights may change at any start of the whole broker: every worker then takes over the sessions of
-its partitions from their previous owners (shardbroker/worker/recover.py).
+its partitions from their previous owners (shardbroker/worker/recovery/).
 """
 
 from dataclasses import dataclass

@@ -126,7 +126,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("access_checks", "backpressure", "features.mountpoint", "inlets", "intake"),
         ("one_pass",),
         # What works on a whole worker.
-        ("commands", "drain", "observers", "recover", "recovery", "watch_commands"),
+        (
+            "commands", "drain", "observers", "recovery", "recovery.repartition", "recovery.replay", "recovery.rings",
+            "recovery.sessions", "recovery.start", "watch_commands",
+        ),
         ("main",),
     ),
     "shardbroker.management": (

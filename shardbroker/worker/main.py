@@ -33,7 +33,7 @@ from shardbroker.worker.hook_dispatch import HookDispatcher
 from shardbroker.worker.memory import MemoryWatch, memory_share
 from shardbroker.worker.observers import Observers
 from shardbroker.worker.one_pass import Worker
-from shardbroker.worker.recover import recover
+from shardbroker.worker.recovery.start import recover
 from shardbroker.worker.retaining import SyncedRetained
 from shm.in_force import InForce
 from shm.routes import RouteTable

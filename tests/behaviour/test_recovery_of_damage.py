@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.one_pass import Worker
-from shardbroker.worker.recovery import Recovery
+from shardbroker.worker.recovery.replay import Replay
 from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.ring import Inbox
@@ -99,15 +99,15 @@ def recover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recover]:
         epochs, inbox = Epochs.attach(topology.epochs_name), Inbox.attach(topology.inbox_name(0))
         registry = Registry(topology.registry_dir(0), create=True)
 
-        def replay(directory: Path) -> Outcome:
+        def recovered(directory: Path) -> Outcome:
             gc.disable()  # as in a worker
             memory = MemoryWatch(counters, 0, 1, 0)
             loop = Worker(topology, 0, counters, routes, retained, epochs, registry, inbox, memory)
-            recovery = Recovery(loop, lambda client_id: True)
-            recovery.replay(directory, 0)
-            return Outcome(recovery.records, len(recovery.damage), sum(one.error for one in recovery.damage), set(loop.sessions))
+            replay = Replay(loop, lambda client_id: True)
+            replay.read(directory, 0)
+            return Outcome(replay.records, len(replay.damage), sum(one.error for one in replay.damage), set(loop.sessions))
 
-        yield lambda directory: in_a_process_of_its_own(lambda: replay(directory))
+        yield lambda directory: in_a_process_of_its_own(lambda: recovered(directory))
         routes.close()
         retained.close()
         registry.close()

@@ -9,7 +9,8 @@ from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.mqtt.packets import Connect
 from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.one_pass import Worker
-from shardbroker.worker.recovery import Recovery
+from shardbroker.worker.recovery.replay import Replay
+from shardbroker.worker.recovery.sessions import record_sessions
 from shardbroker.worker.sansio import SansIoRouter
 from shm.counters import Counters
 from shm.epochs import Epochs
@@ -49,9 +50,9 @@ def test_a_worker_that_starts_in_the_second_of_its_predecessor_gives_other_numbe
             predecessor.connect("127.0.0.1:1").receive(Connect(5, name, clean_start=True, properties=STAY).encode(5))
         predecessor.advance(now_ms)
         journal.close()
-        recovery = Recovery(worker, lambda client_id: True)
-        recovery.replay(tmp_path / "journal", 0)
-        recovery.finish()
+        replay = Replay(worker, lambda client_id: True)
+        replay.read(tmp_path / "journal", 0)
+        record_sessions(replay)
         known = {session.key for session in worker.sessions.values()}
         assert len(known) == 2
         worker.serve()

@@ -1,0 +1,216 @@
+"""Reads journals into sessions; see replay.pxd."""
+
+from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.session.image cimport bytes_field, field_or_none
+from shm.counters cimport SESSIONS_COUNT
+
+import time
+
+from shardbroker.journal import Block, Damage, recovery_start, trusted
+from shardbroker.journal import read as read_journal
+from shardbroker.journal.schema import FIELDS, EndReason, Kind
+from shm.partitions import Division
+
+__all__ = ["Replay"]
+
+cdef enum:
+    FIRST_CYCLE = 1                        # of the journal that is read, see JournalRecorder.cycle
+    KEY_WORKER_SHIFT = 52                  # of the worker in a session's number, see Router.next_key
+
+OF_SESSIONS = frozenset(int(kind) for kind, fields in FIELDS.items() if fields[0][0] == "session")
+"""Kinds of records that begin with a session."""
+ENDED, MOVED = int(Kind.SESSION_ENDED), int(EndReason.MOVED)
+
+
+cdef class Replay(SessionReader):
+    """worker: one that does not serve yet, and writes no journal. owns: client id -> whether the session is this worker's."""
+
+    def __init__(self, Worker worker not None, owns):
+        self.worker = self.context = worker
+        self.logged = FIRST_CYCLE
+        self.owns = owns
+        self.by_key = {}
+        self.with_connection = set()
+        self.last_seen = {}
+        self.origins = {}
+        self.elsewhere = set()
+        self.foreign = []
+        self.consumed = {}
+        self.notes = {}
+        self.takers = {}
+        self.forwarded = {}
+        self.deferred = {}
+        self.damage = []
+
+    def clear(self) -> None:
+        """Everything has been used."""
+        self.forwarded = {}
+        self.foreign = []
+        self.messages = {}
+        self.by_key = {}
+        self.with_connection = set()
+
+    # --- records --------------------------------------------------------------------------------------------------------------
+
+    def compare(self, directory, int worker) -> None:
+        """Reads one journal of several, each of which may know the same session: the latest record of a session decides whose it is.
+        A journal from which the session moved away does not count. To be called for each journal before the first replay."""
+        cdef dict seen = {}
+        if self.homes is None:
+            self.homes = {}
+        for part in trusted(read_journal(directory, recovery_start(directory))):
+            if isinstance(part, Block):
+                self.beat()
+                for item in part.items():
+                    if item[0] in OF_SESSIONS:
+                        seen[item[1]] = 0 if item[0] == ENDED and item[2] == MOVED else part.header.time_us
+        for key, time_us in seen.items():
+            if time_us and time_us >= self.last_seen.get(key, 0):
+                self.last_seen[key] = time_us
+                self.homes[key] = worker
+
+    def read(self, directory, int worker) -> None:
+        """Reads the whole journal of a worker. Damaged blocks are listed in `damage`; everything outside them counts. Raises OSError."""
+        self.source = worker
+        handlers = {int(kind): getattr(self, "on_" + kind.name.lower(), None) for kind in Kind}
+        for part in trusted(read_journal(directory, recovery_start(directory))):
+            if not isinstance(part, Block):
+                self.damage.append(part)
+                continue
+            self.beat()
+            self.time_ms = part.header.time_us // 1000
+            self.bytes += part.header.length
+            self.block = part.header.first_sequence
+            self.take_items(part, handlers)
+
+    cdef int take_items(self, object block, dict handlers) except -1:
+        """Applies the records of a block. A record that this version cannot use is damage, as bytes without a valid checksum are."""
+        cdef object items = iter(block.items())
+        while True:
+            try:
+                for item in items:
+                    self.records += 1
+                    handler = handlers.get(item[0])
+                    if handler is not None:
+                        handler(item)
+                return 0
+            except Exception as error:
+                self.damage.append(Damage(block.path, block.offset, block.end, f"a record of kind {item[0]} cannot be used: {error!r}"))
+
+    cdef int beat(self) except -1:
+        self.worker.counters_segment.beat(self.worker.number, <uint64_t>(time.monotonic() * 1000))
+        return 0
+
+    # --- sessions -------------------------------------------------------------------------------------------------------------
+
+    cdef Session open(self, list item, bint new):
+        cdef Worker worker = self.worker
+        cdef Session session = self.session_of(item)
+        if <uint64_t>item[1] >> KEY_WORKER_SHIFT == <uint64_t>worker.number:
+            self.newest_key = max(self.newest_key, <uint64_t>item[1])
+        if self.homes is not None and self.homes.get(item[1]) != self.source:
+            return None
+        if not self.owns(item[2]):
+            if self.source == self.worker.number:
+                self.foreign.append((item[1], item[2]))
+            self.elsewhere.add(item[1])
+            return None
+        if session is not None and new:
+            self.forget(session)
+            session = None
+        if session is None:
+            session = Session(worker, item[1], item[2])
+            session.created_ms = self.time_ms
+            self.by_key[session.key] = session
+            previous = worker.sessions.get(session.client_id)
+            if previous is not None:
+                self.forget(previous)
+            worker.sessions[session.client_id] = session
+            worker.by_key[session.key] = session
+            worker.gauge(SESSIONS_COUNT, 1)
+        self.origins[session.key] = self.source
+        self.connected(session, item)
+        self.with_connection.add(session)
+        return session
+
+    def on_session_created(self, list item) -> None:
+        self.open(item, True)
+
+    def on_session_saved(self, list item) -> None:
+        self.open(item, True)
+
+    def on_session_resumed(self, list item) -> None:
+        self.open(item, False)
+
+    cdef Session session_of(self, list item):
+        if self.homes is not None and self.homes.get(item[1]) != self.source:
+            return None
+        return self.by_key.get(item[1])
+
+    cdef int forget(self, Session session) except -1:
+        cdef Worker worker = self.worker
+        cdef Subscription subscription
+        for subscription in session.all_subscriptions():
+            worker.unsubscribe(session, subscription.wire_filter, 0)
+        session.end()
+        self.with_connection.discard(session)
+        self.by_key.pop(session.key, None)
+        worker.by_key.pop(session.key, None)
+        if worker.sessions.get(session.client_id) is session:
+            del worker.sessions[session.client_id]
+        worker.gauge(SESSIONS_COUNT, -1)
+        return 0
+
+    def on_session_ended(self, list item) -> None:
+        cdef Session session = self.session_of(item)
+        if session is not None:
+            self.forget(session)
+        elif self.homes is not None and self.homes.get(item[1]) == self.source:
+            self.elsewhere.discard(item[1])
+
+    def on_disconnected(self, list item) -> None:
+        cdef Session session = self.session_of(item)
+        SessionReader.on_disconnected(self, item)
+        if session is not None:
+            self.with_connection.discard(session)
+
+    cdef int add_subscription(self, Session session, Subscription subscription) except -1:
+        return self.worker.subscribe(session, subscription)
+
+    cdef int remove_subscription(self, Session session, bytes wire_filter) except -1:
+        self.worker.unsubscribe(session, wire_filter, 0)
+        return 0
+
+    # --- rings and messages under way -----------------------------------------------------------------------------------------
+
+    def on_consumed(self, list item) -> None:
+        self.notes[item[1], item[2]] = item[3], field_or_none(item, 4)
+        if item[2] >> TAKER_SHIFT == 0:
+            self.consumed[item[1], item[2]] = item[3]
+        else:
+            division = Division(item[2] >> TAKERS_SHIFT, tuple(bytes_field(item, 4)))
+            self.takers.setdefault(item[1], set()).add(((item[2] >> TAKER_SHIFT & 0xFFFF) - 1, division))
+
+    def on_forwarded(self, list item) -> None:
+        cdef dict forwarded = self.forwarded.setdefault(self.source, {})
+        # Messages of an earlier block have left once a later block has some; at level `machine` they may not be on a disk yet.
+        block, items = forwarded.get((item[1], item[2]), (0, ()))
+        if not items or (block != self.block and not until_arrived(item)):
+            forwarded[item[1], item[2]] = self.block, [item]
+        else:
+            items.append(item)
+            forwarded[item[1], item[2]] = self.block, items
+
+    def on_synced(self, list item) -> None:
+        if len(item) > 2 and item[2]:
+            self.forwarded.pop(self.source, None)
+
+    def on_held(self, list item) -> None:
+        self.deferred[self.source, item[1]] = item
+
+    def on_let_go(self, list item) -> None:
+        self.deferred.pop((self.source, item[1]), None)
+
+
+cdef bint until_arrived(list item):
+    return field_or_none(item, 10) is not None

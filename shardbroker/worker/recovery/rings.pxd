@@ -1,0 +1,13 @@
+"""Messages that were under way between workers: in rings of this broker and of brokers that ended, or recorded and never sent."""
+from shardbroker.worker.one_pass cimport Worker
+from shardbroker.worker.recovery.repartition cimport Repartition
+from shardbroker.worker.recovery.replay cimport Replay
+
+
+cdef class RingRecovery:
+    cdef Worker worker
+    cdef Replay replay
+    cdef Repartition repartition
+    cdef dict arrivals                     # (rings, destination) -> position up to which that worker's journal has what was sent
+
+    cdef int forward_one(self, list item, dict inboxes) except -1

@@ -1,0 +1,158 @@
+"""Rings and forwarded messages at a start; see rings.pxd."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.session.image cimport bytes_field, field_or_none
+from shardbroker.worker.deferred cimport Deferred, defer_for_ring
+from shardbroker.worker.recovery.replay cimport until_arrived
+from shm.destinations cimport RETAINED_STORE
+from shm.records cimport check_record
+from shm.ring cimport Inbox, Ring
+
+from shardbroker.journal import Block, read, recovery_start, trusted
+from shardbroker.journal.schema import Kind
+from shm.records import DAMAGE
+
+__all__ = ["RingRecovery"]
+
+cdef enum:
+    RINGS_REMEMBERED = 16                  # starts of the broker whose rings are known: producers ask for those of their last few
+
+cdef uint64_t NEVER = <uint64_t>-1
+
+CONSUMED = int(Kind.CONSUMED)
+
+
+cdef class RingRecovery:
+    def __init__(self, Replay replay not None, Repartition repartition not None):
+        self.replay = replay
+        self.repartition = repartition
+        self.worker = replay.worker
+        self.arrivals = {}
+
+    def ask_others(self, inboxes, journal_of) -> None:
+        """Looks up how far other workers had taken the rings, in their journals: after a power cut the rings are gone.
+
+        inboxes: (identity, process) -> Inbox of the rings that are left. journal_of: worker -> directory of its journal.
+        """
+        cdef dict found = {}
+        for (rings, destination), (_, items) in self.replay.forwarded.get(self.worker.number, {}).items():
+            if destination == RETAINED_STORE:
+                self.arrivals[rings, destination] = self.worker.retained.arrived(rings)
+            elif (rings, destination) not in inboxes and until_arrived(items[0]):
+                if destination not in found:
+                    found[destination] = consumed_from(journal_of(destination), self.worker.number)
+                self.arrivals[rings, destination] = found[destination].get(rings, 0)
+
+    def latest_arrivals(self, Inbox inbox not None) -> dict:
+        """How far the rings of earlier starts were taken: they may be found once more, or their producers may ask."""
+        cdef dict last = {}
+        for (rings, producer), note in self.replay.notes.items():
+            if rings != inbox.identity:
+                last.setdefault(rings, {})[rings, producer] = note
+        return {key: value for rings in list(last)[-RINGS_REMEMBERED:] for key, value in last[rings].items()}
+
+    def take_own_ring(self, Inbox inbox not None) -> None:
+        """Skips the records that the predecessor had dealt with, though it had not given their room back."""
+        for producer, ring in enumerate(inbox.lanes):
+            (<Ring>ring).skip_to(self.replay.consumed.get((inbox.identity, producer), 0))
+
+    def take_old_rings(self, Inbox inbox not None, int worker, spill_dir) -> int:
+        """Delivers what was under way to `worker` when the whole broker ended, to those of its sessions that are here now. Returns the
+        number of records.
+
+        The records stay where they are: each is known by its position, so that taking them twice does no harm. If the number of workers
+        has changed, all workers take the same ring, each for its own sessions, and each journal records that beside the sessions as they
+        are then.
+        """
+        cdef Ring ring
+        cdef const uint8_t* record
+        cdef uint32_t size
+        cdef int taken = 0
+        cdef list others
+        self.take_own_ring(inbox)
+        self.worker.inlets.spill_source = spill_dir
+        others = self.repartition.take_part(inbox.identity, worker)
+        for producer, ring in enumerate(inbox.lanes):
+            before = taken
+            damage = (<Ring>ring).damage()
+            if damage:
+                self.worker.log(DAMAGE, f"{inbox.name}: lane {producer}: {damage}; messages in it are lost")
+                continue
+            while True:
+                record = ring.next(&size)
+                if record == NULL:
+                    break
+                taken += 1
+                try:
+                    check_record(record, size)
+                    self.worker.inlets.on_record(producer, record, size)
+                except Exception as error:
+                    self.worker.inlets.record_failed(producer, error)
+            if taken > before:
+                self.repartition.note_taken(inbox.identity, producer, ring.taken())
+        self.repartition.take_all(others)
+        self.worker.inlets.spill_source = self.worker.topology.spill_dir
+        return taken
+
+    def forward_again(self, dict inboxes) -> None:
+        """Sends messages for other workers that never left; all workers serve. inboxes: as for ask_others()."""
+        cdef int me = self.worker.number
+        if self.worker.durability.gate is not None or me in self.replay.forwarded:
+            self.worker.durability.recorder.arrived()   # or is forwarded again, behind this
+        for _, items in self.replay.forwarded.get(me, {}).values():
+            for item in items:
+                try:
+                    self.forward_one(item, inboxes)
+                except Exception as error:
+                    self.worker.drop_failed("recovery", topic_of(self.replay.message(item[4])), error)
+
+    cdef int forward_one(self, list item, dict inboxes) except -1:
+        cdef Inbox inbox = inboxes.get((item[1], item[2]))
+        cdef Deferred deferred
+        cdef Ring lane
+        if item[1] in self.replay.takers:
+            return 0                       # when the number of workers changed: every worker has taken it, see take_forwarded()
+        cdef Publication publication
+        cdef Message message
+        if inbox is not None:
+            lane = inbox.lane(self.worker.number)
+            if lane.committed() > <uint64_t>item[3]:
+                # It had left. As long as it is in a ring and not on that worker's disk, it stays on record.
+                if not until_arrived(item) or inbox.name != self.worker.topology.inbox_name(item[2]) or lane.is_secure(item[3] + 1):
+                    return 0
+                self.worker.rings.outlet_of(item[2])     # the gate sees how far an open lane has arrived
+                message = self.replay.message(item[4])
+                return 0 if message is None else self.worker.recorder.forwarded(
+                    item[1], item[2], item[3], message, item[5], item[6], item[7], field_or_none(item, 8), field_or_none(item, 9), True)
+        elif self.arrivals.get((item[1], item[2]), NEVER) > <uint64_t>item[3]:
+            return 0                       # it had arrived, or the broker had ended in peace
+        message = self.replay.message(item[4])
+        if message is None:
+            return 0
+        if item[2] == RETAINED_STORE:
+            publication = Publication.__new__(Publication)
+            publication.borrow(message)
+            publication.unrepeatable = True
+            return self.worker.retain(publication)
+        deferred = defer_for_ring(message, item[2], item[5], item[6], item[7], bytes_field(item, 8), bytes_field(item, 9))
+        if not self.worker.outlets.put_deferred(deferred):
+            self.worker.defer(deferred)
+        return 0
+
+
+cdef bytes topic_of(Message message):
+    return b"" if message is None else message.topic
+
+
+cdef dict consumed_from(directory, int producer):
+    """Rings -> how far that journal has dealt with what this producer wrote into them."""
+    cdef dict found = {}
+    if directory.is_dir():
+        for part in trusted(read(directory, recovery_start(directory))):
+            if isinstance(part, Block):
+                for item in part.items():
+                    if item[0] == CONSUMED and item[2] == producer:
+                        found[item[1]] = max(found.get(item[1], 0), item[3])
+    return found
