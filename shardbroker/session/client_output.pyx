@@ -1,4 +1,4 @@
-"""Writing PUBLISH packets to a client (MQTT 3.1.1 §3.3, 5.0 §3.3); see link.pxd."""
+"""Writing PUBLISH packets to a client (MQTT 3.1.1 §3.3, 5.0 §3.3); see client_output.pxd."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy
@@ -14,7 +14,7 @@ from shm.counters cimport (
 __all__ = ["ClientOutput"]
 
 cdef enum:
-    ALIASES_OUT = 256                      # topics a connection: bounds what a client can make us remember
+    ALIASES_OUT = 256                      # topics for each connection: bounds the memory that a client can fill
     ALIAS_TOPIC_MAX = 1024                 # bytes of a topic that gets one: likewise
 
 
@@ -46,7 +46,7 @@ cdef class ClientOutput(Timed):
             if alias:
                 properties += 3
             if publication.expires_ms:
-                # What is left of it, rounded up: a message that still lives is not sent with 0 [MQTT-3.3.2-6].
+                # The remaining time, rounded up: a message that has not expired is not sent with 0 [MQTT-3.3.2-6].
                 left_ms = publication.expires_ms - self.context.now_ms if publication.expires_ms > self.context.now_ms else 0
                 expiry_s = <uint32_t>((left_ms + 999) // 1000)
                 properties += 5

@@ -22,26 +22,26 @@ cdef class WorkerContext(MqttSettings):
     cdef uint64_t* counters                # by shm Counter; the worker's slot, or memory of our own
     cdef uint64_t* own_counters            # NULL: they are in a slot
     cdef object counters_owner
-    cdef uint32_t hooks                    # points that have callbacks, see hooks/masks.pxd; what fires them is `hooked`
-    cdef object hooked                     # shardbroker.worker.hook_dispatch.HookDispatcher; None: there are none
+    cdef uint32_t hooks                    # points that have callbacks, see hooks/masks.pxd; `hooked` calls them
+    cdef object hooked                     # shardbroker.worker.hook_dispatch.HookDispatcher; None: no callbacks
     cdef uint64_t now_ms                   # Unix ms on a steady clock: set once per pass by the shell
     cdef TimerWheel timers
-    cdef Recorder recorder                 # None: nothing outlives this process
-    cdef int memory_level                  # as worker/memory.pxd has it; 0: there is enough
+    cdef Recorder recorder                 # None: sessions end with this process
+    cdef int memory_level                  # see worker/memory.pxd; 0: enough memory
     cdef uint8_t telling                   # EventFlags of events that are published as messages; 0: none
-    cdef bint disk_full                    # as much waits for a disk that refuses as may: nothing is done that would add to it
-    cdef uint32_t watch                    # what somebody looks for, by session/watcher.pxd; 0: nobody looks at single messages
-    cdef readonly Watcher watcher          # who is told of it then
-    cdef int64_t budget                    # units of work left to whoever has its turn: a packet or a delivery is one
+    cdef bint disk_full                    # max_pending_bytes wait for a disk that refuses: nothing that adds to them is accepted
+    cdef uint32_t watch                    # bits of session/watcher.pxd; 0: single messages are not observed
+    cdef readonly Watcher watcher          # the observers of these
+    cdef int64_t budget                    # units of work left in this turn: a packet or a delivery is one
     cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
-    cdef uint64_t step_end_us              # see begin_step(); 0: the time of a step has no end, as in the simulator
-    cdef readonly bint serving             # all workers are ready: clients may come
+    cdef uint64_t step_end_us              # see begin_step(); 0: a step has no time limit, as in the simulator
+    cdef readonly bint serving             # all workers are ready: clients are accepted
     cdef uint64_t failures_s               # second of the newest log line about a failure, and how many there were in it
     cdef uint32_t failures_logged
 
     # Sets now_ms; returns CLOCK_MONOTONIC in µs.
     cdef uint64_t read_clock(self) noexcept
-    # A step of a pass, such as accepting connections, is over after STEP_US; what is left of its work waits for the next pass.
+    # A step of a pass, such as accepting connections, ends after STEP_US; the rest of its work waits for the next pass.
     cdef void begin_step(self) noexcept
     cdef bint step_is_over(self) noexcept
     cdef inline void count(self, int counter) noexcept:
@@ -49,8 +49,8 @@ cdef class WorkerContext(MqttSettings):
     cdef inline void gauge(self, int counter, int64_t change) noexcept:
         self.counters[counter] += <uint64_t>change
 
-    # Where work for a single message, session or connection is done outside of Channel.feed(), an exception must not end the worker: it
-    # comes here, and the work behind it goes on. A message that is lost with it is counted.
+    # Outside of Channel.feed(), an exception in the work for a single message, session or connection must not end the worker: it is
+    # reported here, and the rest of the work continues. A message that is lost with it is counted.
     cdef int drop_failed(self, str work, bytes topic, object error) except -1
     # Likewise, and no message is lost; `what` is a list of key=value.
     cdef int log_failure(self, str what, object error) except -1
@@ -60,15 +60,15 @@ cdef class WorkerContext(MqttSettings):
 
     # One subscriber, a Session or its ClientOutput, does not get a message, a Publication or a Message; counted under `counter`, too.
     cdef int delivery_dropped(self, object whom, object what, int counter, str reason) except -1
-    # Called where the mask says that somebody wants to know.
+    # Called only if the hook has callbacks.
     cdef int delivered(self, object link, object publication, int qos, bint retain) except -1
     cdef int acked(self, object session, object message) except -1
 
-    # What a session's deadlines lead to; the router, which owns the sessions, says how.
+    # Effects of a session's deadlines; the router, which owns the sessions, implements them.
     cdef int will_due(self, object session) except -1
     cdef int session_expired(self, object session) except -1
-    # One of TELL_DELIVERED, TELL_ACKED (a session), TELL_DROPPED (its publisher, or None) has happened to this message. The caller has
-    # looked at `telling`.
+    # Publishes one of TELL_DELIVERED, TELL_ACKED (`subscriber`: a session), TELL_DROPPED (its publisher, or None) about this message. The
+    # caller has checked `telling`.
     cdef int publish_event(self, int event, object subscriber, Publication publication) except -1
     # Delayed messages have waited long enough.
     cdef int messages_due(self) except -1

@@ -15,11 +15,11 @@ cdef enum:
     TOPIC_SHOWN = 200                      # most characters of a topic in such a line
 
 UNBOUNDED = 1 << 62
-"""The budget of a core that nobody else waits for: a shell that has many connections sets it before each one's turn."""
+"""Budget without a shell: a shell with many connections sets the budget before the turn of each."""
 
 
 cdef class WorkerContext(MqttSettings):
-    """Shared by all sessions of a worker.
+    """Settings, clock, counters and timers that all sessions of a worker share.
 
     settings: the section `mqtt` of the configuration.
     slot: the worker's counter slot; None counts in private memory, as the simulator does.
@@ -37,10 +37,10 @@ cdef class WorkerContext(MqttSettings):
         self.budget = UNBOUNDED
 
     def __dealloc__(self):
-        free(self.own_counters)            # no Python object can be asked here: the collector may have cleared it
+        free(self.own_counters)            # no Python object may be used here: the collector may have cleared it
 
     def log(self, str level, str text) -> None:
-        """Writes a line into the log; nowhere without a shell."""
+        """Writes a line into the log; has no effect without a shell."""
 
     cdef int drop_failed(self, str work, bytes topic, object error) except -1:
         self.count(MESSAGES_DROPPED)

@@ -8,9 +8,9 @@ cdef enum DeliveryState:
     AWAITING_PUBCOMP = 3                   # PUBREL is out; the message itself is gone
     DONE = 4                               # acknowledged out of turn: a hole in the window
 
-# Holds references by hand: `take` and `drop` are the only ways in and out.
+# References are counted by hand: take_delivery() and drop_delivery() are the only ways in and out.
 cdef struct Delivery:
-    void* message                          # Message, or NULL once PUBREC came
+    void* message                          # Message, or NULL after PUBREC
     void* ids                              # bytes: encoded Subscription Identifiers, or NULL
     void* share                            # (group, filter) that chose this client, or NULL
     uint64_t sent_ms
@@ -28,7 +28,7 @@ cdef class DeliveryRing:
     """A double-ended queue of deliveries that owns no memory while it is empty."""
     cdef Delivery* slots
     cdef uint32_t capacity                 # a power of two
-    cdef uint32_t usual                    # capacity that was given back when it was last empty
+    cdef uint32_t usual                    # capacity that was freed when the ring was last empty
     cdef uint32_t first
     cdef readonly uint32_t count
 

@@ -1,4 +1,4 @@
-"""Deliveries and the ring they stand in; see delivery.pxd."""
+"""Deliveries and the ring that holds them; see delivery.pxd."""
 
 from cpython.ref cimport PyObject, Py_INCREF, Py_XDECREF
 from libc.stdlib cimport calloc, free

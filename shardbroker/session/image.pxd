@@ -37,7 +37,7 @@ cdef class SessionReader:
     cdef int add_subscription(self, Session session, Subscription subscription) except -1
     cdef int remove_subscription(self, Session session, bytes wire_filter) except -1
 
-    # The session has a connection, by a record that says so: what was due without one is not due any more.
+    # A record of a connection: deadlines of a session without one do not apply any more.
     cdef int connected(self, Session session, list item) except -1
     cdef Message message(self, bytes id)                  # None if its record is lost
     cdef bint take_from_queue(self, Session session, bytes id, Delivery* taken) except -1

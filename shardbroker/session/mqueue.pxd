@@ -1,4 +1,4 @@
-"""The message queue of a session: what waits until the inflight window, the socket or the client itself is ready."""
+"""The message queue of a session: messages that wait for room in the inflight window or the socket, or for the client."""
 from libc.stdint cimport uint32_t
 
 from shardbroker.session.delivery cimport Delivery, DeliveryRing
@@ -13,7 +13,7 @@ cdef class MQueue:
     cdef Delivery* push(self, int priority, int qos) except NULL
     cdef Delivery* front(self) noexcept                   # highest priority first, then oldest; NULL when empty
     cdef void pop(self, Delivery* target) noexcept        # moves the front out
-    cdef Delivery* oldest_of_lowest(self) noexcept        # what is dropped next; NULL when empty
+    cdef Delivery* oldest_of_lowest(self) noexcept        # is dropped next; NULL when empty
     cdef void drop_oldest_of_lowest(self) noexcept
     cdef void clear(self) noexcept
     cdef DeliveryRing first_lane(self)

@@ -1,4 +1,4 @@
-"""The message queue with priorities; see mqueue.pxd. The drop rule is EMQX's: when full, the oldest of lowest priority goes."""
+"""The message queue with priorities; see mqueue.pxd. As in EMQX, a full queue drops its oldest message of lowest priority."""
 
 __all__ = ["MQueue"]
 

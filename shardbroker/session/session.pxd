@@ -2,10 +2,10 @@
 
     deliver() -> [ window has room? ] -- yes --> inflight window --> PUBLISH on the link
                         | no                        ^
-                        v                           | pump(): an ack came, the socket drained, the client is back
+                        v                           | pump(): acknowledgement, drained socket, resumed session
                      MQueue ------------------------+
 
-The window is a ring of deliveries whose packet ids follow each other, so a packet id finds its slot by subtraction; what is
+The window is a ring of deliveries with consecutive packet ids, so the slot of a packet id is found by subtraction. A delivery that is
 acknowledged out of turn stays as a hole until it is at the front.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -34,7 +34,7 @@ cdef class Will:
     cdef uint32_t delay_s
     cdef uint32_t expiry_s                 # Message Expiry Interval of the will
     cdef bint has_expiry
-    cdef dict origin                       # who sent it, see Access.of_will(); None: a journal of an older version has it
+    cdef dict origin                       # its client, see Access.of_will(); None: recovered from a journal of an older version
 
 
 cdef class Session(Subscriber):
@@ -44,9 +44,9 @@ cdef class Session(Subscriber):
     cdef DeliveryRing window
     cdef uint16_t first_id                 # packet id of the window's first slot
     cdef uint32_t inflight                 # deliveries in the window that are not DONE
-    cdef uint32_t held                     # of these, those that wait for Receive Maximum to be sent again
+    cdef uint32_t held                     # of these, those that wait for Receive Maximum before they are sent again
     cdef MQueue queue
-    cdef dict awaiting_rel                 # packet id -> ms it came at; None when there are none
+    cdef dict awaiting_rel                 # packet id -> ms of its arrival; None: empty
     cdef Will will
     cdef dict share_memory                 # round robin turns and sticky members of this publisher; None until needed
     cdef uint64_t expiry_ms                # Session Expiry Interval; all ones: never
@@ -55,35 +55,35 @@ cdef class Session(Subscriber):
     cdef SessionTimer timer
     # Flags of a byte each: there may be a million sessions.
     cdef uint8_t ended
-    cdef uint8_t logged                    # its state stands in the journal
-    cdef uint8_t registered                # stands in the client registry
-    cdef uint8_t known                     # the journal knows it: logged, or for the sake of its will
+    cdef uint8_t logged                    # its changes are recorded in the journal
+    cdef uint8_t registered                # has an entry in the client registry
+    cdef uint8_t known                     # the journal has it: `logged`, or because of its will
     cdef uint32_t named_in                 # segment of the journal that has its name, counted from 1
-    cdef object replays                    # retained messages still to be sent, see pubsub.retained; None mostly
+    cdef object replays                    # retained messages still to be sent, see pubsub.retained; usually None
     cdef uint64_t created_ms
 
     cdef Subscription find_subscription(self, bytes wire_filter)
     cdef int put_subscription(self, Subscription subscription) except -1      # adds or replaces
-    cdef Subscription pop_subscription(self, bytes wire_filter)               # None if there is none
+    cdef Subscription pop_subscription(self, bytes wire_filter)               # None: no such subscription
     cdef list all_subscriptions(self)
     cdef size_t subscription_count(self) except? 0
     cdef uint32_t window_size(self) noexcept
     cdef int attach(self, ClientOutput link) except -1            # after CONNACK: sends again what was not acknowledged [MQTT-4.4.0-1]
     cdef int detach(self) except -1
-    cdef int pump(self) except -1                         # moves from the queue to the window and the link
-    cdef bint idle_for_replay(self) noexcept              # nothing queued: a retained message may be added
+    cdef int pump(self) except -1                         # moves deliveries from the queue to the window and the client
+    cdef bint idle_for_replay(self) noexcept              # the queue is empty: a retained message may be added
     # Acknowledgements of the client. False: no such packet id in that state.
     cdef bint puback(self, uint16_t packet_id) except -1
     cdef bint pubrec(self, uint16_t packet_id, uint8_t reason_code) except -1
     cdef bint pubcomp(self, uint16_t packet_id) except -1
-    cdef int awaited(self, uint16_t packet_id) noexcept    # packet type that its message waits for; 0: there is none
+    cdef int awaited(self, uint16_t packet_id) noexcept    # packet type that its message waits for; 0: no such message
     cdef int announce_acked(self, Delivery* slot) except -1
     # QoS 2 from the client.
     cdef int receive_qos2(self, uint16_t packet_id, bint dup) except -1       # the caller records what is new
     cdef bint pubrel(self, uint16_t packet_id) except -1
     cdef int set_deadline(self) except -1
-    cdef int end(self) except -1                          # empties everything; the owner has taken it out of its tables
-    cdef list shared_leftovers(self)                      # (share, Message, qos) to give to other members of their groups
+    cdef int end(self) except -1                          # releases everything; the owner has removed it from its tables
+    cdef list shared_leftovers(self)                      # (share, Message, qos) for other members of their groups
 
     cdef Delivery* in_window(self, uint16_t packet_id) noexcept
     cdef uint16_t packet_id_at(self, uint32_t index) noexcept             # of the window's slot, which may be a hole

@@ -27,9 +27,9 @@ __all__ = ["Session", "Will"]
 cdef enum:
     LAST_PACKET_ID = 65535                 # MQTT 5.0 §2.2.1
     WINDOW_SPAN = 65534                    # ids between the oldest unacknowledged and the newest
-    QUEUE_COST = 3                         # of the budget, for a message that is queued
+    QUEUE_COST = 3                         # units of the budget, for a message that is queued
     NO_MORE_QOS0 = 2                       # level of memory from which QoS 0 is not queued
-    AWAIT_REL_GRAIN_MS = 1000              # how late an awaiting_rel timeout may be
+    AWAIT_REL_GRAIN_MS = 1000              # largest delay of an awaiting_rel timeout
 
 
 cdef class Will:
@@ -38,7 +38,7 @@ cdef class Will:
 
 cdef class SessionTimer(Timed):
     cdef int expire(self, uint64_t now_ms) except -1:
-        # The session may end in there and let go of this timer: hold it until it has returned.
+        # The session may end in on_timer() and release this timer: keep a reference until it has returned.
         cdef Session session = self.session
         return session.on_timer()
 
@@ -51,7 +51,7 @@ cdef class Session(Subscriber):
         self.first_id = 1
         self.created_ms = context.now_ms
 
-    # --- subscriptions: most clients have one, and a dict for it would be a seventh of what they cost -------------------------
+    # --- subscriptions: most clients have one, and a dict for it would be a seventh of the memory of a client -------------------
 
     cdef Subscription find_subscription(self, bytes wire_filter):
         if isinstance(self.subscriptions, Subscription):
@@ -108,7 +108,7 @@ cdef class Session(Subscriber):
         if self.ended:
             return 0
         if publication.expires_ms and publication.expires_ms < self.context.now_ms:
-            # While it was in a ring, or with another member of its group [MQTT-3.3.2-5].
+            # It expired in a ring, or at another member of its group [MQTT-3.3.2-5].
             self.context.delivery_dropped(self, publication, DELIVERY_DROPPED_EXPIRED, "expired")
             return 0
         return self.send_or_queue(publication, qos, retain, ids, share)
@@ -128,17 +128,17 @@ cdef class Session(Subscriber):
             elif qos == 0 and not self.logged and not link.promised:
                 if link.relieve():
                     return self.send_or_queue(publication, qos, retain, ids, share)
-                # It is connected and takes nothing: QoS 0 waits for clients that are away only, as in EMQX.
+                # The client is connected and reads nothing: QoS 0 is queued only for clients that are away, as in EMQX.
                 self.context.delivery_dropped(self, publication, DELIVERY_DROPPED_OUTPUT_FULL, "output_full")
                 return 0
         return self.enqueue(publication, qos, retain, ids, share)
 
     cdef bint has_room(self) noexcept:
-        # What is held goes first, for the sake of order.
+        # Held deliveries are sent first, to keep the order.
         return self.held == 0 and self.inflight < self.window_size() and (self.window is None or self.window.count < WINDOW_SPAN)
 
     cdef bint start(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share, bint from_queue) except -1:
-        """Into the window with the next packet id, and onto the link. False if it is larger than the client takes."""
+        """Adds a delivery to the window under the next packet id and writes it. False: larger than the client's Maximum Packet Size."""
         cdef uint32_t packet_id
         if self.window is None:
             self.window = DeliveryRing.__new__(DeliveryRing)
@@ -155,7 +155,7 @@ cdef class Session(Subscriber):
         return True
 
     cdef int push_slot(self, Message message, uint16_t packet_id, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
-        """One more at the end of the window."""
+        """Adds a delivery at the end of the window."""
         cdef Delivery* slot = self.window.push()
         take_delivery(slot, message, ids, share)
         slot.packet_id = packet_id
@@ -298,7 +298,7 @@ cdef class Session(Subscriber):
             self.context.watcher.acknowledged(self, slot)
         if self.context.hooks & HOOK_MESSAGE_ACKED:
             self.context.acked(self, <Message>slot.message)
-        self.complete(slot)                # a failure code ends it just so [MQTT-4.4.0-2] [MQTT-4.8.2-6]
+        self.complete(slot)                # a failure code ends the delivery too [MQTT-4.4.0-2] [MQTT-4.8.2-6]
         self.pump()
         return True
 
@@ -363,7 +363,7 @@ cdef class Session(Subscriber):
         if self.awaiting_rel is None:
             self.awaiting_rel = {}
         elif packet_id in self.awaiting_rel:
-            # 3.x has no code to complain with: every repeat is one.
+            # 3.x has no reason code for it: each is taken for a repeat.
             return QOS2_REPEAT if dup or self.link.version < 5 else QOS2_IN_USE
         if self.context.max_awaiting_rel and <uint32_t>len(self.awaiting_rel) >= self.context.max_awaiting_rel:
             return QOS2_FULL
@@ -392,7 +392,7 @@ cdef class Session(Subscriber):
             self.context.count(MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT)
         return 0
 
-    # --- coming and going ---------------------------------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------------------------------------
 
     cdef int attach(self, ClientOutput link) except -1:
         self.link = link
@@ -411,8 +411,8 @@ cdef class Session(Subscriber):
     cdef int resend_on_resume(self) except -1:
         """PUBLISH with DUP and PUBREL again, in the order of their packet ids [MQTT-4.4.0-1].
 
-        PUBREL at once; PUBLISH as far as the Receive Maximum of this connection goes, which may be less than that of the one
-        before [MQTT-3.3.4-9]. The rest is held until acknowledgements come.
+        PUBREL is sent at once, PUBLISH up to the Receive Maximum of this connection, which may be lower than that of the previous one
+        [MQTT-3.3.4-9]. The rest is held until acknowledgements arrive.
         """
         cdef Delivery* slot
         cdef uint32_t i
@@ -449,7 +449,7 @@ cdef class Session(Subscriber):
         return 0
 
     cdef int resend_late(self) except -1:
-        """What a 3.x client has not acknowledged within the retry interval."""
+        """Sends again what a 3.x client has not acknowledged within the retry interval."""
         cdef Delivery* slot
         cdef uint32_t i
         if self.window is None:
@@ -471,13 +471,13 @@ cdef class Session(Subscriber):
         ids = <object>slot.ids if slot.ids != NULL else None
         if not self.link.write_publish(publication, slot.qos, slot.retain, True, slot.packet_id, ids):  # [MQTT-3.3.1-1]
             if self.logged:
-                # For the journal it is as if the client had refused it.
+                # The journal has it as refused by the client.
                 self.context.recorder.acknowledged(self, slot.packet_id, PUBACK if slot.qos == 1 else PUBREC, PACKET_TOO_LARGE)
             self.drop_slot(slot)
         return 0
 
     cdef int drop_slot(self, Delivery* slot) except -1:
-        """Ends a delivery; its place is freed by the caller, which walks the window."""
+        """Ends a delivery; the caller, which walks the window, frees its place."""
         drop_delivery(slot)
         slot.state = DONE
         self.inflight -= 1
@@ -525,8 +525,8 @@ cdef class Session(Subscriber):
         return self.set_deadline()
 
     cdef list shared_leftovers(self):
-        """QoS 1 in flight and QoS 1 and 2 queued through a shared group, as EMQX redispatches them. Never QoS 0, and never
-        QoS 2 in flight [MQTT-4.8.2-5]."""
+        """Returns what another member of a shared group can take: QoS 1 in flight, QoS 1 and 2 queued, as EMQX redispatches them. Never
+        QoS 0, and never QoS 2 in flight [MQTT-4.8.2-5]."""
         cdef list found = []
         cdef Delivery taken
         cdef Delivery* slot

@@ -1,4 +1,4 @@
-"""Nobody looks; see watcher.pxd."""
+"""An observer without effect; see watcher.pxd."""
 
 __all__ = ["Watcher"]
 

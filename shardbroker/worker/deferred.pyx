@@ -1,4 +1,4 @@
-"""What waits for room in a ring; see deferred.pxd."""
+"""Messages that wait for room in a ring or for their time; see deferred.pxd."""
 
 from libc.stdint cimport uint64_t
 

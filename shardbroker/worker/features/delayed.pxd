@@ -1,10 +1,10 @@
-"""Messages that wait for their time: `$delayed/<seconds>/<topic>` (docs/features.md).
+"""Delayed messages: `$delayed/<seconds>/<topic>` (docs/features.md).
 
     Router.delay()         -> HELD with a time, in the block of the pass that acknowledges the message
-    Delays.take_due()     -> when the time has come: into Router.retry, a batch at a time
-    Router.run_retries()   -> published; LET_GO in the block of the pass that could
+    Delays.take_due()      -> at the due time: into Router.retry, a batch at a time
+    Router.run_retries()   -> published; LET_GO in the block of the pass that succeeds
 
-They wait in the worker that took them, which is the one of their publisher's client id.
+They wait in the worker that accepted them, which is that of the publisher's client id.
 """
 from libc.stdint cimport uint64_t
 
@@ -19,9 +19,9 @@ cdef class Delays(Timed):
     cdef public object settings            # section `delayed`
     cdef readonly dict waiting             # order of arrival -> Deferred
     cdef dict orders                       # message id -> order of arrival
-    cdef list heap                         # (Unix ms, order of arrival): what is due first comes first
+    cdef list heap                         # (Unix ms, order of arrival), the earliest first
     cdef list arrivals                     # orders of arrival, ascending
-    # Of those that were deleted some still stand in `heap` and `arrivals`: never more than there are others.
+    # Entries of deleted messages may remain in `heap` and `arrivals`, but never more than others, beyond SLACK.
     cdef uint64_t last
 
     cdef int add(self, Deferred deferred) except -1

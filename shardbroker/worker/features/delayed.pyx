@@ -14,20 +14,20 @@ __all__ = ["DELAYED", "Delays", "parse_delayed"]
 DELAYED = b"$delayed/"
 
 DELAY_MAX_S = 42949670
-"""Longest delay, and how far a point in time may lie from now, seconds; larger numbers are Unix seconds. As in EMQX."""
+"""Longest delay, and largest distance of a due time from now, seconds; larger numbers are Unix seconds. As in EMQX."""
 
 DIGITS_MAX = 20
-"""Of the number: more than any Unix second has."""
+"""Digits of the number: more than any Unix second has."""
 
 BATCH = 256
 """Messages that are due and published in one pass."""
 
 SLACK = 1024
-"""Deleted messages that may be left over in the lists."""
+"""Entries of deleted messages that may remain in the lists."""
 
 
 def parse_delayed(bytes topic not None, uint64_t now_ms) -> tuple[int, bytes]:
-    """(Unix ms, topic) of a topic that begins with DELAYED. Raises MqttError 0x90."""
+    """Splits a topic that begins with DELAYED into due time, Unix ms, and topic. Raises MqttError 0x90."""
     seconds, slash, real = topic[len(DELAYED):].partition(b"/")
     if not seconds.isdigit() or len(seconds) > DIGITS_MAX:
         raise MqttError(TOPIC_NAME_INVALID, f"allowed is $delayed/SECONDS/TOPIC, not {topic[:100].decode(errors='replace')}")
@@ -47,7 +47,7 @@ cdef bytes id_of(Message message):
 
 
 cdef class Delays(Timed):
-    """core: whose clock, timers and counters they use; it says what comes of those that are due."""
+    """The delayed messages of a worker. context: its clock, timers and counters; messages_due() is called when some are due."""
 
     def __init__(self, WorkerContext context not None, settings) -> None:
         self.context = context
@@ -79,7 +79,7 @@ cdef class Delays(Timed):
         return 0
 
     cdef int compact(self) except -1:
-        """Most of the lists is of messages that there are no more: they are made anew."""
+        """Rebuilds the lists once most of their entries are stale."""
         if len(self.arrivals) > 2 * len(self.waiting) + SLACK:
             self.arrivals = list(self.waiting)
         if len(self.heap) > 2 * len(self.waiting) + SLACK:
@@ -101,11 +101,11 @@ cdef class Delays(Timed):
         return 0
 
     def find(self, bytes id not None) -> Deferred | None:
-        """The one with this message id."""
+        """Returns the delayed message with this message id, or None."""
         return self.waiting.get(self.orders.get(id))
 
     def page(self, uint64_t after, int limit) -> list[Deferred]:
-        """Those that came behind this order of arrival."""
+        """Returns delayed messages after this order of arrival, at most `limit`."""
         cdef list found = []
         for order in islice(self.arrivals, bisect_right(self.arrivals, after), None):
             deferred = self.waiting.get(order)

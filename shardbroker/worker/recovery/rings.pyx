@@ -17,7 +17,7 @@ from shm.records import DAMAGE
 __all__ = ["RingRecovery"]
 
 cdef enum:
-    RINGS_REMEMBERED = 16                  # starts of the broker whose rings are known: producers ask for those of their last few
+    RINGS_REMEMBERED = 16                  # starts of the broker whose rings stay known: producers look up those of their last few
 
 cdef uint64_t NEVER = <uint64_t>-1
 
@@ -46,7 +46,7 @@ cdef class RingRecovery:
                 self.arrivals[rings, destination] = found[destination].get(rings, 0)
 
     def latest_arrivals(self, Inbox inbox not None) -> dict:
-        """How far the rings of earlier starts were taken: they may be found once more, or their producers may ask."""
+        """Returns how far the rings of earlier starts were taken: they may be found again, or their producers may look the positions up."""
         cdef dict last = {}
         for (rings, producer), note in self.replay.notes.items():
             if rings != inbox.identity:
@@ -113,7 +113,7 @@ cdef class RingRecovery:
         cdef Deferred deferred
         cdef Ring lane
         if item[1] in self.replay.takers:
-            return 0                       # when the number of workers changed: every worker has taken it, see take_forwarded()
+            return 0                       # every worker has taken it when the number of workers changed, see take_forwarded()
         cdef Publication publication
         cdef Message message
         if inbox is not None:
@@ -127,7 +127,7 @@ cdef class RingRecovery:
                 return 0 if message is None else self.worker.recorder.forwarded(
                     item[1], item[2], item[3], message, item[5], item[6], item[7], field_or_none(item, 8), field_or_none(item, 9), True)
         elif self.arrivals.get((item[1], item[2]), NEVER) > <uint64_t>item[3]:
-            return 0                       # it had arrived, or the broker had ended in peace
+            return 0                       # it had arrived, or the broker had ended by a drain
         message = self.replay.message(item[4])
         if message is None:
             return 0
@@ -147,7 +147,7 @@ cdef bytes topic_of(Message message):
 
 
 cdef dict consumed_from(directory, int producer):
-    """Rings -> how far that journal has dealt with what this producer wrote into them."""
+    """Returns by ring the position up to which a journal has what this producer wrote."""
     cdef dict found = {}
     if directory.is_dir():
         for part in trusted(read(directory, recovery_start(directory))):
