@@ -118,8 +118,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         # What leaves a worker, and what waits before it leaves.
         ("features.delayed", "outlets", "reporter"),
         ("router",),
-        # Protocol and journal: no socket yet.
+        # State of a connection and journal: no socket yet.
         ("channel", "durability"),
+        # What a client sends, and above it the dispatch by packet type.
+        ("packets", "packets.acknowledge", "packets.connect", "packets.publish", "packets.subscribe"),
+        ("protocol",),
         ("authorization", "sansio", "turn"),
         ("connection", "hook_dispatch"),
         # Parts that act on connections, one step of a pass each.

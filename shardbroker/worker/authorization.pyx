@@ -11,6 +11,7 @@ from shardbroker.mqtt.spec cimport (
 )
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.worker.channel cimport AUTHENTICATING, CLOSING, CONNECTED, SIDE_SERVER, Channel
+from shardbroker.worker.packets.connect cimport accept
 from shardbroker.session.session cimport Will
 from shardbroker.worker.router cimport Router
 from shm.address cimport address_text, parse_address
@@ -474,18 +475,18 @@ cdef class Access:
         self.packet_done()
         if self.client.password is not None:
             self.client = replace(self.client, password=None)
-        channel.accept(packet, self.client_id)
+        accept(channel, packet, self.client_id)
         return channel.resume_reading()
 
     # --- wills, once the client is gone ------------------------------------------------------------------------------------------------
 
     def rights(self) -> dict[str, object]:
-        """What the login has said, for Channel.origin_of_will()."""
+        """What the login has said, for origin_of_will()."""
         return {"user": self.client.username, "superuser": bool(self.superuser), "acl": self.own_acl}
 
     @staticmethod
     def of_will(Router router not None, bytes client_id not None, dict origin not None) -> Access:
-        """What the sender of a will may do, from what Channel.origin_of_will() has kept: its connection is gone, maybe since a restart."""
+        """What the sender of a will may do, from what origin_of_will() has kept: its connection is gone, maybe since a restart."""
         cdef Channel channel = router.absent_channel()
         cdef Access access
         username = origin.get("username")

@@ -16,11 +16,12 @@ from shardbroker.journal.writer cimport Writer
 from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription
 from shardbroker.session.session cimport Session
-from shardbroker.worker.channel cimport CONNECTED, Channel
+from shardbroker.worker.channel cimport CONNECTED
 from shardbroker.worker.features.delayed cimport id_of
 from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.connection cimport Connection
 from shardbroker.worker.one_pass cimport Worker
+from shardbroker.worker.packets.subscribe cimport subscribe_one
 from shm.address cimport address_text
 from shm.events cimport EVENT_EXPIRY_NEVER
 
@@ -244,7 +245,7 @@ def subscribe(Worker worker, dict args) -> list[int]:
     subscribed: list[Any] = []
     replays: list[Any] = []
     # Without the mount point of its listener: operators use the topics of the broker.
-    codes = [Channel.subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
+    codes = [subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
     worker.commit(True)
     worker.start_replay(session, replays)
     return codes

@@ -7,6 +7,7 @@ from libc.string cimport memcpy, memmove, strerror
 from shardbroker.mqtt.buffer cimport Buffer
 from shardbroker.mqtt.spec cimport PROTOCOL_ERROR
 from shardbroker.worker.channel cimport CLOSING, CONNECTED, SIDE_CLIENT, SIDE_NETWORK, SIDE_SERVER
+from shardbroker.worker.protocol cimport feed
 from shm.address cimport address_text
 from shm.counters cimport (
     BYTES_RECEIVED, BYTES_SENT, CLIENT_CLOSED_TLS, CLIENT_CLOSED_WEBSOCKET, MESSAGES_RECEIVED, OVERLOAD_OUTPUT_STOPPED,
@@ -173,9 +174,9 @@ cdef class Connection(Channel):
         cdef uint64_t before
         cdef size_t used
         if self.rates is None:
-            return self.feed(data, size)
+            return feed(self, data, size)
         before = self.context.counters[<int>MESSAGES_RECEIVED]
-        used = self.feed(data, size)
+        used = feed(self, data, size)
         self.keep_rate(self.context.counters[<int>MESSAGES_RECEIVED] - before, 0)
         return used
 

@@ -18,6 +18,7 @@ from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_QOS, OPTIO
 from shardbroker.session.session cimport Session
 from shardbroker.worker.authorization cimport client_of
 from shardbroker.worker.channel cimport Channel
+from shardbroker.worker.packets.publish cimport publish_decided, publish_refused
 from shardbroker.worker.router cimport Router, is_own
 from shm.counters cimport MESSAGES_DROPPED, MESSAGES_DROPPED_HOOK
 
@@ -338,8 +339,8 @@ cdef class HookRequest:
                     hooked.publish_later(message, self.at_ms)
                 return
             if refused:
-                channel.publish_refused(self.session, self.qos, self.packet_id)
-            elif not channel.publish_decided(self.session, message, self.qos, self.packet_id, self.at_ms):
+                publish_refused(channel, self.session, self.qos, self.packet_id)
+            elif not publish_decided(channel, self.session, message, self.qos, self.packet_id, self.at_ms):
                 hooked.waiting.append(channel)
                 return
             if not channel.closed:

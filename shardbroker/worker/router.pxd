@@ -1,6 +1,6 @@
 """The protocol core of one worker: sessions, subscriptions, routing. No socket: the loop above it moves bytes.
 
-    Channel.feed() -> Router.publish() -> Session.deliver() -> ClientOutput.write_publish()      local subscribers
+    protocol.feed() -> Router.publish() -> Session.deliver() -> ClientOutput.write_publish()      local subscribers
                                      \-> Outlets.put()                                  other workers, by ring
     Router.commit() at the end of a pass: routes, epochs, retained messages, and only then the SUBACKs
 """
@@ -46,7 +46,8 @@ cdef class Router(WorkerContext):
     cdef list retained_changes
     cdef uint64_t retained_retry_ms        # the disk took none of them; when they are tried again. 0: all is well
     cdef uint64_t retained_waiting         # bytes of those that came since
-    cdef list subacks                      # (channel, packet id, codes, subscriptions, replays) to be answered after the commit
+    cdef list subacks                      # SUBSCRIBE packets to be answered after the commit: (answer, channel, packet id, codes,
+                                           # subscriptions, replays), with answer(channel, packet id, codes, replays)
     cdef list replaying                    # sessions with retained messages still to be sent
     cdef bint replays_moved                # some were sent in this pass: there is more to do at once
     cdef list leaving                      # subscriptions of sessions that ended, for which one pass was too short
@@ -82,7 +83,7 @@ cdef class Router(WorkerContext):
     cdef TopicEntry finish(self, Lookup lookup)
     # A part of the look-ups that wait; called once a pass.
     cdef int look_up_some(self) except -1
-    # Work for a connection failed outside of Channel.feed(): it costs this connection, not the worker.
+    # Work for a connection failed outside of protocol.feed(): it costs this connection, not the worker.
     cdef int connection_failed(self, object channel, object error) except -1
     # Everything a publish leads to. True if anybody subscribes. The caller has checked room_for().
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1

@@ -1004,17 +1004,17 @@ cdef class Router(WorkerContext):
                 try:
                     self.answer_subscribe(<tuple>suback, full)
                 except Exception as error:
-                    self.connection_failed((<tuple>suback)[0], error)
+                    self.connection_failed((<tuple>suback)[1], error)
         if self.telling and self.announcer.any_noted:
             self.announcer.publish()
         return 0
 
     cdef int answer_subscribe(self, tuple suback, bint full) except -1:
-        channel, packet_id, codes, subscribed, replays = suback
+        answer, channel, packet_id, codes, subscribed, replays = suback
         if full:
             codes = self.undo_subscribe(channel, codes, subscribed)
             replays = []
-        channel.subscribed(packet_id, codes, replays)
+        answer(channel, packet_id, codes, replays)
         if self.telling & TELL_SUBSCRIBED and not full:
             for _, subscription in subscribed:
                 channel.publish_event(TELL_SUBSCRIBED, event_messages.subscribed(subscription.filter, subscription.options()))

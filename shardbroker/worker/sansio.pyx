@@ -18,6 +18,7 @@ from shardbroker.journal.recorder cimport JournalRecorder
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CLOSING, Channel
 from shardbroker.worker.outlets cimport Outlets
+from shardbroker.worker.protocol cimport feed
 from shardbroker.worker.router cimport Router
 from shm.epochs cimport WILDCARD_BUCKET
 from shm.address cimport parse_address
@@ -35,7 +36,7 @@ cdef class SansIoChannel(Channel):
         if self.state == CLOSING:
             return
         data = self.rest + data
-        used = self.feed(<const unsigned char*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        used = feed(self, <const unsigned char*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         self.rest = data[used:]
 
     def take_output(self) -> bytes:

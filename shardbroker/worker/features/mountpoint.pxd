@@ -15,5 +15,3 @@ from shardbroker.worker.connection cimport Connection
 cdef class MountedConnection(Connection):
     cdef object template                   # shardbroker.access.placeholders.Template
     cdef bytes prefix                      # None until it is known who this is
-
-    cdef bytes mounted_topic(self, bytes topic)

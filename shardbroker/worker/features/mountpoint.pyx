@@ -2,16 +2,12 @@
 
 from functools import lru_cache
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memcmp
 
-from shardbroker.mqtt.codec cimport PublishView
-from shardbroker.mqtt.packets cimport Connect, Will
 from shardbroker.mqtt.spec cimport BAD_USER_NAME_OR_PASSWORD, CLIENT_IDENTIFIER_NOT_VALID, TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from shardbroker.pubsub.message cimport Publication
-from shardbroker.session.client_output cimport ClientOutput
-from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.connection cimport Connection
 
 from shardbroker.access.placeholders import Template, UnfitValueError
@@ -54,45 +50,22 @@ cdef class MountedConnection(Connection):
             return False
         return True
 
-    cdef int accept(self, Connect packet, bytes client_id) except -1:
-        cdef Will will = packet.will
-        if will is not None:
-            if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(will.topic) > TOPIC_MAX:
-                return self.refuse(self.version, TOPIC_NAME_INVALID, "the will's topic is too long below this listener's mount point")
-            will.topic = self.mounted_topic(will.topic)
-        return Connection.accept(self, packet, client_id)
-
     # --- what comes in --------------------------------------------------------------------------------------------------------------
 
-    cdef bytes incoming_topic(self, PublishView* view):
-        cdef bytes topic
-        if view.topic_alias or view.topic_size == 0:
-            topic = Connection.incoming_topic(self, view)
-        else:
-            topic = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
+    cdef bytes mounted_topic(self, bytes topic):
         if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(topic) > TOPIC_MAX:
             raise MqttError(TOPIC_NAME_INVALID, "the topic is too long below this listener's mount point")
-        return self.mounted_topic(topic)
-
-    cdef bytes mounted_topic(self, bytes topic):
         if not topic.startswith(DELAYED):
             return self.prefix + topic
         seconds, slash, real = topic[len(DELAYED):].partition(b"/")
         return DELAYED + seconds + slash + self.prefix + real if real else topic           # refused where it is used
 
-    cdef bytes below(self, bytes wire_filter):
+    cdef bytes mounted_filter(self, bytes wire_filter):
         group, filter = parse_subscription(wire_filter)
         check_topic_filter(filter, self.context.max_topic_levels)
         if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(wire_filter) > TOPIC_MAX:
             raise MqttError(TOPIC_FILTER_INVALID, "the filter is too long below this listener's mount point")
         return wire_filter[:len(wire_filter) - len(filter)] + self.prefix + filter
-
-    def subscribe_one(self, bytes wire_filter, int options, identifier, list subscribed, list replays) -> int:
-        try:
-            mounted = self.below(wire_filter)
-        except MqttError as error:
-            return error.reason_code
-        return Connection.subscribe_one(self, mounted, options, identifier, subscribed, replays)
 
     cdef bytes topic_prefix(self):
         return self.prefix

@@ -1,0 +1,264 @@
+"""SUBSCRIBE and UNSUBSCRIBE; see subscribe.pxd."""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from shardbroker.hooks.masks cimport HOOK_CLIENT_SUBSCRIBE, HOOK_CLIENT_UNSUBSCRIBE, HOOK_SESSION_SUBSCRIBED
+from shardbroker.mqtt.codec cimport varint_size, write_codes
+from shardbroker.mqtt.spec cimport (
+    NOT_AUTHORIZED, NO_SUBSCRIPTION_EXISTED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, SUBACK_FIRST,
+    SUBSCRIBE, SUCCESS, TOPIC_FILTER_INVALID, UNSPECIFIED_ERROR, UNSUBACK_FIRST, UNSUBSCRIBE, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+)
+from shardbroker.pubsub.subscriptions cimport (
+    OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription,
+)
+from shardbroker.session.context cimport TELL_UNSUBSCRIBED, WorkerContext
+from shardbroker.worker.channel cimport CONNECTED, SIDE_SERVER
+from shardbroker.worker.memory cimport REFUSE
+from shm.address cimport address_text
+from shm.counters cimport (
+    PACKETS_SENT, PACKETS_SUBACK_SENT, PACKETS_SUBSCRIBE_AUTH_ERROR, PACKETS_SUBSCRIBE_ERROR, PACKETS_SUBSCRIBE_RECEIVED,
+    PACKETS_UNSUBACK_SENT, PACKETS_UNSUBSCRIBE_RECEIVED,
+)
+
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.packets import Suback, Unsuback
+from shardbroker.mqtt.spec import REASON_CODES, PropertyId
+from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_filter, filter_has_wildcard, parse_subscription
+from shardbroker.worker.features import event_messages
+
+cdef enum:
+    FILTERS_PREPARED = 128                 # filters whose rules are looked up together: as many as one turn handles
+    SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
+
+
+cdef int go_on_with_filters(Channel channel) except -1:
+    return go_on_subscribing(channel) if channel.subscribing[0] == SUBSCRIBE else go_on_unsubscribing(channel)
+
+
+# --- SUBSCRIBE ------------------------------------------------------------------------------------------------------------------
+
+
+cdef int on_subscribe(Channel channel, Subscribe packet) except -1:
+    channel.context.count(PACKETS_SUBSCRIBE_RECEIVED)
+    check_room(channel, len(packet.topics))
+    identifier = (packet.properties or {}).get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
+    topics = packet.topics
+    if channel.context.hooks & HOOK_CLIENT_SUBSCRIBE:
+        topics = channel.context.hooked.subscribe(channel, packet)
+    return begin_subscribing(channel, packet.packet_id, identifier, topics)
+
+
+cdef int auto_subscribe(Channel channel) except -1:
+    host, _, port = address_text(&channel.peer).rpartition(":")
+    username = channel.username
+    values = {
+        "clientid": channel.session.client_id.decode(), "username": None if username is None else username.decode(),
+        "host": host.strip("[]"), "port": port,
+    }
+    topics = channel.router.auto_topics.of(values)
+    return begin_subscribing(channel, 0, 0, topics) if topics else 0
+
+
+cdef int begin_subscribing(Channel channel, uint16_t packet_id, object identifier, object topics) except -1:
+    channel.subscribing = (SUBSCRIBE, packet_id, identifier, topics, bytearray(), [], [], channel.router.full_tables)
+    return go_on_subscribing(channel)
+
+
+cdef int go_on_subscribing(Channel channel) except -1:
+    cdef bytearray codes
+    cdef WorkerContext context = channel.context
+    cdef Py_ssize_t at
+    _, packet_id, identifier, topics, codes, subscribed, replays, full_tables = channel.subscribing
+    for at in range(len(codes), len(topics)):
+        if packet_id and at % FILTERS_PREPARED == 0 and channel.acl_cache is not None and not channel.access.prepare(
+                topics[at:at + FILTERS_PREPARED]):
+            return 0                       # suspended until integrations has answered
+        wire_filter, options = topics[at]
+        if packet_id and channel.acl_cache is not None and not channel.access.may_subscribe(wire_filter, options):
+            code = deny(channel, wire_filter)
+            if channel.closed:
+                return 0
+        else:
+            if packet_id and channel.router.rewriting is not None:
+                wire_filter = channel.router.rewriting.filter(wire_filter, channel.session.client_id, channel.username)
+            code = subscribe_mounted(channel, wire_filter, options, identifier, subscribed, replays)
+        if code >= UNSPECIFIED_ERROR:
+            context.count(PACKETS_SUBSCRIBE_ERROR)
+        codes.append(code)
+        context.budget -= SUBSCRIBE_COST
+        if context.budget <= 0:
+            return 0
+    channel.subscribing = None
+    if packet_id and channel.acl_cache is not None:
+        channel.access.packet_done()
+    if full_tables != channel.router.full_tables:
+        # An earlier pass found no room for some of its routes.
+        codes[:] = channel.router.undo_subscribe(channel, bytes(codes), subscribed)
+        replays = []
+    channel.suback_waits = True
+    channel.router.subacks.append((send_suback, channel, packet_id, bytes(codes), subscribed, replays))
+    return 0
+
+
+cdef int deny(Channel channel, bytes wire_filter) except -1:
+    """Returns the SUBACK code of a filter that access rules deny; closes the connection if acl.deny_action demands it."""
+    channel.context.count(PACKETS_SUBSCRIBE_AUTH_ERROR)
+    if channel.context.watch:
+        channel.context.watcher.denied(channel, "subscribe", wire_filter)
+    if channel.router.acl.deny_action == "disconnect":
+        channel.disconnect(NOT_AUTHORIZED, "not allowed to subscribe this")
+        channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to subscribe {wire_filter.decode()}", True)
+    return NOT_AUTHORIZED
+
+
+cdef int subscribe_mounted(
+    Channel channel, bytes wire_filter, int options, object identifier, list subscribed, list replays,
+) except -1:
+    """Subscribes to one filter as the client names it; returns its SUBACK code."""
+    if channel.mounted:
+        try:
+            wire_filter = channel.mounted_filter(wire_filter)
+        except MqttError as error:
+            return error.reason_code
+    return subscribe_one(channel, wire_filter, options, identifier, subscribed, replays)
+
+
+cdef int subscribe_one(
+    Channel channel, bytes wire_filter, int options, object identifier, list subscribed, list replays,
+) except -1:
+    cdef Subscription subscription = Subscription.__new__(Subscription), previous
+    cdef WorkerContext context = channel.context
+    cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), present
+    cdef int retain_handling = options & OPTION_RETAIN_HANDLING
+    try:
+        group, filter = parse_subscription(wire_filter)
+        check_topic_filter(filter, context.max_topic_levels)
+    except MqttError as error:
+        return error.reason_code
+    if group is not None and not context.shared_subscription:
+        return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+    if exclusive and not context.exclusive_subscription:
+        return TOPIC_FILTER_INVALID
+    if not context.wildcard_subscription and filter_has_wildcard(filter):
+        return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED                      # [MQTT-3.8.3-2] of 3.1.1
+    previous = channel.session.find_subscription(filter if group is None else wire_filter)
+    present = previous is not None
+    if context.max_subscriptions and not present and channel.session.subscription_count() >= context.max_subscriptions:
+        return QUOTA_EXCEEDED
+    if context.memory_level >= REFUSE and not present:
+        return QUOTA_EXCEEDED
+    if exclusive and not channel.router.claim(channel.session, filter):
+        return QUOTA_EXCEEDED
+    if present and previous.flags & OPTION_EXCLUSIVE and not exclusive:
+        channel.router.release(channel.session.key, filter)
+    subscription.subscriber = channel.session
+    subscription.filter = filter
+    subscription.group = group
+    subscription.wire_filter = filter if group is None else wire_filter
+    subscription.qos = options & OPTION_QOS
+    subscription.flags = options & OPTION_FLAGS | (OPTION_EXCLUSIVE if exclusive else 0)
+    subscription.identifier = identifier
+    channel.router.subscribe(channel.session, subscription)
+    subscribed.append((subscription.wire_filter, subscription))
+    if context.hooks & HOOK_SESSION_SUBSCRIBED:
+        context.hooked.subscribed(channel.session, subscription)
+    # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared subscriptions get no retained messages.
+    if group is None and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present)):
+        replays.append(subscription)
+    return subscription.qos
+
+
+def send_suback(Channel channel not None, int packet_id, bytes codes not None, list replays not None) -> None:
+    """Answers a SUBSCRIBE whose routes are committed, then starts the replay of retained messages; called by Router.commit()."""
+    channel.suback_waits = False
+    if channel.state != CONNECTED:
+        return
+    if not packet_id:
+        pass                               # of auto_subscribe(): the client has sent nothing that could be answered
+    elif max(codes) < UNSPECIFIED_ERROR:
+        answer_codes(channel, SUBACK_FIRST, <uint16_t>packet_id, codes, PACKETS_SUBACK_SENT)
+    else:
+        if channel.version < 5:
+            codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
+        channel.report_failure(Suback, packet_id, codes, PACKETS_SUBACK_SENT, failed_filters(codes))
+    channel.router.start_replay(channel.session, replays)
+
+
+# --- UNSUBSCRIBE ----------------------------------------------------------------------------------------------------------------
+
+
+cdef int on_unsubscribe(Channel channel, Unsubscribe packet) except -1:
+    channel.context.count(PACKETS_UNSUBSCRIBE_RECEIVED)
+    check_room(channel, len(packet.filters))
+    filters = packet.filters
+    if channel.context.hooks & HOOK_CLIENT_UNSUBSCRIBE:
+        filters = channel.context.hooked.unsubscribe(channel, packet)
+    channel.subscribing = (UNSUBSCRIBE, packet.packet_id, filters, bytearray())
+    return go_on_unsubscribing(channel)
+
+
+cdef int go_on_unsubscribing(Channel channel) except -1:
+    cdef bytearray codes
+    cdef Py_ssize_t at
+    _, packet_id, filters, codes = channel.subscribing
+    for at in range(len(codes), len(filters)):
+        codes.append(unsubscribe_one(channel, filters[at]))
+        channel.context.budget -= SUBSCRIBE_COST
+        if channel.context.budget <= 0:
+            return 0
+    channel.subscribing = None
+    if max(codes) < UNSPECIFIED_ERROR:
+        return answer_codes(
+            channel, UNSUBACK_FIRST, packet_id, bytes(codes) if channel.version == 5 else b"", PACKETS_UNSUBACK_SENT)
+    return channel.report_failure(Unsuback, packet_id, bytes(codes), PACKETS_UNSUBACK_SENT, failed_filters(codes))
+
+
+cdef int unsubscribe_one(Channel channel, bytes wire_filter) except -1:
+    """Ends the subscription to one filter; returns its UNSUBACK code."""
+    cdef bint found
+    try:
+        check_topic_filter(parse_subscription(wire_filter)[1], channel.context.max_topic_levels)
+        if channel.router.rewriting is not None:
+            wire_filter = channel.router.rewriting.filter(wire_filter, channel.session.client_id, channel.username)
+        if channel.mounted:
+            wire_filter = channel.mounted_filter(wire_filter)
+    except MqttError as error:
+        return error.reason_code
+    wire_filter = wire_filter.removeprefix(EXCLUSIVE)
+    found = channel.router.unsubscribe(channel.session, wire_filter, 0)
+    if found and channel.context.telling & TELL_UNSUBSCRIBED:
+        channel.publish_event(TELL_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
+    if found and channel.session.logged:
+        channel.context.recorder.unsubscribed(channel.session, wire_filter)
+    return SUCCESS if found else NO_SUBSCRIPTION_EXISTED
+
+
+# --- answers --------------------------------------------------------------------------------------------------------------------
+
+
+cdef int check_room(Channel channel, size_t codes) except -1:
+    """Raises MqttError if SUBACK or UNSUBACK, with one code for each filter, would exceed the client's Maximum Packet Size."""
+    cdef uint64_t size = 2 + 1 + codes
+    size += 1 + varint_size(<uint32_t>size)
+    if channel.version == 5 and size > channel.max_packet:
+        raise MqttError(
+            PACKET_TOO_LARGE, f"an answer of {size} bytes, the client takes packets of up to {channel.max_packet}", "MQTT-3.1.2-24")
+    return 0
+
+
+cdef int answer_codes(Channel channel, uint8_t first, uint16_t packet_id, bytes codes, int counter) except -1:
+    write_codes(channel.out, first, packet_id, codes, channel.version)
+    channel.context.count(PACKETS_SENT)
+    channel.context.count(counter)
+    channel.touch()
+    if channel.context.watch:
+        channel.context.watcher.acked(channel, first, packet_id, 0, codes)
+    return 0
+
+
+cdef str failed_filters(codes):
+    """Returns a Reason String with the number and the reason of each filter that failed."""
+    return "; ".join([
+        f"filter {number}: {REASON_CODES[code][0].replace('_', ' ')}"
+        for number, code in enumerate(codes, 1) if code >= UNSPECIFIED_ERROR
+    ])
