@@ -29,7 +29,7 @@ __all__ = ["SHORT_OF_MEMORY", "Channel"]
 
 cdef uint64_t NEVER = <uint64_t>-1
 
-SHORT_OF_MEMORY = "the broker's memory is short"
+SHORT_OF_MEMORY = "memory limit reached (overload.memory_high_water)"
 """Reason of refusals above overload.memory_high_water."""
 
 REASON_BYTES = 200
@@ -130,7 +130,7 @@ cdef class Channel(ClientOutput):
 
     cdef int broken(self, object error) except -1:
         if self.closed:
-            self.router.log_failure("internal error while a connection was closing", error)
+            self.router.log_failure("internal error while closing a connection", error)
         return self.fail(IMPLEMENTATION_SPECIFIC_ERROR, f"internal error: {error!r}")   # which the log line of its end includes
 
     cdef int disconnect(self, int reason_code, str reason) except -1:
@@ -281,14 +281,15 @@ cdef class Channel(ClientOutput):
             return self.close(KEEP_ALIVE_TIMEOUT, SIDE_SERVER, "no complete CONNECT within mqtt.idle_timeout", True)
         if self.state == CONNECTED:
             if self.access is not None and self.access.ends_at_ms and self.access.ends_at_ms <= now_ms:
-                self.disconnect(MAXIMUM_CONNECT_TIME, "the credentials have expired")
-                return self.close(MAXIMUM_CONNECT_TIME, SIDE_SERVER, "the credentials have expired", True)
+                self.disconnect(MAXIMUM_CONNECT_TIME, "credentials expired")
+                return self.close(MAXIMUM_CONNECT_TIME, SIDE_SERVER, "credentials expired", True)
             if self.is_unread() or not self.keepalive_s \
                     or self.last_packet_ms + self.keepalive_ms() > now_ms:
                 return self.arm_deadline()
             self.context.count(CLIENT_CLOSED_KEEPALIVE)
             self.disconnect(KEEP_ALIVE_TIMEOUT, "")
-            return self.close(KEEP_ALIVE_TIMEOUT, SIDE_SERVER, f"nothing received for {self.keepalive_ms()} ms", True)
+            return self.close(
+                KEEP_ALIVE_TIMEOUT, SIDE_SERVER, f"keep alive timeout: nothing received for {self.keepalive_ms()} ms", True)
         return 0
 
     # --- events and registry --------------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ cdef size_t feed(Channel channel, const uint8_t* data, size_t size) except? 0:
                 break
             if whole > channel.context.max_packet_size:
                 # Refused at the header: no memory is reserved for what was only announced. [MQTT-3.2.2-15]
-                raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes, allowed are {channel.context.max_packet_size}")
+                raise MqttError(
+                    PACKET_TOO_LARGE, f"packet of {whole} bytes exceeds mqtt.max_packet_size ({channel.context.max_packet_size})")
             if whole > size - used:
                 break
             if not handle(channel, header.first, data + used + header.size, header.remaining):
@@ -69,7 +70,7 @@ cdef bint may_begin(Channel channel, const uint8_t* packet, const FixedHeader* h
         channel.context.count(CLIENT_CLOSED_NOT_CONNECT)
         channel.close(PROTOCOL_ERROR, SIDE_SERVER, "first packet is not CONNECT", True)
     elif whole > LOGIN_PACKET_MAX:
-        raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes before the login, allowed are {LOGIN_PACKET_MAX}")
+        raise MqttError(PACKET_TOO_LARGE, f"packet of {whole} bytes exceeds the limit before CONNACK ({LOGIN_PACKET_MAX})")
     elif whole > here and whole > PARTIAL_MAX and channel.context.memory_level >= REFUSE:
         channel.context.count(CLIENT_CLOSED_OVERLOAD)
         if channel.announced_version == 5:
@@ -121,4 +122,4 @@ cdef int handle_rare(Channel channel, uint8_t first, const uint8_t* body, uint32
         return on_disconnect(channel, packet)
     if kind == AUTH:
         return on_auth(channel, packet)
-    raise ProtocolError(f"packet type {kind} is not for a server", "MQTT-4.13.1-1")
+    raise ProtocolError(f"packet type {kind} is not valid from a client", "MQTT-4.13.1-1")

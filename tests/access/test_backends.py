@@ -312,7 +312,7 @@ def test_jwt_with_a_secret() -> None:
             assert ended is not None and ended.code == 0xA0
         with broker.client("j1", 4, username="ada", password=token(exp=int(time.time()) + 2), keepalive=0) as old:
             assert old.expect_close(8) is None
-        broker.logged("client_id=j1", "reason=0xa0", "the credentials have expired")
+        broker.logged("client_id=j1", "reason=0xa0", "credentials expired")
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])

@@ -94,7 +94,7 @@ def test_deny_action_disconnect(ruled: Guarded) -> None:
     old = ruled.client("d4", 4)
     old.publish("never", b"", 1, wait=False)
     assert old.expect_close() is None
-    ruled.logged("client_id=d4", "reason=0x87", "not allowed to publish never")
+    ruled.logged("client_id=d4", "reason=0x87", "not authorized to publish to never")
 
 
 def test_rules_of_users_clients_and_all(ruled: Guarded) -> None:

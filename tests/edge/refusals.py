@@ -406,7 +406,7 @@ def _(place: Place, version: int) -> str:
 
 
 @refusal("a client id longer than `mqtt.max_clientid_len`", "CONNECT", "CONNACK 0x85", "CONNACK 2",
-         "client.closed.refused packets.connack.error", "client gone", "reason=0x85", "client id longer than")  # fmt: skip
+         "client.closed.refused packets.connack.error", "client gone", "reason=0x85", "client id exceeds")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return place.login(version, "default", client_id="x" * (CLIENT_ID_MAX + 1))
 
@@ -431,7 +431,7 @@ def _(place: Place, version: int) -> str:
 
 refusal("a client without the certificate that `peer_cert_as_username` or `peer_cert_as_clientid` wants", "CONNECT", "CONNACK 0x86",
         "CONNACK 4", "authentication.failure client.closed.refused",
-        "client gone", "reason=0x86", "the client has no certificate, or none with such a name",
+        "client gone", "reason=0x86", "client certificate missing or without the required name",
         tested_by="tests/edge/test_certificate_chain.py::test_who_has_no_certificate_is_refused_where_it_gives_names")  # fmt: skip
 
 
@@ -448,10 +448,10 @@ def _(place: Place, version: int) -> str:
 
 
 refusal("a client without a session, while memory is short", "CONNECT", "CONNACK 0x97", "CONNACK 3", "client.closed.overload",
-        "client gone", "reason=0x97", "the broker's memory is short",
+        "client gone", "reason=0x97", "memory limit reached",
         tested_by="tests/overload/test_overload.py::test_newcomers_are_refused_while_memory_is_short")  # fmt: skip
 refusal("a session that stays, while the disk takes no writes", "CONNECT", "CONNACK 0x88", "CONNACK 3", "client.closed.refused",
-        "client gone", "reason=0x88", "the disk takes no writes",
+        "client gone", "reason=0x88", "disk refuses writes",
         tested_by="tests/behaviour/test_refusing_disk.py"
                   "::test_at_the_limit_memory_stays_bounded_and_new_sessions_that_stay_are_refused")  # fmt: skip
 
@@ -576,7 +576,7 @@ def _(place: Place, version: int) -> str:
 
 
 @refusal("credentials that expire", "chain", "DISCONNECT 0xA0", "close", "client.disconnected",
-         "client gone", "reason=0xa0", "the credentials have expired")  # fmt: skip
+         "client gone", "reason=0xa0", "credentials expired")  # fmt: skip
 def _(place: Place, version: int) -> str:
     token = jwt.encode({"exp": int(time.time()) + 2}, JWT_SECRET, "HS256")
     with place.client(version, "tokens", username="ada", password=token) as client:
@@ -613,14 +613,14 @@ def _(place: Place, version: int) -> str:
 
 @refusal("PUBLISH denied, `acl.deny_action = disconnect`", "rules", "DISCONNECT 0x87", "close",
          "authorization.deny packets.publish.auth_error",
-         "client gone", "reason=0x87", "not allowed to publish denied/x")  # fmt: skip
+         "client gone", "reason=0x87", "not authorized to publish to denied/x")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.publish("denied/x", b"", version=version, qos=1, packet_id=1), place.strict)
 
 
 @refusal("SUBSCRIBE denied, `acl.deny_action = disconnect`", "rules", "DISCONNECT 0x87", "close",
          "authorization.deny packets.subscribe.auth_error",
-         "client gone", "reason=0x87", "not allowed to subscribe denied/x")  # fmt: skip
+         "client gone", "reason=0x87", "not authorized to subscribe to denied/x")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.subscribe(1, [("denied/x", 0)], version=version), place.strict)
 
@@ -651,20 +651,20 @@ def _(place: Place, version: int) -> str:
 
 
 @refusal("a CONNACK longer than the client's Maximum Packet Size", "CONNECT", "CONNACK 0x95", "", "client.closed.refused",
-         "client gone", "reason=0x95", "large enough for CONNACK")  # fmt: skip
+         "client gone", "reason=0x95", "CONNACK exceeds the client's Maximum Packet Size")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return place.login(version, "default", properties={"maximum_packet_size": 12})
 
 
 @refusal("SUBSCRIBE or UNSUBSCRIBE whose answer is longer than the client's Maximum Packet Size", "packets", "DISCONNECT 0x95", "",
-         "client.closed.too_large", "client gone", "reason=0x95", "the client takes packets of up to")  # fmt: skip
+         "client.closed.too_large", "client gone", "reason=0x95", "exceeds the client's Maximum Packet Size")  # fmt: skip
 def _(place: Place, version: int) -> str:
     packet = wire.subscribe(1, [("t", 0)] * 60, version=version)
     return answer(place, version, packet, properties={"maximum_packet_size": 60})
 
 
 @refusal("an acknowledgement of the wrong type, such as PUBACK for QoS 2", "packets", "DISCONNECT 0x82", "close",
-         "client.closed.protocol_error packets.puback.missed", "client gone", "reason=0x82", "which waits for PUBREC")  # fmt: skip
+         "client.closed.protocol_error packets.puback.missed", "client gone", "reason=0x82", "expected PUBREC")  # fmt: skip
 def _(place: Place, version: int) -> str:
     with place.inside(version, auto_ack=False) as client, Client(place.own.address, 5, f"{place.name}o") as other:
         client.subscribe(place.name, 2)
@@ -686,7 +686,7 @@ def _(place: Place, version: int) -> str:
 
 
 @refusal("a packet against the protocol, such as a second CONNECT", "packets", "DISCONNECT 0x82", "close",
-         "client.closed.protocol_error", "client gone", "reason=0x82", "a second CONNECT")  # fmt: skip
+         "client.closed.protocol_error", "client gone", "reason=0x82", "second CONNECT on one connection")  # fmt: skip
 def _(place: Place, version: int) -> str:
     return answer(place, version, wire.connect(place.name, version))
 

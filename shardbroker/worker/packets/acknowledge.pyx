@@ -64,7 +64,7 @@ cdef int missed(Channel channel, int kind, uint16_t packet_id, int counter) exce
     channel.context.count(counter)
     if awaited:
         raise ProtocolError(
-            f"{PacketType(kind).name} for packet id {packet_id}, which waits for {PacketType(awaited).name}", "MQTT-4.13.1-1")
+            f"{PacketType(kind).name} for packet id {packet_id}, expected {PacketType(awaited).name}", "MQTT-4.13.1-1")
     return 0
 
 

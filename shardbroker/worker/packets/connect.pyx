@@ -48,7 +48,7 @@ cdef int on_connect(Channel channel, Connect packet) except -1:
     cdef dict facts = channel.listener_facts()
     cdef bytes client_id
     if channel.state != WAIT_CONNECT:
-        raise ProtocolError("a second CONNECT", "MQTT-3.1.0-2")
+        raise ProtocolError("second CONNECT on one connection", "MQTT-3.1.0-2")
     context.count(PACKETS_CONNECT_RECEIVED)
     channel.version = packet.version
     client_id = packet.client_id if facts is None else facts.get("client_id", packet.client_id)
@@ -91,7 +91,7 @@ cdef bint take_identity(Channel channel, Connect packet, bytes client_id, dict f
     channel.context.count(AUTHENTICATION_FAILURE)
     channel.refuse(
         channel.version, BAD_USER_NAME_OR_PASSWORD if named else NOT_AUTHORIZED, "not authorized",
-        "the client has no certificate, or none with such a name")
+        "client certificate missing or without the required name")
     return False
 
 
@@ -100,12 +100,13 @@ cdef bytes usable_client_id(Channel channel, Connect packet, bytes client_id):
     if not client_id:
         if channel.version < 5 and not packet.clean_start:
             # [MQTT-3.1.3-8]
-            channel.refuse(channel.version, CLIENT_IDENTIFIER_NOT_VALID, "an empty client id needs a clean session")
+            channel.refuse(channel.version, CLIENT_IDENTIFIER_NOT_VALID, "empty client id requires a clean session")
             return None
         return channel.wanted_id
     if <uint32_t>PyBytes_GET_SIZE(client_id) > channel.context.max_client_id:
         channel.refuse(
-            channel.version, CLIENT_IDENTIFIER_NOT_VALID, f"client id longer than {channel.context.max_client_id} bytes")
+            channel.version, CLIENT_IDENTIFIER_NOT_VALID,
+            f"client id exceeds mqtt.max_clientid_len ({channel.context.max_client_id})")
         return None
     return client_id
 
@@ -123,10 +124,12 @@ cdef bint is_will_supported(Channel channel, WillPacket will) except -1:
     """Whether QoS, RETAIN and topic of a will are valid here. False: the client is refused. Raises MqttError for an invalid topic."""
     cdef uint64_t at_ms
     if will.qos > channel.context.max_qos:
-        channel.refuse(channel.version, QOS_NOT_SUPPORTED, "will QoS not supported")           # [MQTT-3.2.2-12]
+        channel.refuse(                    # [MQTT-3.2.2-12]
+            channel.version, QOS_NOT_SUPPORTED, f"will QoS {will.qos} exceeds mqtt.max_qos_allowed ({channel.context.max_qos})")
         return False
     if will.retain and not channel.context.retain_available:
-        channel.refuse(channel.version, RETAIN_NOT_SUPPORTED, "retain not supported")          # [MQTT-3.2.2-13]
+        channel.refuse(                    # [MQTT-3.2.2-13]
+            channel.version, RETAIN_NOT_SUPPORTED, "retained will not allowed: mqtt.retain_available is false")
         return False
     check_topic_name(will.topic, channel.context.max_topic_levels)
     channel.router.take_delay(will.topic, &at_ms)
@@ -160,11 +163,12 @@ cdef int accept(Channel channel, Connect packet, bytes client_id) except -1:
         if will is None:
             return 0
     if context.disk_full and (expiry_ms or packet.will is not None or client_id in channel.router.sessions):
-        return channel.refuse(channel.version, SERVER_UNAVAILABLE, "the disk takes no writes, and too much waits for it")
+        return channel.refuse(
+            channel.version, SERVER_UNAVAILABLE, "disk refuses writes and durability.max_pending_bytes is reached")
     if channel.version == 5:
         answer = connack_properties(channel, packet, properties, client_id, expiry_ms)
         if <uint32_t>len(Connack(False, SUCCESS, answer).encode(5)) > channel.max_packet:
-            return channel.refuse(5, PACKET_TOO_LARGE, "the client takes no packet that is large enough for CONNACK")   # [MQTT-3.1.2-24]
+            return channel.refuse(5, PACKET_TOO_LARGE, "CONNACK exceeds the client's Maximum Packet Size")   # [MQTT-3.1.2-24]
     take_limits(channel, packet, properties)
     channel.session = channel.router.open_session(channel, client_id, packet.clean_start, expiry_ms, &present)
     channel.state = CONNECTED
@@ -288,7 +292,7 @@ cdef bint mount_will(Channel channel, WillPacket will) except -1:
     try:
         will.topic = channel.mounted_topic(will.topic)
     except MqttError as error:
-        channel.refuse(channel.version, error.reason_code, f"its will: {error}")
+        channel.refuse(channel.version, error.reason_code, f"will: {error}")
         return False
     return True
 
@@ -300,7 +304,7 @@ cdef Will admitted_will(Channel channel, WillPacket packet, bytes client_id):
     try:
         channel.router.admit(will.message, channel.username, &at_ms)
     except MqttError as error:
-        channel.refuse(channel.version, error.reason_code, f"its will: {error}")
+        channel.refuse(channel.version, error.reason_code, f"will: {error}")
         return None
     return will
 
@@ -347,6 +351,6 @@ cdef int on_disconnect(Channel channel, Disconnect packet) except -1:
     if PropertyId.SESSION_EXPIRY_INTERVAL in properties and channel.session is not None:
         seconds = properties[PropertyId.SESSION_EXPIRY_INTERVAL]
         if channel.session.expiry_ms == 0 and seconds:
-            raise ProtocolError("a session without expiry cannot get one in DISCONNECT", "MQTT-3.14.2-2")
+            raise ProtocolError("Session Expiry Interval was 0 and cannot be set in DISCONNECT", "MQTT-3.14.2-2")
         channel.session.expiry_ms = granted_expiry_ms(channel.context, seconds)
     return channel.close(packet.reason_code, SIDE_CLIENT, "", packet.reason_code != SUCCESS)

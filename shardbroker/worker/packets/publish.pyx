@@ -128,8 +128,8 @@ cdef int watch_publish(Channel channel, TopicEntry entry, Publication publicatio
 cdef object unsupported(WorkerContext context, PublishView* view):
     """Returns the error for a QoS or a RETAIN flag that CONNACK has ruled out."""
     if view.qos > context.max_qos:
-        return MqttError(QOS_NOT_SUPPORTED, f"QoS {view.qos}, allowed is up to {context.max_qos}", "MQTT-3.2.2-11")
-    return MqttError(RETAIN_NOT_SUPPORTED, "RETAIN is not supported here", "MQTT-3.2.2-14")
+        return MqttError(QOS_NOT_SUPPORTED, f"QoS {view.qos} exceeds mqtt.max_qos_allowed ({context.max_qos})", "MQTT-3.2.2-11")
+    return MqttError(RETAIN_NOT_SUPPORTED, "RETAIN not allowed: mqtt.retain_available is false", "MQTT-3.2.2-14")
 
 
 cdef bytes incoming_topic(Channel channel, PublishView* view):
@@ -146,8 +146,8 @@ cdef bytes aliased_topic(Channel channel, PublishView* view):
     """Returns the topic behind an alias, or sets the alias (MQTT 5.0 §3.3.2.3.4)."""
     cdef bytes topic
     if view.topic_alias > channel.context.max_topic_alias:
-        raise MqttError(TOPIC_ALIAS_INVALID, f"topic alias {view.topic_alias}, allowed is up to "
-                        f"{channel.context.max_topic_alias}", "MQTT-3.3.2-9")
+        raise MqttError(TOPIC_ALIAS_INVALID, f"topic alias {view.topic_alias} exceeds mqtt.max_topic_alias "
+                        f"({channel.context.max_topic_alias})", "MQTT-3.3.2-9")
     if view.topic_size == 0:
         topic = None if channel.aliases_in is None or not view.topic_alias else channel.aliases_in.topics.get(view.topic_alias)
         if topic is None:
@@ -175,7 +175,7 @@ cdef int keep_alias(Channel channel, uint16_t alias, bytes topic) except -1:
     if before is not None:
         whole -= <uint32_t>PyBytes_GET_SIZE(before) + ALIAS_BYTES
     if whole > most and whole > aliases.size:
-        raise MqttError(QUOTA_EXCEEDED, f"topic aliases of {whole} bytes, allowed are {most}")
+        raise MqttError(QUOTA_EXCEEDED, f"topic aliases of {whole} bytes exceed the limit of a connection ({most})")
     if channel.context.memory_level:
         channel.context.queued_by(channel.session.client_id, <uint64_t>PyBytes_GET_SIZE(topic) + ALIAS_BYTES)
     aliases.topics[alias] = topic
@@ -242,9 +242,9 @@ cdef int deny(Channel channel, bytes topic, PublishView* view) except -1:
     if channel.router.acl.deny_action == "disconnect":
         if channel.context.watch:
             channel.context.watcher.denied(channel, "publish", topic)
-        channel.disconnect(NOT_AUTHORIZED, "not allowed to publish this")
-        return channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to publish {topic.decode()}", True)
-    reject(channel, view, NOT_AUTHORIZED, "not allowed to publish this")
+        channel.disconnect(NOT_AUTHORIZED, "not authorized to publish to this topic")
+        return channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"not authorized to publish to {topic.decode()}", True)
+    reject(channel, view, NOT_AUTHORIZED, "not authorized to publish to this topic")
     if channel.context.watch:
         channel.context.watcher.denied(channel, "publish", topic)
     return 0
@@ -282,14 +282,14 @@ cdef bint is_over_quota(Channel channel, PublishView* view) except -1:
     if not channel.over_quota(view):
         return False
     channel.context.count(PACKETS_PUBLISH_RECEIVED)
-    return reject(channel, view, QUOTA_EXCEEDED, "more is published than clients may together")
+    return reject(channel, view, QUOTA_EXCEEDED, "shared publish quota exceeded")
 
 
 cdef bint is_refused(Channel channel, TopicEntry entry, PublishView* view, uint64_t at_ms) except -1:
     """Whether payload, topic, destinations or the limit of delayed messages rule it out; it is answered then."""
     if view.payload_format and not is_text(view.payload, view.payload_size):
         return reject(
-            channel, view, PAYLOAD_FORMAT_INVALID, "the payload is not UTF-8, as its Payload Format Indicator says")
+            channel, view, PAYLOAD_FORMAT_INVALID, "payload is not valid UTF-8 although Payload Format Indicator is 1")
     if view.topic[0] == c"$" and is_own(view.topic, view.topic_size):
         return reject(channel, view, NOT_AUTHORIZED, OWN_TOPICS)
     if entry.unroutable:
@@ -299,7 +299,7 @@ cdef bint is_refused(Channel channel, TopicEntry entry, PublishView* view, uint6
 
 cdef bint refuse_unroutable(Channel channel, PublishView* view) except -1:
     """Refuses a topic with a destination unknown to this broker: nothing is delivered to any destination, and the publisher is notified."""
-    cdef str reason = "a destination of this topic is not known to this broker"
+    cdef str reason = "topic has a destination that is unknown to this broker"
     channel.context.count_unroutable()
     if channel.version == 5 or not view.qos:
         return reject(channel, view, IMPLEMENTATION_SPECIFIC_ERROR, reason)
@@ -353,7 +353,8 @@ cdef int repeated(Channel channel, PublishView* view, int arrival) except -1:
         context.watcher.published(channel, view)
     if arrival == QOS2_FULL:
         context.count(MESSAGES_DROPPED_RECEIVE_MAXIMUM)
-        raise MqttError(RECEIVE_MAXIMUM_EXCEEDED, f"more than {context.max_awaiting_rel} QoS 2 messages await PUBREL")
+        raise MqttError(
+            RECEIVE_MAXIMUM_EXCEEDED, f"messages awaiting PUBREL exceed mqtt.max_awaiting_rel ({context.max_awaiting_rel})")
     if arrival == QOS2_IN_USE:
         return channel.report_failure(
             Pubrec, view.packet_id, PACKET_IDENTIFIER_IN_USE, PACKETS_PUBREC_SENT, f"packet id {view.packet_id} is in use")
@@ -420,7 +421,7 @@ cdef int publish_refused(Channel channel, Session session, int qos, int packet_i
     if qos and not channel.closed:
         channel.report_failure(
             Puback if qos == 1 else Pubrec, packet_id, IMPLEMENTATION_SPECIFIC_ERROR,
-            PACKETS_PUBACK_SENT if qos == 1 else PACKETS_PUBREC_SENT, "who decides about messages does not answer")
+            PACKETS_PUBACK_SENT if qos == 1 else PACKETS_PUBREC_SENT, "message hook did not respond")
     return 0
 
 

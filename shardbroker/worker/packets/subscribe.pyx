@@ -106,8 +106,8 @@ cdef int deny(Channel channel, bytes wire_filter) except -1:
     if channel.context.watch:
         channel.context.watcher.denied(channel, "subscribe", wire_filter)
     if channel.router.acl.deny_action == "disconnect":
-        channel.disconnect(NOT_AUTHORIZED, "not allowed to subscribe this")
-        channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"not allowed to subscribe {wire_filter.decode()}", True)
+        channel.disconnect(NOT_AUTHORIZED, "not authorized to subscribe to this filter")
+        channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"not authorized to subscribe to {wire_filter.decode()}", True)
     return NOT_AUTHORIZED
 
 
@@ -242,7 +242,8 @@ cdef int check_room(Channel channel, size_t codes) except -1:
     size += 1 + varint_size(<uint32_t>size)
     if channel.version == 5 and size > channel.max_packet:
         raise MqttError(
-            PACKET_TOO_LARGE, f"an answer of {size} bytes, the client takes packets of up to {channel.max_packet}", "MQTT-3.1.2-24")
+            PACKET_TOO_LARGE, f"answer of {size} bytes exceeds the client's Maximum Packet Size ({channel.max_packet})",
+            "MQTT-3.1.2-24")
     return 0
 
 
