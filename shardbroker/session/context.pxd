@@ -49,7 +49,7 @@ cdef class WorkerContext(MqttSettings):
     cdef inline void gauge(self, int counter, int64_t change) noexcept:
         self.counters[counter] += <uint64_t>change
 
-    # Outside of Channel.feed(), an exception in the work for a single message, session or connection must not end the worker: it is
+    # Outside of protocol.feed(), an exception in the work for a single message, session or connection must not end the worker: it is
     # reported here, and the rest of the work continues. A message that is lost with it is counted.
     cdef int drop_failed(self, str work, bytes topic, object error) except -1
     # Likewise, and no message is lost; `what` is a list of key=value.
