@@ -137,12 +137,13 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "shardbroker.management": (
         (
-            "access", "alarms", "audit", "client_topics", "configuration", "disk_alarms", "paging", "preflight", "reference",
-            "rollout", "server", "sys_topics", "topic_metrics", "trace_lines", "tracing", "workers",
+            "access", "alarm_watch", "alarms", "audit", "client_events", "client_topics", "configuration", "disk_alarms",
+            "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "server", "sys_publisher", "sys_topics",
+            "topic_metrics", "trace_lines", "tracing", "workers",
         ),
         # What a verb can use.
         ("context",),
-        ("exhook_state", "prometheus", "scrape", "snapshots"),
+        ("exhook_state", "prometheus", "scheduled_snapshots", "scrape", "snapshots"),
         (
             "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.configuration", "handlers.delayed",
             "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node", "handlers.plugins",

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from shm.counters import Counters
+
 from shardbroker.control.losses import LOSSES, losses
 
-__all__ = ["Alarm", "AlarmList", "LossAlarm", "MemoryAlarm", "MemoryLevel", "StandingAlarm"]
+__all__ = ["Alarm", "AlarmList", "LossAlarm", "MemoryAlarm", "MemoryLevel", "StandingAlarm", "overload_level"]
 
 LOSS_WINDOW_MS = 10_000
 """Window over which the rate of lost messages is averaged."""
@@ -64,6 +66,11 @@ class MemoryLevel(IntEnum):
     CALM = 0
     PAUSE = 1
     REFUSE = 2
+
+
+def overload_level(counters: Counters, workers: int) -> int:
+    """Returns the highest level of all workers."""
+    return max(int(counters.of(worker)["overload.level.count"]) for worker in range(workers))
 
 
 TEXTS = {

@@ -1,0 +1,75 @@
+"""The alarms of the manager: all conditions are checked together; each change is listed, logged and published."""
+
+import os
+import time
+from collections.abc import Sequence
+
+from shm.counters import Counters
+from shm.records import encode_publish
+from shm.ring import Inbox
+
+from shardbroker.access.failing import failing
+from shardbroker.logs.log import Log
+from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm, overload_level
+from shardbroker.management.configuration import Configuration
+from shardbroker.management.disk_alarms import DiskAlarms
+from shm.topology import Topology
+
+__all__ = ["AlarmWatch"]
+
+
+class AlarmWatch:
+    """outboxes: the inbox of each worker. `listed`: current and past alarms."""
+
+    def __init__(
+        self, topology: Topology, counters: Counters, configuration: Configuration, outboxes: Sequence[Inbox], log: Log
+    ) -> None:
+        node = topology.node_name
+        self._topology = topology
+        self._counters = counters
+        self._configuration = configuration
+        self._outboxes = outboxes
+        self._log = log
+        self.listed = AlarmList(node)
+        self._memory = MemoryAlarm(node)
+        self._loss = LossAlarm(node)
+        self._disk = DiskAlarms(
+            node,
+            topology.data_dir,
+            configuration.settings.durability.on_disk_error == "continue",
+            first=not counters.serving,
+        )
+        self._damage = StandingAlarm(node, "files_damaged", "error")
+        self._backends = StandingAlarm(node, "backend_unusable", "error")
+        self._damaged = 0
+
+    def check(self) -> None:
+        """Sends the alarms that have begun, changed or ended since the last call."""
+        now_ms = time.time_ns() // 1_000_000
+        totals = self._counters.totals()
+        level = overload_level(self._counters, self._topology.workers)
+        memory = self._memory.look(level, totals["memory.bytes.count"], now_ms)
+        loss = self._loss.look(totals, self._configuration.settings.alarm.lost_messages, now_ms)
+        workers = [self._counters.of(worker) for worker in range(self._topology.workers)]
+        failing_now = failing(self._topology.runtime_dir)
+        backends = self._backends.look(tuple(failing_now), "; ".join(failing_now) or "all back ends can be asked", now_ms)
+        for alarm in (memory, loss, backends, *self._disk.look(workers, now_ms)):
+            if alarm is not None:
+                self._send(alarm)
+
+    def add_damage(self, text: str) -> None:
+        """Sends an alarm about a damaged file. It does not end: the file stays damaged until it is repaired by hand."""
+        self._damaged += 1
+        alarm = self._damage.look(self._damaged, text, time.time_ns() // 1_000_000)
+        if alarm is not None:
+            self._send(alarm)
+
+    def _send(self, alarm: Alarm) -> None:
+        """Each worker gets it for its own subscribers: a worker that waits for the disk passes nothing on to others."""
+        self.listed.note(alarm)
+        self._log.add(alarm.level, alarm.line)
+        self._log.flush()
+        record = encode_publish(alarm.topic.encode(), alarm.payload.encode(), originate=False)
+        for worker, outbox in enumerate(self._outboxes):
+            if outbox.lanes[self._topology.manager].put(record) and outbox.take_bell():
+                os.eventfd_write(self._topology.doorbells[worker], 1)
