@@ -15,7 +15,7 @@ cdef enum RecordKind:
     RECORD_COMMAND = 5                 # from the manager to a worker: CBOR in the payload, see worker/commands.pyx
     RECORD_ANSWER = 6                  # the worker's answer to it
     RECORD_NOTE = 7                    # to the manager: a line for its log, with the level in the topic
-    RECORD_TRACE = 8                   # to the manager: an event for traces, CBOR in the payload, see worker/observers.pyx
+    RECORD_TRACE = 8                   # to the manager: an event for traces, CBOR in the payload, see worker/observers/traces.pxd
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits

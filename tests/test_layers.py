@@ -112,8 +112,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.worker": (
         # Of one noun each: a timer, a queue, a limit.
         (
-            "deferred", "disk", "features", "features.event_messages", "features.rewrite", "memory", "rates",
-            "retaining", "sync_gate",
+            "deferred", "disk", "features", "features.event_messages", "features.rewrite", "memory", "observers",
+            "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
+            "rates", "retaining", "sync_gate",
         ),
         # What leaves a worker, and what waits before it leaves.
         ("features.delayed", "outlets", "reporter"),
@@ -123,15 +124,15 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         # What a client sends, and above it the dispatch by packet type.
         ("packets", "packets.acknowledge", "packets.connect", "packets.publish", "packets.subscribe"),
         ("protocol",),
-        ("authorization", "sansio", "turn"),
-        ("connection", "hook_dispatch"),
+        ("authorization", "observers.traces", "sansio", "turn"),
+        ("connection", "hook_dispatch", "observers.observers"),
         # Parts that act on connections, one step of a pass each.
         ("access_checks", "backpressure", "features.mountpoint", "inlets", "intake"),
         ("one_pass",),
         # What works on a whole worker.
         (
-            "commands", "drain", "observers", "recovery", "recovery.repartition", "recovery.replay", "recovery.rings",
-            "recovery.sessions", "recovery.start", "watch_commands",
+            "commands", "drain", "observers.commands", "recovery", "recovery.repartition", "recovery.replay", "recovery.rings",
+            "recovery.sessions", "recovery.start",
         ),
         ("main",),
     ),

@@ -13,7 +13,7 @@ HIDDEN = "******"
 """Replaces a payload that a trace hides."""
 
 Event = list[Any]
-"""[numbers of traces, Unix µs, event, client id, user name, peer, details]: worker/observers.pyx."""
+"""[numbers of traces, Unix µs, event, client id, user name, peer, details]: worker/observers/traces.pxd."""
 
 
 def text_line(event: Event, payload_encode: str, payload_limit: int) -> str:

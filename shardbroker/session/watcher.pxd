@@ -1,7 +1,7 @@
 """The interface of observers of single messages and packets: traces, slow subscriptions, topic metrics, client rates.
 
 `WorkerContext.watch` has a bit for each; while it is 0 no method is called, and each call site costs one test. No method raises, waits, or
-changes its arguments. worker/observers.pyx implements it; the layers below use this class.
+changes its arguments. worker/observers/ implements it; the layers below use this class.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
@@ -16,7 +16,7 @@ cdef enum Watch:                           # bits of WorkerContext.watch
     WATCH_TRACES = 1
     WATCH_SLOW = 2                         # subscriptions
     WATCH_TOPICS = 4
-    WATCH_LOUD = 8                         # clients
+    WATCH_RATES = 8                        # of clients
 
 
 cdef class Watcher:

@@ -14,7 +14,7 @@ from shm.epochs import Epochs
 from shm.records import DAMAGE
 from shm.ring import Inbox
 
-import shardbroker.worker.watch_commands  # noqa: F401 - registers them
+import shardbroker.worker.observers.commands  # noqa: F401 - registers them
 from shardbroker.access.auth_client import AuthClient
 from shardbroker.access.contract import Client
 from shardbroker.access.wire import Kind
@@ -31,7 +31,7 @@ from shardbroker.worker.drain import drain as drain_worker
 from shardbroker.worker.features.mountpoint import mounted_connection
 from shardbroker.worker.hook_dispatch import HookDispatcher
 from shardbroker.worker.memory import MemoryWatch, memory_share
-from shardbroker.worker.observers import Observers
+from shardbroker.worker.observers.observers import Observers
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery.start import recover
 from shardbroker.worker.retaining import SyncedRetained
@@ -121,9 +121,9 @@ def _start(topology: Topology, number: int) -> Worker:
     worker.intake.mounted_connection = mounted_connection
     worker.on_command = Commands(worker, topology.spill_dir)
     worker.in_force = in_force
-    watching = Observers(worker)
-    watching.configure(topology.settings)
-    watching.set_traces(read_traced(topology.runtime_dir) or [])
+    observers = Observers(worker, number)
+    observers.configure(topology.settings)
+    observers.traces.set(read_traced(topology.runtime_dir) or [])
     if set_aside is not None:
         worker.log(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
     (access,) = topology.sending_ends("access", number)
