@@ -114,7 +114,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "deferred", "disk", "features", "features.event_messages", "features.rewrite", "memory", "observers",
             "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
-            "rates", "retaining", "sync_gate",
+            "outlet", "rates", "retaining", "sync_gate",
         ),
         # What leaves a worker, and what waits before it leaves.
         ("features.delayed", "outlets", "reporter"),

@@ -8,6 +8,7 @@ from cython cimport final
 from shardbroker.session.session cimport Session
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT
 from shardbroker.worker.deferred cimport Deferred
+from shardbroker.worker.outlets cimport StoreOutlet
 from shm.counters cimport JOURNAL_WRITE_MS, RETAINED_ERRNO_COUNT
 from shm.ring cimport Ring
 
@@ -43,8 +44,9 @@ cdef class Durability:
         """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
         cdef Ring ring
         self.router.retained.incarnation = self.recorder.writer.incarnation
+        self.rings.store = StoreOutlet(self.recorder, self.router.retained)
         self.gate = self.rings.gate = SyncGate(
-            self.recorder.writer, self.router.retained, self.rings.lanes, self.rings.inboxes, self.rings.doorbells, self.rings.topology.workers)
+            self.recorder.writer, self.rings.store, self.rings.by_process, self.rings.doorbells, self.rings.workers)
         for producer, ring in enumerate(self.inbox.lanes):
             if ring.secure(ring.taken()):
                 self.rings.ring(producer)
@@ -203,8 +205,7 @@ cdef class Durability:
         if self.gate is not None:
             if self.gate.all_arrived():
                 self.recorder.arrived()      # the next start need not ask the others
-            if self.gate.retained is not None:
-                self.gate.retained.close()
+            self.router.retained.close()
         if self.recorder is not None:
             self.recorder.writer.close(timeout_s)
 

@@ -33,15 +33,16 @@ cdef enum:
     WORTH_TRIMMING = 16777216              # memory above that of the start from which it is tried at all, bytes
 
 OTHER_PROCESS_BYTES = 16 << 20
-"""What the supervisor, the manager or an acceptor takes; they hold no messages."""
+"""Memory of a process that holds no messages: the supervisor, and those of roles.py that are no workers."""
 
 
 def memory_share(topology, uint64_t mark) -> int:
-    """What all workers together may take of the mark: the rest of the processes and the rings come off first."""
+    """Returns the part of the mark that all workers together may take: the other processes and the rings are subtracted first."""
     if not mark:
         return 0
-    others = (2 + topology.acceptors) * OTHER_PROCESS_BYTES + topology.processes ** 2 * topology.ring_bytes // 2
-    return max(mark - min(mark, others), mark // 4)
+    others = 1 + len(topology.always_there) - topology.workers         # the supervisor has no place
+    rings = topology.processes ** 2 * topology.ring_bytes // 2
+    return max(mark - min(mark, others * OTHER_PROCESS_BYTES + rings), mark // 4)
 
 
 def file_bytes(path) -> int:

@@ -1,4 +1,4 @@
-"""What leaves a worker; see outlets.pxd."""
+"""Messages that leave a worker; see outlets.pxd."""
 
 import os
 
@@ -8,6 +8,7 @@ from libc.errno cimport EAGAIN, errno
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memset
 
+from shardbroker.worker.outlet cimport NO_ROOM
 from shm.counters cimport MESSAGES_FORWARD
 from shm.destinations cimport RETAINED_STORE
 from shm.posix cimport write
@@ -16,7 +17,7 @@ from shm.records cimport FLAG_NOTED, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD
 from shm.destinations import destination_name
 from shm.spill import spill_path
 
-__all__ = ["Outlet", "Outlets", "RingOutlet", "RingOutlets"]
+__all__ = ["Outlets", "RingOutlet", "RingOutlets", "StoreOutlet"]
 
 cdef enum:
     CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
@@ -34,7 +35,7 @@ cdef class Outlets:
     cdef bint put(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
         raise NotImplementedError("Outlets.put")
 
-    cdef int note_retained(self, Publication publication) except -1:
+    cdef int put_retained(self, Publication publication) except -1:
         return 0
 
     cdef bint forward(self, long destination, Publication publication) except -1:
@@ -63,23 +64,6 @@ cdef class Outlets:
         return self.put(deferred.destination, &header, publication, deferred.group, deferred.filter)
 
 
-cdef class Outlet:
-    cdef bint has_room(self, uint64_t size) except -1:
-        raise NotImplementedError("Outlet.has_room")
-
-    cdef int64_t put(self, RecordHeader* header, Publication publication, bytes group, bytes filter) except -2:
-        raise NotImplementedError("Outlet.put")
-
-    cdef int commit(self) except -1:
-        raise NotImplementedError("Outlet.commit")
-
-    cdef bint secured(self, uint64_t position) except -1:
-        raise NotImplementedError("Outlet.secured")
-
-    cdef uint64_t identity(self) noexcept:
-        return 0
-
-
 @final
 cdef class RingOutlets(Outlets):
     """topology: shm.topology.Topology. number: of this worker."""
@@ -88,9 +72,8 @@ cdef class RingOutlets(Outlets):
         self.context = context
         self.topology = topology
         self.number = number
+        self.workers = topology.workers
         self.by_process = [None] * topology.processes
-        self.lanes = [None] * topology.processes
-        self.inboxes = [None] * topology.processes
         self.doorbells = tuple(topology.doorbells)
         self.touched = []
         self.unknown = set()
@@ -101,8 +84,8 @@ cdef class RingOutlets(Outlets):
             outlet = RingOutlet.__new__(RingOutlet)
             outlet.outlets = self
             outlet.destination = process
-            outlet.inbox = self.inboxes[process] = Inbox.attach(self.topology.inbox_name(process))
-            outlet.lane = self.lanes[process] = outlet.inbox.lane(self.number)
+            outlet.inbox = Inbox.attach(self.topology.inbox_name(process))
+            outlet.lane = outlet.inbox.lane(self.number)
             self.by_process[process] = outlet
         return outlet
 
@@ -131,7 +114,7 @@ cdef class RingOutlets(Outlets):
         cdef uint64_t whole
         for destination in entry.destinations:
             outlet = self.outlet_of(destination)
-            if outlet is not None and not outlet.has_room(size):
+            if outlet is not None and not outlet.room_for(size):
                 return False
         for group in entry.groups:
             # Every group may choose a member on the same worker: room for all their records, beside the plain one.
@@ -140,7 +123,7 @@ cdef class RingOutlets(Outlets):
                 if destination == self.number:
                     continue
                 outlet = self.outlet_of(destination)
-                if outlet is not None and not outlet.has_room(whole):
+                if outlet is not None and not outlet.room_for(whole):
                     return False
         return True
 
@@ -148,7 +131,7 @@ cdef class RingOutlets(Outlets):
         cdef RingOutlet outlet = self.outlet_of(destination)
         cdef int64_t position
         cdef bint noted = publication.unrepeatable and publication.qos and self.context.recorder is not None
-        if outlet is None:                 # of a journal, or of a shared group that has changed since has_all()
+        if outlet is None:                 # from a journal, or from a shared group that has changed since has_all()
             self.note_unknown(destination)
             self.context.count_unroutable()
             return True
@@ -170,6 +153,8 @@ cdef class RingOutlets(Outlets):
         if self.context.watch:
             self.context.watcher.forwarded(destination, publication)
         if noted:
+            if self.gate is not None:
+                self.gate.noted.add(outlet)
             self.note_forward(outlet, <uint64_t>position, header, publication, group, filter)
         self.forwarded_to |= <uint64_t>1 << (destination % LANE_BITS)
         self.touch(outlet)
@@ -179,24 +164,22 @@ cdef class RingOutlets(Outlets):
     cdef int note_forward(
         self, Outlet outlet, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter,
     ) except -1:
-        """The publisher would not send this message again: should it not leave, the journal knows where it was to go."""
-        if self.gate is not None:
-            self.gate.noted.add(outlet.destination)
+        """The publisher would not send this message again: if it does not leave, the journal has its destination."""
         return self.context.recorder.forwarded(
             outlet.identity(), outlet.destination, position, publication.keep(), header.kind, header.member, header.attempts, group,
             filter, self.gate is not None)
 
-    cdef int note_retained(self, Publication publication) except -1:
-        """The store of retained messages is a destination like a worker, with numbers for positions."""
-        if self.gate is not None and self.gate.retained is not None:
-            self.gate.retained.noted += 1
-            self.context.recorder.forwarded(
-                self.gate.writer.incarnation, RETAINED_STORE, self.gate.retained.noted, publication.keep(), RECORD_PUBLISH, 0,
-                0, b"", b"", True)
+    cdef int put_retained(self, Publication publication) except -1:
+        cdef RecordHeader header
+        if self.store is not None:
+            memset(&header, 0, sizeof(header))
+            header.kind = RECORD_PUBLISH
+            self.note_forward(
+                self.store, <uint64_t>self.store.put(&header, publication, b"", b""), &header, publication, b"", b"")
         return 0
 
     cdef int touch(self, RingOutlet outlet) except -1:
-        """There is something to commit; many messages in a row go to the same worker."""
+        """Adds it to `touched`; many messages in a row go to the same worker."""
         if outlet is not self.last_touched:
             self.last_touched = outlet
             if not outlet.touched:
@@ -234,8 +217,8 @@ cdef class RingOutlets(Outlets):
 
 @final
 cdef class RingOutlet(Outlet):
-    cdef bint has_room(self, uint64_t size) except -1:
-        """Never asks for more than the lane can have, or a publisher would wait for ever. What is too large for a lane is spilled and
+    cdef bint room_for(self, uint64_t size) except -1:
+        """Never requires more than the lane can hold, or a publisher would wait forever. A record too large for a lane is spilled and
         takes little."""
         return self.lane.has_room(<uint32_t>min(size + sizeof(RecordHeader) + CLIENT_ID_ROOM, <uint64_t>self.lane.max_record()))
 
@@ -264,7 +247,7 @@ cdef class RingOutlet(Outlet):
         path = spill_path(outlets.topology.spill_dir, name)
         try:
             path.write_bytes(contents)
-        except OSError as error:           # no room in shared memory is no room in the ring
+        except OSError as error:           # a full tmpfs counts as a full ring
             path.unlink(missing_ok=True)
             outlets.context.log_failure(f"message waits: not spilled bytes={len(contents)}", error)
             return NO_ROOM
@@ -282,13 +265,20 @@ cdef class RingOutlet(Outlet):
         return <int64_t>position
 
     cdef int commit(self) except -1:
-        if self.outlets.gate is not None and self.outlets.gate.holds_head(self.destination, self.lane):
+        if self.outlets.gate is not None and self.outlets.gate.holds(self):
             return 0                       # at level `machine` the journal has to be on the disk before
         self.lane.commit()
         return self.wake()
 
-    cdef bint secured(self, uint64_t position) except -1:
-        return self.lane.is_secure(position)
+    cdef int commit_to(self, uint64_t end) except -1:
+        self.lane.commit_to(end)
+        return self.wake()
+
+    cdef uint64_t end(self) except? 0:
+        return self.lane.local_head
+
+    cdef bint secured(self, uint64_t end) except -1:
+        return self.lane.is_secure(end)
 
     cdef uint64_t identity(self) noexcept:
         return self.inbox.identity
@@ -297,6 +287,36 @@ cdef class RingOutlet(Outlet):
         if self.inbox.must_ring():
             self.outlets.ring(<int>self.destination)
         return 0
+
+
+@final
+cdef class StoreOutlet(Outlet):
+    def __init__(self, JournalRecorder recorder not None, retained not None) -> None:
+        self.destination = RETAINED_STORE
+        self.recorder = recorder
+        self.retained = retained
+
+    cdef bint room_for(self, uint64_t size) except -1:
+        return True                        # Router.retained_waiting has the bound
+
+    cdef int64_t put(self, RecordHeader* header, Publication publication, bytes group, bytes filter) except -2:
+        self.retained.noted += 1
+        return <int64_t>self.retained.noted
+
+    cdef int commit(self) except -1:
+        return 0                           # the batch of the pass is in the queue of the store's thread
+
+    cdef int commit_to(self, uint64_t end) except -1:
+        return 0
+
+    cdef uint64_t end(self) except? 0:
+        return self.retained.asked
+
+    cdef bint secured(self, uint64_t end) except -1:
+        return <uint64_t>self.retained.done >= end
+
+    cdef uint64_t identity(self) noexcept:
+        return self.recorder.writer.incarnation
 
 
 cdef void fill_record(uint8_t* target, RecordHeader* header, Publication publication, bytes group, bytes filter) noexcept:

@@ -911,7 +911,7 @@ cdef class Router(WorkerContext):
         if self.retained is None:
             return 0
         if publication.unrepeatable and publication.qos and self.recorder is not None:
-            self.outlets.note_retained(publication)
+            self.outlets.put_retained(publication)
         topic = PyBytes_FromStringAndSize(<const char*>publication.topic, publication.topic_size)
         if self.retained_retry_ms:
             self.retained_waiting += RETAINED_BYTES + publication.topic_size + publication.properties_size + publication.payload_size

@@ -1,24 +1,26 @@
-"""Letting go what is safe; see gate.pxd."""
+"""Releases output once it is safe; see sync_gate.pxd."""
 
 from collections import deque
 from heapq import heappop, heappush
 
+from cython cimport final
 from libc.errno cimport EAGAIN, errno
 from libc.stdint cimport uint64_t
 
 from shm.posix cimport write
-from shm.ring cimport Inbox, Ring
 
 __all__ = ["SyncGate"]
 
 cdef enum:
-    LANE_BITS = 64                         # of a guard: workers beyond that share theirs, and are waited for without need
+    WORKER_BITS = 64                       # of a fence: workers beyond share a bit, and are waited for without need
 
 
+@final
 cdef class OutputFence:
     pass
 
 
+@final
 cdef class Group:
     def __init__(self):
         self.marks = {}
@@ -27,14 +29,14 @@ cdef class Group:
         self.deeds = []
 
 
+@final
 cdef class SyncGate:
-    """writer: the worker's journal, with syncs. lanes, outboxes: the loop's. doorbells: eventfd of each process."""
+    """writer: the worker's journal, with syncs. outlets: RingOutlets.by_process. doorbells: eventfd of each process."""
 
-    def __init__(self, Writer writer not None, retained, list lanes not None, list outboxes not None, tuple doorbells not None, int workers):
+    def __init__(self, Writer writer not None, Outlet store, list outlets not None, tuple doorbells not None, int workers):
         self.writer = writer
-        self.retained = retained
-        self.lanes = lanes
-        self.outboxes = outboxes
+        self.store = store
+        self.outlets = outlets
         self.doorbells = doorbells
         self.workers = workers
         self.groups = deque()
@@ -44,23 +46,23 @@ cdef class SyncGate:
         self.deeds = []
 
     cdef bint is_safe(self) except -1:
-        """Whether all that happened until now is on the disk, as far as this worker is concerned."""
+        """Whether everything up to now is on the disk, as far as this worker is concerned."""
         return not self.groups and self.writer.durable == self.writer.next_sequence and not self.is_retaining()
 
     cdef bint is_retaining(self) except -1:
-        return self.retained is not None and self.retained.done != self.retained.asked
+        return self.store is not None and not self.store.secured(self.store.end())
 
     cdef Group open_group(self):
-        """The group of what happens now. The sync that the newest one waits for may not have been asked for yet: then it is that."""
+        """Returns the group of the current pass: the newest one if its sync was not requested yet, else a new one."""
         cdef Group group = self.last
         if not self.groups or (group.position != self.writer.next_sequence and group.position <= self.writer.asked_end):
             group = self.last = Group()
             self.groups.append(group)
         group.position = self.writer.next_sequence
-        group.retained = self.retained.asked if self.retained is not None else 0
+        group.stored = self.store.end() if self.store is not None else 0
         return group
 
-    # --- what comes in --------------------------------------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------------------------------------
 
     cdef size_t may_send(self, OutputFence guard, size_t pending, bint waits) except? 0:
         cdef uint64_t end = guard.sent + pending
@@ -71,8 +73,8 @@ cdef class SyncGate:
         if not waits and guard.cleared == guard.marked:
             guard.cleared = guard.marked = end
             return pending
-        needs = self.needs_of(guard.lanes)
-        guard.lanes = 0
+        needs = self.needs_of(guard.workers)
+        guard.workers = 0
         guard.marked = end
         if self.is_safe():
             self.owe(guard, end, needs)
@@ -80,34 +82,34 @@ cdef class SyncGate:
             group = self.open_group()
             before = group.marks.get(guard)
             if before is not None and before[1]:
-                # Each lane once, with its newest position.
+                # Each outlet once, with its newest end.
                 needs = tuple((dict(before[1]) | dict(needs)).items())
             group.marks[guard] = (end, needs)
         return <size_t>(guard.cleared - guard.sent)
 
-    cdef tuple needs_of(self, uint64_t lanes):
-        """(process, position) for each worker of these: how far its disk must be."""
+    cdef tuple needs_of(self, uint64_t workers):
+        """Returns (outlet, end) for each of these workers: how far its disk must be."""
         cdef list needs
-        cdef Ring lane
-        cdef int process
-        if lanes == 0:
+        cdef Outlet outlet
+        cdef int worker
+        if workers == 0:
             return ()
         needs = []
-        for process in range(self.workers):
-            if lanes >> (process % LANE_BITS) & 1 and self.lanes[process] is not None:
-                lane = self.lanes[process]
-                needs.append((process, lane.local_head))
+        for worker in range(self.workers):
+            if workers >> (worker % WORKER_BITS) & 1 and self.outlets[worker] is not None:
+                outlet = <Outlet>self.outlets[worker]
+                needs.append((outlet, outlet.end()))
         return tuple(needs)
 
-    cdef bint holds_head(self, long process, Ring lane) except -1:
+    cdef bint holds(self, Outlet outlet) except -1:
         cdef Group group
-        if process not in self.noted and process not in self.held_heads:
+        if outlet not in self.noted and outlet not in self.held_heads:
             return False
-        self.noted.discard(process)
+        self.noted.discard(outlet)
         group = self.open_group()
-        if process not in group.heads:
-            self.held_heads[process] = self.held_heads.get(process, 0) + 1
-        group.heads[process] = lane.local_head
+        if outlet not in group.heads:
+            self.held_heads[outlet] = self.held_heads.get(outlet, 0) + 1
+        group.heads[outlet] = outlet.end()
         return True
 
     cdef int taken(self, int producer, Ring ring) except -1:
@@ -119,41 +121,37 @@ cdef class SyncGate:
         return 0
 
     def when_arrived(self, deed) -> None:
-        """Calls it once all that has happened until now is safe here, and what was forwarded there."""
+        """Calls `deed` once everything up to now is safe here, and what was forwarded is safe at its destinations."""
         self.open_group().deeds.append(deed)
 
     def all_arrived(self) -> bool:
-        """Whether nothing is under way to anybody's disk."""
+        """Whether nothing is under way to any disk."""
         return self.is_safe() and self.blocked(self.needs_of(<uint64_t>-1)) < 0
 
-    # --- what goes out --------------------------------------------------------------------------------------------------------
+    # --- output ---------------------------------------------------------------------------------------------------------------
 
     cdef int advance(self) except -1:
         cdef Group group
         while self.groups:
             group = self.groups[0]
-            if group.position > self.writer.durable or (self.retained is not None and group.retained > <uint64_t>self.retained.done):
+            if group.position > self.writer.durable or (self.store is not None and not self.store.secured(group.stored)):
                 break
             self.groups.popleft()
             self.complete(group)
-        for process in list(self.waiting):
-            self.look_at_lane(process)
+        for outlet in list(self.waiting):
+            self.release_waiting(<Outlet>outlet)
         while self.deeds and self.blocked(self.deeds[0][0]) < 0:
             self.deeds.pop(0)[1]()
         return 0
 
     cdef int complete(self, Group group) except -1:
-        """Its sync is done."""
+        """The sync of the group is done."""
         cdef Ring lane
-        cdef long process
-        for process, position in group.heads.items():
-            lane = self.lanes[process]
-            lane.commit_to(position)
-            self.held_heads[process] -= 1
-            if not self.held_heads[process]:
-                del self.held_heads[process]
-            if (<Inbox>self.outboxes[process]).must_ring():
-                self.ring(<int>process)
+        for outlet, end in group.heads.items():
+            self.held_heads[outlet] -= 1
+            if not self.held_heads[outlet]:
+                del self.held_heads[outlet]
+            (<Outlet>outlet).commit_to(end)
         for (producer, lane), position in group.taken.items():
             if lane.secure(position):
                 self.ring(producer)
@@ -164,7 +162,7 @@ cdef class SyncGate:
         return 0
 
     cdef int owe(self, OutputFence guard, uint64_t end, tuple needs) except -1:
-        """This worker is ready to let it go. Are the others, and is what came before it gone?"""
+        """This worker has secured the output up to `end`. It is cleared once other workers have, and what precedes it is cleared."""
         cdef int place
         if guard.owed is not None:
             guard.owed.append((end, needs))
@@ -179,12 +177,10 @@ cdef class SyncGate:
         return 0
 
     cdef int blocked(self, tuple needs) except? -2:
-        """Place of the first that is not met, -1 if there is none. Whoever it is will ring."""
-        cdef Ring lane
+        """Returns the place of the first need that is not met, -1 without one. The doorbell rings when it is met."""
         cdef int place = 0
-        for process, position in needs:
-            lane = self.lanes[process]
-            if not lane.is_secure(position):
+        for outlet, end in needs:
+            if not (<Outlet>outlet).secured(end):
                 return place
             place += 1
         return -1
@@ -194,12 +190,11 @@ cdef class SyncGate:
         heappush(self.waiting.setdefault(need[0], []), (need[1], self.serial, guard))
         return 0
 
-    cdef int look_at_lane(self, int process) except -1:
-        cdef list heap = self.waiting[process]
-        cdef Ring lane = self.lanes[process]
+    cdef int release_waiting(self, Outlet outlet) except -1:
+        cdef list heap = self.waiting[outlet]
         cdef OutputFence guard
         cdef int place
-        while heap and lane.is_secure(heap[0][0]):
+        while heap and outlet.secured(heap[0][0]):
             guard = heappop(heap)[2]
             while guard.owed:
                 end, needs = guard.owed[0]
@@ -214,7 +209,7 @@ cdef class SyncGate:
             if guard.link is not None:
                 guard.link.touch()
         if not heap:
-            del self.waiting[process]
+            del self.waiting[outlet]
         return 0
 
     cdef int ring(self, int process) except -1:
