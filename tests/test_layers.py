@@ -127,12 +127,12 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("authorization", "observers.traces", "sansio", "turn"),
         ("connection", "hook_dispatch", "observers.observers"),
         # Parts that act on connections, one step of a pass each.
-        ("access_checks", "backpressure", "features.mountpoint", "inlets", "intake"),
+        ("access_checks", "backpressure", "command_queue", "features.mountpoint", "inlets", "intake"),
         ("one_pass",),
         # What works on a whole worker.
         (
-            "commands", "drain", "observers.commands", "recovery", "recovery.repartition", "recovery.replay", "recovery.rings",
-            "recovery.sessions", "recovery.start",
+            "assembly", "commands", "drain", "observers.commands", "recovery", "recovery.repartition", "recovery.replay",
+            "recovery.rings", "recovery.sessions", "recovery.start",
         ),
         ("main",),
     ),

@@ -19,6 +19,8 @@ cdef class ClientOutput(Timed):
 
     # Fields of a connection in the registry of clients, named as in shardbroker/stores/registry.py.
     cdef dict registry_fields(self)
+    # Work for this connection failed outside of a packet of its own: the failure ends the connection, not the worker.
+    cdef int failed(self, object error) except -1
     cdef void touch(self) noexcept         # something was written to `out`
     cdef bint relieve(self) noexcept       # congested within a pass: sends what the socket takes; True: room again
     cdef inline bint congested(self) noexcept:

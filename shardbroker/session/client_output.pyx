@@ -19,6 +19,9 @@ cdef enum:
 
 
 cdef class ClientOutput(Timed):
+    cdef int failed(self, object error) except -1:
+        raise error                        # there is no socket that could be closed
+
     cdef void touch(self) noexcept:
         pass
 

@@ -176,6 +176,16 @@ cdef object client_of(Channel channel, bytes client_id, bytes password):
         channel.listener_name(), channel.version, known.get("cn"), known.get("dn"))
 
 
+cdef Channel absent_channel(Router router):
+    """Returns a closed channel, for what is done in the name of a client without a connection."""
+    cdef Channel channel = Channel.__new__(Channel)
+    channel.context = router
+    channel.router = router
+    channel.state = CLOSING
+    channel.closed = True
+    return channel
+
+
 cdef class Access:
     def __init__(self, Channel channel not None, Connect packet, bytes client_id not None):
         cdef bytes password = None
@@ -486,8 +496,9 @@ cdef class Access:
 
     @staticmethod
     def of_will(Router router not None, bytes client_id not None, dict origin not None) -> Access:
-        """What the sender of a will may do, from what origin_of_will() has kept: its connection is gone, maybe since a restart."""
-        cdef Channel channel = router.absent_channel()
+        """Returns the rights of the sender of a will, from what Channel.origin_of_will() has kept: its connection is closed, maybe since
+        before a restart."""
+        cdef Channel channel = absent_channel(router)
         cdef Access access
         username = origin.get("username")
         channel.wanted_id = client_id

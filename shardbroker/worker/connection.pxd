@@ -44,6 +44,7 @@ cdef class Connection(Channel):
     cdef OutputFence guard                       # level `machine`: how far its output may go; else None
     cdef dict extra                        # what the listener knows beyond the address, see acceptor.handover; mostly None
 
+    cdef int failed(self, object error) except -1
     cdef int on_readable(self) except -1
     cdef int note_extra(self, dict extra) except -1
     cdef int take_received(self, uint8_t* target, size_t got) except -1

@@ -426,6 +426,9 @@ cdef class Connection(Channel):
             was_closed = True
         return self.finish() if was_closed else 0      # there is no other way to end it
 
+    cdef int failed(self, object error) except -1:
+        return self.broken(error)
+
     cdef void release(self) noexcept:
         free(self.rest)
         self.rest = NULL

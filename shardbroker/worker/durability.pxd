@@ -49,6 +49,4 @@ cdef class Durability:
     cdef int write_arrivals(self) except -1
     cdef int save_again(self, object left) except -1
     cdef int watch_disk(self) except -1
-    # Router.hold_retained(), for the store of retained messages.
-    cdef bint retained_refused(self, bint refused, int error) except -1
     cdef bint is_settled(self) except -1

@@ -6,10 +6,10 @@ from threading import Thread
 
 from cython cimport final
 from shardbroker.session.session cimport Session
-from shardbroker.worker.disk cimport DISK_AGAIN, DISK_LIMIT, DISK_WITHOUT
+from shardbroker.worker.disk cimport DISK_AGAIN, DISK_WITHOUT
 from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.outlets cimport StoreOutlet
-from shm.counters cimport JOURNAL_WRITE_MS, RETAINED_ERRNO_COUNT
+from shm.counters cimport JOURNAL_WRITE_MS
 from shm.ring cimport Ring
 
 from shardbroker.journal import apply_retention, set_recovery_start
@@ -18,6 +18,7 @@ __all__ = ["Durability"]
 
 cdef enum:
     CYCLE_BYTES_A_PASS = 65536             # bytes of sessions written again in a pass
+    RECOVERY_SYNC_S = 60                   # that the disk may take for what a recovery has written
 
 
 @final
@@ -32,7 +33,7 @@ cdef class Durability:
         self.arrivals = {}
         self.retention = settings.journal.retention
         self.cycle_bytes = self.cycle_due_bytes = settings.journal.cycle_bytes
-        self.disk = DiskWatch(settings.durability, counters.slot(rings.number))
+        self.disk = router.disk = DiskWatch(settings.durability, counters.slot(rings.number))
 
     def keep_journal(self, JournalRecorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
         """What sessions must not lose goes there from now on. old_bytes, arrivals: what the journal has already."""
@@ -145,15 +146,7 @@ cdef class Durability:
             self.cycle_left = None
         elif stage == DISK_AGAIN and self.router.serving and self.cycle_left is None and not self.disk.written_anew:
             self.begin_cycle()
-        self.router.disk_full = stage == DISK_LIMIT or self.router.retained_waiting > self.disk.limit
-        return 0
-
-    cdef bint retained_refused(self, bint refused, int error) except -1:
-        self.router.counters[<int>RETAINED_ERRNO_COUNT] = <uint64_t>error
-        if self.recorder is None:
-            return False
-        self.watch_disk()
-        return refused and not self.disk.goes_on
+        return self.router.check_disk()
 
     cdef int take_snapshots(self) except -1:
         """Writes the state of some more sessions; when all are through, what is older can go."""
@@ -195,6 +188,12 @@ cdef class Durability:
             self.cycle_due_bytes = self.recorder.writer.bytes_written + self.cycle_bytes
             self.router.log_failure("journal cycle given up", error)
         return 0
+
+    def settle_now(self) -> bool:
+        """Returns whether everything recovered is in the journal. False: the disk refuses."""
+        self.router.read_clock()
+        self.settle()
+        return not self.behind and (self.gate is None or self.recorder.writer.wait_durable(RECOVERY_SYNC_S))
 
     cdef bint is_settled(self) except -1:
         """Whether nothing of what has happened still waits for the disk."""

@@ -26,6 +26,7 @@ from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
 from shardbroker.stores.trace_state import read_traced
+from shardbroker.worker.assembly import assemble
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.drain import drain as drain_worker
 from shardbroker.worker.features.mountpoint import mounted_connection
@@ -101,7 +102,7 @@ def _start(topology: Topology, number: int) -> Worker:
     inbox = Inbox.attach(topology.inbox_name(number))
     retained, set_aside = _retained(topology, number)
     mark = mark_bytes(topology.settings.overload.memory_high_water, machine_memory())
-    worker = Worker(
+    worker = assemble(
         topology,
         number,
         counters,
@@ -119,7 +120,7 @@ def _start(topology: Topology, number: int) -> Worker:
         ),
     )
     worker.intake.mounted_connection = mounted_connection
-    worker.on_command = Commands(worker, topology.spill_dir)
+    worker.command_queue.execute = Commands(worker, topology.spill_dir)
     worker.in_force = in_force
     observers = Observers(worker, number)
     observers.configure(topology.settings)

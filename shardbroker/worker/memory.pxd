@@ -30,6 +30,8 @@ cdef class MemoryWatch:
     cdef uint64_t tidy_at_ms               # when it is to be, if nothing else leads to it
     cdef int level
     cdef bint confirmed                    # the look before came to REFUSE too
+    cdef bint worked                       # since free memory was given back last in an idle moment
+    cdef uint64_t idle_trim_at_ms          # when that may be done again
     cdef dict contributions                # client id -> bytes that it added to queues since the last look
     cdef readonly dict greedy              # client id -> when it was last told to its worker, Unix ms
 
@@ -38,5 +40,9 @@ cdef class MemoryWatch:
     cdef uint64_t measure(self) except? 0
     cdef uint64_t taken(self) except? 0                  # by all workers and the tables, bytes
     cdef int trim(self, uint64_t now_ms) except -1
+    # Gives free memory back, at the start of a pass that nothing has led to.
+    cdef int trim_when_idle(self, bint worked, bint idle, uint64_t now_ms) noexcept
+    # Sets how much free memory a busy worker keeps at the end of its heap.
+    cdef int keep_heap(self) noexcept
     cdef int note(self, bytes client_id, uint64_t size) except -1
     cdef list choose(self, uint64_t now_ms)              # client ids that are not to be read for LEASE_MS

@@ -16,6 +16,8 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef extern from "<malloc.h>" nogil:
     int malloc_trim(size_t keep)
+    int mallopt(int parameter, int value)
+    int M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 cdef extern from "<stdlib.h>" nogil:
     unsigned long strtoul(const char* text, char** end, int base)
@@ -30,6 +32,10 @@ cdef enum:
     TIDY_SHORT_MS = 1000                   # the same while memory is short
     TRIM_MS = 50                           # least time between two times that it is
     TRIM_SHARE = 100                       # giving back may take a hundredth of the time: a fragmented heap needs 150 ms for it
+    IDLE_TRIM_MS = 10000                   # least time between two times that an idle worker gives free memory back
+    KEPT_BYTES = 268435456                 # free memory at the end of the heap that a busy worker keeps, bytes
+    KEPT_SHARE = 8                         # of the memory limit, if that is less
+    MAPPED_BYTES = 16777216                # an allocation of this size is mapped on its own, bytes
     WORTH_TRIMMING = 16777216              # memory above that of the start from which it is tried at all, bytes
 
 OTHER_PROCESS_BYTES = 16 << 20
@@ -144,6 +150,23 @@ cdef class MemoryWatch:
         took_ms = <uint64_t>((after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) // 1000000)
         self.trim_at_ms = now_ms + max(<uint64_t>TRIM_MS, took_ms * TRIM_SHARE)
         self.own = self.measure()
+        return 0
+
+    cdef int trim_when_idle(self, bint worked, bint idle, uint64_t now_ms) noexcept:
+        if worked:
+            self.worked = True
+        elif self.worked and idle and now_ms >= self.idle_trim_at_ms:
+            self.worked = False
+            self.idle_trim_at_ms = now_ms + IDLE_TRIM_MS
+            malloc_trim(0)
+        return 0
+
+    cdef int keep_heap(self) noexcept:
+        """Output buffers are allocated and freed in every pass: a heap that shrinks in between spends a third of a fan-out on page
+        faults."""
+        cdef uint64_t share = self.mark // <uint64_t>(KEPT_SHARE * self.workers)
+        mallopt(M_TRIM_THRESHOLD, <int>min(<uint64_t>KEPT_BYTES, share or <uint64_t>KEPT_BYTES))
+        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
         return 0
 
     cdef int note(self, bytes client_id, uint64_t size) except -1:

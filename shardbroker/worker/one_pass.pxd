@@ -8,25 +8,28 @@ Each part has one owner:
     Outlets       destinations, rings out                               Inlets          rings in
     Durability    journal, cycles, syncs                                Backpressure    connections that are not read for a while
     Reporter      events, log lines, registry                           AccessChecks    answers of the access gate
+    CommandQueue  commands of the manager                               Observers       traces, topic metrics, slow subscriptions
+
+assembly.pyx creates the parts.
 """
 from libc.stdint cimport uint64_t
 
 from shardbroker.worker.access_checks cimport AccessChecks
 from shardbroker.worker.backpressure cimport Backpressure
+from shardbroker.worker.command_queue cimport CommandQueue
 from shardbroker.worker.durability cimport Durability
 from shardbroker.worker.inlets cimport Inlets
 from shardbroker.worker.intake cimport Intake
 from shardbroker.worker.outlets cimport RingOutlets
 from shardbroker.worker.router cimport Router
 from shardbroker.worker.turn cimport Turn
-from shm.counters cimport Counters, Histogram
+from shm.counters cimport Histogram
 from shm.posix cimport epoll_event
 
 
 cdef class Worker(Router):
-    cdef readonly object topology
+    cdef readonly object topology          # shm.topology.Topology, a plain Python class
     cdef readonly int number
-    cdef Counters counters_segment
     cdef RingOutlets rings                 # the router's outlets
     cdef Turn turn
     cdef readonly Durability durability
@@ -34,17 +37,15 @@ cdef class Worker(Router):
     cdef Inlets inlets
     cdef readonly Intake intake
     cdef readonly AccessChecks access_checks
+    cdef readonly CommandQueue command_queue
     cdef public bint draining
-    cdef bint trim_due                     # something was done since memory was given back
-    cdef uint64_t trim_at_ms
     cdef Histogram pass_times
     cdef public object started             # callable once all workers serve: what recovered sessions have missed
-    cdef public object on_command          # callable(command) -> answer, see commands.pyx
-    cdef list answers                      # that the manager's ring had no room for yet
     cdef public object in_force            # shm.in_force.InForce; None: the settings do not change
     cdef const uint64_t* settings_wanted   # newest generation of the settings that reaches this worker
     cdef uint64_t settings_seen            # newest one that was looked at
 
+    cdef int next_wait_ms(self) except -1
     cpdef int one_pass(self, int timeout_ms) except -1
     cdef int send_all(self) except -1
     cdef int serve_events(self, epoll_event* events, int count) except -1
@@ -52,7 +53,4 @@ cdef class Worker(Router):
     cdef int look_around(self) except -1
     cdef int flush_sockets(self) except -1
     cdef int flush_all(self, list dirty) except -1
-    cdef int carry_out_commands(self) except -1
-    cdef int send_answers(self) except -1
     cdef int take_settings(self) except -1
-    cdef int change_topics(self, settings) except -1

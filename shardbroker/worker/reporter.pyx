@@ -89,7 +89,10 @@ cdef class Reporter:
 
     def log(self, str level, str text) -> None:
         """Sends a line for the manager's log; it is counted as dropped if the ring has no room."""
-        cdef RingOutlet outlet = self.outlet()
+        cdef RingOutlet outlet
+        if self.outlets is None:
+            return
+        outlet = self.outlet()
         if outlet.lane.put(encode_note(level, f"worker-{self.outlets.number}: {text}")):
             outlet.wake()
         else:

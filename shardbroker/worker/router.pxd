@@ -14,16 +14,22 @@ from shardbroker.pubsub.subscriptions cimport Subscription, SubscriptionTable
 from shardbroker.pubsub.topic_cache cimport Lookup, TopicCache, TopicEntry
 from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.session cimport Session, Will
-from shardbroker.worker.features.delayed cimport Delays
 from shardbroker.worker.deferred cimport Deferred
+from shardbroker.worker.disk cimport DiskWatch
+from shardbroker.worker.features.delayed cimport Delays
+from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.outlets cimport Outlets
 from shardbroker.worker.reporter cimport Reporter
+from shm.counters cimport Counters
 from shm.epochs cimport BUCKETS, Buckets, Epochs
 
 
 cdef class Router(WorkerContext):
     cdef Outlets outlets                   # what leaves this worker
     cdef Reporter reporter                 # what the management plane gets to know
+    cdef DiskWatch disk                    # of the journal; None: there is no journal
+    cdef MemoryWatch memory                # None: memory has no limit
+    cdef Counters counters_segment         # of all processes; None: there is no other worker
     cdef readonly dict sessions            # client id -> Session
     cdef dict by_key                       # session key -> Session
     cdef SubscriptionTable table
@@ -83,8 +89,6 @@ cdef class Router(WorkerContext):
     cdef TopicEntry finish(self, Lookup lookup)
     # A part of the look-ups that wait; called once a pass.
     cdef int look_up_some(self) except -1
-    # Work for a connection failed outside of protocol.feed(): it costs this connection, not the worker.
-    cdef int connection_failed(self, object channel, object error) except -1
     # Everything a publish leads to. True if anybody subscribes. The caller has checked room_for().
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
@@ -118,6 +122,7 @@ cdef class Router(WorkerContext):
     cdef int count_outdated(self) except -1
     # Why no further message may wait; None if it may.
     cdef str no_delay(self)
+    # Of all workers, if there are others.
     cdef int64_t delayed_count(self) except? -1
     cdef bint publish_delayed(self, Deferred deferred) except -1
     cdef int stamp(self, Publication publication) noexcept
@@ -134,8 +139,6 @@ cdef class Router(WorkerContext):
     @final
     cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1
 
-    # A connection that is closed, for what is done in the name of a client that is gone; only a loop has one.
-    cdef object absent_channel(self)
     cdef Session open_session(self, object channel, bytes client_id, bint clean_start, uint64_t expiry_ms, bint* present)
     cdef int end_session(self, Session session, bint redispatch) except -1
     cdef int client_gone(self, Session session, int reason_code, bint keep_will) except -1
@@ -158,8 +161,10 @@ cdef class Router(WorkerContext):
     cdef bint commit_routes(self) except -1
     cdef int commit_retained(self) except -1
     cdef int answer_subscribe(self, tuple suback, bint full) except -1
-    # The disk takes no retained messages (False: it does again). Whether they are kept until it does; else they are dropped.
-    cdef bint hold_retained(self, bint refused, int error) except -1
+    # The disk takes no retained messages. Whether they are kept until it does; else they are dropped.
+    cdef bint keeps_refused(self, int error) except -1
+    # `disk_full` is set anew: by the stage of the disk, and by retained messages that wait for it.
+    cdef int check_disk(self) except -1
     cdef int replay_some(self) except -1
     cdef int leave_some(self) except -1
     cdef bint replay_session(self, Session session) except -1

@@ -20,6 +20,7 @@ from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, OPTION_RETAIN_AS
 from shardbroker.session.client_output cimport ClientOutput
 from shardbroker.worker.features.delayed cimport Delays, id_of
 from shardbroker.worker.deferred cimport HELD_FOR_ALL, HELD_FOR_GROUP, HELD_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time
+from shardbroker.worker.disk cimport DISK_LIMIT
 from shardbroker.worker.memory cimport REFUSE
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Lookup, Target, encode_identifier, new_lookup
 from shardbroker.session.context cimport TELL_DROPPED, TELL_SUBSCRIBED
@@ -28,23 +29,24 @@ from shardbroker.session.journaling cimport (
 )
 from shm.counters cimport (
     DELAYED_COUNT, DELIVERY_DROPPED, DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_NO_LOCAL, EVENTS_DROPPED, MESSAGES_DELAYED,
-    MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, MESSAGES_DROPPED_OUTDATED, RETAINED_DROPPED,
+    MESSAGES_DROPPED, MESSAGES_DROPPED_NO_SUBSCRIBERS, MESSAGES_DROPPED_OUTDATED, RETAINED_DROPPED, RETAINED_ERRNO_COUNT,
     SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TAKENOVER, SESSION_TERMINATED, SESSIONS_COUNT,
     SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT,
 )
 from shm.destinations cimport number_of
-from shm.epochs cimport Buckets, bucket_of, buckets_of, sum_of
+from shm.epochs cimport WILDCARD_BUCKET, Buckets, bucket_of, buckets_of, sum_of
 from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
 
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name, matches
 from shardbroker.worker.features import event_messages
 from shardbroker.worker.features.delayed import DELAYED, parse_delayed
+from shardbroker.worker.features.rewrite import AutoTopics, Rewriting
 from shardbroker.stores.exclusive import Claim, ExclusiveTableFull
 from shardbroker.stores.retained import RetainedMessage, RetainedStoreRefused
 from shm.routes import RouteTableFull
 
-__all__ = ["OWN_TOPICS", "Shard"]
+__all__ = ["OWN_TOPICS", "Router"]
 
 TOPIC_CACHE_ENTRIES = 1 << 16
 """Topics a worker remembers, of now and once more as many of before: about 40 MB with short topics."""
@@ -134,10 +136,46 @@ cdef class Router(WorkerContext):
         """Next number of a node-wide round robin counter."""
         return self.epochs.next_turn(hash) if self.epochs is not None else random.getrandbits(32)
 
-    # --- failures of a single message, session or connection ------------------------------------------------------------
+    def log(self, str level, str text) -> None:
+        self.reporter.log(level, text)
 
-    cdef int connection_failed(self, object channel, object error) except -1:
-        raise error                        # there is no socket here
+    cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
+        return self.memory.note(client_id, size) if client_id and self.memory is not None else 0
+
+    def apply_settings(self, settings) -> None:
+        """Applies the settings that can change while the worker runs."""
+        self.configure(settings.mqtt)
+        self.retainer = settings.retainer
+        self.retained.max_messages = settings.retainer.max_messages
+        self.retained.max_bytes = settings.retainer.max_total_bytes
+        self.capture_topics(settings.journal.capture)
+        self.change_topics(settings)
+        self.delays.settings = settings.delayed
+        self.announce_events(settings)
+        if self.watcher is not None:
+            self.watcher.configure(settings)
+
+    def capture_topics(self, list filters) -> None:
+        """The journal captures messages to topics that match these filters."""
+        capture = [filter.encode() for filter in filters]
+        if capture != self.capture:
+            self.capture = capture
+            self.local_epochs[<int>WILDCARD_BUCKET] += 1   # the cache entry of a topic says whether it is captured
+
+    def change_topics(self, settings) -> None:
+        """Applies rewrite.rules and auto_subscribe.topics; existing subscriptions stay as they are."""
+        rules, topics = settings.rewrite.rules, settings.auto_subscribe.topics
+        if rules or self.rewriting is not None:
+            self.rewriting = Rewriting(rules) if rules else None
+            self.local_epochs[<int>WILDCARD_BUCKET] += 1   # the cache entry of a topic has its rule
+        self.auto_topics = AutoTopics(topics) if topics else None
+
+    def recover_routes(self) -> None:
+        """Replaces the routes to this worker by those of its recovered sessions, without a moment in which one is missing."""
+        wanted = [(True, filter, self.own_destination, group, member) for filter, group, member in self.route_changes]
+        self.route_changes = {}
+        self.routes_due_ms = 0
+        self.routes.replace(self.own_destination, wanted)
 
     # --- publishing -----------------------------------------------------------------------------------------------------
 
@@ -490,7 +528,9 @@ cdef class Router(WorkerContext):
         return f"{limit} messages wait for their time, which is as many as may" if limit and self.delayed_count() >= limit else None
 
     cdef int64_t delayed_count(self) except? -1:
-        return <int64_t>self.counters[<int>DELAYED_COUNT]
+        if self.counters_segment is None:
+            return <int64_t>self.counters[<int>DELAYED_COUNT]
+        return self.counters_segment.total_of(DELAYED_COUNT)
 
     cdef int messages_due(self) except -1:
         return self.delays.take_due(self.retry)
@@ -591,9 +631,6 @@ cdef class Router(WorkerContext):
         if not self.outlets.forward_shared(destination, member, group, publication, attempts):
             self.defer(defer_for_ring(publication.keep(), destination, RECORD_SHARED, member, attempts, <bytes>group[0], <bytes>group[1]))
         return 0
-
-    cdef object absent_channel(self):
-        raise NotImplementedError("Router.absent_channel")
 
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
@@ -946,7 +983,7 @@ cdef class Router(WorkerContext):
                 more = False
                 (<Session>session).replays = None
                 if (<Session>session).link is not None:
-                    self.connection_failed((<Session>session).link, error)
+                    (<Session>session).link.failed(error)
             if more:
                 sessions.append(session)
             if self.step_is_over():
@@ -1004,7 +1041,7 @@ cdef class Router(WorkerContext):
                 try:
                     self.answer_subscribe(<tuple>suback, full)
                 except Exception as error:
-                    self.connection_failed((<tuple>suback)[1], error)
+                    (<ClientOutput>(<tuple>suback)[1]).failed(error)
         if self.telling and self.announcer.any_noted:
             self.announcer.publish()
         return 0
@@ -1027,18 +1064,28 @@ cdef class Router(WorkerContext):
             self.gauge(RETAINED_DROPPED, self.retained.update(operations))
         except RetainedStoreRefused as error:
             self.retained_retry_ms = self.now_ms + RETAINED_RETRY_MS
-            if self.hold_retained(True, error.number):
+            if self.keeps_refused(error.number):
                 self.retained_changes = operations
             else:
                 self.gauge(RETAINED_DROPPED, len(operations))
             return 0
         if self.retained_retry_ms:
             self.retained_retry_ms = self.retained_waiting = 0
-            self.hold_retained(False, 0)
+            self.counters[<int>RETAINED_ERRNO_COUNT] = 0
+            self.check_disk()
         return 0
 
-    cdef bint hold_retained(self, bint refused, int error) except -1:
-        return False
+    cdef bint keeps_refused(self, int error) except -1:
+        self.counters[<int>RETAINED_ERRNO_COUNT] = <uint64_t>error
+        if self.recorder is None or self.disk is None:
+            return False
+        self.check_disk()
+        return not self.disk.goes_on
+
+    cdef int check_disk(self) except -1:
+        if self.disk is not None and self.recorder is not None:
+            self.disk_full = self.disk.stage == DISK_LIMIT or self.retained_waiting > self.disk.limit
+        return 0
 
     cdef bint commit_routes(self) except -1:
         """All changes in one transaction, then the epochs. True if the table has no room for them; removals are tried again."""

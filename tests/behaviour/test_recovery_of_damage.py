@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from shardbroker.worker.memory import MemoryWatch
-from shardbroker.worker.one_pass import Worker
+from shardbroker.worker.assembly import assemble
 from shardbroker.worker.recovery.replay import Replay
 from shm.counters import Counters
 from shm.epochs import Epochs
@@ -102,7 +102,7 @@ def recover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recover]:
         def recovered(directory: Path) -> Outcome:
             gc.disable()  # as in a worker
             memory = MemoryWatch(counters, 0, 1, 0)
-            loop = Worker(topology, 0, counters, routes, retained, epochs, registry, inbox, memory)
+            loop = assemble(topology, 0, counters, routes, retained, epochs, registry, inbox, memory)
             replay = Replay(loop, lambda client_id: True)
             replay.read(directory, 0)
             return Outcome(replay.records, len(replay.damage), sum(one.error for one in replay.damage), set(loop.sessions))

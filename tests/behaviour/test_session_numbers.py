@@ -8,7 +8,7 @@ from acceptor.handover import encode_header, send_one
 from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.mqtt.packets import Connect
 from shardbroker.worker.memory import MemoryWatch
-from shardbroker.worker.one_pass import Worker
+from shardbroker.worker.assembly import assemble
 from shardbroker.worker.recovery.replay import Replay
 from shardbroker.worker.recovery.sessions import record_sessions
 from shardbroker.worker.sansio import SansIoRouter
@@ -39,7 +39,7 @@ def test_a_worker_that_starts_in_the_second_of_its_predecessor_gives_other_numbe
         routes, retained = RouteTable(topology.routes_dir), RetainedStore(topology.retained_dir)
         time.sleep(1 - time.time() % 1)  # a second has just begun: both start in it
         now_ms = int(time.time()) * 1000
-        worker = Worker(
+        worker = assemble(
             topology, 0, counters, routes, retained, Epochs.attach(topology.epochs_name),
             Registry(topology.registry_dir(0), create=True), Inbox.attach(topology.inbox_name(0)), MemoryWatch(counters, 0, 1, 0),
         )  # fmt: skip

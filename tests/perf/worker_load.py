@@ -16,8 +16,8 @@ from pathlib import Path
 
 from acceptor.handover import encode_header, send_one
 from shardbroker.mqtt.packets import Connect, Publish, Subscribe
+from shardbroker.worker.assembly import assemble
 from shardbroker.worker.memory import MemoryWatch
-from shardbroker.worker.one_pass import Worker
 from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.ring import Inbox
@@ -63,7 +63,7 @@ def main(qos: int, batches: int, data_dir: Path) -> None:
         counters, epochs = Counters.attach(topology.counters_name), Epochs.attach(topology.epochs_name)
         routes = RouteTable(topology.routes_dir)
         workers = [
-            Worker(
+            assemble(
                 topology, number, counters, routes, None, epochs, Registry(topology.registry_dir(number), create=True),
                 Inbox.attach(topology.inbox_name(number)), MemoryWatch(counters, number, WORKERS, 0),
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from shardbroker.worker.memory import MemoryWatch
-from shardbroker.worker.one_pass import Worker
+from shardbroker.worker.assembly import assemble
 from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
 from shm.ring import Inbox
@@ -52,7 +52,7 @@ class Running:
         self.complaints: list[str] = []
         self.rollout = Rollout(self.topology, self.counters, self._supervisor, self.complaints.append)
         self.routes = RouteTable(self.topology.routes_dir)
-        self.worker = Worker(
+        self.worker = assemble(
             self.topology, 0, self.counters, self.routes, RetainedStore(self.topology.retained_dir),
             Epochs.attach(self.topology.epochs_name), Registry(self.topology.registry_dir(0), create=True),
             Inbox.attach(self.topology.inbox_name(0)), MemoryWatch(self.counters, 0, 1, 0),

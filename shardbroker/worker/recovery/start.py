@@ -89,7 +89,7 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
         worker.durability.save_sessions()
         repartition.note_connected()
     counters = Counters.attach(topology.counters_name)
-    while not worker.settle_now():
+    while not worker.durability.settle_now():
         counters.beat(number, time.monotonic_ns() // 1_000_000)
         time.sleep(RETRY_S)  # the alarm has the reason; the other workers go on without this one
     for process in range(topology.workers):

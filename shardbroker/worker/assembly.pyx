@@ -1,0 +1,65 @@
+"""Creation of a worker: its parts, and what each of them gets of the others."""
+
+from libc.stdint cimport uint64_t
+
+from shardbroker.worker.access_checks cimport AccessChecks
+from shardbroker.worker.backpressure cimport Backpressure
+from shardbroker.worker.command_queue cimport CommandQueue
+from shardbroker.worker.durability cimport Durability
+from shardbroker.worker.inlets cimport Inlets
+from shardbroker.worker.intake cimport Intake
+from shardbroker.worker.memory cimport MemoryWatch
+from shardbroker.worker.one_pass cimport Worker
+from shardbroker.worker.outlets cimport RingOutlets
+from shardbroker.worker.rates cimport Quotas
+from shardbroker.worker.reporter cimport Reporter
+from shardbroker.worker.router cimport Router
+from shardbroker.worker.turn cimport Turn
+from shm.counters cimport Counters
+from shm.epochs cimport Epochs
+from shm.posix cimport CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLLIN, clock_gettime, timespec
+from shm.ring cimport Inbox
+
+from shm.destinations import worker_destination
+
+__all__ = ["assemble"]
+
+CACHE_SHARE = 16
+"""Part of the memory limit for each generation of the topic cache, if that is less than its own limit."""
+
+
+def assemble(
+    topology, int number, Counters counters not None, routes, retained, Epochs epochs, registry, Inbox inbox, MemoryWatch memory not None,
+) -> Worker:
+    """Returns worker `number` before its start. topology: shm.topology.Topology; the rest are the shared parts, opened in this process."""
+    cdef Worker worker = Worker.__new__(Worker)
+    cdef timespec steady, wall
+    settings = topology.settings
+    clock_gettime(CLOCK_MONOTONIC, &steady)
+    clock_gettime(CLOCK_REALTIME, &wall)
+    worker.clock_offset_ms = (wall.tv_sec - steady.tv_sec) * 1000 + (wall.tv_nsec - steady.tv_nsec) // 1000000
+    Router.__init__(
+        worker, settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
+        worker_destination(number), topology.node_id)
+    worker.topology = topology
+    worker.number = number
+    worker.counters_segment = counters
+    worker.settings_wanted = counters.settings_word(number)
+    worker.memory = memory
+    worker.capture_topics(settings.journal.capture)
+    worker.change_topics(settings)
+    if memory.mark:
+        worker.cache.weight_limit = min(worker.cache.weight_limit, memory.mark // <uint64_t>(CACHE_SHARE * topology.workers))
+    worker.outlets = worker.rings = RingOutlets(worker, topology, number)
+    worker.reporter = Reporter(worker, worker.rings, counters, epochs, registry, worker.sessions)
+    worker.durability = Durability(worker, worker.rings, inbox, counters, settings)
+    worker.turn = Turn(worker, worker.outlets, worker.durability)
+    worker.backpressure = Backpressure(worker, worker.turn, worker.rings, memory)
+    worker.inlets = Inlets(
+        worker, worker.rings, worker.durability, worker.backpressure, inbox, counters.histogram(number, "ring.hop_us"))
+    worker.command_queue = CommandQueue(worker, worker.durability, worker.rings, worker.inlets)
+    worker.intake = Intake(worker, worker.turn, Quotas(counters, settings.mqtt.limiter))
+    worker.access_checks = AccessChecks(worker, worker.turn, counters)
+    worker.pass_times = counters.histogram(number, "pass_us")
+    worker.turn.listen_to(worker.rings.doorbells[number], EPOLLIN)
+    return worker
