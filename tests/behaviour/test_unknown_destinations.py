@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 import pytest
-from shm.destinations import DestinationKind, destination
+from shm.destinations import DestinationKind, destination, destination_name
 from shm.epochs import Epochs
 
 from shardbroker.control import Control
@@ -39,10 +39,17 @@ class Routes:
         self._epochs.bump_of(filter)
 
 
-@pytest.fixture(params=[DestinationKind.NODE, DestinationKind.SINK, DestinationKind.STORE], ids=lambda kind: kind.name.lower())
+UNKNOWN = {
+    **{kind.name.lower(): destination(kind, 7) for kind in (DestinationKind.NODE, DestinationKind.SINK, DestinationKind.STORE)},
+    "manager": destination(DestinationKind.WORKER, WORKERS),
+}
+"""The manager has the number behind those of the workers, and an inbox as they have."""
+
+
+@pytest.fixture(params=UNKNOWN.values(), ids=UNKNOWN)
 def unknown(request: pytest.FixtureRequest, broker: Broker) -> Iterator[int]:
     """A destination without an outlet, which `far/#` leads to."""
-    to, routes = destination(request.param, 7), Routes(broker)
+    to, routes = request.param, Routes(broker)
     routes.change(True, b"far/#", to)
     yield to
     routes.change(False, b"far/#", to)
@@ -135,8 +142,7 @@ def test_it_is_logged_once_for_each_worker(broker: Broker, unknown: int) -> None
             for client in (first, second):
                 client.publish(f"far/{n}", b"lost", 1, wait=False)
                 assert client.expect(Puback).code == REFUSED
-    kind = DestinationKind(unknown >> 24).name.lower()
-    phrase = f"destination unknown destination={kind}-7"
+    phrase = f"destination unknown destination={destination_name(unknown)}:"
     until(lambda: sum(phrase in line for line in broker.output) == WORKERS)
     time.sleep(0.2)
     assert sum(phrase in line for line in broker.output) == WORKERS
