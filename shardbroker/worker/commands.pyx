@@ -10,7 +10,7 @@ do.
 import os
 
 from cpython.bytes cimport PyBytes_GET_SIZE
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from shardbroker.journal.writer cimport Writer
 from shardbroker.pubsub.message cimport Message, Publication, make_message
