@@ -119,6 +119,7 @@ soak: tools
 
 lint: tools
 	$(BIN)/ruff check .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint $$(git ls-files '*.pyx' '*.pxd')
 
 types: tools spark
 	$(BIN)/mypy

@@ -25,7 +25,7 @@ cdef class Pump:
     def __dealloc__(self):
         self.close()
 
-    cdef void close(self) noexcept:
+    cdef void close(self) noexcept:        # no-cython-lint: a method
         if self.outer >= 0:
             close(self.outer)
         if self.inner >= 0:

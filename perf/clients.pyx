@@ -10,7 +10,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EADDRNOTAVAIL, EAGAIN, EINTR, errno
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
@@ -345,7 +345,7 @@ cdef class Clients:
         if self.clients[number].state != CLOSED and len(self.transports[number].raw):
             self.room(number, 0)           # output of a handshake
         if not plain:
-            errno = EAGAIN
+            errno = EAGAIN                 # no-cython-lint: of C
             return -1
         memcpy(target, PyBytes_AS_STRING(plain), PyBytes_GET_SIZE(plain))
         return PyBytes_GET_SIZE(plain)

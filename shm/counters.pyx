@@ -326,7 +326,7 @@ cdef class Counters:
         found = {}
         for fraction in sorted(fractions) if total else ():
             passed = 0
-            for greatest, count in buckets:
+            for greatest, count in buckets:                # no-cython-lint: read behind the loop
                 passed += count
                 if passed >= fraction * total:
                     break

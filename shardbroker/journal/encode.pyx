@@ -157,9 +157,9 @@ def measure(Writer writer not None, str kind, int passes, int per_pass, bytes pa
     cdef uint64_t session = (<uint64_t>3 << 52) | (<uint64_t>1_760_000_000 << 20), number = 0
     cdef bytes topic = b"site/17/device/4711/temperature", publisher = b"sensor-4711"
     cdef int which = ("ACKNOWLEDGED", "DELIVERED", "QUEUED", "MESSAGE").index(kind)
-    cdef int i, j
+    cdef int i, _
     for i in range(passes):
-        for j in range(per_pass):
+        for _ in range(per_pass):
             number += 1
             if which == 0:
                 log_acknowledged(writer, session + (number & 1023), <uint16_t>number, ACK_PUBACK, 0)

@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
 from shm.address cimport ADDRESS_TEXT_MAX, write_address
-from shm.events cimport EVENT_CONNECTED, EVENT_DENIED, EVENT_DISCONNECTED, EVENT_FLAPPING, EventHeader, check
+from shm.events cimport EVENT_CONNECTED, EVENT_DENIED, EVENT_FLAPPING, EventHeader, check
 
 from datetime import UTC, datetime
 

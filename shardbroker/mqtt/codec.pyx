@@ -1,6 +1,6 @@
 """The hot half of the codec; see codec.pxd."""
 
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport realloc
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memchr, memcpy
 
@@ -11,7 +11,7 @@ from shardbroker.mqtt.spec cimport (
 from shardbroker.mqtt.topics cimport is_utf8
 
 from shardbroker.mqtt.errors import MalformedPacket, MqttError, ProtocolError
-from shardbroker.mqtt.spec import PROPERTIES, REASON_CODES, PacketType, Wire
+from shardbroker.mqtt.spec import PROPERTIES, REASON_CODES, PacketType
 
 cdef enum:
     PROPERTY_IDS = 0x2B                    # one more than the highest
@@ -168,7 +168,6 @@ cdef int parse_publish_properties(const uint8_t* data, uint32_t size, PublishVie
     cdef uint64_t seen = 0
     cdef uint8_t identifier
     cdef bint strip = False
-    cdef uint32_t begin
     while at < size:
         end = next_property(data, at, size, PUBLISH, &seen, &identifier)
         if identifier == TOPIC_ALIAS:

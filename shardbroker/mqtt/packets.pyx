@@ -12,8 +12,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint16_t, uint64_t
 
 from shardbroker.mqtt.codec cimport (
-    AckView, FixedHeader, PublishView, are_flags_of_31, check_response_topic, next_property, parse_ack, read_fixed_header, read_varint,
-    text_end, varint_size, write_varint,
+    AckView, FixedHeader, are_flags_of_31, check_response_topic, next_property, parse_ack, read_fixed_header, read_varint,
+    text_end, write_varint,
 )
 from shardbroker.mqtt.spec cimport (
     AUTH, AUTH_FIRST, BRIDGE_BIT, CLIENT_IDENTIFIER_NOT_VALID, CONNACK, CONNACK_FIRST, CONNECT, CONNECT_FIRST, DISCONNECT_FIRST,
@@ -21,7 +21,6 @@ from shardbroker.mqtt.spec cimport (
     SUBACK_FIRST, SUBSCRIBE, SUBSCRIBE_FIRST, TOPIC_ALIAS_INVALID, UNSUBACK, UNSUBACK_FIRST, UNSUBSCRIBE, UNSUBSCRIBE_FIRST,
     UNSUPPORTED_PROTOCOL_VERSION, WILL,
 )
-from shardbroker.mqtt.topics cimport is_utf8
 
 from shardbroker.mqtt.errors import MalformedPacket, MqttError, ProtocolError
 from shardbroker.mqtt.spec import PROPERTIES, REASON_CODES, PacketType, PropertyId, Wire

@@ -121,4 +121,3 @@ cdef class ClientOutput(Timed):
             return 0
         self.aliases_out[topic] = len(self.aliases_out) + 1
         return <uint32_t>len(self.aliases_out)
-

@@ -37,6 +37,6 @@ cdef class DeliveryRing:
 
     cdef Delivery* push(self) except NULL                 # a zeroed slot at the end
     cdef void pop_front(self) noexcept                    # drops the references of the first
-    cdef void move_front(self, Delivery* target) noexcept # moves the first out with its references
+    cdef void move_front(self, Delivery* target) noexcept  # moves the first out with its references
     cdef void clear(self) noexcept
     cdef void shrink(self) noexcept

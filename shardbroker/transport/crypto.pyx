@@ -1,6 +1,6 @@
 """libcrypto at run time; see crypto.pxd."""
 
-import ssl  # noqa: F401 - brings its libcrypto into the process
+import ssl  # no-cython-lint: brings its libcrypto into the process
 
 __all__ = ["AVAILABLE"]
 

@@ -216,6 +216,7 @@ cdef class Records:
 
     cdef ssize_t send(self, int fd, const iovec* parts, size_t count) noexcept:
         cdef size_t total = 0, done = 0, size, filled, i
+        cdef int _
         cdef ssize_t sent, sealed
         if self.kept.pending():
             sent = send(fd, self.kept.data + self.kept.start, self.kept.pending(), MSG_NOSIGNAL | MSG_DONTWAIT)
@@ -236,7 +237,7 @@ cdef class Records:
                 if sealed < 0:
                     return -1
                 filled = <size_t>sealed
-            for i in range(SCRATCH_RECORDS):
+            for _ in range(SCRATCH_RECORDS):
                 size = min(total - done, <size_t>self.longest)
                 if not size:
                     break
@@ -482,8 +483,7 @@ cdef class Records:
     def encode(self, bytes data not None) -> None:
         """Seals data; the records wait for take_output()."""
         cdef uint8_t* source = <uint8_t*>PyBytes_AS_STRING(data)
-        cdef size_t at, size
-        cdef ssize_t sealed = 0
+        cdef size_t at
         cdef iovec part
         part.iov_base = source
         part.iov_len = PyBytes_GET_SIZE(data)

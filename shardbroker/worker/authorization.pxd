@@ -1,4 +1,4 @@
-"""What one connection is allowed: from CONNECT over the verdict about it to every topic it asks for.
+r"""What one connection is allowed: from CONNECT over the verdict about it to every topic it asks for.
 
     start() -- banned, anonymous ------------------------------------> refused
        |--- no chain ---> checks ---> accepted

@@ -135,8 +135,9 @@ cdef class Inquiry:
                 allowed = bool(decisions[place])
             access.decided[question] = allowed
             if not failed and acl.cache.enable and acl_cache is not None:
-                acl_cache.remember(question.topic.encode(), question.action == "subscribe", question.qos | question.retain << 2, allowed,
-                                  channel.context.now_ms + <uint64_t>(acl.cache.ttl * 1000), channel.router.access_generation)
+                acl_cache.remember(
+                    question.topic.encode(), question.action == "subscribe", question.qos | question.retain << 2, allowed,
+                    channel.context.now_ms + <uint64_t>(acl.cache.ttl * 1000), channel.router.access_generation)
         self.asked = []
         return 0
 

@@ -311,20 +311,21 @@ cdef class Connection(Channel):
     cdef int flush(self) except -1:
         cdef ssize_t sent
         cdef Buffer out = self.out
-        cdef int attempt
+        cdef int _
         cdef bint was_congested
-        cdef size_t free = <size_t>-1
+        cdef size_t sendable = <size_t>-1
         if self.fd < 0:
             return 0
         if self.guard is not None:
-            free = self.turn.durability.gate.may_send(self.guard, out.pending(), self.promised or (self.session is not None and self.session.logged))
+            sendable = self.turn.durability.gate.may_send(
+                self.guard, out.pending(), self.promised or (self.session is not None and self.session.logged))
         elif self.turn.durability.behind and self.must_wait():
             return 0
-        for attempt in range(FLUSH_ROUNDS):
-            if (out.pending() == 0 or free == 0) and not self.answering():
+        for _ in range(FLUSH_ROUNDS):
+            if (out.pending() == 0 or sendable == 0) and not self.answering():
                 break
             was_congested = self.congested()
-            sent = self.transmit(min(out.pending(), free))
+            sent = self.transmit(min(out.pending(), sendable))
             if sent < 0:
                 if errno == EAGAIN or errno == EINTR:
                     break
@@ -335,7 +336,7 @@ cdef class Connection(Channel):
             out.consume(<size_t>sent)
             if self.guard is not None:
                 self.guard.sent += <size_t>sent
-                free -= <size_t>sent
+                sendable -= <size_t>sent
             if self.session is not None and self.session.link is self and (was_congested or self.session.queue is not None):
                 self.session.pump()
                 if self.session is not None and self.session.logged:
@@ -351,7 +352,7 @@ cdef class Connection(Channel):
             self.promised = False
         elif self.dirty:
             return 0                       # once more in this pass
-        if out.pending() and free == 0 and not self.answering():
+        if out.pending() and sendable == 0 and not self.answering():
             return self.want(self.interest & ~<uint32_t>EPOLLOUT)      # the gate says when
         if out.pending() or self.answering():
             return self.want(self.interest | EPOLLOUT)
@@ -387,7 +388,7 @@ cdef class Connection(Channel):
         self.context.timers.arm(self, self.context.now_ms + LINGER_MS)
         return 0
 
-    cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1:
+    cdef int close(self, int reason_code, int side, str detail, bint keep_will) except -1:     # no-cython-lint: a method
         if not self.closed:
             self.ended_by = side
             self.ended_with = reason_code

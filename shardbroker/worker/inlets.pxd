@@ -43,6 +43,6 @@ cdef class Inlets:
     # False: its topic is still being looked up, and it has to be taken again in the next pass.
     cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1
     cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1
-    cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header)
+    cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header)
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1
     cdef int release_lanes(self) except -1

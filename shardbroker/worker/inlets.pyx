@@ -118,7 +118,7 @@ cdef class Inlets:
                 self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
             return True
         if header.flags & FLAG_SPILLED:
-            contents = self.read_spilled(record, &header)
+            contents = self.take_spilled(record, &header)
             if contents is None:
                 return True                # read before this worker was killed and started again
             if not self.on_publish_record(producer, &header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header)):
@@ -127,7 +127,7 @@ cdef class Inlets:
             return True
         return self.on_publish_record(producer, &header, record + sizeof(header))
 
-    cdef bytes read_spilled(self, const uint8_t* record, RecordHeader* header):
+    cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header):
         """The whole record, which becomes `header` too; None if its file is gone. Raises OSError, ValueError."""
         cdef bytes contents
         try:
@@ -203,7 +203,6 @@ cdef class Inlets:
         return 0
 
     cdef bint lanes_waiting(self) except -1:
-        cdef uint32_t size
         cdef Ring lane
         for lane in self.inbox.lanes:
             if lane is not None and lane.waiting():

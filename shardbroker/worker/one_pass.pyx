@@ -179,8 +179,8 @@ cdef class Worker(Router):
         return 0
 
     cdef int run_timers(self) except -1:
-        cdef int failures
-        for failures in range(TIMER_FAILURES):
+        cdef int _
+        for _ in range(TIMER_FAILURES):
             try:
                 return self.timers.advance(self.now_ms)
             except Exception as error:

@@ -21,7 +21,6 @@ cdef class Quotas:
     cdef SharedRates of(self, int listener, object rates)
 
 
-
 cdef class Rates:
     cdef double messages, bytes            # a second; 0: no limit
     cdef double messages_in, bytes_in      # in the buckets

@@ -1,4 +1,4 @@
-"""The protocol core of one worker: sessions, subscriptions, routing. No socket: the loop above it moves bytes.
+r"""The protocol core of one worker: sessions, subscriptions, routing. No socket: the loop above it moves bytes.
 
     protocol.feed() -> Router.publish() -> Session.deliver() -> ClientOutput.write_publish()      local subscribers
                                      \-> Outlets.put()                                  other workers, by ring

@@ -884,11 +884,11 @@ cdef class Router(WorkerContext):
     cdef int leave_some(self) except -1:
         """A part of the subscriptions that sessions with very many have left behind; called once a pass."""
         cdef list subscriptions
-        cdef int taken
+        cdef int _
         if not self.leaving:
             return 0
-        session, subscriptions = self.leaving[0]
-        for taken in range(min(LEAVE_BATCH, len(subscriptions))):
+        _, subscriptions = self.leaving[0]
+        for _ in range(min(LEAVE_BATCH, len(subscriptions))):
             self.drop_subscription(<Subscription>subscriptions.pop(), 0)
         if not subscriptions:
             self.leaving.pop(0)
@@ -973,9 +973,9 @@ cdef class Router(WorkerContext):
     cdef int replay_some(self) except -1:
         """A batch of retained messages for each session that waits for some; called once a pass."""
         cdef list sessions = self.replaying
-        cdef int turn
+        cdef int _
         self.replays_moved = False
-        for turn in range(len(sessions)):
+        for _ in range(len(sessions)):
             session = sessions.pop(0)
             try:
                 more = self.replay_session(<Session>session)

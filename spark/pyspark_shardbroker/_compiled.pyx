@@ -127,14 +127,14 @@ def find(const uint8_t[::1] data, const int64_t[::1] offsets, const int64_t[::1]
     for block in range(counts.shape[0]):
         here = base + offsets[block]
         end = here + lengths[block]
-        for left in range(counts[block]):
+        for left in range(counts[block]):  # no-cython-lint: typed
             begin = here
             if not take(here, end, &array) or array.major != 4 or array.value == 0 or array.value > <uint64_t>(end - here):
                 return None
             if not take(array.behind, end, &item):
                 return None
             here = array.behind
-            for field in range(array.value):
+            for field in range(array.value):               # no-cython-lint: typed
                 here = skip(here, end, 0)
                 if here == <const uint8_t*>0:
                     return None
