@@ -29,9 +29,10 @@ CACHE_SHARE = 16
 
 
 def assemble(
-    topology, int number, Counters counters not None, routes, retained, Epochs epochs, registry, Inbox inbox, MemoryWatch memory not None,
+    topology, int number, Counters counters not None, routes, retained, Epochs epochs, registry, Inbox inbox,
+    MemoryWatch memory not None,
 ) -> Worker:
-    """Returns worker `number` before its start. topology: shm.topology.Topology; the rest are the shared parts, opened in this process."""
+    """Returns worker `number` before its start. topology: shm.topology.Topology; the others are shared parts, opened in this process."""
     cdef Worker worker = Worker.__new__(Worker)
     cdef timespec steady, wall
     settings = topology.settings

@@ -29,6 +29,6 @@ cdef class Backpressure:
     cdef int resume_limited(self) except -1
     cdef int resume_unread(self) except -1
     cdef int look_at_memory(self) except -1
-    # Does not read this publisher for a while; another report in time prolongs that.
+    # Stops reading this publisher for a while; another report in time prolongs that.
     cdef int pause_client(self, bytes client_id) except -1
     cdef int send_pause(self, int process, bytes client_id) except -1

@@ -16,7 +16,7 @@ __all__ = ["Backpressure"]
 
 cdef enum:
     LOOK_MS = 20                           # between two measurements of memory: what publishers can add in this time is < 10 % of the limit
-    PAUSE_MS = 1500                        # that a greedy publisher is not read after the last word about it
+    PAUSE_MS = 1500                        # that a greedy publisher is not read after the last report
 
 
 @final
@@ -31,14 +31,14 @@ cdef class Backpressure:
         cdef list parked = self.turn.parked
         cdef Connection connection
         self.turn.parked = []
-        # The first takes what room there is, so each is the first in turn.
+        # The first one takes the room there is, so each is first in turn.
         parked.append(parked.pop(0))
         for connection in parked:
             if connection.fd < 0 or connection.state == CLOSING:
                 continue
             connection.stops &= ~<uint8_t>STOP_RING
             if connection.stops:
-                continue                   # another reason is left; it goes on when that is gone
+                continue                   # it continues when the other reasons have ended
             try:
                 connection.go_on()
             except Exception as error:
@@ -99,7 +99,7 @@ cdef class Backpressure:
         return 0
 
     cdef int pause_client(self, bytes client_id) except -1:
-        """Does not read this publisher for a while. Whoever has found it greedy says so again in time."""
+        """Stops reading this publisher for PAUSE_MS. The worker that found it greedy repeats that in time."""
         cdef Session session = self.router.sessions.get(client_id)
         cdef Connection connection
         if session is None or session.link is None:
@@ -114,7 +114,7 @@ cdef class Backpressure:
         return 0
 
     cdef int send_pause(self, int process, bytes client_id) except -1:
-        """If its ring has no room, its publishers wait already, and it is told later."""
+        """Sends the pause to another worker. If its ring has no room, its publishers wait already; it is repeated later."""
         cdef RecordHeader header
         memset(&header, 0, sizeof(header))
         header.kind = RECORD_PAUSE

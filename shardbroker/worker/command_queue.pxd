@@ -13,9 +13,9 @@ cdef class CommandQueue:
     cdef Durability durability
     cdef RingOutlets rings
     cdef Inlets inlets                     # its `commands` are those that have arrived
-    cdef public object execute             # commands.Commands: callable(record) -> record with the answer; in Python, as its handlers are
+    cdef public object execute             # commands.Commands: callable(record) -> answer; Python, as its handlers are
     cdef list answers                      # records that the manager's ring had no room for yet
 
-    # Carries out as many as one step allows; the rest follows in the next pass. An answer leaves once the journal has what it reports.
+    # Carries out as many as one step allows; the rest follows in the next pass. An answer leaves once the journal has its effects.
     cdef int run(self) except -1
     cdef int send_answers(self) except -1

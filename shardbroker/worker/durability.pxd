@@ -1,9 +1,9 @@
-"""When what a pass has done is in the journal, and on the disk: docs/design/0002-durability.md.
+"""The journal of a worker: when the effects of a pass are in it, and on the disk (docs/design/0002-durability.md).
 
     pass: ... -> settle(): one block of the journal -> rings -> acknowledgements
-    from time to time a cycle writes every session again, some in each pass, so that old segments can go
+    from time to time a cycle writes every session again, some in each pass, so that old segments can be removed
 
-`behind`: the journal has not taken what has happened. Nothing that promises something leaves, and no record is taken from a ring.
+`behind`: the journal does not contain everything yet. No acknowledgement leaves, and no record is taken from a ring.
 """
 from cython cimport final
 from libc.stdint cimport uint64_t
@@ -24,26 +24,26 @@ cdef class Durability:
     cdef Inbox inbox
     cdef JournalRecorder recorder          # None: level `none`, or not recovered yet
     cdef DiskWatch disk
-    cdef SyncGate gate                         # level `machine`: what waits for the disk; else None
+    cdef SyncGate gate                     # level `machine`: output that waits for the disk; else None
     cdef bint behind
     cdef uint64_t settled                  # position of the journal that the last settle() came to
     cdef list drained                      # lanes with records taken since the last release: (producer, Ring, Inbox)
-    cdef bint note_consumed                # records were taken whose sender wants the journal to say so
+    cdef bint note_consumed                # records were taken whose sender needs that in the journal
     cdef dict arrivals                     # (rings, producer) -> (position, weights): records dealt with that came through older rings
     cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
     cdef list cycle_left                   # sessions still to be written in it; None between two
     cdef uint64_t cycle_bytes              # journal.cycle_bytes
     cdef uint64_t cycle_due_bytes          # of the journal, from which on the next one begins
-    cdef object retention                  # settings section
+    cdef object retention                  # settings section journal.retention: plain Python, read once per cycle
 
-    # All that this pass has done becomes one block of the journal: it has happened, or it has not.
+    # Writes the effects of this pass as one block: all of it has happened, or nothing.
     cdef int settle(self) except -1
     cdef int release_exclusive(self, Writer writer) except -1
     cdef int settle_synced(self, Writer writer) except -1
     cdef int write_consumed(self) except -1
     cdef int cycle_if_due(self) except -1
     cdef int begin_cycle(self) except -1
-    # Writes the state of some more sessions; when all are through, what is older can go.
+    # Writes some more sessions; once all are written, older segments can be removed.
     cdef int go_on_with_cycle(self) except -1
     cdef int take_snapshots(self) except -1
     cdef int write_arrivals(self) except -1

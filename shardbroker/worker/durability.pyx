@@ -1,4 +1,4 @@
-"""What a pass has done becomes a block of the journal; see durability.pxd."""
+"""The journal of a worker, a block per pass; see durability.pxd."""
 
 import time
 from contextlib import suppress
@@ -36,7 +36,7 @@ cdef class Durability:
         self.disk = router.disk = DiskWatch(settings.durability, counters.slot(rings.number))
 
     def keep_journal(self, JournalRecorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
-        """What sessions must not lose goes there from now on. old_bytes, arrivals: what the journal has already."""
+        """Starts to record sessions. old_bytes, arrivals: what the journal contains already."""
         self.recorder = self.router.recorder = recorder
         self.arrivals = arrivals
         self.cycle_due_bytes = self.cycle_bytes - min(old_bytes, self.cycle_bytes)
@@ -53,15 +53,15 @@ cdef class Durability:
                 self.rings.ring(producer)
 
     def save_sessions(self) -> None:
-        """Every session goes into this journal as it is: some came from those of other workers."""
-        self.recorder.next_cycle()         # the messages stand in other journals too
+        """Writes every session into this journal: some were recovered from the journals of other workers."""
+        self.recorder.next_cycle()         # the messages are in other journals too
         for session in self.router.sessions.values():
             self.recorder.snapshot(<Session>session)
         for deferred in (*self.router.retry, *self.router.delays.waiting.values()):
             self.router.record_deferred(<Deferred>deferred)
 
     cdef int settle(self) except -1:
-        """All that this pass has done becomes one block of the journal: it has happened, or it has not."""
+        """Writes the effects of this pass as one block of the journal: all of it has happened, or nothing."""
         cdef Writer writer
         if self.recorder is None:
             return self.router.release_some(0, 0) if self.router.releasing else 0
@@ -70,7 +70,7 @@ cdef class Durability:
             self.settle_synced(writer)
             return self.release_exclusive(writer) if self.router.releasing else 0
         if writer.next_sequence != writer.durable or self.disk.stage:
-            if not self.behind:           # else it stands in the block that waits
+            if not self.behind:           # else it is in the block that waits
                 self.write_consumed()
             self.cycle_if_due()
             writer.seal_c(self.router.now_ms * 1000)
@@ -79,18 +79,18 @@ cdef class Durability:
                 self.watch_disk()
         self.behind = writer.durable < writer.next_sequence and not (self.disk.goes_on and writer.error)
         if self.router.retained_retry_ms and self.router.retained_changes:
-            self.behind = True            # nor may what is retained be promised
+            self.behind = True            # retained messages must not be acknowledged either
         return self.release_exclusive(writer) if self.router.releasing else 0
 
     cdef int release_exclusive(self, Writer writer) except -1:
-        """Another client may have what the journal no longer gives to a session of this worker."""
+        """Releases exclusive subscriptions whose end is in the journal."""
         cdef uint64_t durable = writer.durable
         if self.disk.goes_on and writer.error:
             durable = writer.next_sequence     # nothing waits for this disk
         return self.router.release_some(writer.next_sequence, durable)
 
     cdef int settle_synced(self, Writer writer) except -1:
-        """The same at level `machine`: the disk is asked to take it too, and what it has taken may go."""
+        """The same at level `machine`: a sync is requested, and output that is on the disk is released."""
         if writer.next_sequence != self.settled or self.note_consumed:
             self.note_consumed = False
             self.write_consumed()
@@ -106,14 +106,14 @@ cdef class Durability:
         return self.gate.advance()
 
     cdef int write_consumed(self) except -1:
-        """A successor that finds the records of this pass again knows by this that they were dealt with."""
+        """Records how far rings were read, so that a successor skips the records of this pass."""
         cdef Ring ring
         for producer, ring, inbox in self.drained:
             self.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken(), None)
         return 0
 
     cdef int cycle_if_due(self) except -1:
-        """Not before it serves: until then the journal has messages for other workers that only the recovery knows."""
+        """Begins no cycle before the worker serves: until then only the recovery knows messages for other workers in the journal."""
         if self.recorder.writer.bytes_written >= self.cycle_due_bytes and self.cycle_left is None and self.router.serving:
             return self.begin_cycle()
         return 0
@@ -125,7 +125,7 @@ cdef class Durability:
         return self.write_arrivals()
 
     cdef int write_arrivals(self) except -1:
-        """How far rings were dealt with. Older ones included: a successor may find them, and after a power cut their producers ask."""
+        """Records how far rings were read, including older ones, for a successor and, after a power cut, for producers."""
         cdef Ring ring
         for (rings, producer), (position, weights) in self.arrivals.items():
             self.recorder.consumed(rings, producer, position, weights)
@@ -134,13 +134,13 @@ cdef class Durability:
         return 0
 
     cdef int save_again(self, object left) except -1:
-        """One session or delayed message, as it is now."""
+        """Writes one session or delayed message in its current state."""
         if isinstance(left, Session):
             return self.recorder.snapshot(<Session>left)
         return self.router.record_deferred(<Deferred>left) if self.router.delays.has(<Deferred>left) else 0
 
     cdef int watch_disk(self) except -1:
-        """The disk does not take the journal, or did not until now."""
+        """Updates the stage of a disk that does not take the journal, or did not until now."""
         cdef int stage = self.disk.look(self.recorder)
         if stage == DISK_WITHOUT:
             self.cycle_left = None
@@ -149,7 +149,7 @@ cdef class Durability:
         return self.router.check_disk()
 
     cdef int take_snapshots(self) except -1:
-        """Writes the state of some more sessions; when all are through, what is older can go."""
+        """Writes some more sessions; once all are written, older segments can be removed."""
         cdef Writer writer = self.recorder.writer
         cdef uint64_t begin = writer.pending_bytes(), end
         if self.behind:
@@ -164,26 +164,26 @@ cdef class Durability:
             self.recorder.checkpoint(position)
             if self.disk.stage:
                 self.disk.through(self.recorder)
-            # Before it is settled, or the next one would begin there.
+            # Before it is settled, or the next cycle would begin there.
             end = writer.pending_bytes()
             self.cycle_due_bytes = end + max(self.cycle_bytes, 2 * (end - min(end, self.cycle_due_bytes)))
             self.settle()
             if self.gate is not None:
-                # What was forwarded before the cycle is looked for in the journal until it has arrived.
+                # Messages forwarded before the cycle are needed in the journal until they have arrived.
                 self.gate.when_arrived(lambda: self.forget_older(position))
             elif writer.durable == writer.next_sequence:
                 self.forget_older(position)
         return 0
 
     def forget_older(self, position) -> None:
-        """What lies before this position of the journal is not needed any more."""
+        """Removes what precedes this position of the journal, in a thread."""
         arguments = (self.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None)
         Thread(target=forget, args=arguments).start()
 
     cdef int go_on_with_cycle(self) except -1:
         try:
             self.take_snapshots()
-        except Exception as error:         # nothing of the journal may be forgotten: the next cycle tries again
+        except Exception as error:         # nothing of the journal may be removed: the next cycle tries again
             self.cycle_left = None
             self.cycle_due_bytes = self.recorder.writer.bytes_written + self.cycle_bytes
             self.router.log_failure("journal cycle given up", error)
@@ -196,21 +196,21 @@ cdef class Durability:
         return not self.behind and (self.gate is None or self.recorder.writer.wait_durable(RECOVERY_SYNC_S))
 
     cdef bint is_settled(self) except -1:
-        """Whether nothing of what has happened still waits for the disk."""
+        """Returns whether the disk has everything up to now."""
         return not self.behind and (self.gate is None or self.gate.is_safe())
 
     def close(self, double timeout_s) -> None:
-        """The worker ends: its journal is written to the end if the disk takes it in this time."""
+        """Writes the journal to its end, if the disk takes it in this time."""
         if self.gate is not None:
             if self.gate.all_arrived():
-                self.recorder.arrived()      # the next start need not ask the others
+                self.recorder.arrived()      # the next start need not look into other workers' rings
             self.router.retained.close()
         if self.recorder is not None:
             self.recorder.writer.close(timeout_s)
 
 
 def forget(directory, keep_from, age_s, most_bytes, sync) -> None:
-    """Everything before this position of a journal is known from what follows it. In a thread: it takes the disk some ms."""
+    """Removes what precedes this position of a journal, which what follows repeats. It takes the disk some ms."""
     with suppress(OSError):                # the next one tries again
         set_recovery_start(directory, keep_from, sync=sync)        # before anything is removed
         max_age_us = None if age_s == float("inf") else int(age_s * 1e6)

@@ -1,6 +1,6 @@
-"""What comes from other processes by rings: record -> publication, as far as a pass has room for it.
+"""Rings from other processes: record -> publication, within the bounds of a pass.
 
-A record that was taken is given back to its producer in release_lanes(), once the journal has what it led to.
+The room of a record is returned to its producer in release_lanes(), once the journal has its effects.
 """
 from cython cimport final
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -27,7 +27,7 @@ cdef class Inlets:
     cdef int draining_lane                 # process whose records are being dealt with
     cdef Publication incoming              # of the ring record that is being delivered
     cdef dict lane_lookups                 # producer -> look-ups of the topic of the record that its lane waits with
-    cdef object spill_source               # directory of spilled messages
+    cdef object spill_source               # pathlib.Path: directory of spilled messages
     cdef list spent                        # spilled messages that were read: files to be unlinked once they are safe
     # While the rings of another number of workers are read, each by all workers: keys of sessions that others have now, and whether
     # this worker is the one that looks after messages for members that no worker has. Else None.

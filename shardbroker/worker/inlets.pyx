@@ -1,4 +1,4 @@
-"""What comes from other processes by rings; see inlets.pxd."""
+"""Rings from other processes; see inlets.pxd."""
 
 from contextlib import suppress
 
@@ -43,14 +43,14 @@ cdef class Inlets:
     cdef int drain_lanes(self) except -1:
         cdef int producer
         if self.durability.behind:
-            return self.drain_manager()    # what cannot be kept stays in the rings, and so with those who publish
+            return self.drain_manager()    # what the journal cannot take stays in the rings, and so with the publishers
         for producer in range(len(self.inbox.lanes)):
             if producer != self.rings.number:
                 self.drain_lane(producer, self.inbox.lane(producer))
         return 0
 
     cdef int drain_manager(self) except -1:
-        """What the manager says of the broker waits for no disk: it tells of that disk. None of it needs to be exact."""
+        """Records of the manager do not wait for the disk: alarms about that disk are among them. They need not be exact."""
         cdef Ring ring = self.inbox.lane(self.router.reporter.manager)
         cdef Py_ssize_t before = len(self.durability.drained)
         self.drain_lane(self.router.reporter.manager, ring)
@@ -69,15 +69,15 @@ cdef class Inlets:
                 break
             except Exception as error:
                 self.record_failed(producer, error)
-        self.incoming.release()            # what it borrowed is about to be given back
+        self.incoming.release()            # the borrowed record is about to be released
         if taken:
             self.durability.drained.append((producer, ring, self.inbox))
         elif ring.release():
-            self.rings.ring(producer)            # it waits for room that a predecessor gave back
+            self.rings.ring(producer)            # it waits for room that a predecessor has released
         return 0
 
     cdef int take_records(self, int producer, Ring ring, int* taken) except -1:
-        """Goes on behind `taken` records of this pass: one that raised is counted among them."""
+        """Continues behind `taken` records of this pass; a record that raised is one of them."""
         cdef const uint8_t* record
         cdef uint32_t size
         while taken[0] < RECORDS and self.router.budget > 0:
@@ -89,13 +89,13 @@ cdef class Inlets:
             if taken[0] == 1:              # the oldest of the batch
                 self.hop_times.record(<uint32_t>(<uint32_t>self.router.read_clock() - (<const RecordHeader*>record).sent_us))
             if not self.on_record(producer, record, size):
-                ring.untake(size)          # what is behind it waits, too
+                ring.untake(size)          # the records behind it wait, too
                 taken[0] -= 1
                 return 0
         return 0
 
     cdef int record_failed(self, int producer, object error) except -1:
-        """A record cannot be dealt with: its position in the ring is behind it."""
+        """Drops a record that has failed; the position in the ring is behind it."""
         cdef bytes topic = b""
         self.lane_lookups.pop(producer, None)
         if self.incoming.topic != NULL:
@@ -161,7 +161,7 @@ cdef class Inlets:
         publication.properties = body
         publication.properties_size = header.properties_size
         body += header.properties_size
-        # A publisher's messages come many in a row: its id is made once for them.
+        # Messages of one publisher often follow each other: its id is created once for them.
         if publication.client_id is None or <uint32_t>PyBytes_GET_SIZE(publication.client_id) != header.client_size \
                 or memcmp(PyBytes_AS_STRING(publication.client_id), body, header.client_size):
             publication.client_id = PyBytes_FromStringAndSize(<const char*>body, header.client_size)
@@ -210,7 +210,7 @@ cdef class Inlets:
         return False
 
     cdef int release_lanes(self) except -1:
-        """The records taken in this pass are dealt with: their producers may have the room."""
+        """Returns the room of the records of this pass to their producers."""
         cdef Ring ring
         if self.durability.behind:
             return 0

@@ -52,7 +52,7 @@ cdef class Intake:
         return 0
 
     cdef int take_over(self, Handover handover) except -1:
-        """A connection comes into being, and what was read of it is dealt with."""
+        """Creates a connection and feeds it the bytes that the acceptor has read."""
         cdef Connection connection
         cdef SharedRates shared
         if handover.extra is None or "mountpoint" not in handover.extra:
@@ -89,7 +89,7 @@ cdef class Intake:
             connection.limited = True
         if handover.data:
             self.router.budget = self.turn.budget
-            # Nobody else has seen these bytes: they can be changed where they are, as a WebSocket's must.
+            # No other process uses these bytes: a WebSocket unmasks them in place.
             if connection.layers is None:
                 connection.take_received(<uint8_t*>PyBytes_AS_STRING(handover.data), PyBytes_GET_SIZE(handover.data))
             else:

@@ -1,12 +1,12 @@
-"""How much memory the broker takes, what is done about it, and who fills it.
+"""Memory of the broker: its level, and the publishers that fill queues.
 
     0        pause under 70 %, at 80 %                refuse under 80 %, at 90 %        the mark: overload.memory_high_water
     |-- CALM ----------|-- PAUSE: the greediest ----------|-- REFUSE: no new sessions, ------|
                        |   publishers are not read        |   no more subscriptions, no      |
                                                           |   QoS 0 for absent clients       |
 
-Each worker counts its own memory in the shared counters and adds up what all of them have counted, so every worker comes to the
-same level, and one that is idle leaves its share to one that is not.
+Each worker writes its own memory into the shared counters and adds up those of all workers, so all have the same level, and an
+idle worker leaves its share to a busy one.
 """
 from libc.stdint cimport int64_t, uint64_t
 
@@ -22,7 +22,7 @@ cdef class MemoryWatch:
     cdef Counters counters
     cdef int number, workers               # of this worker; of them all
     cdef int statm                         # descriptor of /proc/self/statm
-    cdef list files                        # on tmpfs: tables whose pages nobody else counts
+    cdef list files                        # on tmpfs: tables whose pages no process counts
     cdef uint64_t mark                     # for all workers together, bytes; 0: no limit
     cdef uint64_t own                      # private memory of this process when it was last measured, bytes
     cdef uint64_t floor                    # the same at the start
@@ -33,7 +33,7 @@ cdef class MemoryWatch:
     cdef bint worked                       # since free memory was given back last in an idle moment
     cdef uint64_t idle_trim_at_ms          # when that may be done again
     cdef dict contributions                # client id -> bytes that it added to queues since the last look
-    cdef readonly dict greedy              # client id -> when it was last told to its worker, Unix ms
+    cdef readonly dict greedy              # client id -> when its worker got the last report, Unix ms
 
     cdef int look(self, uint64_t now_ms) except -1       # measures; the level
     cdef int judge(self, uint64_t taken) noexcept        # the level that this many bytes of all workers lead to

@@ -27,7 +27,7 @@ cdef enum:
     CALM_UNDER = 70
     REFUSE_AT = 90
     PAUSE_UNDER = 80                       # where new sessions are let in again
-    RENEW_MS = 500                         # how often a greedy publisher's worker is told that it still is one
+    RENEW_MS = 500                         # how often the report of a greedy publisher is repeated to its worker
     TIDY_MS = 10000                        # how often free memory is given back by a worker that is never idle
     TIDY_SHORT_MS = 1000                   # the same while memory is short
     TRIM_MS = 50                           # least time between two times that it is
@@ -52,7 +52,7 @@ def memory_share(topology, uint64_t mark) -> int:
 
 
 def file_bytes(path) -> int:
-    """What a file takes; 0 if there is none."""
+    """Returns the bytes that a file takes on disk; 0 if it does not exist."""
     try:
         return os.stat(path).st_blocks * 512
     except FileNotFoundError:
@@ -106,7 +106,7 @@ cdef class MemoryWatch:
                 slot.values[<int>MEMORY_BYTES_COUNT] = self.own
                 level = self.judge(self.taken())
         if level == REFUSE and self.level < REFUSE and not self.confirmed:
-            # Others may have a free heap as well, and give it back before the next look.
+            # Other workers may have free memory as well, and return it before the next measurement.
             self.confirmed = True
             level = PAUSE
         else:
@@ -141,7 +141,7 @@ cdef class MemoryWatch:
         return CALM
 
     cdef int trim(self, uint64_t now_ms) except -1:
-        """Free memory goes back. How long that takes depends on the heap, and says when it may be done again."""
+        """Returns free memory to the kernel. The time that takes depends on the heap, and sets the time of the next trim."""
         cdef timespec before, after
         cdef uint64_t took_ms
         clock_gettime(CLOCK_MONOTONIC, &before)
@@ -174,7 +174,7 @@ cdef class MemoryWatch:
         return 0
 
     cdef list choose(self, uint64_t now_ms):
-        """Who has added more to queues than the others do on average joins the greedy, until memory is calm again."""
+        """Adds publishers above the average to the greedy ones, until memory is calm again."""
         cdef dict contributions = self.contributions
         cdef list due = []
         if contributions:

@@ -40,7 +40,7 @@ cdef class Worker(Router):
     cdef readonly CommandQueue command_queue
     cdef public bint draining
     cdef Histogram pass_times
-    cdef public object started             # callable once all workers serve: what recovered sessions have missed
+    cdef public object started             # called once all workers serve; a Python closure of the recovery, used once
     cdef public object in_force            # shm.in_force.InForce; None: the settings do not change
     cdef const uint64_t* settings_wanted   # newest generation of the settings that reaches this worker
     cdef uint64_t settings_seen            # newest one that was looked at

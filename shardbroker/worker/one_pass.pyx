@@ -149,7 +149,7 @@ cdef class Worker(Router):
         cdef uint64_t rung
         cdef Connection connection = None
         while i < count:
-            try:                           # around the loop: it costs nothing where all goes well
+            try:                           # around the loop: no cost without an exception
                 while i < count:
                     fd = events[i].data.fd
                     i += 1

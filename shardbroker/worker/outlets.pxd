@@ -29,7 +29,7 @@ from shm.ring cimport Inbox, Ring
 
 cdef class Outlets:
     """The base has no outlet: all messages stay in this worker."""
-    cdef uint64_t forwarded_to             # workers that got messages since the last acknowledgement, a bit each: number % 64
+    cdef uint64_t forwarded_to             # workers with messages since the last acknowledgement, a bit each: number % 64
 
     # Whether each destination of the entry has an outlet. One without is logged once.
     cdef bint has_all(self, TopicEntry entry) except -1

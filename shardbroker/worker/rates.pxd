@@ -1,10 +1,10 @@
-"""What one client may send: leaky buckets of messages and bytes. Whoever has sent too much is not read until it has leaked away."""
+"""Publish rates of a client: leaky buckets of messages and bytes. A client above its rate is not read until they have leaked."""
 from libc.stdint cimport uint64_t
 
 from shm.counters cimport Counters
 
 cdef class SharedRates:
-    """What all clients of a listener may publish together, and all of the broker: one for each listener."""
+    """Shared rates of all clients of a listener, and of the whole broker: one object per listener."""
     cdef list messages, bytes              # SharedBuckets
 
     cdef uint64_t over_ns(self, uint64_t now_ns) noexcept

@@ -11,7 +11,7 @@ __all__ = ["Quotas", "Rates", "SharedRates"]
 ZONE = LISTENERS_MAX
 """Place of the broker's own shared buckets, behind those of its listeners."""
 
-cdef double BURST_S = 1.0                  # seconds of the rate that may come at once after a quiet time
+cdef double BURST_S = 1.0                  # seconds of the rate that are accepted at once after a quiet time
 
 
 cdef class Rates:

@@ -1,9 +1,9 @@
-"""What the management plane gets to know from a worker: events, log lines, and the registry of clients.
+"""Reports of a worker to the management plane: events, log lines, and the registry of clients.
 
-    event or line -> a record in the manager's ring, which is woken once EVENT_BATCH of them lie there or EVENT_DELAY_MS have passed
-    a session that came, changed or ended -> `changes` -> the LMDB registry of this worker, a page at a time
+    event or line -> a record in the manager's ring; the manager is woken after EVENT_BATCH records or EVENT_DELAY_MS
+    a session that began, changed or ended -> `changes` -> the LMDB registry of this worker, a page at a time
 
-A full ring drops events: the manager is for people, and a worker waits for no other process.
+A full ring drops events: a worker waits for no other process.
 """
 from cython cimport final
 from libc.stdint cimport uint32_t, uint64_t
@@ -31,18 +31,18 @@ cdef class Reporter:
     cdef Buckets sys_buckets               # what subscriptions to messages about clients concern
     cdef uint32_t events                   # that the manager was not woken for yet
     cdef uint64_t events_due_ms
-    cdef object registry                   # shardbroker.stores.registry.Registry
+    cdef object registry                   # shardbroker.stores.registry.Registry: an LMDB table, in Python
     cdef dict sessions                     # client id -> Session; the router's
-    cdef dict changes                      # client id -> Session that came, went or ended since the last flush
+    cdef dict changes                      # client id -> Session that began, changed or ended since the last flush
     cdef uint64_t registry_due_ms
 
     cdef RingOutlet outlet(self)
     # Fills in time and sizes; `detail` is cut at DETAIL_MAX bytes.
     cdef int send(self, EventHeader* event, bytes client_id, bytes username, str detail) except -1
-    # Something lies in the manager's ring: it is woken before long.
+    # A record was put into the manager's ring: the manager is woken before long.
     cdef void note_event(self) noexcept
-    # End of a pass: wakes the manager if it is time.
+    # End of a pass: wakes the manager if it is due.
     cdef int commit(self) except -1
-    # Something of it has changed that the registry shows.
+    # The registry shows something of the session that has changed.
     cdef int note_session(self, Session session) except -1
     cdef dict record_of(self, Session session)

@@ -1,4 +1,4 @@
-"""What the management plane gets to know from a worker; see reporter.pxd."""
+"""Reports of a worker to the management plane; see reporter.pxd."""
 
 from cython cimport final
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -109,7 +109,7 @@ cdef class Reporter:
         return 0
 
     def flush_registry(self) -> None:
-        """Writes what has changed in the last REGISTRY_MS, a page in each pass. Who came and went in between leaves no trace."""
+        """Writes the changes of the last REGISTRY_MS, a page in each pass. A session that began and ended in between is not written."""
         cdef Session session
         cdef int left = REGISTRY_PAGE
         self.registry_due_ms = self.context.now_ms + REGISTRY_MS

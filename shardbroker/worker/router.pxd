@@ -70,9 +70,9 @@ cdef class Router(WorkerContext):
     cdef readonly object auth, acl         # settings sections
     cdef readonly uint32_t access_generation   # of rules, users and bans
     cdef list capture                      # topic filters of journal.capture, bytes
-    cdef object rewriting                  # worker.topics.Rewriting; None without rules
-    cdef object auto_topics                # worker.topics.AutoTopics; None without topics
-    cdef object announcer                  # worker.event_messages.EventMessages
+    cdef object rewriting                  # worker.features.rewrite.Rewriting; None without rules
+    cdef object auto_topics                # worker.features.rewrite.AutoTopics; None without topics
+    cdef object announcer                  # worker.features.event_messages.EventMessages
     cdef readonly object owners            # shardbroker.stores.exclusive.ExclusiveTable or its like; None until sessions are there again
     cdef dict releasing                    # filter -> (session key, position in the journal or 0): exclusive subscriptions that have ended
 

@@ -49,7 +49,7 @@ cdef class Group:
 @final
 cdef class SyncGate:
     cdef Writer writer
-    cdef Outlet store                      # of retained messages; None: there is none
+    cdef Outlet store                      # of retained messages; None: they are not stored
     cdef list outlets                      # worker -> Outlet, or None before its first use; RingOutlets.by_process
     cdef tuple doorbells                   # eventfd of each process
     cdef int workers

@@ -162,7 +162,7 @@ cdef class SyncGate:
         return 0
 
     cdef int owe(self, OutputFence guard, uint64_t end, tuple needs) except -1:
-        """This worker has secured the output up to `end`. It is cleared once other workers have, and what precedes it is cleared."""
+        """This worker has secured the output up to `end`; it is cleared once other workers have, and behind earlier output."""
         cdef int place
         if guard.owed is not None:
             guard.owed.append((end, needs))

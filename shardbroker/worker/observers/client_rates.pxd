@@ -15,7 +15,7 @@ cdef class ClientCount:
 @final
 cdef class ClientRates(Observer):
     cdef dict window                       # client id -> ClientCount
-    cdef dict previous                     # the window before it, which is complete; None: there is none yet
+    cdef dict previous                     # the window before it, which is complete; None: no window is complete yet
     cdef uint64_t began_ms, lasted_ms      # begin of the window; duration of the previous one
     cdef uint64_t asked_ms                 # time of the last command
     cdef uint64_t left_out                 # clients beyond CLIENTS_MAX

@@ -1,4 +1,4 @@
-"""Slow subscriptions: per client and topic the slowest delivery within `slow_subs.expire_interval`, at most `slow_subs.top_k_num`."""
+"""Slow subscriptions: the slowest delivery per client and topic in `slow_subs.expire_interval`; `slow_subs.top_k_num` of them."""
 from cython cimport final
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

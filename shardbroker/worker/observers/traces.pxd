@@ -33,7 +33,8 @@ cdef class Traces(Observer):
     cdef void received(self, Channel channel, uint8_t first, const uint8_t* body, uint32_t size) noexcept
     cdef void published(self, Channel channel, const PublishView* view) noexcept
     cdef void sent(
-        self, Channel channel, Publication publication, bytes topic, uint8_t qos, bint retain, bint dup, uint16_t packet_id) noexcept
+        self, Channel channel, Publication publication, bytes topic, uint8_t qos, bint retain, bint dup,
+        uint16_t packet_id) noexcept
     cdef void acked(self, Channel channel, uint8_t first, uint16_t packet_id, uint8_t reason_code, bytes codes) noexcept
     cdef void replied(self, Channel channel, bytes packet) noexcept
     cdef void status_changed(self, int kind, Channel channel, bytes client_id, int reason_code, int side, str detail) noexcept
@@ -41,8 +42,8 @@ cdef class Traces(Observer):
     cdef void queued(self, Session session, Publication publication, uint8_t qos) noexcept
     cdef void forwarded(self, long worker, Publication publication) noexcept
     cdef void arrived(self, int worker, Publication publication) noexcept
-    # An event of a message on its way to `whom` (a Session or a Channel), or None before a subscriber is known. It matches by the topic
-    # and the subscriber, or the publisher where there is no subscriber yet.
+    # An event of a message on its way to `whom` (a Session or a Channel; None before a subscriber is known). It matches by the
+    # topic and the subscriber, or the publisher where there is no subscriber yet.
     cdef void message(self, str event, object whom, bytes topic, bytes publisher, dict details) noexcept
     cdef void tick(self) noexcept
 

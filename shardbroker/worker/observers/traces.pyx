@@ -221,7 +221,8 @@ cdef class Traces(Observer):
         if kind == EVENT_CONNECTED:
             self.send_event(bits, "connected", client_id, channel, {"version": channel.version, "keepalive": channel.keepalive_s})
         else:
-            self.send_event(bits, "disconnected", client_id, channel, {"reason_code": reason_code, "side": SIDES[side], "detail": detail})
+            self.send_event(
+                bits, "disconnected", client_id, channel, {"reason_code": reason_code, "side": SIDES[side], "detail": detail})
 
     cdef void denied(self, Channel channel, str action, bytes topic) noexcept:
         cdef bytes client_id = client_id_of(channel)
