@@ -25,7 +25,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from acceptor.handover cimport HandoverHeader, pack_header, send_socket
-from acceptor.peek cimport FOUND, NEED_MORE, NOT_CONNECT, TOO_LARGE, UNCLEAR, peek, protocol_level
+from acceptor.peek cimport NEED_MORE, NOT_CONNECT, TOO_LARGE, UNCLEAR, peek, protocol_level
 from acceptor.pump cimport Pump
 from acceptor.sockets cimport (
     AF_INET, AF_INET6, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, ntohs, setsockopt,
@@ -489,8 +489,8 @@ cdef class Acceptor:
     cdef int accept_some(self, Listener listener) except -1:
         cdef sockaddr_storage address
         cdef unsigned int size
-        cdef int i, fd, wait_ms
-        for i in range(ACCEPTS):
+        cdef int _, fd, wait_ms
+        for _ in range(ACCEPTS):
             for bucket in listener.buckets:
                 wait_ms = bucket.wait_ms(self.now_ms)
                 if wait_ms:
@@ -663,11 +663,11 @@ cdef class Acceptor:
 
     cdef bint speak_last(self, int fd, const uint8_t* words, size_t size) noexcept:
         """Sends the last bytes and shuts the socket down so that they arrive. Returns whether all of them were accepted."""
-        cdef int i
+        cdef int _
         cdef bint taken = size > 0 and send(fd, words, size, MSG_NOSIGNAL | MSG_DONTWAIT) == <ssize_t>size
         # Closing a socket with unread bytes resets the connection, and the answer would be lost.
         shutdown(fd, SHUT_WR)
-        for i in range(LAST_READS):
+        for _ in range(LAST_READS):
             if recv(fd, self.buffer, READ_BYTES, MSG_DONTWAIT) <= 0:
                 break
         return taken

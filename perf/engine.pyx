@@ -486,7 +486,7 @@ cdef class Engine(Clients):
 
     cdef int publish_ready(self) except -1:
         """Gives each publisher in the queue one turn."""
-        cdef int turns = self.queue_size, number, i
+        cdef int turns = self.queue_size, number, _
         cdef uint64_t stamp = monotonic_ns()
         self.now_ns = stamp
         while turns:
@@ -495,7 +495,7 @@ cdef class Engine(Clients):
             self.queue_head = self.queue_head + 1 if self.queue_head + 1 < self.publishers else 0
             self.queue_size -= 1
             self.sources[number].queued = False
-            for i in range(<int>BURST):
+            for _ in range(<int>BURST):
                 if not self.has_room(number):
                     break
                 self.publish(number, stamp)

@@ -3,9 +3,10 @@
     <data>/trace/<name>.json     selection, start and end, outcome
     <data>/trace/<name>.log      a line for each event
 
-Workers match events (worker/observers/traces.pxd) and send them through the manager's ring. A command sets the active traces; a restarted
-worker reads them from a file of the runtime directory. The manager writes: threads take its batches, and events that a slow disk
-does not accept in time are counted, with the count in the file. Traces end with the broker; a restarted manager continues them.
+Workers match events (worker/observers/traces.pxd) and send them through the manager's ring. A command sets the active traces; a
+restarted worker reads them from a file of the runtime directory. The manager writes: threads take its batches, and events that a
+slow disk does not accept in time are counted, with the count in the file. Traces end with the broker; a restarted manager continues
+them.
 """
 
 import asyncio

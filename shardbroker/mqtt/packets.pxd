@@ -3,8 +3,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
 cdef enum:
     LOGIN_PACKET_MAX = 524288              # bytes of CONNECT, and of AUTH before CONNACK: seven fields of 64 KB, rounded up
-    USER_PROPERTIES_MAX = 256              # per set of properties, except in PUBLISH: one becomes three objects, and an empty one
-                                           # takes 5 bytes on the wire
+    USER_PROPERTIES_MAX = 256              # per set of properties, except in PUBLISH: three objects each, from 5 bytes on the wire
 
 
 cdef class Packet:

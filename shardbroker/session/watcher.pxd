@@ -10,7 +10,7 @@ from shardbroker.pubsub.message cimport Publication
 from shardbroker.session.delivery cimport Delivery
 
 cdef extern from *:
-    bint unlikely(bint condition) noexcept # for the compiler: the branch is placed out of line
+    bint unlikely(bint condition) noexcept  # for the compiler: the branch is placed out of line
 
 cdef enum Watch:                           # bits of WorkerContext.watch
     WATCH_TRACES = 1

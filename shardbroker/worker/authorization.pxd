@@ -6,7 +6,7 @@ r"""What one connection is allowed: from CONNECT over the verdict about it to ev
                           |   ^                 \-- denied, no verdict in time ---> refused
                    AUTH challenge
 
-`checks`: the topic of the will, and the subscriptions of a session that it comes back to. Held means that nothing is read from it.
+`checks`: the topic of the will, and the subscriptions of a resumed session. Suspended means that nothing is read from it.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -22,14 +22,14 @@ cdef class Access:
     cdef object packet                     # CONNECT, until it is accepted or refused
     cdef bytes client_id
     cdef bytes prefix                      # mount point, of the topic of a will whose client is gone
-    cdef object authn                      # what its listener asks of clients, if it has come since the start; None else
+    cdef object authn                      # authentication of a listener that was added since the start; else None
     cdef bytes method                      # Authentication Method, None without
     cdef bytes data                        # Authentication Data for CONNACK
     cdef uint64_t conversation             # id of the question that began an enhanced authentication
     cdef uint64_t login                    # id of the question under way about who this is; 0: none
     cdef bint challenged                   # an AUTH of the client is expected
     cdef bint asks_hooks                   # `login` went to programs behind hooks, not to the chain
-    cdef bint no_match                     # decide() has come to acl.no_match
+    cdef bint no_match                     # decide() has applied acl.no_match
     cdef bint unsure                       # one of them has not answered about the packet in hand
     cdef readonly uint64_t ends_at_ms      # its credentials end then, 0: they do not
     cdef bint superuser

@@ -67,7 +67,7 @@ cdef class Inquiry:
         self.then = then
 
     cdef bint send(self) except -1:
-        """The next ones; False if there are none left. Those for programs behind hooks and those for sources go by themselves."""
+        """Sends the next requests; False if all are sent. Requests to hook programs and to sources are sent separately."""
         cdef Access access = self.access
         cdef int size = 0
         while self.open:
@@ -207,7 +207,7 @@ cdef class Access:
     # --- who is it? ---------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The CONNECT is well-formed: may this client come in?"""
+        """Begins the login of a client whose CONNECT is well-formed."""
         entrance = self.gate.entrance(self.client.listener, self.authn)
         if self.banned():
             return
@@ -220,7 +220,7 @@ cdef class Access:
             self.ask_chain()
 
     cdef bint banned(self) except -1:
-        """Whether it is banned, and refused. Asked at CONNECT, and again where more is known, or bans may have come meanwhile."""
+        """Returns whether the client is banned, and then refuses it. Called at CONNECT, and again when more is known or bans may have changed."""
         ban = self.gate.ban_of(self.client)
         if ban is None:
             return False
@@ -264,7 +264,7 @@ cdef class Access:
         return True
 
     cdef bint hooks_decide(self) except -1:
-        """Whether a callback of client.authenticate has said who may come in, or who is to say so; then the chain is not asked."""
+        """Returns whether callbacks of client.authenticate decide the login, at once or later; the chain is not used then."""
         answer = self.channel.context.hooked.authenticate(self.client)
         if answer is ASK:
             return self.ask_hooks()
@@ -279,7 +279,7 @@ cdef class Access:
         return True
 
     cdef bint ask_hooks(self) except -1:
-        """Asks programs behind hooks. False: they cannot be asked, and nobody minds."""
+        """Sends the login to hook programs. False: they are not available, and the settings allow to continue without them."""
         if self.too_many_wait():
             return True
         exhook = self.channel.context.hooked.exhook
@@ -344,7 +344,7 @@ cdef class Access:
             channel.broken(error)
 
     cdef int login_failed(self, str text) except -1:
-        """Nobody could say who this is; the configuration says what follows."""
+        """Applies auth.on_timeout: no authenticator has given a result."""
         self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
         if self.channel.router.auth.on_timeout == "allow" and self.method is None:
             return self.logged_in([False, None, None, None, None])
@@ -412,7 +412,7 @@ cdef class Access:
             raise ProtocolError(f"AUTH with reason 0x{packet.reason_code:02x} is not expected here", "MQTT-4.12.0-3")
 
     cdef int reauthenticated(self) except -1:
-        """It is who it was, or somebody else by now: what it may do is looked at again."""
+        """Checks the rights of the client again after a re-authentication, which may have changed its user name."""
         cdef Channel channel = self.channel
         cdef bytes packet = Auth(
             0, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: self.data or b""}).encode(5)
@@ -452,7 +452,7 @@ cdef class Access:
             self.own_acl is None and not self.gate.has_sources and not self.channel.context.hooks & HOOK_CLIENT_AUTHORIZE)
 
     def check_and_accept(self) -> None:
-        """Topics that it has asked for before it says a word: of its will, and of the session that it comes back to."""
+        """Returns the requests for topics known at CONNECT: of the will, and of the session that the client resumes."""
         cdef Session session = self.channel.router.sessions.get(self.client_id)
         cdef list questions = []
         if self.banned() or not self.channel.mount(self.client.username):
@@ -481,7 +481,7 @@ cdef class Access:
                 return self.denied(NOT_AUTHORIZED, "not allowed to publish its will")
         session = channel.router.sessions.get(self.client_id)
         if session is not None and not self.unchecked() and not packet.clean_start:
-            self.drop_denied(session)      # before what waits for them in its queue goes out
+            self.drop_denied(session)      # before the messages in its queue are sent
         self.packet = None
         self.packet_done()
         if self.client.password is not None:
@@ -569,7 +569,7 @@ cdef class Access:
         return 0
 
     cdef object decide(self, object question):
-        """True or False; None if only a back end can tell, and has not told yet. `no_match` says whether nobody knew a rule."""
+        """Returns True or False; None while the result of a back end is missing. `no_match`: no rule matched."""
         self.no_match = False
         if self.channel.context.hooks & HOOK_CLIENT_AUTHORIZE:
             if self.hooked is None:
@@ -689,7 +689,7 @@ cdef class Access:
             self.channel.acl_cache = None
             return
         if self.channel.acl_cache is None:
-            self.channel.acl_cache = AclCache(self.channel.router.acl.cache.max_size)    # nobody checked anything when it came
+            self.channel.acl_cache = AclCache(self.channel.router.acl.cache.max_size)    # nothing was checked at its login
         if self.inquire(self.topics_of(session), self.recheck, False):
             self.drop_denied(session)
             if not self.inquiries:
@@ -705,7 +705,7 @@ cdef class Access:
             channel.close(ADMINISTRATIVE_ACTION, SIDE_SERVER, f"banned by {ban.kind}" + (f": {ban.reason}" if ban.reason else ""), True)
 
     def closed(self, bint was_connected) -> None:
-        """The connection is over: nobody waits for verdicts any more."""
+        """Drops the pending requests of a closed connection."""
         cdef Inquiry inquiry
         if self.login:
             self.gate.forget(self.login)

@@ -1,4 +1,4 @@
-"""State of one connection, without a socket, and what packets and other parts do with it (MQTT 3.1.1 §3, 5.0 §3 and §4).
+r"""State of one connection, without a socket, and what packets and other parts do with it (MQTT 3.1.1 §3, 5.0 §3 and §4).
 
     WAIT_CONNECT -- CONNECT accepted --> CONNECTED -- DISCONNECT, error, takeover, timeout --> CLOSING
          |  \-- challenge --> AUTHENTICATING -- AUTH --^                                        ^

@@ -16,7 +16,6 @@ from shardbroker.journal.writer cimport Writer
 from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription
 from shardbroker.session.session cimport Session
-from shardbroker.worker.channel cimport CONNECTED
 from shardbroker.worker.features.delayed cimport id_of
 from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.connection cimport Connection

@@ -33,7 +33,7 @@ cdef class Connection(Channel):
     cdef uint8_t dirty                     # in Turn.dirty
     cdef uint8_t busy                      # in Turn.busy: bytes or filters are left for the next pass
     cdef uint8_t hung                      # out of epoll, since it would report the peer's end again and again
-    cdef uint8_t stops                     # Stop flags; read while there are none
+    cdef uint8_t stops                     # Stop flags; 0: the connection is read
     cdef uint8_t lingering                 # all is sent and the write side shut: waiting for the peer's end
     cdef uint8_t ended_by                  # Side
     cdef uint8_t ended_with                # reason code

@@ -89,7 +89,7 @@ cdef class Connection(Channel):
         return self.take(target, got)
 
     cdef int keep_rate(self, uint64_t messages, uint64_t bytes) except -1:
-        """Whoever sends faster than its listener allows is not read for a while; what was read is dealt with."""
+        """Suspends reading from a client that sends faster than its listener allows; bytes already read are processed."""
         cdef uint64_t wait_ms = self.rates.add(self.context.now_ms, messages, bytes)
         return self.slow_down(wait_ms) if wait_ms else 0
 
@@ -135,7 +135,7 @@ cdef class Connection(Channel):
         return self.end_layers()
 
     cdef int end_layers(self) except -1:
-        """After a Close frame or close_notify nothing comes but the end; packets before it are dealt with first."""
+        """Ends the connection after a Close frame or close_notify; packets before it are processed first."""
         cdef str end
         if self.state != CLOSING and not self.busy and not self.parked and self.layers is not None:
             end = self.layers.end()
@@ -197,7 +197,7 @@ cdef class Connection(Channel):
         return 0
 
     cdef int after_feed(self, bint more) except -1:
-        """Whoever could not be served to the end goes to the list that it is resumed from."""
+        """Adds a connection with work left to the list that it is resumed from."""
         if self.state == CLOSING:
             return 0
         if self.parked:
@@ -212,7 +212,7 @@ cdef class Connection(Channel):
         return 0
 
     cdef int go_on(self) except -1:
-        """Continues with what was read before, as far as this turn's budget goes."""
+        """Continues with bytes that were read before, within the budget of this turn."""
         if self.fd < 0 or self.state == CLOSING or self.stops or self.must_not_add():
             return 0
         self.context.budget = self.turn.budget
@@ -247,7 +247,7 @@ cdef class Connection(Channel):
         return self.want(self.interest | <uint32_t>EPOLLIN)
 
     cdef int hang(self) except -1:
-        """The peer is gone while we do not read it. epoll is asked again when its turn comes."""
+        """Notes that the peer has closed while reading is suspended; epoll reports it again once reading resumes."""
         cdef epoll_event event
         if not self.hung:
             self.hung = True

@@ -1,10 +1,10 @@
 """What a worker does about a disk that does not take its journal: durability.on_disk_error, durability.max_pending_bytes.
 
     hold:       WELL -> WAITS -----------------> LIMIT --------> WELL           all is written as soon as the disk takes it
-    continue:   WELL -> WAITS -> (WELL) -> WITHOUT -> AGAIN ---> WELL           what waited is given up; sessions are written anew
+    continue:   WELL -> WAITS -> (WELL) -> WITHOUT -> AGAIN ---> WELL           waiting records are given up; sessions are rewritten
                         ^ refused          ^ max_pending_bytes wait
 
-LIMIT is also reached by a disk that is too slow for its syncs. The manager makes an alarm of what stands in the counters.
+LIMIT is also reached by a disk that is too slow for its syncs. The manager derives the alarm from the counters.
 """
 from libc.stdint cimport uint64_t
 
@@ -15,7 +15,7 @@ cdef enum DiskStage:
     DISK_WAITS = 1                         # what is to be written waits in memory
     DISK_LIMIT = 2                         # as much as may: who adds to it is not read
     DISK_WITHOUT = 3                       # nothing is written
-    DISK_AGAIN = 4                         # it takes writes: every session is being written anew
+    DISK_AGAIN = 4                         # it takes writes: every session is being rewritten
 
 
 cdef class DiskWatch:
@@ -32,7 +32,7 @@ cdef class DiskWatch:
 
     # After each pass while anything is wrong; the stage.
     cdef int look(self, JournalRecorder recorder) except -1
-    # Every session has been written anew.
+    # Every session has been rewritten.
     cdef int through(self, JournalRecorder recorder) except -1
     cdef int next_stage(self, JournalRecorder recorder) except -1
     cdef int miss(self, uint64_t count) except -1

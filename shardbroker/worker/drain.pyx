@@ -20,7 +20,7 @@ REST_SHARE = 0.5
 def drain(Worker worker not None) -> None:
     """DISCONNECT 0x8B or 0x9C to every client, spread over `process.drain_time`, and time for them to take it.
 
-    Clients whose turn has not come are served as before; one that arrives in the meantime was on the way before the acceptors stopped,
+    Clients not drained yet are served as before; one that arrives in the meantime was on the way before the acceptors stopped,
     and is sent away with the last.
     """
     cdef Connection connection
@@ -82,7 +82,7 @@ cdef int take_the_rest(Worker worker, uint64_t deadline_ms) except -1:
 
 
 cdef list rings_at_rest(Worker worker, list inboxes):
-    """Where the rings of workers that are there stand. None if a record lies in one, or a worker is not drained."""
+    """Returns the positions of the rings between running workers; None if one has a record, or a worker is not drained."""
     cdef list positions = []
     synced = worker.durability.gate is not None
     for number, inbox in enumerate(inboxes):

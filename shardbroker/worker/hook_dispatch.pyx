@@ -1,6 +1,6 @@
 """Fires hooks: turns what the data plane has into what callbacks get, and takes over what they have changed.
 
-The data plane asks `context.hooks & HOOK_...` and calls a method here only if somebody wants to know. Nothing in here raises because of a
+The data plane asks `context.hooks & HOOK_...` and calls a method here only if there are callbacks. Nothing in here raises because of a
 callback: see hooks/registry.py.
 """
 
@@ -56,7 +56,7 @@ cdef class HookDispatcher:
     cdef Router router
     cdef readonly object registry          # shardbroker.hooks.registry.Registry
     cdef readonly object plugins           # shardbroker.hooks.plugins.Plugins
-    cdef public object exhook              # shardbroker.hooks.exhook.ExHook: programs outside that take part; None: there are none
+    cdef public object exhook              # shardbroker.hooks.exhook.ExHook: hook programs outside the broker; None: none configured
     cdef list waiting                      # channels whose message waits for room in a ring
     cdef dict undecided                    # (session, packet id) -> HookRequest about its QoS 2 message
 
@@ -97,7 +97,7 @@ cdef class HookDispatcher:
         return self.registry.fold("client.authenticate", IGNORE, answer_checked, client, failed=deny(SERVER_UNAVAILABLE))
 
     def authorize(self, object client, object question) -> object:
-        """client.authorize: True, False, ASK, or None if nobody says anything."""
+        """Runs client.authorize. Returns True, False, ASK, or None if no callback decides."""
         return self.registry.fold("client.authorize", None, allowed_checked, client, question, failed=False)
 
     def connack(self, Channel channel, int reason_code, dict given) -> dict:
@@ -169,7 +169,7 @@ cdef class HookDispatcher:
         return publication.keep() if said == before else self.remade(publication, before, said)
 
     def drop(self, Publication publication) -> None:
-        """Nobody gets it, as hooks have it."""
+        """Drops a message by decision of a hook."""
         self.router.count(MESSAGES_DROPPED)
         self.router.count(MESSAGES_DROPPED_HOOK)
         self.message_dropped(publication, "hook")
@@ -184,7 +184,7 @@ cdef class HookDispatcher:
         return shown
 
     cdef Message remade(self, Publication publication, object before, object said):
-        """What was `before` as somebody has changed it."""
+        """Returns `before` with the changes of a callback."""
         cdef bytes topic, payload, encoded
         left_s = before.properties.get("message_expiry_interval")
         topic, payload = said.topic.encode(), said.payload
@@ -198,13 +198,13 @@ cdef class HookDispatcher:
             known.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0), 0)
 
     def publish_message(self, Message message, uint64_t at_ms) -> Message:
-        """The same for a message that the broker itself holds. None too if it is published later, when somebody has been asked."""
+        """The same for a message of the broker itself. None also if it is published later, after the results of hook programs."""
         message = self.publish(borrowed(message))
         return None if message is None or self.ask_publish(None, message, message.qos, 0, at_ms) != GO_ON else message
 
     def ask_publish(self, Channel channel, Message message, int qos, int packet_id, uint64_t at_ms) -> int:
-        """ASKED: programs outside are asked what is to become of a message, and then it goes on by itself. REFUSED: they cannot be,
-        so nobody gets it. `channel`: of the publisher; None: the broker itself."""
+        """ASKED: hook programs decide about a message, which then continues by itself. REFUSED: they are not available,
+        so it is dropped. `channel`: of the publisher; None: the broker itself."""
         cdef HookRequest question
         cdef Publication publication
         if self.exhook is None or not self.exhook.reached:
@@ -258,7 +258,7 @@ cdef class HookDispatcher:
         return True, None
 
     cdef int publish_later(self, Message message, uint64_t at_ms) except -1:
-        """It is held while a ring is full, or until its time has come."""
+        """Defers a message while a ring is full, or until its due time."""
         if at_ms:
             return self.router.delay(borrowed(message), at_ms)
         self.router.publish_in_order(message, self.router.sessions.get(message.client_id))

@@ -1,4 +1,4 @@
-"""Bytes of a client to packets, and each packet to the module of its family.
+r"""Bytes of a client to packets, and each packet to the module of its family.
 
     feed -> packets/publish.on_publish          PUBLISH
         \-> packets/acknowledge.on_ack          PUBACK, PUBREC, PUBREL, PUBCOMP

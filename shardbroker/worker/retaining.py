@@ -2,7 +2,7 @@
 
     loop: update(batch)   asked 7        thread: commits what has gathered, with syncs        done 5, and rings the worker
 
-What promises a retained message waits until `done` has come to the `asked` of its time. Until then nobody sees the message: a
+What promises a retained message waits until `done` has reached the `asked` of its time. Until then the message is not visible: a
 subscription's replay waits for what was asked for before it.
 """
 
@@ -41,9 +41,9 @@ class SyncedRetained:
         self.done = 0
         """Batches that are on the disk, or were refused."""
         self.incarnation = 0
-        """Of the journal in which noted changes stand."""
+        """Incarnation of the journal that has the noted changes."""
         self.noted = 0
-        """Changes that stand in the journal too; their numbers are from 1 on."""
+        """Changes that are in the journal too; numbered from 1."""
         self._thread = Thread(target=self._run, daemon=True)
         # A signal that this thread took would not wake the loop from its epoll_wait.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -67,7 +67,7 @@ class SyncedRetained:
         self._store.max_bytes = number
 
     def update(self, operations: list[Change]) -> int:
-        """Changes to be made, in order. Returns how many of before were refused since the last call."""
+        """Queues changes, in order. Returns how many earlier changes were refused since the last call."""
         self.asked += 1
         self._queue.put((operations, (self.incarnation, self.noted)))
         refused, self._refused = self._refused, 0

@@ -52,8 +52,9 @@ cdef class Router(WorkerContext):
     cdef list retained_changes
     cdef uint64_t retained_retry_ms        # the disk took none of them; when they are tried again. 0: all is well
     cdef uint64_t retained_waiting         # bytes of those that came since
-    cdef list subacks                      # SUBSCRIBE packets to be answered after the commit: (answer, channel, packet id, codes,
-                                           # subscriptions, replays), with answer(channel, packet id, codes, replays)
+    # SUBSCRIBE packets to be answered after the commit: (answer, channel, packet id, codes, subscriptions, replays), with
+    # answer(channel, packet id, codes, replays).
+    cdef list subacks
     cdef list replaying                    # sessions with retained messages still to be sent
     cdef bint replays_moved                # some were sent in this pass: there is more to do at once
     cdef list leaving                      # subscriptions of sessions that ended, for which one pass was too short
@@ -65,7 +66,7 @@ cdef class Router(WorkerContext):
     cdef uint64_t id_low_base              # node and process part of message ids
     cdef uint16_t id_sequence
     cdef object node_process
-    cdef readonly object access_gate       # shardbroker.access.auth_client.AuthClient; None: everybody may do everything
+    cdef readonly object access_gate       # shardbroker.access.auth_client.AuthClient; None: everything is allowed
     cdef object access_type                # shardbroker.worker.authorization.Access, where there is a gate
     cdef readonly object auth, acl         # settings sections
     cdef readonly uint32_t access_generation   # of rules, users and bans
@@ -78,7 +79,7 @@ cdef class Router(WorkerContext):
 
     # The entry of a topic from the cache; None if it is not there, or the epochs have moved since.
     cdef TopicEntry cached(self, const uint8_t* topic, uint32_t size)
-    # The same, looked up if need be. None: that takes longer than this turn. It goes on pass by pass, and its holder, whose list
+    # The same, with a look-up if needed. None: it takes longer than this turn. It continues pass by pass, and its holder, whose list
     # `holder` is, asks again until the entry is there, and then drops the list; for `holder` None the look-up is given up.
     # Raises MqttError 0x90 for what is no topic name.
     cdef TopicEntry resolve(self, const uint8_t* topic, uint32_t size, list holder)
@@ -89,7 +90,7 @@ cdef class Router(WorkerContext):
     cdef TopicEntry finish(self, Lookup lookup)
     # A part of the look-ups that wait; called once a pass.
     cdef int look_up_some(self) except -1
-    # Everything a publish leads to. True if anybody subscribes. The caller has checked room_for().
+    # Everything a publish leads to. True if there are subscribers. The caller has checked room_for().
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
     # What the broker itself holds: a will, a message of ctl or REST. at_ms: it waits until then; 0: it does not.
@@ -97,7 +98,7 @@ cdef class Router(WorkerContext):
     # What a PUBLISH, a will and a message of ctl or REST have in common. They raise MqttError for what may not be published.
     # The topic behind `$delayed/<seconds>/`, and its time; another topic is as it was, and the time 0.
     cdef bytes take_delay(self, bytes topic, uint64_t* at_ms)
-    # Where a message goes by the rule of its topic; None: where it was going.
+    # Returns the rewritten topic of a message; None: unchanged.
     cdef bytes rewritten(self, object rule, bytes topic, bytes client_id, bytes username)
     cdef uint64_t expires_ms(self, bint has_expiry, uint32_t expiry_s) noexcept
     # All of them, but access rules and no_delay(), for what is no PUBLISH of a connection: the topic that it is published to.
@@ -110,7 +111,7 @@ cdef class Router(WorkerContext):
     cdef bint hand_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed, list holder) except -1
     cdef bint pass_on(self, bytes group_name, bytes filter, Message message, int attempts, uint64_t failed, list holder) except -1
     cdef bint publish_held(self, Message message, Session publisher, list holder) except -1
-    # It waits for room, and stands in the journal until it has found some.
+    # Defers a message until there is room; the journal has it until then.
     cdef int defer(self, Deferred deferred) except -1
     cdef int number_deferred(self, Deferred deferred) except -1
     cdef int record_deferred(self, Deferred deferred) except -1
@@ -163,7 +164,7 @@ cdef class Router(WorkerContext):
     cdef int answer_subscribe(self, tuple suback, bint full) except -1
     # The disk takes no retained messages. Whether they are kept until it does; else they are dropped.
     cdef bint keeps_refused(self, int error) except -1
-    # `disk_full` is set anew: by the stage of the disk, and by retained messages that wait for it.
+    # Sets `disk_full` by the stage of the disk, and by retained messages that wait for it.
     cdef int check_disk(self) except -1
     cdef int replay_some(self) except -1
     cdef int leave_some(self) except -1

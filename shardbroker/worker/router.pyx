@@ -49,7 +49,7 @@ from shm.routes import RouteTableFull
 __all__ = ["OWN_TOPICS", "Router"]
 
 TOPIC_CACHE_ENTRIES = 1 << 16
-"""Topics a worker remembers, of now and once more as many of before: about 40 MB with short topics."""
+"""Entries per generation of the topic cache, of which two are kept: about 40 MB with short topics."""
 
 TOPIC_CACHE_BYTES = 24 << 20
 """What they may take, each of the two: so many entries with topics of 60 bytes. Long topics, and those with very many subscribers, turn
@@ -76,7 +76,7 @@ cdef enum:
     REMOVAL_DELAY_MS = 20                  # see few_removals
     PROMPT_REMOVALS = 4
 # Routes of sessions that end are removed at once if they are few. When many end, their routes stand for REMOVAL_DELAY_MS and go in
-# one transaction, for a tenth of the price; until then other workers send messages here that find nobody.
+# one transaction, for a tenth of the price; until then other workers send messages here that find no subscriber.
 
 RETAINED_RETRY_MS = 100
 """Between two tries to store retained messages while the disk refuses."""
@@ -211,7 +211,7 @@ cdef class Router(WorkerContext):
         return self.look_up(PyBytes_FromStringAndSize(<const char*>topic, size), holder)
 
     cdef TopicEntry look_up(self, bytes topic, list holder):
-        """A look-up has to queue from its second turn on: one at a time goes on, so only one grows. What it finds holds for the message
+        """Queues a look-up from its second turn on: one at a time continues, so only one grows. What it finds holds for the message
         that it was begun for, even if the epochs have moved since: it would never end if it began again each time."""
         cdef Lookup lookup
         cdef Buckets buckets
@@ -416,7 +416,7 @@ cdef class Router(WorkerContext):
         return 0
 
     cdef int number_deferred(self, Deferred deferred) except -1:
-        """It stands in the journal from here on, if there is one."""
+        """Records a deferred message in the journal, if there is one."""
         if self.recorder is not None:
             self.last_held += 1
             deferred.number = self.last_held
@@ -549,7 +549,7 @@ cdef class Router(WorkerContext):
         return True
 
     def forget_delayed(self, Deferred deferred not None) -> None:
-        """Somebody who runs the broker deletes it."""
+        """Deletes a delayed message on request of an operator."""
         self.delays.remove(deferred)
         if deferred.number:
             self.recorder.deferred_done(deferred.number)
@@ -635,7 +635,7 @@ cdef class Router(WorkerContext):
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
     cdef Session open_session(self, object channel, bytes client_id, bint clean_start, uint64_t expiry_ms, bint* present):
-        """The session for a CONNECT that was accepted (MQTT 5.0 §3.1.2.4); whoever held it before has been sent away."""
+        """Returns the session for an accepted CONNECT (MQTT 5.0 §3.1.2.4); an earlier connection has been closed."""
         cdef Session session = self.sessions.get(client_id)
         present[0] = False
         if session is not None:
@@ -647,7 +647,7 @@ cdef class Router(WorkerContext):
                 self.count(SESSION_TAKENOVER)
                 session = self.sessions.get(client_id)
         if session is not None and session.link is None:
-            # A timer comes late, above all after a start: what was due before the client came has happened.
+            # Timers fire late, above all after a start: what was due before this CONNECT has happened.
             if session.will is not None and session.will_at_ms and self.now_ms >= session.will_at_ms:
                 self.publish_will(session)
             if session.expires_at_ms and self.now_ms >= session.expires_at_ms:
@@ -761,7 +761,7 @@ cdef class Router(WorkerContext):
         self.reporter.note_session(session)
         cdef Subscription subscription
         if session.subscription_count() > LEAVE_BATCH:
-            # Too many for one pass. Until their turn comes they lead to a session that takes nothing more.
+            # Too many for one pass. Until they are removed they lead to a session that accepts nothing more.
             later = []
             for subscription in session.all_subscriptions():
                 if subscription.group is None:
@@ -812,7 +812,7 @@ cdef class Router(WorkerContext):
     # --- subscriptions ------------------------------------------------------------------------------------------------------
 
     def keep_exclusive(self, owners) -> list[Claim]:
-        """Exclusive subscriptions are claimed there from now on, first those of the sessions that there are. What somebody else has got
+        """Claims exclusive subscriptions in `owners` from now on, first those of existing sessions. What another session has got
         meanwhile ends; returns it."""
         cdef Session session
         cdef Subscription subscription
@@ -918,7 +918,7 @@ cdef class Router(WorkerContext):
             subscription.filter, subscription.group if shared else b"", subscription.subscriber.key if shared else 0)
         before = self.route_changes.get(route)
         if before is not None and before != add:
-            del self.route_changes[route]              # it stands in the table as it should
+            del self.route_changes[route]              # the table is right as it is
             return 0
         self.route_changes[route] = add
         if shared:

@@ -27,7 +27,7 @@ __all__ = ["SansIoChannel", "SansIoRouter"]
 
 
 cdef class SansIoChannel(Channel):
-    """A connection whose bytes somebody carries by hand."""
+    """A connection whose bytes the caller carries."""
     cdef bytes rest
 
     def receive(self, bytes data not None) -> None:

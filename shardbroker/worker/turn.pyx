@@ -33,7 +33,7 @@ cdef class Turn:
         self.paused = []
         self.unread = []
         self.limited = []
-        self.buffer = <uint8_t*>malloc(READ_BYTES + RECORD_MAX)   # a TLS record that was cut short goes in front
+        self.buffer = <uint8_t*>malloc(READ_BYTES + RECORD_MAX)   # a TLS record that was cut short is put in front
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.buffer == NULL or self.epoll < 0:
             raise OSError(errno, "cannot set up the event loop")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.assembly import assemble
+from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.recovery.replay import Replay
 from shm.counters import Counters
 from shm.epochs import Epochs

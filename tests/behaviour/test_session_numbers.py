@@ -7,8 +7,8 @@ from pathlib import Path
 from acceptor.handover import encode_header, send_one
 from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.mqtt.packets import Connect
-from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.assembly import assemble
+from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.recovery.replay import Replay
 from shardbroker.worker.recovery.sessions import record_sessions
 from shardbroker.worker.sansio import SansIoRouter

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LANGUAGE = runpy.run_path(str(ROOT / "scripts" / "language.py"))
-CEILING = {"docs": 2.2, "docstrings": 9.8, "comments": 10.7, "strings": 6.0}
+CEILING = {"docs": 0.2, "docstrings": 0.2, "comments": 0.2, "strings": 1.4}
 """Avoided words per 1,000, a little above what was last measured. A ceiling is lowered when the count falls, and never raised."""
 SLACK = 1.0
 """A count so far below its ceiling (per 1,000) is a reason to lower it."""

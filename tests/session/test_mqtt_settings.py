@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.assembly import assemble
+from shardbroker.worker.memory import MemoryWatch
 from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
 from shm.ring import Inbox

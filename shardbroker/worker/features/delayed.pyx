@@ -28,7 +28,7 @@ SLACK = 1024
 
 def parse_delayed(bytes topic not None, uint64_t now_ms) -> tuple[int, bytes]:
     """Splits a topic that begins with DELAYED into due time, Unix ms, and topic. Raises MqttError 0x90."""
-    seconds, slash, real = topic[len(DELAYED):].partition(b"/")
+    seconds, _, real = topic[len(DELAYED):].partition(b"/")
     if not seconds.isdigit() or len(seconds) > DIGITS_MAX:
         raise MqttError(TOPIC_NAME_INVALID, f"allowed is $delayed/SECONDS/TOPIC, not {topic[:100].decode(errors='replace')}")
     if not real:

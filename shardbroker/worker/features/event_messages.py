@@ -1,7 +1,7 @@
 """Events as messages: `$event/...` of section `event_message`, and what of `sys.event_messages` only workers know.
 
 An event is noted where it happens and published when the pass has done its work: in the middle of a delivery nothing else is
-delivered. Nothing is noted that nobody has subscribed to, nor of messages that tell of events themselves (docs/features.md).
+delivered. Events without subscribers and events about event messages are not recorded (docs/features.md).
 """
 
 import base64
@@ -27,7 +27,7 @@ NOTED_MAX = 10_000
 """Events of one pass; further ones are counted and dropped."""
 
 SYS_WORDS = {"client_subscribed": "subscribed", "client_unsubscribed": "unsubscribed"}
-"""Last levels of topics below $SYS; those of clients that come and go are the manager's."""
+"""Last levels of topics below $SYS; the manager publishes those about connects and disconnects."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -53,7 +53,7 @@ class EventMessages:
         return bool(self._noted)
 
     def listeners(self, flag: int, client_id: bytes) -> list[bytes]:
-        """Topics of this event that anybody has subscribed to."""
+        """Returns the topics of this event that have subscribers."""
         name = EVENTS[flag.bit_length() - 1]
         topics = [f"$event/{name}".encode()] if name in self._wanted else []
         if name in self._sys_wanted:

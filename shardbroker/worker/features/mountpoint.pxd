@@ -7,7 +7,7 @@
     PUBLISH $delayed/5/t ->    $delayed/5/tenants/ada/t
     PUBLISH t            <-    tenants/ada/t
 
-Rules of access control see topics as the client names them. A class of its own, so that nobody else pays for it.
+Rules of access control see topics as the client names them. A class of its own: other connections have no cost.
 """
 from shardbroker.worker.connection cimport Connection
 

@@ -50,7 +50,7 @@ cdef class MountedConnection(Connection):
             return False
         return True
 
-    # --- what comes in --------------------------------------------------------------------------------------------------------------
+    # --- incoming --------------------------------------------------------------------------------------------------------------
 
     cdef bytes mounted_topic(self, bytes topic):
         if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(topic) > TOPIC_MAX:
@@ -61,7 +61,7 @@ cdef class MountedConnection(Connection):
         return DELAYED + seconds + slash + self.prefix + real if real else topic           # refused where it is used
 
     cdef bytes mounted_filter(self, bytes wire_filter):
-        group, filter = parse_subscription(wire_filter)
+        _, filter = parse_subscription(wire_filter)
         check_topic_filter(filter, self.context.max_topic_levels)
         if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(wire_filter) > TOPIC_MAX:
             raise MqttError(TOPIC_FILTER_INVALID, "the filter is too long below this listener's mount point")
@@ -70,7 +70,7 @@ cdef class MountedConnection(Connection):
     cdef bytes topic_prefix(self):
         return self.prefix
 
-    # --- what goes out --------------------------------------------------------------------------------------------------------------
+    # --- outgoing --------------------------------------------------------------------------------------------------------------
 
     cdef bytes unmounted(self, bytes topic):
         """As the client names it. What a session was subscribed to by another listener stays as it is."""

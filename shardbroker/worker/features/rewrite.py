@@ -1,6 +1,6 @@
 """Topics that the configuration changes or adds: `rewrite.rules` and `auto_subscribe.topics` (docs/topics.md).
 
-Which rule a topic of a PUBLISH goes by stands in its cache entry, so that a topic without one costs a test.
+The cache entry of a topic has its rule for PUBLISH, so that a topic without a rule costs one test.
 """
 
 import re
@@ -59,7 +59,7 @@ class Rewriting:
         self._subscribe = [rule for action, rule in made if action != "publish"]
 
     def of_topic(self, topic: bytes) -> Rule | None:
-        """The rule that a PUBLISH to this topic goes by."""
+        """Returns the rule for a PUBLISH to this topic, or None."""
         return _first(self._publish, topic)
 
     def filter(self, wire_filter: bytes, client_id: bytes, username: bytes | None) -> bytes:

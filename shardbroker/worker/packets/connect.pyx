@@ -278,7 +278,7 @@ cdef dict connack_properties(Channel channel, Connect packet, dict properties, b
     if context.server_keepalive_s:
         answer[PropertyId.SERVER_KEEP_ALIVE] = context.server_keepalive_s
     if context.response_information and properties.get(PropertyId.REQUEST_RESPONSE_INFORMATION, 0):
-        answer[PropertyId.RESPONSE_INFORMATION] = context.response_information # [MQTT-3.1.2-28]
+        answer[PropertyId.RESPONSE_INFORMATION] = context.response_information  # [MQTT-3.1.2-28]
     if channel.access is not None:
         answer |= channel.access.connack_properties()
     return answer
