@@ -887,7 +887,7 @@ cdef class Router(WorkerContext):
         cdef int _
         if not self.leaving:
             return 0
-        _, subscriptions = self.leaving[0]
+        subscriptions = self.leaving[0][1]
         for _ in range(min(LEAVE_BATCH, len(subscriptions))):
             self.drop_subscription(<Subscription>subscriptions.pop(), 0)
         if not subscriptions:
