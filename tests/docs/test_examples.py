@@ -32,8 +32,8 @@ WALK = (
 )  # fmt: skip
 """In the order in which somebody new comes to them; from the installation on, with the service."""
 INSTALLATION = "docs/operation-install.md"
-NOT_RUN_MOST = 13
-"""Examples that are not run; those of whole pages count as one."""
+NOT_RUN_MOST = 7
+"""Examples that no test runs; those of whole pages count as one."""
 ENDLESS = re.compile(
     r"(sudo )?(make serve|(\.venv/bin/)?shardbroker (serve|top(?!.* --once))|mosquitto_sub(?!.* -C)|journalctl .*-f\b)"
 )
@@ -107,7 +107,7 @@ def test_every_page_with_examples_is_walked() -> None:
         assert reason in REASONS, f"{place}: no such reason: {reason}"
         assert (ROOT / named).exists(), f"{place}: there is no {named}"
     print("\n".join(f"{place}: {reason}" for place, reason in reasons.items()))
-    assert len(reasons) <= NOT_RUN_MOST, reasons
+    assert len([value for value in reasons.values() if not value.startswith("elsewhere: ")]) <= NOT_RUN_MOST, reasons
 
 
 def missing() -> Iterator[str]:
