@@ -67,7 +67,7 @@ def test_a_trace_without_sense_is_refused_on_the_page(look: Callable[..., Page])
     choose(page, "Looks for", "Address")
     page.get_by_label("Which").fill("nowhere")
     page.get_by_role("button", name="Start").click()
-    expect(page.get_by_text("allowed is an IPv4 or IPv6 address")).to_be_visible()
+    expect(page.get_by_text("must be an IPv4 or IPv6 address")).to_be_visible()
 
 
 def test_loud_clients_slow_subscriptions_and_busy_topics_are_shown(
