@@ -48,7 +48,7 @@ import cbor2
 
 from acceptor.admission import TokenBucket, new_client_id
 from acceptor.control import receive_order, send_answer
-from acceptor.notices import Notices, quoted
+from acceptor.notices import Notices
 from acceptor.opening import READY, TLS, UPGRADE, Opening
 from acceptor.refusal import Refused
 from acceptor.rules import AccessRules
@@ -57,6 +57,7 @@ from acceptor.tls import TlsError, build_context
 from shm.counters import NAMES, ProcessState
 from shm.in_force import InForce
 from shm.partitions import PARTITIONS
+from shardbroker.logs.phrases import log_line
 
 __all__ = ["HOLD_LIMIT_S", "PENDING_MAX", "Acceptor"]
 
@@ -283,7 +284,7 @@ cdef class Acceptor:
             self.configure(self.in_force.load())
             self.in_force.applied()
         except Exception as error:
-            self.notices.say("error", f"settings not applied reason={f'{type(error).__name__}: {error}'!r}", self.now_ms)
+            self.notices.log("error", log_line("settings not applied", reason=f"{type(error).__name__}: {error}"), self.now_ms)
         return 0
 
     def bucket_of(self, double rate) -> TokenBucket:
@@ -530,7 +531,7 @@ cdef class Acceptor:
             pending.opening = Opening(listener.settings, listener.context_now if listener.context is not None else None, self.keylog)
             self.note_layer(pending)
         if len(self.pending) + self.held_count > self.pending_max:
-            self.drop(<Pending>next(iter(self.pending.values())), CLIENT_CLOSED_REFUSED, "too many connections wait here")
+            self.drop(<Pending>next(iter(self.pending.values())), CLIENT_CLOSED_REFUSED, "too many connections without CONNECT")
         if fd not in self.pending:
             return 0
         # The first bytes of TLS arrive a round trip after the connection.
@@ -558,15 +559,17 @@ cdef class Acceptor:
             if pending.fd not in self.handshaking:
                 self.handshaking[pending.fd] = pending
                 if len(self.handshaking) > HANDSHAKES_MAX:
-                    self.drop(<Pending>next(iter(self.handshaking.values())), CLIENT_CLOSED_TLS, "too many handshakes at a time")
+                    self.drop(<Pending>next(iter(self.handshaking.values())), CLIENT_CLOSED_TLS, "too many TLS handshakes at a time")
         else:
             self.handshaking.pop(pending.fd, None)
         return 0
 
     cdef int log_refusal(self, Listener listener, const PeerAddress* peer, int counter, str text) except -1:
         """Logs the refusal of a connection that has no worker yet."""
-        cdef str line = f"client refused listener={listener.name.decode()} peer={address_text(peer) or chr(34) * 2} reason={NAMES[counter].removeprefix('client.closed.')}"
-        self.notices.log("info", f"{line} detail={quoted(text)}" if text else line, self.now_ms)
+        cdef dict detail = {"detail": text} if text else {}
+        self.notices.log("info", log_line(
+            "client refused", listener=listener.name, peer=address_text(peer), reason=NAMES[counter].removeprefix("client.closed."),
+            **detail), self.now_ms)
         return 0
 
     cdef int pause(self, Listener listener, int pause_ms) except -1:
@@ -635,7 +638,7 @@ cdef class Acceptor:
         self.kept_bytes += <size_t>opening.kept - pending.charged
         pending.charged = <size_t>opening.kept
         if self.kept_bytes > BYTES_MAX:
-            return self.drop(pending, CLIENT_CLOSED_TOO_LARGE, "too many bytes wait here")
+            return self.drop(pending, CLIENT_CLOSED_TOO_LARGE, "too many buffered bytes without CONNECT")
         self.note_layer(pending)
         if pending.fd not in self.pending:
             return 0

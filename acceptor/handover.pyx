@@ -6,7 +6,6 @@ Parts too large for a message are in the memfd: the bytes read or, with a long c
 """
 
 import os
-import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport (
@@ -17,6 +16,8 @@ from libc.string cimport memcpy, memset
 from shm.address cimport address_text, parse_address
 
 import cbor2
+
+from shardbroker.logs.phrases import log_line, print_line
 
 __all__ = ["Handover", "encode_header", "receive_one", "send_one"]
 
@@ -233,7 +234,7 @@ cdef Handover receive(int channel):
         try:
             return unpack(fds, <int>count, &header, <const char*>buffer + sizeof(header), texts, got - sizeof(header) - texts)
         except Exception as error:
-            print(f"hand-over lost: {error!r}", file=sys.stderr, flush=True)
+            print_line("error", "worker", log_line("hand-over lost", reason=repr(error)))
     for i in range(count):
         close(fds[i])
     return lost_handover(&header, got - sizeof(header))
@@ -263,7 +264,7 @@ cdef Handover unpack(const int* fds, int count, const HandoverHeader* header, co
             memory = file.read()
         if not inline_texts:
             if <size_t>len(memory) < texts_size(header):
-                raise ValueError(f"{len(memory)} bytes, announced are {texts_size(header)}")
+                raise ValueError(f"{len(memory)} bytes, header announces {texts_size(header)}")
             texts = PyBytes_AS_STRING(memory)
     name = PyBytes_FromStringAndSize(texts, header.listener_size)
     handover.fd = fds[0]

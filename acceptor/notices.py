@@ -8,7 +8,9 @@ import socket
 
 import cbor2
 
-__all__ = ["NOTICE_BYTES", "Notices", "quoted", "read_notice"]
+from shardbroker.logs.phrases import Line
+
+__all__ = ["NOTICE_BYTES", "Notices", "read_notice"]
 
 NOTICES_A_SECOND = 20
 """Notices per second and acceptor: an attack on the broker must not flood the log. Dropped notices are counted, and so are the
@@ -28,7 +30,7 @@ class Notices:
         self._left = NOTICES_A_SECOND
         self._unsent = 0
 
-    def log(self, level: str, text: str, now_ms: int) -> None:
+    def log(self, level: str, text: Line, now_ms: int) -> None:
         """Sends a line for the log, or drops and counts it. `now_ms` is monotonic."""
         if now_ms // 1000 != self._second:
             self._second, self._left = now_ms // 1000, NOTICES_A_SECOND
@@ -44,12 +46,7 @@ class Notices:
             self._unsent += 1
 
 
-def read_notice(data: bytes) -> tuple[str, str, int]:
+def read_notice(data: bytes) -> tuple[str, Line, int]:
     """Returns (level, text, number of notices dropped before it)."""
     level, text, unsent = cbor2.loads(data)
-    return str(level), str(text), int(unsent)
-
-
-def quoted(text: str) -> str:
-    """Returns the text in quotes, on one line, so that input of a peer cannot forge log lines."""
-    return '"' + "".join("\\" + c if c in '"\\' else c if c.isprintable() else ascii(c)[1:-1] for c in text) + '"'
+    return str(level), Line(str(text)), int(unsent)

@@ -56,7 +56,7 @@ def _version_1(data: bytes) -> ProxyHeader | None:
     if words[1] == b"UNKNOWN":
         return ProxyHeader(end + 2)
     if len(words) != 6 or words[1] not in (b"TCP4", b"TCP6"):
-        raise _refused("PROXY header of version 1 without protocol, two addresses and two ports")
+        raise _refused("PROXY header version 1: must have a protocol, two addresses and two ports")
     return ProxyHeader(end + 2, _peer(words[2].decode(errors="replace"), words[4].decode(errors="replace")))
 
 
@@ -66,9 +66,9 @@ def _version_2(data: bytes) -> ProxyHeader | None:
     _, command, family, size = V2_HEAD.unpack_from(data)
     whole = V2_HEAD.size + size
     if whole > HEADER_MAX:
-        raise _refused(f"PROXY header of {whole} bytes, allowed are {HEADER_MAX}")
+        raise _refused(f"PROXY header of {whole} bytes, limit {HEADER_MAX}")
     if command not in (LOCAL, PROXY):
-        raise _refused(f"PROXY header with version and command 0x{command:02x}, allowed are 0x20 and 0x21")
+        raise _refused(f"PROXY header: version and command must be 0x20 or 0x21, got 0x{command:02x}")
     if len(data) < whole:
         return None
     if command == LOCAL:
@@ -79,7 +79,7 @@ def _version_2(data: bytes) -> ProxyHeader | None:
         return ProxyHeader(whole)  # unix sockets and unknown families: the balancer's address remains
     tlvs = 2 * address_size + 4
     if len(body) < tlvs:
-        raise _refused("PROXY header of version 2 that is too short for its addresses")
+        raise _refused("PROXY header version 2 is too short for its addresses")
     (port,) = struct.unpack_from("!H", body, 2 * address_size)
     return ProxyHeader(whole, _peer(ip_address(body[:address_size]).compressed, str(port)), _common_name(body[tlvs:]))
 
@@ -99,7 +99,7 @@ def _tlvs(data: bytes) -> list[tuple[int, bytes]]:
     while at + 3 <= len(data):
         kind, size = struct.unpack_from("!BH", data, at)
         if at + 3 + size > len(data):
-            raise _refused("PROXY header with a TLV that ends behind it")
+            raise _refused("PROXY header with a TLV that exceeds it")
         found.append((kind, data[at + 3 : at + 3 + size]))
         at += 3 + size
     return found

@@ -97,7 +97,7 @@ def _load(context: ssl.SSLContext, tls: Any, certfile: str, keyfile: str) -> Non
             setting = ("crlfile", "a PEM file of revocation lists")
             context.load_verify_locations(tls.crlfile)
             if not context.cert_store_stats()["crl"]:
-                raise TlsError(f"{what}: there is none in it", *setting)
+                raise TlsError(f"{what}: none found", *setting)
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     except OSError as error:  # ssl.SSLError too
         raise TlsError(f"{what}: {_words(error)}", *setting) from None

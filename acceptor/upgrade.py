@@ -60,8 +60,8 @@ class Upgrade:
             raise _refused(f"not an HTTP request: {protocol.handshake_exc}", answer)
         request = events[0]
         if request.path.partition("?")[0] != settings.path:
-            response = protocol.reject(HTTPStatus.NOT_FOUND, "MQTT is at another path.\n")
-            text = f"path {request.path!r}, allowed is {settings.path}"
+            response = protocol.reject(HTTPStatus.NOT_FOUND, "MQTT is served at another path.\n")
+            text = f"path: must be {settings.path}, got {request.path!r}"
         else:
             response = protocol.accept(request)
             text = str(protocol.handshake_exc)

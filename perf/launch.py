@@ -66,7 +66,7 @@ def launched(command: str, core: int | None, transport: str = "tcp") -> Iterator
     leads a session of its own, so all its processes can be ended with it, even after a failure.
     """
     if "{port}" not in command and "{conf}" not in command:
-        raise LaunchError(f"{command}: {{port}} or {{conf}} has to stand in it, so that the broker's port is known")
+        raise LaunchError(f"{command}: must contain {{port}} or {{conf}}, which set the broker's port")
     directory = Path(tempfile.mkdtemp(prefix="shardbroker-perf-"))
     try:
         port = _free_port()

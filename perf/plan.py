@@ -202,7 +202,7 @@ class Plan:
             if not 0 < len(text.encode()) < 60_000 or "\0" in text:
                 raise PlanError(f"topic = {text[:60]!r}: allowed are 1 to 60,000 bytes without NUL")
         if self.client_id and "%i" not in self.client_id and self.clients > 1:
-            raise PlanError(f"client_id = {self.client_id}: %i has to stand in it, so that {self.clients} clients differ")
+            raise PlanError(f"client_id = {self.client_id}: must contain %i, so that {self.clients} clients differ")
         if self.client_id and self.publishers and self.subscribers:
             raise PlanError("client_id: only for clients of one kind")
         if self.password is not None and self.username is None and self.version != 5:

@@ -14,23 +14,26 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MAY_USE = {
     "shardbroker.mqtt": (),
+    # Written by every plane.
+    "shardbroker.logs": ("shardbroker.mqtt", "shm"),
     # Tables keyed by topic: they match filters as the protocol does.
     "shm": ("shardbroker.mqtt",),
     "shardbroker.transport": ("shardbroker.mqtt", "shm"),
     # Files and LMDB tables of a broker.
     "shardbroker.stores": ("shardbroker.mqtt", "shm"),
     "shardbroker.pubsub": ("shardbroker.mqtt", "shm"),
-    "shardbroker.hooks": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
-    "shardbroker.session": ("shardbroker.hooks", "shardbroker.pubsub", "shardbroker.mqtt", "shm"),
+    "shardbroker.hooks": ("shardbroker.logs", "shardbroker.mqtt", "shardbroker.stores", "shm"),
+    "shardbroker.session": ("shardbroker.hooks", "shardbroker.logs", "shardbroker.pubsub", "shardbroker.mqtt", "shm"),
     # Its recorder implements the one that sessions declare: a session knows nothing of files.
     "shardbroker.journal": ("shardbroker.session", "shardbroker.pubsub", "shardbroker.mqtt", "shardbroker.stores", "shm"),
-    "acceptor": ("shardbroker.mqtt", "shardbroker.transport", "shm"),
+    "acceptor": ("shardbroker.logs", "shardbroker.mqtt", "shardbroker.transport", "shm"),
     "shardbroker.access": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
     "shardbroker.worker": (
         "shardbroker.access",
         "shardbroker.config",
         "shardbroker.hooks",
         "shardbroker.journal",
+        "shardbroker.logs",
         "shardbroker.mqtt",
         "shardbroker.pubsub",
         "shardbroker.session",
@@ -40,7 +43,6 @@ MAY_USE = {
         "shm",
     ),
     "shardbroker.config": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
-    "shardbroker.logs": ("shardbroker.mqtt", "shm"),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     # Neither users nor rules: a sink stands on the same connections as an authenticator.
@@ -75,6 +77,7 @@ MAY_USE = {
         "shardbroker.api",
         "shardbroker.config",
         "shardbroker.integrations",
+        "shardbroker.logs",
         "shardbroker.management",
         "shardbroker.stores",
         "shardbroker.worker",

@@ -126,7 +126,7 @@ class Accounts:
             try:
                 db.execute("INSERT INTO accounts VALUES (?, ?, ?, ?)", (name, hashed, role, description))
             except sqlite3.IntegrityError:
-                raise AccountError("ALREADY_EXISTS", f"there is an account {name!r}") from None
+                raise AccountError("ALREADY_EXISTS", f"account {name!r} already exists") from None
 
     def update(self, name: str, role: Role | None, description: str | None) -> None:
         with self._change() as db:
@@ -172,9 +172,9 @@ class Accounts:
         with _account_errors(self._path):
             row = self._db.execute(query, (_digest(token),)).fetchone()
         if row is None:
-            raise AccountError("BAD_TOKEN", "the token is not known: log in again")
+            raise AccountError("BAD_TOKEN", "token is unknown; log in again")
         if row[2] < time.time():
-            raise AccountError("TOKEN_TIME_OUT", "the token has expired: log in again")
+            raise AccountError("TOKEN_TIME_OUT", "token has expired; log in again")
         return row[0], row[1]
 
     # --- keys -------------------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Accounts:
             try:
                 db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
-                raise AccountError("ALREADY_EXISTS", f"there is a key {name!r}") from None
+                raise AccountError("ALREADY_EXISTS", f"key {name!r} already exists") from None
         return key, secret
 
     def update_key(
@@ -223,7 +223,7 @@ class Accounts:
         right = compare_digest(row[2] if row else bytes(32), _digest(secret))
         if row is None or not right or not row[3] or (row[4] is not None and row[4] < time.time_ns() // 1_000_000):
             raise AccountError(
-                "BAD_API_KEY_OR_SECRET", "the API key is not known, not enabled, or has expired, or its secret is wrong"
+                "BAD_API_KEY_OR_SECRET", "API key is unknown, disabled or expired, or its secret is wrong"
             )
         return row[0], row[1]
 
@@ -262,4 +262,4 @@ def _check_found(count: int, what: str, name: str) -> None:
 
 def _check_administrator_left(db: sqlite3.Connection) -> None:
     if not db.execute("SELECT 1 FROM accounts WHERE role = ?", (ADMINISTRATOR,)).fetchone():
-        raise AccountError("NOT_AVAILABLE", "it is the last administrator: make another one first")
+        raise AccountError("NOT_AVAILABLE", "the last administrator cannot be removed; add another one first")

@@ -61,7 +61,7 @@ class _Reader:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise RuleError(f"line {text.count(chr(10), 0, at) + 1}: {text[at : at + 20]!r} is no Erlang term")
+                raise RuleError(f"line {text.count(chr(10), 0, at) + 1}: {text[at : at + 20]!r} is not an Erlang term")
             if match.lastgroup != "space":
                 self._tokens.append((match.lastgroup or "", match.group(), at))
             at = match.end()
@@ -75,7 +75,7 @@ class _Reader:
 
     def take(self) -> tuple[str, str]:
         if self.at_end():
-            raise RuleError("the file ends within a rule; a rule ends with a full stop")
+            raise RuleError("file ends within a rule; a rule ends with a full stop")
         kind, text, _ = self._tokens[self._at]
         self._at += 1
         return kind, text
@@ -86,11 +86,11 @@ class _Reader:
     def expect(self, wanted: str) -> None:
         _, text = self.take()
         if text != wanted:
-            raise RuleError(f"{wanted!r} is expected where {text!r} stands")
+            raise RuleError(f"expected {wanted!r}, got {text!r}")
 
     def term(self, depth: int) -> Any:
         if depth > DEEPEST:
-            raise RuleError(f"terms within terms, {DEEPEST} deep are allowed")
+            raise RuleError(f"terms nested deeper than {DEEPEST} levels")
         kind, text = self.take()
         if kind == "string":
             return _unescaped(text)
@@ -106,7 +106,7 @@ class _Reader:
             inner = self.term(depth + 1)
             self.expect(">>")
             return inner
-        raise RuleError(f"a term is expected where {text!r} stands")
+        raise RuleError(f"expected a term, got {text!r}")
 
     def items(self, closing: str, depth: int) -> tuple[Any, ...]:
         found: list[Any] = []
@@ -119,7 +119,7 @@ class _Reader:
             if text == closing:
                 return tuple(found)
             if text != ",":
-                raise RuleError(f"a comma or {closing!r} is expected where {text!r} stands")
+                raise RuleError(f"expected a comma or {closing!r}, got {text!r}")
 
 
 def _unescaped(text: str) -> str:
@@ -138,7 +138,7 @@ def _rule(term: Any) -> Rule:
         case Tuple((Atom("allow" | "deny" as permission), who, action, topics)):
             actions, qos, retain = _action(action)
             return Rule(permission == "allow", _who(who), actions, qos, retain, _topics(topics))
-    raise RuleError("allowed is {allow | deny, Who}, {allow | deny, Who, Action} or {allow | deny, Who, Action, Topics}")
+    raise RuleError("rule: must be {allow | deny, Who}, {allow | deny, Who, Action} or {allow | deny, Who, Action, Topics}")
 
 
 def _who(term: Any) -> Who:
@@ -160,9 +160,9 @@ def _who(term: Any) -> Who:
         case Tuple((Atom("and" | "or" as name), list(terms))):
             return Who(name, tuple(_who(one) for one in terms))
         case Tuple((Atom("zone" | "client_attr" as name), *_)):
-            raise RuleError(f"{name}: there is none in this broker")
+            raise RuleError(f"{name}: not supported by this broker")
     raise RuleError(
-        "who: allowed is all, {user | client, Text or {re, Text}}, {ipaddr, Text}, {ipaddrs, [Text]}, {listener, Text}, "
+        "who: must be all, {user | client, Text or {re, Text}}, {ipaddr, Text}, {ipaddrs, [Text]}, {listener, Text}, "
         "{'and' | 'or', [Who]}"
     )
 
@@ -185,9 +185,9 @@ def _action(term: Any) -> tuple[int, tuple[int, ...] | None, bool | None]:
                     case Tuple((Atom("retain"), Atom("all") | 0 | 1 as flag)):
                         retain = None if isinstance(flag, Atom) else bool(flag)
                     case _:
-                        raise RuleError("option of an action: allowed are {qos, 0..2 or a list} and {retain, true | false | all}")
+                        raise RuleError("option of an action: must be {qos, 0..2 or a list} or {retain, true | false | all}")
             return actions_of(name), qos, retain
-    raise RuleError("action: allowed is publish, subscribe, all, or {one of them, [{qos, ...}, {retain, ...}]}")
+    raise RuleError("action: must be publish, subscribe, all, or {one of them, [{qos, ...}, {retain, ...}]}")
 
 
 def _topics(term: Any) -> tuple[Any, ...] | None:
@@ -196,7 +196,7 @@ def _topics(term: Any) -> tuple[Any, ...] | None:
     if isinstance(term, str):
         term = [term]
     if not isinstance(term, list):
-        raise RuleError("topics: allowed is a list")
+        raise RuleError("topics: must be a list")
     topics = []
     for one in term:
         match one:
@@ -207,5 +207,5 @@ def _topics(term: Any) -> tuple[Any, ...] | None:
             case Tuple((Atom("eq"), str(text))):
                 topics.append(topic_of(EQ + text))
             case _:
-                raise RuleError("topic: allowed is Text or {eq, Text}")
+                raise RuleError("topic: must be Text or {eq, Text}")
     return tuple(topics)

@@ -265,7 +265,7 @@ class AuthClient:
         for number in [number for number, (deadline, _, _) in self._waiters.items() if deadline <= now]:
             waiter = self._take(number)
             if waiter is not None:
-                yield waiter, AuthResult(number, Status.FAILED, ["no verdict in time"])
+                yield waiter, AuthResult(number, Status.FAILED, ["no response within the timeout"])
 
 
 def _chain(auth: Any, enable_authn: bool | str, chain: Sequence[str]) -> list[str]:

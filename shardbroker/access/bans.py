@@ -46,7 +46,7 @@ class Banned:
         own = self._own.get(client_id)
         if own is not None:
             if own > now:
-                return Ban("clientid", client_id, own, "flapping detector", "it came and went too often")
+                return Ban("clientid", client_id, own, "flapping detector", "too many disconnects (flapping_detect)")
             del self._own[client_id]
         if not self._any:
             return None

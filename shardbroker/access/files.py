@@ -37,7 +37,7 @@ def read_rules(path: Path) -> list[Rule]:
             return parse_acl_conf(text)
         plain = tomllib.loads(text)
         if set(plain) - {"rules"} or not isinstance(plain.get("rules", []), list):
-            raise RuleError("allowed are tables [[rules]]")
+            raise RuleError("rules: must be tables [[rules]]")
         rules = []
         for number, one in enumerate(plain.get("rules", []), 1):
             try:
@@ -57,10 +57,10 @@ def read_passwords(path: Path) -> dict[str, PasswordLine]:
             continue
         name, *fields = line.rstrip().split(":")
         if not name or not 1 <= len(fields) <= 3 or not fields[0]:
-            raise FileError(f"passwords in {path}: line {number}: allowed is name:hash[:salt[:superuser]]")
+            raise FileError(f"passwords in {path}: line {number}: must be name:hash[:salt[:superuser]]")
         flag = fields[2].lower() if len(fields) == 3 else ""
         if flag not in ("", "superuser", "true", "1", "false", "0"):
-            raise FileError(f"passwords in {path}: line {number}: superuser: allowed are true, false")
+            raise FileError(f"passwords in {path}: line {number}: superuser: must be true or false")
         users[name] = PasswordLine(fields[0], fields[1] if len(fields) > 1 else "", flag in ("superuser", "true", "1"))
     return users
 

@@ -97,7 +97,7 @@ def _verify(scheme: Scheme, stored: str, salt: str, password: bytes) -> bool:
     if scheme.name in PLAIN_DIGESTS:
         digest = hashlib.new(PLAIN_DIGESTS[scheme.name], _salted(scheme, salt, password), usedforsecurity=False)
         return _same_hex(digest.hexdigest(), stored)
-    raise BackendError(f"stored password hash is no {scheme.name}")
+    raise BackendError(f"stored password hash is not {scheme.name}")
 
 
 def _same_hex(computed: str, stored: str) -> bool:
@@ -139,7 +139,7 @@ def _ldap(stored: str, password: bytes) -> bool:
     raw = base64.b64decode(text, validate=True)
     size = hashlib.new(digest, usedforsecurity=False).digest_size
     if len(raw) < size:
-        raise BackendError("stored password hash is cut short")
+        raise BackendError("stored password hash is truncated")
     return hmac.compare_digest(hashlib.new(digest, password + raw[size:], usedforsecurity=False).digest(), raw[:size])
 
 
@@ -152,7 +152,7 @@ def _check_mosquitto(stored: str, password: bytes) -> bool:
     iterations = int(fields.pop(0)) if kind == "7" else 0
     salt, wanted = (base64.b64decode(part, validate=True) for part in fields)
     if not iterations <= MOSQUITTO_ITERATIONS_MAX or len(wanted) != hashlib.sha512().digest_size:
-        raise BackendError(f"stored password hash is no ${kind}$ of mosquitto_passwd")
+        raise BackendError(f"stored password hash is not ${kind}$ of mosquitto_passwd")
     if kind == "7":
         return hmac.compare_digest(hashlib.pbkdf2_hmac("sha512", password, salt, iterations), wanted)
     return hmac.compare_digest(hashlib.sha512(password + salt).digest(), wanted)

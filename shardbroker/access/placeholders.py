@@ -99,7 +99,8 @@ class Template:
             elif name in names:
                 merged += [name, following]
             else:
-                raise PlaceholderError(f"${{{name}}} in {text!r}: allowed are {', '.join(f'${{{one}}}' for one in names)}")
+                known = ", ".join(f"${{{one}}}" for one in names)
+                raise PlaceholderError(f"placeholder: must be one of {known}, got ${{{name}}} in {text!r}")
         return cls(tuple(merged))
 
     @property

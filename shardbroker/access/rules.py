@@ -188,10 +188,10 @@ def rule_of(plain: Mapping[str, Any]) -> Rule:
     """Returns a rule from a table: of TOML, JSON, a row, a document. Raises RuleError."""
     known = {"permission", "who", "action", "qos", "retain", "topic", "topics", "username", "clientid", "ipaddress"}
     if not isinstance(plain, Mapping):
-        raise RuleError(f"allowed is a table of {', '.join(sorted(known))}, not {plain!r}")
+        raise RuleError(f"rule: must be a table of {', '.join(sorted(known))}, got {plain!r}")
     permission = str(plain.get("permission", "")).lower()
     if permission not in ("allow", "deny"):
-        raise RuleError(f"permission {plain.get('permission')!r}: allowed are allow, deny")
+        raise RuleError(f"permission: must be allow or deny, got {plain.get('permission')!r}")
     topics = plain.get("topics", plain.get("topic"))
     return Rule(
         permission == "allow",
@@ -213,18 +213,18 @@ def client_rules(acl: Any) -> RuleSet:
         for key, action in (("pub", "publish"), ("sub", "subscribe"), ("all", "all")):
             topics = acl.get(key, ())
             if not isinstance(topics, list | tuple) or not all(isinstance(topic, str) for topic in topics):
-                raise RuleError(f"{key} of a client's acl: allowed is a list of topics")
+                raise RuleError(f"{key} of a client's acl: must be a list of topics")
             rules.append(Rule(True, actions=ACTIONS[action], topics=tuple(topic_of(topic) for topic in topics)))
         return RuleSet([*rules, Rule(False)])
     if not isinstance(acl, list | tuple):
-        raise RuleError("a client's acl: allowed is a list of rules, or a table of pub, sub, all")
+        raise RuleError("a client's acl: must be a list of rules, or a table of pub, sub, all")
     return RuleSet(rule_of(one) for one in acl)
 
 
 def topic_of(text: Any) -> Topic:
     """Returns a topic; the prefix `eq ` makes it literal. Raises RuleError."""
     if not isinstance(text, str) or not text:
-        raise RuleError(f"topic {text!r}: allowed is a topic filter, or `eq ` and a topic")
+        raise RuleError(f"topic: must be a topic filter, or `eq ` and a topic, got {text!r}")
     topic = Topic(text.removeprefix(EQ), True) if text.startswith(EQ) else Topic(text)
     try:
         levels = topic.levels
@@ -233,16 +233,16 @@ def topic_of(text: Any) -> Topic:
     if not topic.literal:
         for place, level in enumerate(levels):
             if level == "#" and place != len(levels) - 1:
-                raise RuleError(f"topic {text!r}: # is allowed at the end only")
+                raise RuleError(f"topic: must have # at the end only, got {text!r}")
             if isinstance(level, Template) and any(c in part for part in level.parts[::2] for c in "+#"):
-                raise RuleError(f"topic {text!r}: + and # are allowed as whole levels only")
+                raise RuleError(f"topic: must have + and # as whole levels only, got {text!r}")
     return topic
 
 
 def actions_of(text: Any) -> int:
     """Returns the actions of a name as a mask. Raises RuleError."""
     if not isinstance(text, str) or text.lower() not in ACTIONS:
-        raise RuleError(f"action {text!r}: allowed are publish, subscribe, all")
+        raise RuleError(f"action: must be publish, subscribe or all, got {text!r}")
     return ACTIONS[text.lower()]
 
 
@@ -253,7 +253,7 @@ def who_of(key: str, value: Any) -> Who:
     if key == "ipaddr":
         return Who(key, tuple(network_of(one) for one in ([value] if isinstance(value, str) else value)))
     if not isinstance(value, str | re.Pattern):
-        raise RuleError(f"{key} {value!r}: allowed is text or a pattern")
+        raise RuleError(f"{key}: must be text or a pattern, got {value!r}")
     return Who(key, value)
 
 
@@ -270,7 +270,7 @@ def network_of(text: Any) -> Network:
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
-        raise RuleError(f"address {text!r}: allowed is such as 10.0.0.1, 10.0.0.0/8, ::1, fd00::/8") from None
+        raise RuleError(f"address: must be such as 10.0.0.1, 10.0.0.0/8, ::1 or fd00::/8, got {text!r}") from None
 
 
 def _who_of_row(plain: Mapping[str, Any]) -> Who:
@@ -296,7 +296,7 @@ def _who(plain: Any) -> Who:
         return Who(key, tuple(_who(one) for one in value))
     if key in WHO_KEYS and key not in ("and", "or"):
         return who_of(key, value)
-    raise RuleError(f"who {key!r}: allowed are {', '.join(WHO_KEYS)}, username_re, clientid_re")
+    raise RuleError(f"who: must be one of {', '.join(WHO_KEYS)}, username_re, clientid_re, got {key!r}")
 
 
 def _qos(value: Any) -> tuple[int, ...] | None:
@@ -309,7 +309,7 @@ def _qos(value: Any) -> tuple[int, ...] | None:
     except (TypeError, ValueError):
         levels = (-1,)
     if any(level not in (0, 1, 2) for level in levels):
-        raise RuleError(f"qos {value!r}: allowed are 0, 1, 2 or a list of them")
+        raise RuleError(f"qos: must be 0, 1, 2 or a list of them, got {value!r}")
     return levels
 
 
@@ -320,5 +320,5 @@ def _retain(value: Any) -> bool | None:
         return value
     known = {"true": True, "1": True, "false": False, "0": False}
     if str(value).lower() not in known:
-        raise RuleError(f"retain {value!r}: allowed are true, false, all")
+        raise RuleError(f"retain: must be true, false or all, got {value!r}")
     return known[str(value).lower()]

@@ -67,7 +67,7 @@ class ScramServer:
             raise ScramError("channel binding and authorization identities are not supported")
         fields = _fields(bare)
         if list(fields)[:2] != ["n", "r"] or not fields["r"] or not fields["n"]:
-            raise ScramError("the first message needs n= and r=")
+            raise ScramError("the first message must have n= and r=")
         self.username = fields["n"].replace("=2C", ",").replace("=3D", "=")
         self.user = self._find(self.username)
         salt, iterations = (
@@ -91,7 +91,7 @@ class ScramServer:
         except binascii.Error:
             raise ScramError("not base64") from None
         if binding not in (b"n,,", b"y,,") or fields.get("r", "") != self._nonce:
-            raise ScramError("not the answer to what was asked")
+            raise ScramError("response does not match the challenge")
         size = hashlib.new(self._algorithm).digest_size
         stored_key = self.user.stored_key if self.user is not None else secrets.token_bytes(size)
         signed = f"{self._first},{self._server_first},{without_proof}".encode()
@@ -117,6 +117,6 @@ def _fields(text: str) -> dict[str, str]:
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or len(key) != 1:
-            raise ScramError("allowed are fields such as n=name")
+            raise ScramError("message: must have fields such as n=name")
         found[key] = value
     return found

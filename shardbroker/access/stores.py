@@ -206,7 +206,7 @@ class RuleStore(_Store):
     def put_rules(self, kind: str, name: str, rules: list[Mapping[str, Any]]) -> None:
         """Replaces the rules of an entry. Raises RuleError, StoreError."""
         if len(rules) > RULES_MAX:
-            raise StoreError(f"{len(rules)} rules: allowed are {RULES_MAX} for one {kind}")
+            raise StoreError(f"rules: must be at most {RULES_MAX} for one {kind}, got {len(rules)}")
         plain = [json.loads(json.dumps(dict(rule))) for rule in rules]
         for one in plain:
             rule_of(one)

@@ -19,6 +19,7 @@ from shardbroker.api.monitor import Monitor
 from shardbroker.api.routes import ROUTERS
 from shardbroker.control import AsyncControl, ControlError
 from shardbroker.control.errors import STATUSES
+from shardbroker.logs.phrases import Line, log_line
 
 __all__ = ["DOCUMENT", "build_app", "document"]
 
@@ -33,7 +34,7 @@ PROBLEMS_MAX = 10
 DESCRIPTION = "What `shardbroker ctl` can do, over HTTP, with the paths and shapes of EMQX 5. See docs/rest.md."
 
 
-def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts, complain: Callable[[str], None]) -> FastAPI:
+def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts, complain: Callable[[Line], None]) -> FastAPI:
     """Returns the application of one broker. `complain` logs unexpected errors."""
 
     @asynccontextmanager
@@ -82,7 +83,8 @@ def build_app(data_dir: Path, node: str, token_life_s: float, accounts: Accounts
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        complain(f"{request.method} {request.url.path}: {type(error).__name__}: {error}")
+        reason = f"{type(error).__name__}: {error}"
+        complain(log_line("request failed", method=request.method, path=request.url.path, reason=reason))
         return JSONResponse(error_body("INTERNAL_ERROR", "internal error: see the log of the broker"), 500)
 
     return app

@@ -17,6 +17,7 @@ from shardbroker.api.app import build_app
 from shardbroker.api.timeouts import TimeoutProtocol
 from shardbroker.config.listeners import parse_address
 from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import Line, log_line, of_process
 from shm.in_force import InForce
 from shm.roles import API
 from shm.topology import Topology
@@ -57,8 +58,8 @@ async def _serve(topology: Topology) -> None:
     in_force = InForce(topology, counters, topology.slot_of(API))
     log = Log(in_force.settings.log.level)
 
-    def complain(text: str) -> None:
-        log.add("error", f"api {text}")
+    def complain(line: Line) -> None:
+        log.add("error", of_process("api", line))
         log.flush()
 
     stop = asyncio.Event()
@@ -74,7 +75,8 @@ async def _serve(topology: Topology) -> None:
         try:
             listening: socket.socket | None = _listen(host, port)
         except OSError as error:
-            complain(f"api.bind: cannot listen on {host}:{port}: {error.strerror or error}")
+            reason = error.strerror or error
+            complain(log_line("address not bound", setting="api.bind", address=f"{host}:{port}", reason=reason))
             listening = None
         counters.set_state(topology.slot_of("api"), ProcessState.READY)  # the broker is ready without the REST API's address
         while listening is None and not stopping.done():
@@ -85,7 +87,7 @@ async def _serve(topology: Topology) -> None:
             await _answer(app, listening, settings, stopping, complain)
         accounts.close()
     except AccountError as error:
-        complain(str(error))
+        complain(log_line("accounts not opened", reason=error))
         raise SystemExit(1) from None
     finally:
         following.cancel()
@@ -93,7 +95,7 @@ async def _serve(topology: Topology) -> None:
     counters.set_state(topology.slot_of("api"), ProcessState.DOWN)
 
 
-async def _follow(in_force: InForce, log: Log, complain: Callable[[str], None]) -> None:
+async def _follow(in_force: InForce, log: Log, complain: Callable[[Line], None]) -> None:
     """Applies all keys that reach the API. After a failure the manager reports this process as behind."""
     while True:
         await asyncio.sleep(SETTINGS_S)
@@ -101,7 +103,7 @@ async def _follow(in_force: InForce, log: Log, complain: Callable[[str], None]) 
             try:
                 log.level = in_force.load().log.level
             except OSError as error:
-                complain(f"settings not applied: {error}")
+                complain(log_line("settings not applied", reason=error))
             else:
                 in_force.applied()
 
@@ -110,12 +112,10 @@ async def _open_accounts(topology: Topology, log: Log) -> Accounts:
     """Returns the accounts. The password of the first one is logged here and never again."""
     accounts, damage = Accounts.opened(topology.data_dir)
     if damage:
-        log.add("error", f"api {damage}")
+        log.add("error", of_process("api", log_line("accounts damaged", detail=damage)))
     password = await asyncio.to_thread(accounts.first, hash_password)
     if password is not None:
-        log.add(
-            "warning", f"api first account: name admin, password {password} (said only once; ctl admins passwd admin changes it)"
-        )
+        log.add("warning", of_process("api", log_line("first account created", name="admin", password=password)))
     log.flush()
     return accounts
 
@@ -153,7 +153,7 @@ async def _answer(app: Any, listening: socket.socket, settings: Any, stopping: "
     try:
         config.load()
     except OSError as error:
-        complain(f"api.certfile, api.keyfile: {error}; the REST API is unavailable until the broker is restarted")
+        complain(log_line("certificate not loaded", settings="api.certfile,api.keyfile", reason=error))
         listening.close()
         await stopping
         return

@@ -250,7 +250,7 @@ def parameter_of(name: str, field: FieldInfo) -> click.Parameter:
 def check_pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         if "=" not in value:
-            raise click.BadParameter(f"{value!r}: allowed is NAME=VALUE")
+            raise click.BadParameter(f"must be NAME=VALUE, got {value!r}")
     return values
 
 
@@ -287,7 +287,7 @@ class IntChoice(click.ParamType[int]):
         except ValueError:
             number = -1
         if number not in self._choices:
-            self.fail(f"{value!r}: allowed is {', '.join(map(str, self._choices))}", param, ctx)
+            self.fail(f"must be one of {', '.join(map(str, self._choices))}, got {value!r}", param, ctx)
         return number
 
 

@@ -101,10 +101,10 @@ def _journals(arguments: argparse.Namespace) -> Iterator[Path]:
     roots = arguments.path or [arguments.load(arguments).settings.process.data_dir / "journal"]
     for root in roots:
         if not root.is_dir():
-            raise JournalMissing(f"{root}: there is no such directory" + ("" if not root.exists() else ", it is a file"))
+            raise JournalMissing(f"{root}: no such directory" + ("" if not root.exists() else ", it is a file"))
         found = journal_directories(root)
         if not found and not segment_paths(root):
-            raise JournalMissing(f"{root}: there is no journal in it")
+            raise JournalMissing(f"{root}: no journal found")
         yield from found or [root]
 
 
@@ -178,7 +178,7 @@ def _filter(arguments: argparse.Namespace) -> Callable[[Record, bytes | None], b
     kinds = set()
     for name in arguments.kind:
         if name.upper() not in Kind.__members__:
-            raise ConfigError(f"--kind {name}: allowed is {', '.join(kind.name.lower() for kind in Kind)}")
+            raise ConfigError(f"--kind: must be one of {', '.join(kind.name.lower() for kind in Kind)}, got {name}")
         kinds.add(Kind[name.upper()])
     topic = None if arguments.topic is None else os.fsencode(arguments.topic)
     if topic is not None:
@@ -213,7 +213,7 @@ def _moment(option: str, text: str | None) -> int | float:
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return int(moment.timestamp() * 1_000_000)
     except (ValueError, OverflowError):
-        raise ConfigError(f"{option} {text}: allowed is a time such as 2026-01-31T12:00, or an age such as 15m, 2h, 7d") from None
+        raise ConfigError(f"{option}: must be a time such as 2026-01-31T12:00, or an age such as 15m, 2h, 7d, got {text}") from None
 
 
 def _shown(record: Record, client: bytes | None, journal: Path) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _load(arguments: argparse.Namespace) -> Loaded:
     for number, address in enumerate(arguments.listen):
         scheme, separator, bind = address.partition("://")
         if not separator or not bind:
-            raise ConfigError(f"--listen {address}: allowed is {LISTEN_HELP}")
+            raise ConfigError(f"--listen: must be {LISTEN_HELP}, got {address}")
         if scheme == "unix":
             scheme, bind = "tcp", f"unix:{bind}"
         name = "default" if number == 0 else f"listen-{number + 1}"
@@ -162,7 +162,7 @@ def _check(arguments: argparse.Namespace) -> int:
     found = check(_load(arguments))
     if found:
         raise ConfigError("\n".join(found))
-    print("configuration is good")
+    print("configuration is valid")
     return 0
 
 
@@ -178,7 +178,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
     kind = arguments.format or next((one for one in ("mosquitto", "emqx") if one in arguments.file.name), None)
     if kind is None:
-        raise ConfigError(f"{arguments.file}: say whose it is: --format mosquitto or --format emqx")
+        raise ConfigError(f"{arguments.file}: --format: must be mosquitto or emqx")
     try:
         text = arguments.file.read_text(errors="replace")
     except OSError as error:
@@ -200,7 +200,7 @@ def _import(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--rules {arguments.rules}: {error.strerror}") from None
     print(to_toml(imported, str(arguments.file)), end="")
     for remark in imported.remarks:
-        print(f"not taken over: {remark}", file=sys.stderr)
+        print(f"not imported: {remark}", file=sys.stderr)
     return 1 if imported.remarks else 0
 
 

@@ -64,14 +64,14 @@ def main(argv: list[str]) -> int:
 def _interval(text: str) -> float:
     value = float(text)
     if not value >= SHORTEST_S:
-        raise argparse.ArgumentTypeError(f"{text}: allowed is {SHORTEST_S:g} or more")
+        raise argparse.ArgumentTypeError(f"must be {SHORTEST_S:g} or more, got {text}")
     return value
 
 
 def _clients(text: str) -> int:
     value = int(text)
     if not 0 <= value <= CLIENTS_MAX:
-        raise argparse.ArgumentTypeError(f"{text}: allowed is 0 to {CLIENTS_MAX}")
+        raise argparse.ArgumentTypeError(f"must be 0 to {CLIENTS_MAX}, got {text}")
     return value
 
 

@@ -22,20 +22,20 @@ def add_tune(commands: "argparse._SubParsersAction[Any]") -> None:
         help="propose settings for this machine, with reasons",
         description="Propose settings for this machine, with reasons. Nothing is changed without --apply.",
     )
-    parser.add_argument("--machine", type=Path, metavar="FILE", help="description of another machine, printed by --describe there")
-    parser.add_argument("--describe", action="store_true", help="print only the description of this machine, as JSON")
-    parser.add_argument("--apply", type=Path, metavar="FILE", help="write the proposed settings to this configuration file")
-    parser.add_argument("--check", action="store_true", help="list the obstacles to the load below; exit code 1 if there are any")
-    parser.add_argument("--connections", type=_count, default=0, metavar="N", help="with --check: simultaneous connections")
+    parser.add_argument("--machine", type=Path, metavar="FILE", help="another machine, as --describe printed it there")
+    parser.add_argument("--describe", action="store_true", help="print what was found, as JSON, and nothing else")
+    parser.add_argument("--apply", type=Path, metavar="FILE", help="write what is proposed into this configuration file")
+    parser.add_argument("--check", action="store_true", help="what prevents the numbers below; exit code 1 if anything does")
+    parser.add_argument("--connections", type=_count, default=0, metavar="N", help="with --check: at a time")
     parser.add_argument("--rate", type=_count, default=0, metavar="N", help="with --check: messages delivered a second")
-    parser.add_argument("--connects", type=_count, default=0, metavar="N", help="with --check: connects a second")
+    parser.add_argument("--connects", type=_count, default=0, metavar="N", help="with --check: clients that connect per second")
     parser.add_argument("--tls", action="store_true", help="with --check: over TLS")
     parser.set_defaults(run=_run)
 
 
 def _count(text: str) -> int:
     if not text.replace("_", "").isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number such as 100000")
+        raise argparse.ArgumentTypeError(f"must be a number such as 100000, got {text!r}")
     return int(text.replace("_", ""))
 
 
@@ -74,13 +74,13 @@ def _apply(path: Path, proposals: Any) -> None:
     finally:
         trial.unlink(missing_ok=True)
     apply_to(path, proposals)
-    print(f"\nwritten to {path}; in force after a restart of the broker")
+    print(f"\nwritten to {path}; applied at the next start of the broker")
 
 
 def _check(arguments: argparse.Namespace, machine: Any) -> int:
     wanted = Wanted(arguments.connections, arguments.rate, arguments.connects, arguments.tls)
     if wanted == Wanted(tls=wanted.tls):
-        print("shardbroker tune --check: say what is wanted: --connections N, --rate N, --connects N", file=sys.stderr)
+        print("shardbroker tune --check: one of --connections N, --rate N or --connects N is required", file=sys.stderr)
         return 2
     findings = check(machine, wanted)
     for one in findings:

@@ -94,7 +94,7 @@ def _gather(
             raise ConfigError(f"--set {assignment}: allowed is key=value, such as mqtt.max_inflight=64")
         path, value = parse_assignment(key, text)
         if is_secret(path):
-            raise ConfigError(f"--set {dotted(path)}: a command line is seen by everybody; allowed is a file or the environment")
+            raise ConfigError(f"--set {dotted(path)}: must be in a file or the environment: all users can read a command line")
         values.put(path, value, "--set")
     listening = {_split(key)[1] for key in options if key.startswith("listeners.")}
     for known in list(values.values) if listening else ():

@@ -51,5 +51,5 @@ class TopicMetrics(Section):
     def _filters(cls, value: list[str]) -> list[str]:
         check_filters(value)
         if len(set(value)) < len(value):
-            raise ValueError("a topic stands there twice")
+            raise ValueError("a topic is listed twice")
         return value

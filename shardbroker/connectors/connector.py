@@ -78,8 +78,8 @@ class Connector(ABC, Generic[Lent]):
     async def connection(self) -> AsyncIterator[Lent]:
         """Lends a connection for one request. The timeout includes the wait for a free connection.
 
-        Errors of the library pass through. TimeoutError means no answer in time; the library may then take as long again to give up
-        the connection. A request that the server refuses, such as a query with an unknown column, does not change the state.
+        Errors of the library pass through. TimeoutError means no response in time; the library may then take as long again to give
+        up the connection. A request that the server refuses, such as a query with an unknown column, does not change the state.
         """
         try:
             async with asyncio.timeout(self._timeout_s), self._lend() as lent:

@@ -31,7 +31,7 @@ def describe(error: Exception) -> str:
     """
     if isinstance(error, ConnectorError):
         return str(error)
-    return "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return "no response in time" if isinstance(error, TimeoutError) else type(error).__name__
 
 
 def missing_library(error: ImportError) -> str:

@@ -79,9 +79,9 @@ async def read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:
         try:
             body = zlib.decompressobj(GZIP).decompress(body, most + 1)
         except zlib.error as error:
-            raise ConnectorError(f"its answer is no gzip: {error}") from None
+            raise ConnectorError(f"response is not valid gzip: {error}") from None
     elif encoding not in ("gzip", "x-gzip", "identity", ""):
-        raise ConnectorError(f"its answer has the content encoding {encoding[:100]!r}")
+        raise ConnectorError(f"response has the unsupported content encoding {encoding[:100]!r}")
     if len(body) > most:
-        raise ConnectorError(f"an answer of more than {most} bytes")
+        raise ConnectorError(f"response of more than {most} bytes")
     return body

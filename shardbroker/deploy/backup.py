@@ -56,7 +56,7 @@ def backup(data_dir: Path, file: Path) -> int:
     BackupError."""
     if not (data_dir / "journal" / "workers").exists():
         raise BackupError(
-            f"{data_dir}: no journals of a broker; allowed is the data directory of one with durability.level process or machine"
+            f"{data_dir}: no journals found; must be the data directory of a broker with durability.level process or machine"
         )
     try:
         with replacing(file) as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -74,7 +74,7 @@ def restore(file: Path, data_dir: Path) -> int:
     The whole backup is checked before any part becomes visible: after an error the directory is unchanged.
     """
     if data_dir.exists() and any(data_dir.iterdir()):
-        raise BackupError(f"{data_dir} is not empty; allowed is a directory that is empty or not there yet")
+        raise BackupError(f"{data_dir} must be an empty or new directory, but it is not empty")
     try:
         data_dir.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=data_dir.parent, prefix=f".{data_dir.name}.") as temporary:
@@ -98,7 +98,7 @@ def _unpack(file: Path, target: Path) -> int:
         for member in tar:
             source = tar.extractfile(member)
             if source is None or member.name.startswith("/") or ".." in Path(member.name).parts:
-                raise BackupError(f"{file}: {member.name} is nothing that a backup holds")
+                raise BackupError(f"{file}: {member.name} is not part of a backup")
             if member.name == MANIFEST:
                 manifest = source.read()
                 continue
@@ -116,9 +116,9 @@ def _unpack(file: Path, target: Path) -> int:
         about: dict[str, Any] = json.loads(manifest)
         known, taken, wanted = about["format"] == FORMAT, int(about["taken"]), dict(about["crc32"])
     except (ValueError, KeyError, TypeError):
-        raise BackupError(f"{file}: no {MANIFEST} at its end: the file is no backup, or was cut off") from None
+        raise BackupError(f"{file}: no {MANIFEST} at its end: not a backup, or truncated") from None
     if not known:
-        raise BackupError(f"{file}: format {about['format']} is not known here, which is {FORMAT}")
+        raise BackupError(f"{file}: format {about['format']} is not supported, this version reads {FORMAT}")
     if wanted != sums:
         wrong = sorted(name for name in {*wanted, *sums} if wanted.get(name) != sums.get(name))
         raise BackupError(f"{file}: damaged: {', '.join(wrong)}")
@@ -172,7 +172,7 @@ def _add_journal(tar: tarfile.TarFile, journal: Path) -> Iterator[tuple[str, int
         finally:
             for file in opened:
                 file.close()
-    raise BackupError(f"{journal}: its segments go faster than they can be copied; try again when there is less traffic")
+    raise BackupError(f"{journal}: segments are removed faster than they are copied; try again with less traffic")
 
 
 def _add_file(tar: tarfile.TarFile, name: str, path: Path) -> tuple[str, int]:

@@ -75,7 +75,7 @@ def choose_python(wanted: str | None) -> Path:
 def _version(python: Path) -> str:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or f"that says {done.stderr.strip().splitlines()[-1:] or 'nothing'}"
+    return done.stdout.strip() or f"that prints {done.stderr.strip().splitlines()[-1:] or 'nothing'}"
 
 
 def plan() -> Plan:
@@ -198,7 +198,7 @@ def _try(at: Path) -> None:
     code = "from shm.roles import ROLES, load; [load(role.entry) for role in ROLES if not role.loads_late]"
     done = subprocess.run([str(at / "bin" / "python"), "-I", "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it prints nothing"])[-1]
         raise CopyError(f"the copy does not run: {last}. Is everything installed here? In a source tree: make install")
 
 

@@ -65,9 +65,9 @@ class Target:
     def check(self) -> None:
         """Checks the prefix. Raises InstallError."""
         if not self.prefix.startswith("/") or self.prefix.rstrip("/") == "":
-            raise InstallError(f"--prefix {self.prefix}: allowed is an absolute path below /, such as {DEFAULT_PREFIX}")
+            raise InstallError(f"--prefix: must be an absolute path below /, such as {DEFAULT_PREFIX}, got {self.prefix}")
         if any(character.isspace() or character in "%$\"'\\" for character in self.prefix):
-            raise InstallError(f"--prefix {self.prefix}: allowed is a path without blanks, quotes, % and $, for unit files")
+            raise InstallError(f"--prefix: must be a path without blanks, quotes, % and $, for unit files, got {self.prefix}")
         if not self.root.is_dir():
             raise InstallError(f"--root {self.root}: no such directory")
         if os.geteuid() != 0 and not self.dry_run:

@@ -75,7 +75,7 @@ def parse_machine(text: str) -> Machine:
         first = error.errors()[0]
         raise MachineError(f"{'.'.join(str(part) for part in first['loc']) or 'the description'}: {first['msg']}") from None
     if len({cpu.number for cpu in machine.cpus}) != len(machine.cpus):
-        raise MachineError("cpus: a number is listed twice")
+        raise MachineError("cpus: must not have a number twice")
     return machine
 
 

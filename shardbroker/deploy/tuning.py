@@ -142,7 +142,7 @@ def check(machine: Machine, wanted: Wanted) -> list[Finding]:
     if wanted.connects:
         most = round(workers * WORKER_SHARE * 1e6 / CONNECT_US)
         enough = wanted.connects <= most
-        found.append(Finding(enough, f"{wanted.connects:,} connects a second of {most:,}", "" if enough else "more cores"))
+        found.append(Finding(enough, f"{wanted.connects:,} connects per second: {most:,} can", "" if enough else "more cores"))
     return found
 
 
@@ -194,7 +194,7 @@ def _check_connections(machine: Machine, wanted: Wanted, workers: int) -> list[F
     for name, need_there, what in (
         ("fs.file-max", count + 100_000, "open files of the machine"),
         ("fs.nr_open", per_process, "open files of a process"),
-        ("net.core.somaxconn", min(65_535, max(4_096, count // 20)), "connections not accepted yet when all connect at once"),
+        ("net.core.somaxconn", min(65_535, max(4_096, count // 20)), "connections to be accepted when all connect at once"),
         ("net.netfilter.nf_conntrack_max", count + count // 4, "connections that the firewall remembers"),
     ):
         if machine.sysctls.get(name):

@@ -21,6 +21,7 @@ import cbor2
 from shardbroker.hooks.contract import ASK, Connection, Message, Properties, SessionInfo, Subscription, ok
 from shardbroker.hooks.points import POINTS
 from shardbroker.hooks.registry import Callback, Registry
+from shardbroker.logs.phrases import Line
 from shardbroker.mqtt.topics import matches
 
 __all__ = ["ASKED_POINTS", "EVENT_MAX", "FORWARDED", "Event", "ExHook", "Wanted", "decode_event", "encode_event", "presumed"]
@@ -118,7 +119,7 @@ class ExHook:
     """The exhook end of one worker.
 
     `ask` sends a request to integrations, as `AuthClient.ask`; `descriptor` is its end of the channel for events. `rules_changed`
-    is called when permissions of clients must be checked again; `tell` takes (level, text) for the log.
+    is called when permissions of clients must be checked again; `tell` takes (level, line) for the log.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class ExHook:
         ask: Callable[..., int],
         descriptor: int,
         rules_changed: Callable[[], None],
-        tell: Callable[[str, str], None],
+        tell: Callable[[str, Line], None],
     ) -> None:
         self._registry, self._ask, self._rules_changed, self._tell = registry, ask, rules_changed, tell
         self._socket = socket.socket(fileno=descriptor)
@@ -176,12 +177,12 @@ class ExHook:
         details = [*message_fields(message), time.time_ns() // 1_000_000]
         return self._ask(kind, waiter, client, details, self.patience("message.publish", message.topic))
 
-    def complain(self, text: str) -> None:
+    def complain(self, line: Line) -> None:
         """Logs an error, unless the last line is too recent."""
         now = time.monotonic()
         if now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
-            self._tell("error", f"exhook {text}")
+            self._tell("error", line)
 
     # --- the chains -----------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from shardbroker.hooks.points import POINTS
 from shardbroker.hooks.registry import ON_ERROR, PRIORITY, PRIORITY_MAX, Callback, Registry
+from shardbroker.logs.phrases import Line, log_line
 
 __all__ = ["GROUP", "NAME", "Found", "Plugin", "PluginError", "Plugins", "installed", "own_settings"]
 
@@ -76,7 +77,7 @@ def installed(directory: str) -> dict[str, Found]:
 class Plugin:
     """One plugin in one worker, the argument of its `load`."""
 
-    def __init__(self, name: str, settings: Mapping[str, str], worker: int, registry: Registry, tell: Callable[[str, str], None]):
+    def __init__(self, name: str, settings: Mapping[str, str], worker: int, registry: Registry, tell: Callable[[str, Line], None]):
         self.name = name
         self.settings: Mapping[str, str] = MappingProxyType(dict(settings))
         """Texts, as in `plugins.settings` or as given to `plugins load`."""
@@ -95,15 +96,15 @@ class Plugin:
         points. Raises ValueError.
         """
         if point not in POINTS:
-            raise ValueError(f"there is no hook point {point!r}; there are {', '.join(POINTS)}")
+            raise ValueError(f"point: must be one of {', '.join(POINTS)}, got {point!r}")
         if not callable(function):
-            raise ValueError(f"{point}: {function!r} cannot be called")
+            raise ValueError(f"{point}: function: must be callable, got {function!r}")
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
-            raise ValueError(f"{point}: priority {priority!r}; allowed is a number from 0 to {PRIORITY_MAX}")
+            raise ValueError(f"{point}: priority: must be from 0 to {PRIORITY_MAX}, got {priority!r}")
         if on_error not in ON_ERROR:
             raise ValueError(f"{point}: on_error: must be {' or '.join(ON_ERROR)}, got {on_error!r}")
         if self._loaded:
-            raise ValueError(f"{point}: callbacks are registered within load() alone")
+            raise ValueError(f"{point}: callbacks must be registered within load()")
         self.callbacks.append(Callback(self.name, point, function, priority, on_error))
 
     def on_unload(self, function: Callable[[], None]) -> None:
@@ -113,8 +114,8 @@ class Plugin:
     def log(self, level: str, text: str) -> None:
         """Writes a line to the broker's log; level: debug, info, warning or error."""
         if level not in ("debug", "info", "warning", "error"):
-            raise ValueError(f"level {level!r}; allowed are debug, info, warning and error")
-        self._tell(level, f"plugin {self.name}: {text}")
+            raise ValueError(f"level: must be debug, info, warning or error, got {level!r}")
+        self._tell(level, log_line("plugin message", plugin=self.name, text=text))
 
     def start(self) -> None:
         """Activates the callbacks."""
@@ -132,13 +133,13 @@ class Plugin:
             try:
                 function()
             except BaseException as error:
-                self._tell("error", f"plugin {self.name}: a function of on_unload failed: {_described(error)}")
+                self._tell("error", log_line("plugin unload failed", plugin=self.name, reason=_described(error)))
 
 
 class Plugins:
     """The plugins of one worker."""
 
-    def __init__(self, registry: Registry, worker: int, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, registry: Registry, worker: int, tell: Callable[[str, Line], None]) -> None:
         self._registry, self._worker, self._tell = registry, worker, tell
         self._loaded: dict[str, Plugin] = {}
         self._replaced: dict[str, Plugin | None] = {}
@@ -212,7 +213,7 @@ class Plugins:
                 self.keep(name)
             except PluginError as error:
                 self._problems[name] = str(error)
-                self._tell("error", str(error))
+                self._tell("error", log_line("plugin not loaded", plugin=name, reason=error))
 
     def state(self) -> dict[str, Any]:
         """Returns the loaded plugins, the problems, and the costs of callbacks."""

@@ -28,7 +28,7 @@ def PUBLISH(given: Known) -> Any:
     """Returns a PUBLISH with these properties, which must be allowed for publishers and subscribers alike."""
     for number in given:
         if PacketType.WILL not in PROPERTIES[number].packets:
-            raise ValueError(f"{number.name.lower()} is none of a message")
+            raise ValueError(f"{number.name.lower()} is not a property of a message")
     return Publish(b"t", properties=given)
 
 
@@ -45,15 +45,15 @@ def numbered(given: Any, packet: Packet) -> Known:
     for name, value in given.items():
         number = PropertyId.__members__.get(str(name).upper())
         if number is None:
-            raise ValueError(f"there is no property {name!r}")
+            raise ValueError(f"unknown property {name!r}")
         try:
             found[number] = _kept(number, value)
         except (AttributeError, TypeError, ValueError):
-            raise ValueError(f"property {name}: {value!r} does not fit") from None
+            raise ValueError(f"property {name}: value {value!r} is not valid") from None
     try:
         decode(packet(found).encode(5))
     except (MqttError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"properties do not fit: {error}") from None
+        raise ValueError(f"properties are not valid: {error}") from None
     return found
 
 

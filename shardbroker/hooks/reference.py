@@ -18,10 +18,9 @@ after the plugins, [over gRPC](exhook.md).
 
 ## The chain
 
-Callbacks of a point are called by priority, 0 to {PRIORITY_MAX} (default {PRIORITY}), the highest first. Callbacks of the same
-priority are called in the order of their registration. Each gets the arguments of the point, followed by the accumulator, if the
-point has one, as the callback before has left it. A callback returns one of the following, after
-`from shardbroker.hooks import ok, stop`:
+Callbacks of a point are called by priority, 0 to {PRIORITY_MAX} ({PRIORITY} unless given), the highest first, those of
+the same priority in the order of registration. Each gets the point's arguments, followed by the accumulator, where there
+is one, as the previous callback left it. It returns
 
 | returned | meaning |
 |---|---|

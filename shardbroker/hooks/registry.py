@@ -6,6 +6,7 @@ from typing import Any
 
 from shardbroker.hooks.contract import KEEP, Outcome
 from shardbroker.hooks.points import POINTS
+from shardbroker.logs.phrases import Line, log_line
 
 __all__ = ["ON_ERROR", "PRIORITY", "PRIORITY_MAX", "Callback", "Registry"]
 
@@ -55,20 +56,27 @@ class Callback:
             "slowest": self.slowest,
         }
 
-    def line(self, text: str, now: float) -> str | None:
-        """Returns a line for the log; None if the last one is too recent."""
+    def may_log(self, now: float) -> bool:
+        """Returns whether a line may be logged; one that may not is counted in `untold`."""
         if now - self._logged_at < LOG_INTERVAL_S:
             self._untold += 1
-            return None
-        more = f" ({self._untold} more lines about it were left out)" if self._untold else ""
-        self._logged_at, self._untold = now, 0
-        return f"hook {self.point}, callback {self.name}: {text}{more}"
+            return False
+        self._logged_at = now
+        return True
+
+    def fields(self) -> dict[str, object]:
+        """Returns what each of its lines has. The number of suppressed lines starts from 0 again."""
+        found: dict[str, object] = {"point": self.point, "callback": self.name}
+        if self._untold:
+            found["suppressed"] = self._untold
+        self._untold = 0
+        return found
 
 
 class Registry:
     """The chains of one worker. `tell` takes (level, text) for the log; `on_change` the mask of the points that have callbacks."""
 
-    def __init__(self, tell: Callable[[str, str], None], on_change: Callable[[int], None] = lambda mask: None) -> None:
+    def __init__(self, tell: Callable[[str, Line], None], on_change: Callable[[int], None] = lambda mask: None) -> None:
         self._tell, self._on_change = tell, on_change
         self._chains: dict[str, tuple[Callback, ...]] = {name: () for name in POINTS}
         self.failed = False
@@ -129,24 +137,21 @@ class Registry:
             if said is None:
                 return None
             if not isinstance(said, Outcome):
-                raise TypeError(f"it returned {type(said).__name__}; allowed are None, ok(...) and stop(...)")
+                raise TypeError(f"result: must be None, ok(...) or stop(...), got {type(said).__name__}")
             if said.accumulator is KEEP:
                 return said
             if check is None:
-                raise TypeError(f"it returned a new value, but callbacks of {callback.point} only look on")
+                raise TypeError(f"result: must be None or stop() at {callback.point}, which has no accumulator")
             return Outcome(said.stops, check(said.accumulator))
         except BaseException as error:  # includes sys.exit(): it ends the callback, not the worker
             callback.errors += 1
-            self._say(callback, "error", f"{type(error).__name__}: {str(error)[:REASON_MAX]}")
+            if callback.may_log(time.monotonic()):
+                reason = f"{type(error).__name__}: {str(error)[:REASON_MAX]}"
+                self._tell("error", log_line("hook callback failed", **callback.fields(), reason=reason))
             return _FAILED
         finally:
             took = time.perf_counter() - began
             callback.seconds += took
             callback.slowest = max(callback.slowest, took)
-            if took > SLOW_S:
-                self._say(callback, "warning", f"took {took:.2f} s, for which all clients of this worker waited")
-
-    def _say(self, callback: Callback, level: str, text: str) -> None:
-        line = callback.line(text, time.monotonic())
-        if line is not None:
-            self._tell(level, line)
+            if took > SLOW_S and callback.may_log(time.monotonic()):
+                self._tell("warning", log_line("hook callback slow", **callback.fields(), took=f"{took:.2f}s"))

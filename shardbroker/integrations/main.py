@@ -32,6 +32,7 @@ from shardbroker.integrations.auth.services import Stores
 from shardbroker.integrations.exhook.service import HookService
 from shardbroker.integrations.failures import describe
 from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import log_line, of_process
 from shardbroker.mqtt.spec import ReasonCode
 from shm.in_force import InForce
 from shm.topology import Topology
@@ -110,7 +111,7 @@ class _Service:
         try:
             asked = decode_question(message)
         except WireError as error:
-            self._report("wire", f"a question that cannot be read: {error}")
+            self._report("wire", f"request cannot be decoded: {error}")
             return
         if asked.kind is Kind.FORGET:
             self._conversations.pop((link.worker, asked.details[0]), None)
@@ -123,7 +124,7 @@ class _Service:
         if asked.deadline <= time.monotonic():
             return  # the request is older than this process and has timed out
         if len(self._tasks) >= TASKS_MAX:
-            link.send(encode_verdict(asked.id, Status.FAILED, "too many questions at a time"))
+            link.send(encode_verdict(asked.id, Status.FAILED, f"more than {TASKS_MAX} authentication requests are pending"))
             return
         task = asyncio.create_task(self._answer(link, asked))
         self._tasks.add(task)
@@ -134,10 +135,10 @@ class _Service:
             async with asyncio.timeout(asked.deadline - time.monotonic()):
                 verdict = await self._verdict(link, asked)
         except TimeoutError:
-            verdict = encode_verdict(asked.id, Status.FAILED, "no verdict in time")
+            verdict = encode_verdict(asked.id, Status.FAILED, "no response within the timeout")
         except Exception as error:
             self._report(asked.kind.name.lower(), describe(error))
-            verdict = encode_verdict(asked.id, Status.FAILED, "the question could not be answered")
+            verdict = encode_verdict(asked.id, Status.FAILED, "authentication backend failed")
         link.send(verdict)
 
     async def _verdict(self, link: "_Link", asked: Asked) -> bytes:
@@ -161,7 +162,7 @@ class _Service:
     async def _go_on(self, link: "_Link", asked: Asked, conversation: int, data: bytes) -> bytes:
         exchange = self._conversations.get((link.worker, conversation))
         if exchange is None:
-            return encode_verdict(asked.id, Status.FAILED, "the conversation was lost")
+            return encode_verdict(asked.id, Status.FAILED, "SCRAM exchange was lost")
         step = await exchange.step(data)
         if isinstance(step, bytes):
             return encode_verdict(asked.id, Status.CONTINUE, step)
@@ -196,7 +197,7 @@ class _Service:
         else:
             problems = old.reload()
             for problem in problems:
-                self._log.add("error", f"integrations {problem}")
+                self._log.add("error", of_process("integrations", log_line("backend not reloaded", reason=problem)))
             note_failing(self._topology.runtime_dir, problems)
         if applied:
             self._in_force.applied()
@@ -205,9 +206,9 @@ class _Service:
         """Returns whether the settings of exhook are in force."""
         try:
             if await self._hooks.use(settings):
-                self._log.add("info", "integrations: other servers of exhook are in force")
+                self._log.add("info", of_process("integrations", log_line("exhook servers changed")))
         except BackendError as error:
-            self._log.add("error", f"integrations: {error}; the servers of before still take part")
+            self._log.add("error", of_process("integrations", log_line("exhook servers not changed", reason=error)))
             return False
         return True
 
@@ -221,12 +222,12 @@ class _Service:
         try:
             self._backends = Backends(settings, self._stores, self._report)
         except (BackendError, StoreError) as error:
-            text = f"the new settings cannot be used: {error}; those who were asked before still are"
-            self._log.add("error", f"integrations: {text}")
+            text = f"new settings rejected, previous ones stay in force: {error}"
+            self._log.add("error", of_process("integrations", log_line("access settings not changed", reason=error)))
             note_failing(self._topology.runtime_dir, [text])
             return False
         note_failing(self._topology.runtime_dir, [])
-        self._log.add("info", "integrations: other settings are in force")
+        self._log.add("info", of_process("integrations", log_line("access settings changed")))
         task = asyncio.create_task(self._close_later(old))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -246,7 +247,7 @@ class _Service:
         if len(self._reported) > TASKS_MAX:
             self._reported.clear()
         self._reported[name, text] = now
-        self._log.add("error", f"integrations {name}: {text}")
+        self._log.add("error", of_process("integrations", log_line("backend failed", backend=name, reason=text)))
         self._log.flush()
 
 

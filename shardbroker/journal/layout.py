@@ -86,9 +86,9 @@ class SegmentHeader:
         if crc32(data[: SEGMENT_HEADER_BYTES - 4]) != checksum:
             raise ValueError("the segment header fails its checksum")
         if version != FORMAT_VERSION or size != SEGMENT_HEADER_BYTES:
-            raise JournalTooNew(f"format version {version} is not known here, which is {FORMAT_VERSION}")
+            raise JournalTooNew(f"format version {version} is not supported, this version reads {FORMAT_VERSION}")
         if schema > SCHEMA_VERSION:
-            raise JournalTooNew(f"records of schema {schema} are not known here, which is {SCHEMA_VERSION}")
+            raise JournalTooNew(f"records of schema {schema} are not supported, this version reads {SCHEMA_VERSION}")
         return cls(incarnation, first, previous, created, worker, workers, node, schema)
 
 

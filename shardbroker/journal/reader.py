@@ -64,7 +64,7 @@ class Block:
         if self.lost:
             return []
         if self.header.codec != CODEC_PLAIN:
-            raise SchemaError(f"codec {self.header.codec} is not known here")
+            raise SchemaError(f"codec {self.header.codec} is not supported")
         return decode_items(self.body, self.header.count)
 
     def records(self) -> list[Record]:

@@ -194,4 +194,4 @@ def _free_name(path: Path) -> Path:
         name = path.with_name(f"{path.name}.damaged" + (f"-{number}" if number else ""))
         if not name.exists():
             return name
-    raise FileExistsError(f"{path}.damaged: a thousand of them are there")
+    raise FileExistsError(f"{path}.damaged: a thousand such files exist")

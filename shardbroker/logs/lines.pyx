@@ -36,7 +36,7 @@ def _reason(int code) -> bytes:
 cdef list REASONS = [_reason(code) for code in range(CODES)]
 cdef list SIDE_NAMES = [(SIDES[side] if side < len(SIDES) else str(side)).encode() for side in range(CODES)]
 cdef dict WORDS = {
-    int(EVENT_DENIED): b" INFO client may not do this client_id=", int(EVENT_FLAPPING): b" WARNING client is flapping client_id=",
+    int(EVENT_DENIED): b" INFO authorization denied client_id=", int(EVENT_FLAPPING): b" WARNING client flapping client_id=",
 }
 cdef uint64_t stamped_s = 0
 cdef bytes stamped = b""
@@ -114,9 +114,9 @@ def client_line(bytes event not None, bytes connected_level not None=b"DEBUG") -
         return join((stamp_of(header.at_ms), WORDS[header.kind], who, b" detail=", escaped(detail, True), b"\n"))
     if header.detail_size:
         detail = event[sizeof(header) + header.client_size:sizeof(header) + header.client_size + header.detail_size]
-        return join((stamp_of(header.at_ms), b" INFO client gone client_id=", who,
+        return join((stamp_of(header.at_ms), b" INFO client disconnected client_id=", who,
                      REASONS[header.reason_code], SIDE_NAMES[header.side], b" detail=", escaped(detail, True), b"\n"))
-    return join((stamp_of(header.at_ms), b" INFO client gone client_id=", who,
+    return join((stamp_of(header.at_ms), b" INFO client disconnected client_id=", who,
                  REASONS[header.reason_code], SIDE_NAMES[header.side], b"\n"))
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 
 from shardbroker.logs.lines import stamp
+from shardbroker.logs.phrases import Line, log_line
 
 __all__ = ["LEVELS", "Log"]
 
@@ -40,7 +41,7 @@ class Log:
         """Returns whether lines of this level are written."""
         return LEVELS.index(level) >= LEVELS.index(self.level)
 
-    def add(self, level: str, text: str, at_ms: int | None = None) -> None:
+    def add(self, level: str, text: Line, at_ms: int | None = None) -> None:
         """Adds a line, or counts it as dropped if too many are pending. `at_ms`: Unix milliseconds, by default now."""
         if not self.enabled(level):
             return
@@ -72,7 +73,8 @@ class Log:
         if not self._dropped:
             return b""
         now_ms = time.time_ns() // 1_000_000
-        return f"{stamp(now_ms)} WARNING {self._dropped} log lines dropped: standard error is too slow\n".encode()
+        line = log_line("log lines dropped", count=self._dropped, reason="standard error is too slow")
+        return f"{stamp(now_ms)} WARNING {line}\n".encode()
 
     def flush(self) -> None:
         """Wakes the thread to write the added lines."""

@@ -76,7 +76,7 @@ class AccessAdmin:
         _one_of("kind", kind, USER_KINDS)
         _name(name)
         if not password:
-            raise AccessError("password: allowed is text that is not empty")
+            raise AccessError("password: must be text that is not empty")
         if scram:
             section = self._settings.auth.scram
             user = scram_user(name, password, section.algorithm, section.iteration_count, superuser)
@@ -90,7 +90,7 @@ class AccessAdmin:
         _one_of("kind", kind, USER_KINDS)
         _name(name)
         if not stored.startswith(("$argon2", "$2a$", "$2b$", "$2y$")):
-            raise AccessError("hash: allowed is text that begins with $argon2, $2a$, $2b$ or $2y$")
+            raise AccessError("hash: must be text that begins with $argon2, $2a$, $2b$ or $2y$")
         self._user_store.put(kind, User(name, stored, superuser, salt))
         self._changed()
 
@@ -232,9 +232,9 @@ def _told() -> Iterator[None]:
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise AccessError(f"{what} {value!r}: allowed are {', '.join(allowed)}")
+        raise AccessError(f"{what}: must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def _name(name: str) -> None:
     if not name or len(name.encode(errors="surrogateescape")) > NAME_MAX or "\0" in name:
-        raise AccessError(f"name: allowed is text of 1 to {NAME_MAX} bytes without NUL")
+        raise AccessError(f"name: must be text of 1 to {NAME_MAX} bytes without NUL")

@@ -52,7 +52,7 @@ class AlarmWatch:
         loss = self._loss.look(totals, self._configuration.settings.alarm.lost_messages, now_ms)
         workers = [self._counters.of(worker) for worker in range(self._topology.workers)]
         failing_now = failing(self._topology.runtime_dir)
-        backends = self._backends.look(tuple(failing_now), "; ".join(failing_now) or "all back ends can be asked", now_ms)
+        backends = self._backends.look(tuple(failing_now), "; ".join(failing_now) or "all back ends are usable", now_ms)
         for alarm in (memory, loss, backends, *self._disk.look(workers, now_ms)):
             if alarm is not None:
                 self._send(alarm)

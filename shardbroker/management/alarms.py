@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from shm.counters import Counters
 
 from shardbroker.control.losses import LOSSES, losses
+from shardbroker.logs.phrases import Line, log_line
 
 __all__ = ["Alarm", "AlarmList", "LossAlarm", "MemoryAlarm", "MemoryLevel", "StandingAlarm", "overload_level"]
 
@@ -27,7 +28,7 @@ class Alarm(NamedTuple):
     """One change: a line for the log, and a message below $SYS."""
 
     level: str
-    line: str
+    line: Line
     topic: str
     payload: str
 
@@ -50,14 +51,15 @@ class StandingAlarm:
         if not level:
             lasted_s = (now_ms - self._began_ms) / 1000
             fields = {"name": self._name, "activate_at": self._began_ms, "deactivate_at": now_ms, "message": text}
-            line = f"alarm {self._name} ended after {lasted_s:.1f} s: {text}"
+            line = log_line("alarm deactivated", name=self._name, lasted=f"{lasted_s:.1f}s", message=text)
             return Alarm(self._severity, line, f"{self._prefix}/deactivate", json.dumps(fields))
         if not before:
             self._began_ms = now_ms
         fields = {"name": self._name, "activate_at": self._began_ms, "message": text}
         if details:
             fields["details"] = details
-        return Alarm(self._severity, f"alarm {self._name}: {text}", f"{self._prefix}/activate", json.dumps(fields))
+        line = log_line("alarm activated", name=self._name, message=text)
+        return Alarm(self._severity, line, f"{self._prefix}/activate", json.dumps(fields))
 
 
 class MemoryLevel(IntEnum):
@@ -75,8 +77,8 @@ def overload_level(counters: Counters, workers: int) -> int:
 
 TEXTS = {
     MemoryLevel.CALM: "",
-    MemoryLevel.PAUSE: "; the publishers that fill queues fastest are not read",
-    MemoryLevel.REFUSE: "; no new sessions and subscriptions, no QoS 0 for absent clients; the greediest publishers are not read",
+    MemoryLevel.PAUSE: "; the publishers that fill queues fastest are suspended",
+    MemoryLevel.REFUSE: "; new sessions, subscriptions and QoS 0 for offline clients are refused, the fastest publishers suspended",
 }
 
 
@@ -88,7 +90,7 @@ class MemoryAlarm:
 
     def look(self, level: int, taken_bytes: int, now_ms: int) -> Alarm | None:
         """Checks the memory. `level`: the highest of all workers; `taken_bytes`: the sum over all."""
-        text = f"workers take {taken_bytes >> 20} MB{TEXTS[MemoryLevel(level)]}"
+        text = f"workers use {taken_bytes >> 20} MB{TEXTS[MemoryLevel(level)]}"
         return self._alarm.look(MemoryLevel(level), text, now_ms, {"level": level})
 
 
@@ -116,7 +118,7 @@ class LossAlarm:
             self._began = self._looks[0][1]
             reason = next(iter(recent))
             counter, meaning = LOSSES[reason]
-            text = f"{rate:.0f} messages a second are lost, most of them as {reason} ({counter}: {meaning})"
+            text = f"{rate:.0f} messages a second are lost, mostly {reason} ({counter}: {meaning})"
             text += f"; in 10 s: {_shares(recent)}"
             return self._alarm.look(True, text, now_ms, {"rate": rate, "reason": reason, "losses": recent})
         if limit and now_ms - self._lively_ms < LOSS_CALM_MS:

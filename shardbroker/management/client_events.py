@@ -7,6 +7,7 @@ from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, KIND_FLAPPING, EventEr
 
 from shardbroker.logs.lines import client_line
 from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import log_line
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.flapping import FlappingBans
@@ -54,7 +55,7 @@ class ClientEvents:
                     message = self._topics.message(unpack_event(event))
                     self._messages_dropped += message is not None and not self._publish(*message)
             except EventError as error:
-                self._log.add("error", f"event that cannot be read: {error}")
+                self._log.add("error", log_line("event not readable", reason=error))
         self._log.add_lines(lines)
 
     def refresh(self) -> bool:
@@ -71,9 +72,9 @@ class ClientEvents:
         dropped = events_dropped - self._events_dropped
         self._events_dropped = events_dropped
         if dropped:
-            self._log.add("warning", f"{dropped} clients came or went without a line: too many at a time")
+            self._log.add("warning", log_line("log lines dropped", count=dropped, reason="ring to the manager full"))
         if self._messages_dropped:
-            self._log.add("warning", f"{self._messages_dropped} $SYS messages about clients dropped: too many at a time")
+            self._log.add("warning", log_line("event messages dropped", count=self._messages_dropped, reason="worker ring full"))
         if dropped or self._messages_dropped:
             self._log.flush()
         self._messages_dropped = 0

@@ -98,9 +98,9 @@ class Configuration:
     def _parsed(key: str, text: str) -> tuple[KeyPath, Any]:
         path, value = parse_assignment(key, text)
         if is_secret(path):
-            raise ControlError("BAD_REQUEST", f"{key} is a secret: it belongs into the file of the configuration")
+            raise ControlError("BAD_REQUEST", f"{key} is a secret; set it in the configuration file")
         if dotted(path) in FIXED:
-            raise ControlError("BAD_REQUEST", f"{key} says where values are kept, so it cannot be set here")
+            raise ControlError("BAD_REQUEST", f"{key} cannot be changed while the broker runs")
         return path, value
 
     def _without(self, *paths: KeyPath) -> dict[KeyPath, Any]:
@@ -114,7 +114,7 @@ class Configuration:
                 kept = self._kept()
                 path, left = without(kept, key)
                 if len(left) == len(kept):
-                    raise ControlError("NOT_FOUND", f"{key} was not set while the broker ran")
+                    raise ControlError("NOT_FOUND", f"{key} has no value set while the broker runs")
                 return {"key": dotted(path), **await self._keep(left, path)}
         except ConfigError as error:
             raise ControlError("BAD_REQUEST", str(error)) from None

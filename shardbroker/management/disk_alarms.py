@@ -72,22 +72,22 @@ class DiskAlarms:
         before, self._stage = self._stage, max(stages)
         if self._stage:
             errors = sorted({one["journal.errno.count"] for one in workers if one["journal.errno.count"]})
-            no_error = "too slow" if self._stage == DiskStage.LIMIT else "it takes writes again"
+            no_error = "too slow" if self._stage == DiskStage.LIMIT else "disk accepts writes again"
             why = ", ".join(os.strerror(number) for number in errors) or no_error
             which = ", ".join(str(number) for number, stage in enumerate(stages) if stage)
             pending = sum(one["journal.pending.count"] for one in workers)
-            text = f"{self._journals}: {why}; of worker {which} {pending} bytes wait in memory; {self._what(self._stage)}"
+            text = f"{self._journals}: {why}; worker {which}: {pending} bytes pending in memory; {self._what(self._stage)}"
             return self._refusal.look(self._stage, text, now_ms, {"stage": self._stage.name.lower()})
         if not before and refused > self._refused >= 0:
             # It began and ended between two checks: reported as just begun, it ends with the next check.
             self._stage = DiskStage.WAITS
             self._refused = refused
             return self._refusal.look(self._stage, f"{self._journals}: the disk refused a write", now_ms)
-        text = "all is written"
+        text = "all records are written"
         if given_up > self._given_up:
             text = (
-                f"journals are written again and hold every session as it is now; {given_up - self._given_up} records of before "
-                f"were given up, {missed - self._not_captured} messages that match journal.capture among them"
+                f"journals are complete again with the present state of every session; {given_up - self._given_up} records of "
+                f"the time before were dropped, {missed - self._not_captured} messages that match journal.capture among them"
             )
         if before:
             self._refused, self._given_up, self._not_captured = refused, given_up, missed
@@ -95,14 +95,14 @@ class DiskAlarms:
 
     def _what(self, stage: DiskStage) -> str:
         if stage == DiskStage.WAITS and not self._goes_on:
-            return "acknowledgements, and messages to sessions that stay, wait for the disk"
+            return "acknowledgements and messages to persistent sessions wait for the disk"
         return {
             DiskStage.WAITS: "nothing else waits for the disk (durability.on_disk_error = continue)",
-            DiskStage.LIMIT: "durability.max_pending_bytes is reached: publishers to sessions that stay, and clients that "
-            "have one, are not read",
-            DiskStage.WITHOUT: "durability.max_pending_bytes was reached, so they were given up: what happens to sessions now "
-            "is lost if their worker ends before this does",
-            DiskStage.AGAIN: "every session is being written anew",
+            DiskStage.LIMIT: "durability.max_pending_bytes reached: publishers to persistent sessions, and clients with one, are "
+            "suspended",
+            DiskStage.WITHOUT: "durability.max_pending_bytes reached, pending records dropped: changes of sessions are lost "
+            "if their worker ends before the alarm does",
+            DiskStage.AGAIN: "every session is being written again",
         }.get(stage, "")
 
     def _look_limits(self, workers: Totals, now_ms: int) -> Alarm | None:
@@ -112,11 +112,11 @@ class DiskAlarms:
             self._limited_ms = now_ms
         self._counted_dropped = dropped
         at_limit = now_ms - self._limited_ms < LIMIT_CALM_MS
-        text = "for a minute every retained message was stored"
+        text = "every retained message was stored for a minute"
         if at_limit:
             text = (
-                "messages are delivered, but not retained: retainer.max_messages, max_total_bytes or max_payload_size is reached, "
-                "or the map of the file"
+                "messages are delivered but not retained: retainer.max_messages, max_total_bytes or max_payload_size reached, "
+                "or the store's map is full"
             )
         return self._limits.look(at_limit, text, now_ms, {"dropped": dropped})
 
@@ -140,7 +140,7 @@ class DiskAlarms:
         self._write_ms, self._looked_ms = spent, now_ms
         self._slow_looks = self._slow_looks + 1 if share >= SLOW_SHARE else 0
         self._slow = self._slow_looks >= SLOW_LOOKS or (self._slow and share >= WELL_SHARE)
-        text = f"a worker spends {share:.0%} of its time on waiting for the disk to take its journal"
+        text = f"a worker spends {share:.0%} of its time waiting for journal writes"
         if self._slow:
-            text += "; publishers are slowed down by it"
+            text += "; publishers are slowed down"
         return self._slowness.look(self._slow, text, now_ms)

@@ -5,6 +5,7 @@ from pathlib import Path
 from shm.counters import Counters
 
 from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import log_line
 from shardbroker.management.access import AccessAdmin, AccessError
 from shardbroker.management.configuration import Configuration
 
@@ -34,4 +35,4 @@ class FlappingBans:
                 with AccessAdmin(settings, self._data_dir, self._counters) as admin:
                     admin.ban_many("clientid", client_ids, seconds=settings.flapping_detect.ban_time, by="flapping detector")
             except AccessError as error:
-                self._log.add("error", f"bans of flapping clients cannot be kept: {error}")
+                self._log.add("error", log_line("bans of flapping clients not stored", reason=error))

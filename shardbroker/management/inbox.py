@@ -7,6 +7,7 @@ from shm.records import ANSWER, DAMAGE, EVENT, NOTE, TRACE, note_of, open_record
 from shm.ring import Inbox
 
 from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import Line
 from shardbroker.management.alarm_watch import AlarmWatch
 from shardbroker.management.client_events import ClientEvents
 from shardbroker.management.tracing import Traces
@@ -82,4 +83,4 @@ class ManagerInbox:
         if level == DAMAGE:
             self._alarms.add_damage(text)
         else:
-            self._log.add(level, text)
+            self._log.add(level, Line(text))

@@ -24,6 +24,7 @@ from shardbroker.config import Settings
 from shardbroker.config.listeners import parse_address
 from shardbroker.control import ControlError
 from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import Line, log_line
 from shardbroker.management import handlers  # noqa: F401 - registers them
 from shardbroker.management.access import AccessAdmin, AccessError
 from shardbroker.management.alarm_watch import AlarmWatch
@@ -182,7 +183,7 @@ class _Manager:
         if number == signal.SIGTERM:
             self._stop.set()
 
-    def _complain(self, text: str) -> None:
+    def _complain(self, text: Line) -> None:
         self._log.add("error", text)
         self._log.flush()
 
@@ -197,18 +198,16 @@ class _Manager:
             done = await self._configuration.reload()
         except ControlError as error:
             problem = str(error)
-            self._log.add("error", f"configuration not reloaded: {problem}")
+            self._log.add("error", log_line("configuration not reloaded", reason=problem))
         else:
-            text = f"applied: {', '.join(done['applied']) or 'nothing'}"
-            if done["needs_restart"]:
-                text += f"; needs a restart: {', '.join(done['needs_restart'])}"
-            self._log.add("info", f"configuration reloaded; {text}")
+            fields = {name: ",".join(done[name]) for name in ("applied", "needs_restart")}
+            self._log.add("info", log_line("configuration reloaded", **fields))
         try:
             with AccessAdmin(self._configuration.settings, self._topology.data_dir, self._counters) as admin:
                 admin.reload()
         except AccessError as error:
             problem = problem or str(error)
-            self._log.add("error", f"rules and passwords not reloaded: {error}")
+            self._log.add("error", log_line("rules and passwords not reloaded", reason=error))
         self._log.flush()
         await self._configuration.behind()
         await self._workers.caught_up()
@@ -237,10 +236,10 @@ class _Manager:
         """Who changed what. Payloads are not for the log."""
         shown = {name: value for name, value in params.items() if name not in SECRETS}
         text = json.dumps(shown, default=str, ensure_ascii=False)[:AUDIT_MAX]
-        self._log.add("info", f"audit by={by!r} verb={verb!r} code={code} params={text}")
+        self._log.add("info", log_line("audit", by=by, verb=verb, code=code, params=text))
         problem = self._audits.add(by, verb, shown, code)
         if problem:
-            self._log.add("error", f"audit log: {problem}")
+            self._log.add("error", log_line("audit file not written", reason=problem))
         self._log.flush()
 
     async def _watch(self) -> None:

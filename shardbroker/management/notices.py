@@ -5,6 +5,7 @@ import socket
 
 from acceptor.notices import NOTICE_BYTES, read_notice
 from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import log_line
 from shm.topology import Topology
 
 __all__ = ["Notices"]
@@ -28,6 +29,6 @@ class Notices:
             except BlockingIOError:
                 break
             if unsent:
-                self._log.add("warning", f"{unsent} more connections refused without a line: too many at a time")
+                self._log.add("warning", log_line("log lines dropped", count=unsent, reason="too many refused connections"))
             self._log.add(level, text)
         self._log.flush()

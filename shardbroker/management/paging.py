@@ -23,5 +23,5 @@ def decode_cursor(text: str, *kinds: type) -> tuple[Any, ...]:
     except (ValueError, binascii.Error, cbor2.CBORDecodeError):
         parts = None
     if not isinstance(parts, list | tuple) or [type(part) for part in parts] != list(kinds):
-        raise ControlError("BAD_REQUEST", "cursor: not one that this list has given")
+        raise ControlError("BAD_REQUEST", "cursor: must be one returned by this list")
     return tuple(parts)

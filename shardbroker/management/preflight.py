@@ -45,7 +45,7 @@ async def _findings(settings: list[Settings]) -> list[list[tuple[str, str, bool]
     except TimeoutError:
         program.kill()
         await program.wait()
-        raise ControlError("NOT_AVAILABLE", f"the settings could not be checked in {LONGEST_S:g} s; nothing has changed") from None
+        raise ControlError("NOT_AVAILABLE", f"settings check took more than {LONGEST_S:g} s; nothing was changed") from None
     if program.returncode:
-        raise ControlError("NOT_AVAILABLE", f"the settings could not be checked: code {program.returncode}; nothing has changed")
+        raise ControlError("NOT_AVAILABLE", f"settings check failed with code {program.returncode}; nothing was changed")
     return [[(key, text, fatal) for key, text, fatal in one] for one in json.loads(out)]

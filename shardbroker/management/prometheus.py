@@ -24,8 +24,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS_US = [(1 << power) - 1 for power in range(3, 25)]
 """7 µs to 16.8 s."""
 HISTOGRAM_HELP = {
-    "ring.hop_us": "Time of a record between two processes.",
-    "pass_us": "Duration of one pass of a worker's loop, the longest wait of a new event.",
+    "ring.hop_us": "A record's way from one process to another.",
+    "pass_us": "One pass of a worker's loop, the longest wait of a packet for its turn.",
 }
 NOT_SUMMED = ("overload.level.count",)
 """Gauges with the same value in every worker."""
@@ -128,7 +128,7 @@ def _exhook(states: Iterable[Any]) -> Iterator[str]:
     for name, text in (
         ("succeeded", "Calls that were answered."),
         ("failed", "Calls that were not answered, or not in time."),
-        ("dropped", "Events that the program was not told of: too many waited, or it was not there."),
+        ("dropped", "Events that were not sent: too many were pending, or the server was not connected."),
     ):
         rows = [
             ({"server": one["name"], "point": point}, figures[name]) for one in servers for point, figures in one["metrics"].items()

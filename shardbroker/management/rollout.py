@@ -9,6 +9,7 @@ from shm.counters import Counters, ProcessState
 
 from shardbroker.config import Settings
 from shardbroker.control import ControlError
+from shardbroker.logs.phrases import Line, log_line
 from shardbroker.stores.files import replace_file
 from shm.channels import SUPERVISOR
 from shm.in_force import encode_in_force, read_in_force, settings_file
@@ -33,7 +34,7 @@ class Rollout:
         topology: Topology,
         counters: Counters,
         tell_supervisor: Callable[[], Awaitable[object]],
-        complain: Callable[[str], None],
+        complain: Callable[[Line], None],
     ) -> None:
         self._topology, self._counters = topology, counters
         self._tell_supervisor, self._complain = tell_supervisor, complain
@@ -72,7 +73,7 @@ class Rollout:
         try:
             await self._tell_supervisor()
         except ControlError as error:
-            self._complain(f"settings not applied by the supervisor, integrations may be missing: {error}")
+            self._complain(log_line("settings not applied by the supervisor", reason=error))
             raise
 
     async def behind(self) -> list[str]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from shardbroker.control import ControlError
+from shardbroker.logs.phrases import log_line
 from shardbroker.management.context import Context
 from shardbroker.management.snapshots import newest_us, take
 
@@ -26,5 +27,5 @@ async def take_snapshots(context: Context) -> None:
             async for _ in take(context):
                 pass
         except ControlError as error:
-            context.log.add("warning", f"no snapshot was taken: {error}")
+            context.log.add("warning", log_line("snapshot not taken", reason=error))
             context.log.flush()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from shardbroker.logs.phrases import Line, log_line
 from shardbroker.management.prometheus import CONTENT_TYPE
 
 __all__ = ["ScrapeServer"]
@@ -21,7 +22,7 @@ RETRY_S = 5.0
 class ScrapeServer:
     """Listens on one address; `render` makes the text. `complain` is called once if the address is in use; attempts continue."""
 
-    def __init__(self, host: str, port: int, render: Callable[[], Awaitable[str]], complain: Callable[[str], None]) -> None:
+    def __init__(self, host: str, port: int, render: Callable[[], Awaitable[str]], complain: Callable[[Line], None]) -> None:
         self._host = host
         self._port = port
         self._render = render
@@ -36,7 +37,8 @@ class ScrapeServer:
                 server = await asyncio.start_server(self._on_connection, self._host, self._port, limit=HEAD_MAX)
             except OSError as error:
                 if not told:
-                    self._complain(f"prometheus.bind: cannot listen on {self._host}:{self._port}: {error.strerror or error}")
+                    address, reason = f"{self._host}:{self._port}", error.strerror or error
+                    self._complain(log_line("address not bound", setting="prometheus.bind", address=address, reason=reason))
                 told = True
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -61,9 +63,9 @@ class ScrapeServer:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if path != b"/metrics":
-            return await _send(writer, "404 Not Found", "allowed is /metrics\n")
+            return await _send(writer, "404 Not Found", "path: must be /metrics\n")
         if method not in (b"GET", b"HEAD"):
-            return await _send(writer, "405 Method Not Allowed", "allowed are GET and HEAD\n", "Allow: GET, HEAD\r\n")
+            return await _send(writer, "405 Method Not Allowed", "method: must be GET or HEAD\n", "Allow: GET, HEAD\r\n")
         await _send(writer, "200 OK", await self._render(), only_head=method == b"HEAD")
 
 

@@ -22,6 +22,7 @@ import cbor2
 
 from shardbroker.control import ControlError
 from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import log_line
 from shardbroker.management.trace_lines import FORMATTERS
 from shardbroker.management.workers import Workers
 from shardbroker.stores.files import replace_file
@@ -152,7 +153,7 @@ class Traces:
             try:
                 trace = Trace(**json.loads(path.read_text()), path=path)
             except (OSError, ValueError, TypeError) as error:
-                self._log.add("warning", f"trace {path}: {error}; left alone")
+                self._log.add("warning", log_line("trace not loaded", path=path, reason=error))
                 continue
             self._traces[trace.name] = trace
             if not trace.stopped_ms and traced is None:
@@ -188,12 +189,12 @@ class Traces:
     def start(self, trace: Trace, most: int, now_ms: int) -> None:
         """Starts a trace. Raises ControlError, and nothing has changed then."""
         if trace.name in self._traces:
-            raise ControlError("ALREADY_EXISTS", f"there is a trace {trace.name!r}")
+            raise ControlError("ALREADY_EXISTS", f"trace {trace.name!r} already exists")
         for other in self._traces.values():
             if not other.stopped_ms and (other.type, other.value) == (trace.type, trace.value):
-                raise ControlError("DUPLICATE_CONDITION", f"trace {other.name!r} looks for {trace.type} {trace.value!r} already")
+                raise ControlError("DUPLICATE_CONDITION", f"trace {other.name!r} already records {trace.type} {trace.value!r}")
         if len(self._traces) >= most:
-            raise ControlError("EXCEED_LIMIT", f"there are {len(self._traces)} traces, trace.max_traces is {most}: delete one")
+            raise ControlError("EXCEED_LIMIT", f"trace limit (trace.max_traces = {most}) reached; delete one")
         trace.number = next(self._numbers)
         trace.path = self._directory / f"{trace.name}.json"
         try:
@@ -319,7 +320,7 @@ class Traces:
             closing = asyncio.create_task(file.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-        self._log.add("info", f"trace {trace.name} ended by {why}: {trace.events} events, {trace.lost} lost")
+        self._log.add("info", log_line("trace ended", name=trace.name, by=why, events=trace.events, lost=trace.lost))
         self._keep_quietly(trace)
 
     def _full(self) -> str:

@@ -68,7 +68,7 @@ class Workers:
             try:
                 return await asyncio.wait_for(answer, TIMEOUT_S)
             except TimeoutError:
-                raise ControlError("WORKER_TIMEOUT", f"worker {worker} has not answered for {TIMEOUT_S:g} s") from None
+                raise ControlError("WORKER_TIMEOUT", f"worker {worker} did not respond within {TIMEOUT_S:g} s") from None
             finally:
                 del self._waiting[number]
 

@@ -83,9 +83,9 @@ cdef uint32_t text_end(const uint8_t* data, uint32_t at, uint32_t size, bint utf
         raise MalformedPacket("packet ends within a length")
     length = (<uint32_t>data[at] << 8) | data[at + 1]
     if at + 2 + length > size:
-        raise MalformedPacket("a field goes beyond the end of the packet", "MQTT-3.1.4-1")
+        raise MalformedPacket("a field exceeds the packet", "MQTT-3.1.4-1")
     if utf8 and not is_utf8(data + at + 2, length):
-        raise MalformedPacket("a string is not UTF-8 or holds U+0000", "MQTT-1.5.4-1")
+        raise MalformedPacket("a string is not UTF-8 or contains U+0000", "MQTT-1.5.4-1")
     return at + 2 + length
 
 
@@ -154,7 +154,7 @@ cdef int parse_publish(uint8_t first, const uint8_t* body, uint32_t size, uint8_
     if version == 5:
         at += read_varint(body + at, size - at, &length)
         if length > size - at:
-            raise MalformedPacket("properties go beyond the end of the packet")
+            raise MalformedPacket("properties exceed the packet")
         if length:
             parse_publish_properties(body + at, length, view)
         at += length
@@ -184,7 +184,7 @@ cdef int parse_publish_properties(const uint8_t* data, uint32_t size, PublishVie
             if view.payload_format > 1:
                 raise ProtocolError(f"payload format {view.payload_format}")
         elif identifier == SUBSCRIPTION_IDENTIFIER:
-            raise ProtocolError("a subscription identifier from a client", "MQTT-3.3.4-6")
+            raise ProtocolError("subscription identifier in a PUBLISH from a client", "MQTT-3.3.4-6")
         elif identifier == RESPONSE_TOPIC:
             check_response_topic(data + at + 3, end - at - 3)
         at = end

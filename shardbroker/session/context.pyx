@@ -7,6 +7,8 @@ from shardbroker.pubsub.message cimport Message, Publication
 from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, MESSAGES_DROPPED_UNROUTABLE, CounterSlot
 from shm.posix cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
+from shardbroker.logs.phrases import log_line, shown
+
 __all__ = ["WorkerContext"]
 
 cdef enum:
@@ -45,7 +47,7 @@ cdef class WorkerContext(MqttSettings):
     cdef int drop_failed(self, str work, bytes topic, object error) except -1:
         self.count(MESSAGES_DROPPED)
         self.count(MESSAGES_DROPPED_FAILED)
-        return self.log_failure(f"message dropped work={work!r} topic={topic.decode(errors='replace')[:<int>TOPIC_SHOWN]!r}", error)
+        return self.log_failure(log_line("message dropped", work=work, topic=topic[:<int>TOPIC_SHOWN]), error)
 
     cdef void count_unroutable(self) noexcept:
         self.count(MESSAGES_DROPPED)
@@ -57,7 +59,7 @@ cdef class WorkerContext(MqttSettings):
             self.failures_logged = 0
         self.failures_logged += 1
         if self.failures_logged <= <uint32_t>FAILURES_A_SECOND:
-            self.log("error", f"{what} reason={f'{type(error).__name__}: {error}'!r}")
+            self.log("error", f"{what} reason={shown(f'{type(error).__name__}: {error}')}")
         return 0
 
     cdef uint64_t read_clock(self) noexcept:

@@ -10,6 +10,7 @@ from typing import Any
 import multiprocess
 import psutil
 
+from shardbroker.logs.phrases import Line, log_line
 from shardbroker.supervisor.signals import StopSignals
 from shm.roles import Place, load
 from shm.topology import Topology
@@ -54,7 +55,7 @@ class Child:
             process.start()
         self.process = process
 
-    def bury(self, was_ready: bool, signed_off: bool) -> tuple[str, str]:
+    def bury(self, was_ready: bool, signed_off: bool) -> tuple[str, Line]:
         """Plans the restart of a process that has ended; returns the level and text of a log line.
 
         signed_off: the process had completed its shutdown.
@@ -66,9 +67,12 @@ class Child:
         ordered = signed_off and code == 0
         self.failed_starts = 0 if was_ready or ordered else self.failed_starts + 1
         delay_s = self.plan_restart(age)
+        fields = {"process": self.title, "pid": pid}
+        times = {"age": f"{age:.1f}s", "restart_in": f"{delay_s:g}s"}
+        if ordered:
+            return "INFO", log_line("process ended", **fields, **times)
         cause = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-        end = "ended as ordered" if ordered else f"died of {cause}"
-        return "INFO" if ordered else "ERROR", f"{self.title} (pid {pid}) {end} after {age:.1f} s; restart in {delay_s:g} s"
+        return "ERROR", log_line("process died", **fields, cause=cause, **times)
 
     def plan_restart(self, age_s: float) -> float:
         """Schedules the restart of a process that lived for `age_s`; returns the delay."""

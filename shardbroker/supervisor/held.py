@@ -59,7 +59,7 @@ class HeldSockets:
             except OSError:
                 listens = 0
             if not listens:
-                raise StartError(f"the service manager hands over descriptor {descriptor}, {name}, which is no listening socket")
+                raise StartError(f"the service manager hands over descriptor {descriptor}, {name}, which is not a listening socket")
             os.set_inheritable(descriptor, False)
             os.set_blocking(descriptor, False)
             held.by_name.setdefault(name, []).append(descriptor)

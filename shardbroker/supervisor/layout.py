@@ -220,7 +220,7 @@ def chosen_cores(key: str, text: str, usable: list[int]) -> list[int]:
     strange = [core for core in chosen if core not in usable]
     if strange:
         allowed = ", ".join(map(str, usable))
-        raise StartError(f"{key} = {text}: no core {', '.join(map(str, strange))} for this broker; allowed are {allowed}")
+        raise StartError(f"{key}: must be cores of this broker ({allowed}), got {text}: no core {', '.join(map(str, strange))}")
     return chosen
 
 
@@ -229,7 +229,7 @@ def chosen_weights(text: str, workers: int) -> tuple[int, ...]:
     weights = () if text == "auto" else weight_numbers(text)
     if weights and len(weights) != workers:
         raise StartError(
-            f"process.worker_weights = {text}: {len(weights)} weights for {workers} workers; allowed is one for each, or auto"
+            f"process.worker_weights: must be auto or one weight for each of {workers} workers, got {len(weights)} weights: {text}"
         )
     return weights
 

@@ -17,6 +17,7 @@ from acceptor.tls import watched_files
 from shardbroker.config import Settings
 from shardbroker.config.errors import explain
 from shardbroker.config.listeners import LISTENERS_MAX, Listener
+from shardbroker.logs.phrases import Line, log_line
 from shardbroker.supervisor.listening import StartError, check_tls, listen, unlisten
 from shm.topology import ListenerSockets, Topology
 
@@ -51,7 +52,7 @@ class Listeners:
     def add(self, name: str, settings: Listener) -> None:
         """Opens a listener. Raises StartError, and nothing has changed then."""
         if name in self.names or name in self._stopped:
-            raise StartError(f"listener {name} is there already")
+            raise StartError(f"listener {name} already exists")
         self._open(name, settings)
 
     def _open(self, name: str, settings: Listener) -> None:
@@ -148,7 +149,7 @@ class Listeners:
         open_ = [_row(one.name, one.settings, one.number, one.address.partition("://")[2]) for one in self.topology.listeners]
         return open_ + [_row(name, settings, None, settings.bind) for name, settings in self._stopped.items()]
 
-    def look_at_files(self) -> Iterable[tuple[str, str]]:
+    def look_at_files(self) -> Iterable[tuple[str, Line]]:
         """Makes acceptors reload changed TLS files; yields (level, line) for the log."""
         for one in self.topology.listeners:
             stamps = _stamps(one.settings)
@@ -158,12 +159,13 @@ class Listeners:
             try:
                 check_tls(one.name, one.settings)
             except StartError as error:
-                yield "ERROR", f"{error}; what was there before stays in force"
+                yield "ERROR", log_line("tls files not reloaded", listener=one.name, reason=error)
                 continue
             problem = self._tell("reload", one)
-            yield (
-                ("ERROR", f"listener {one.name}: {problem}") if problem else ("INFO", f"listener {one.name}: TLS files read again")
-            )
+            if problem:
+                yield "ERROR", log_line("tls files not reloaded", listener=one.name, reason=problem)
+            else:
+                yield "INFO", log_line("tls files reloaded", listener=one.name)
 
     def acceptor_starts(self, number: int) -> None:
         """Discards unread orders of the acceptor's predecessor: their result is already in its settings."""
@@ -173,14 +175,14 @@ class Listeners:
         for one in self.topology.listeners:
             if one.name == name:
                 return one
-        raise StartError(f"there is no listener {name}; there are {', '.join([*self.names, *self._stopped])}")
+        raise StartError(f"no listener {name}; listeners: {', '.join([*self.names, *self._stopped])}")
 
     @staticmethod
     def _check_ours(listener: ListenerSockets) -> None:
         """Refuses changes of a socket owned by the service manager: clients would wait for ever in an open socket without an
         acceptor."""
         if listener.activated:
-            raise StartError(f"listener {listener.name}: its socket is the service manager's; change the socket unit and restart")
+            raise StartError(f"listener {listener.name}: its socket is held by the service manager; change the socket unit")
 
     def _free_number(self) -> int:
         """Returns a number that neither a listener nor a connection uses."""
@@ -188,7 +190,7 @@ class Listeners:
         for number in range(LISTENERS_MAX):
             if number not in taken and not self._counters.sockets(number):
                 return number
-        raise StartError(f"{LISTENERS_MAX} listeners at a time, those counted that are gone but still have connections")
+        raise StartError(f"limit of {LISTENERS_MAX} listeners reached, removed ones with open connections included")
 
     def _set(self, listeners: Iterable[ListenerSockets]) -> None:
         self.topology = dataclasses.replace(self.topology, listeners=tuple(listeners))
@@ -204,10 +206,10 @@ class Listeners:
             try:
                 send_order(channel, Order(verb, listener), listener.descriptors[number] if verb == "put" and with_socket else None)
             except OSError as error:
-                problems.append(f"acceptor {number} takes no orders: {error.strerror}")
+                problems.append(f"acceptor {number} not reached: {error.strerror}")
                 continue
             answer = take_answer(channel, ANSWER_S)
-            problems.append(f"acceptor {number} does not answer" if answer is None else answer)
+            problems.append(f"acceptor {number} did not respond" if answer is None else answer)
         return next((problem for problem in problems if problem), "")
 
 

@@ -135,7 +135,7 @@ def _remove_stale(path: str) -> None:
     """Removes a socket left behind by a killed broker, but not one in use, nor another file."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise OSError(errno.EEXIST, "there is a file of this name that is no socket")
+            raise OSError(errno.EEXIST, "path exists and is not a socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(path)
     except FileNotFoundError:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 
+from shardbroker.logs.phrases import Line, log_line
+
 __all__ = ["LEAST_WATCHDOG_S", "Notifier", "Watchdog"]
 
 LEAST_WATCHDOG_S = 4.0
@@ -99,8 +101,8 @@ class Watchdog:
         self.due = now + self._look_s
         """Time of the next check."""
 
-    def look(self, now: float) -> tuple[bool, str]:
-        """Returns (whether every loop has made a pass since the last time this was true, a line for the log or "")."""
+    def look(self, now: float) -> tuple[bool, Line | None]:
+        """Returns (whether every loop has made a pass since the last time this was true, a line for the log or None)."""
         self.due = now + self._look_s
         signs = self._signs()
         self._turned = {name for name in signs if name in self._turned or signs[name] != self._seen.get(name)}
@@ -108,12 +110,11 @@ class Watchdog:
         standing = sorted(signs.keys() - self._turned)
         if not standing:
             self._turned, self._since, self._told = set(), now, False
-            return True, ""
+            return True, None
         if self._told or now - self._since < self._interval_s / 2:
-            return False, ""
+            return False, None
         self._told = True
-        names = ", ".join(standing)
-        return False, f"no sign of life for {now - self._since:.1f} s from {names}: the watchdog of the service manager is not told"
+        return False, log_line("processes hang", processes=",".join(standing), silent=f"{now - self._since:.1f}s")
 
 
 def _watchdog(given: Mapping[str, str]) -> float:

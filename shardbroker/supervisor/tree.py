@@ -3,10 +3,8 @@
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from math import inf
 
 from multiprocess.connection import wait
@@ -15,6 +13,7 @@ from shm.counters import Counters, ProcessState
 from shardbroker import __version__
 from shardbroker.config import Loaded, Settings
 from shardbroker.config.exposed import exposures
+from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.supervisor.child import Child
 from shardbroker.supervisor.held import HeldSockets, SocketStore
 from shardbroker.supervisor.layout import StartError, lay_out, lock_data_dir, set_written_by, tear_down, usable_cores
@@ -79,7 +78,7 @@ class Supervisor:
                 topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over(), self._roles)
                 for path, problem in distrusted(topology.instance)[:DISTRUSTED_LINES]:
                     used = topology.runtime_dir
-                    _say(f"shared memory name not trusted path='{path}' reason={problem!r} used='{used}'", "WARNING")
+                    _say(log_line("shared memory name not trusted", path=path, reason=problem, used=used), "WARNING")
                 self._counters = Counters.attach(topology.counters_name)
                 self._listeners = Listeners(topology, self._counters, self._running_acceptors)
                 try:
@@ -103,7 +102,7 @@ class Supervisor:
                 if not self._ready and not self._signals.count:
                     self._check_ready(topology)
         finally:
-            self._notifier.stopping("sending clients away", self._longest_drain_s())
+            self._notifier.stopping("disconnecting clients", self._longest_drain_s())
             self._drain()
             forget_left_over(self._left_over)  # there are some only if every process was ready: their records are in the journals
 
@@ -139,7 +138,8 @@ class Supervisor:
         except OSError as error:
             self._counters.set_state(child.slot, ProcessState.DOWN)
             child.failed_starts += 1
-            _say(f"{child.title} cannot be started: {error.strerror}; next try in {child.plan_restart(0.0):g} s")
+            restart = f"{child.plan_restart(0.0):g}s"
+            _say(log_line("process not started", process=child.title, reason=error.strerror, restart_in=restart))
             self._give_up_on(child)
 
     def _running_acceptors(self) -> list[int]:
@@ -215,7 +215,7 @@ class Supervisor:
         if self._files_due <= now:
             self._look_at_files()
         if self._reload_until <= now:
-            self._on_reloaded("the manager does not answer")
+            self._on_reloaded("the manager did not respond")
         if self._status_due <= now:
             self._notifier.status(self._status())
             self._plan_status()
@@ -247,7 +247,7 @@ class Supervisor:
         self._notifier.reloading()
         self._reload_until = time.monotonic() + RELOAD_S
         if manager.process is None or self._counters.state(manager.slot) != ProcessState.READY:
-            _say("configuration not reloaded: the manager is down; try again")
+            _say(log_line("configuration not reloaded", reason="the manager is down"))
             self._on_reloaded("the manager is down")
         else:
             os.kill(manager.process.pid, signal.SIGHUP)
@@ -273,7 +273,7 @@ class Supervisor:
         """Ends a start that fails repeatedly. Once the broker has served, a process that cannot start is retried for ever, while
         the others continue."""
         if not self._ready and child.failed_starts >= START_ATTEMPTS:
-            raise StartError(f"{child.title} failed {child.failed_starts} times before it was ready; see the lines above")
+            raise StartError(f"{child.title} failed {child.failed_starts} times before it was ready; see the log lines above")
 
     def _check_ready(self, topology: Topology) -> None:
         waiting = [child for child in self._children if self._counters.state(child.slot) != ProcessState.READY]
@@ -301,7 +301,7 @@ class Supervisor:
         found = [*exposures(settings, ((one.name, one.settings) for one in topology.listeners))]
         for text in found:
             if text not in self._exposures:
-                _say(text, "WARNING")
+                _say(log_line("configuration not secure", detail=text), "WARNING")
         self._exposures = found
 
     def _tell_ready(self) -> None:
@@ -311,7 +311,7 @@ class Supervisor:
         if not wanted_s:
             return
         if wanted_s < LEAST_WATCHDOG_S:
-            _say(f"WatchdogSec={wanted_s:g}s: loops without work turn too seldom for it; {LEAST_WATCHDOG_S:g}s or more is safe")
+            _say(log_line("watchdog interval too short", WatchdogSec=f"{wanted_s:g}s", minimum=f"{LEAST_WATCHDOG_S:g}s"))
         self._watchdog = Watchdog(wanted_s, self._signs_of_life, time.monotonic())
 
     def _plan_status(self) -> None:
@@ -327,7 +327,7 @@ class Supervisor:
                 self._notifier.starting("recovering sessions", NO_PROGRESS_S)
                 self._plan_status()
         elif now - since > NO_PROGRESS_S:
-            raise StartError(f"{child.title} is not ready, and made no progress for {NO_PROGRESS_S:g} s")
+            raise StartError(f"{child.title} made no progress for {NO_PROGRESS_S:g} s before it was ready")
 
     def _note_workers(self, topology: Topology) -> None:
         try:
@@ -335,7 +335,7 @@ class Supervisor:
         except OSError as error:
             # Sessions have moved to the journals of these workers: without this record, the next start would not find them.
             if topology.written_by != topology.division.number:
-                raise StartError(f"{topology.data_dir}/journal: {error.strerror}: the number of workers cannot be noted") from None
+                raise StartError(f"{topology.data_dir}/journal: {error.strerror}: number of workers not written") from None
 
     # --- draining -----------------------------------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class Supervisor:
                     child.terminate()
             drain_time_s = process.drain_time if any(child.place.role.sends_away for child in group) else 0.0
             for child in self._await_end(group, time.monotonic() + process.drain_timeout + drain_time_s):
-                _say(f"{child.title} (pid {child.process.pid}) did not stop in time and was killed")
+                _say(log_line("process killed after drain timeout", process=child.title, pid=child.process.pid))
                 child.kill()
             for child in group:
                 child.reap()
@@ -395,9 +395,5 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _say(text: str, level: str = "ERROR") -> None:
-    at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    try:
-        print(f"{at} {level} supervisor {text}", file=sys.stderr, flush=True)
-    except OSError:
-        pass  # standard error is closed; the broker continues
+def _say(line: Line, level: str = "ERROR") -> None:
+    print_line(level, "supervisor", line)

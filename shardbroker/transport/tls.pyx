@@ -71,9 +71,9 @@ OLDER_ENDS = {
 """The ends of OpenSSL's names of TLS 1.2 suites; the part before is the key exchange. Others (CBC, CCM) are not supported here."""
 
 ALERTS = {
-    BAD_RECORD_MAC: "a record that was changed on its way",
+    BAD_RECORD_MAC: "a record that fails authentication",
     RECORD_OVERFLOW: "a record that is too long",
-    UNEXPECTED_MESSAGE: "a message that has no place behind the handshake",
+    UNEXPECTED_MESSAGE: "a message that is not allowed after the handshake",
     ILLEGAL_PARAMETER: "a KeyUpdate with an unknown request",
     DECODE_ERROR: "a record that cannot be read",
     NO_RENEGOTIATION: "renegotiation",

@@ -145,18 +145,18 @@ cdef class Framing:
         cdef uint8_t first = self.head[0], size = self.head[1] & 0x7F
         cdef uint8_t opcode = first & 0x0F
         if first & RESERVED:
-            raise WebSocketError(PROTOCOL_ERROR, "a reserved bit is set, though no extension was agreed upon (compression)")
+            raise WebSocketError(PROTOCOL_ERROR, "a reserved bit is set without a negotiated extension (compression)")
         if not self.head[1] & MASKED:
             raise WebSocketError(PROTOCOL_ERROR, "a frame without mask")                      # RFC 6455 §5.1
         if opcode in (CLOSE, PING, PONG):
             if size > CONTROL_MAX or not first & FINAL:
                 raise WebSocketError(PROTOCOL_ERROR, "a control frame that is too long or fragmented")   # RFC 6455 §5.5
         elif opcode == TEXT:
-            raise WebSocketError(UNSUPPORTED_DATA, "a text frame; MQTT travels in binary frames")   # [MQTT-6.0.0-1]
+            raise WebSocketError(UNSUPPORTED_DATA, "a text frame; MQTT needs binary frames")   # [MQTT-6.0.0-1]
         elif opcode not in (CONTINUATION, BINARY):
             raise WebSocketError(PROTOCOL_ERROR, f"a frame with the unknown opcode {opcode}")
         elif (opcode == CONTINUATION) != self.fragmented:
-            raise WebSocketError(PROTOCOL_ERROR, "a continuation of nothing, or a message within another")
+            raise WebSocketError(PROTOCOL_ERROR, "a continuation without a message, or a message within another")
         return 0
 
     cdef int begin_frame(self, size_t size) except -1:
@@ -170,7 +170,7 @@ cdef class Framing:
             if length < 126 or (announced == 127 and length <= 0xFFFF) or length >> 63:
                 raise WebSocketError(PROTOCOL_ERROR, "a length that is not in its shortest form")   # RFC 6455 §5.2
         if length > self.max_frame:
-            raise WebSocketError(TOO_BIG, f"a frame of {length} bytes, allowed are {self.max_frame}")
+            raise WebSocketError(TOO_BIG, f"a frame of {length} bytes exceeds websocket.max_frame_size ({self.max_frame})")
         memcpy(self.mask, self.head + size - 4, 4)
         self.mask_at = 0
         self.head_size = 0
@@ -193,7 +193,7 @@ cdef class Framing:
             if self.control_size:
                 code = self.control[0] << 8 | self.control[1]
                 if not may_be_sent(code):
-                    raise WebSocketError(PROTOCOL_ERROR, f"close code {code}, which no frame may have")   # RFC 6455 §7.4
+                    raise WebSocketError(PROTOCOL_ERROR, f"close code {code} is not allowed in a frame")   # RFC 6455 §7.4
             self.close(NORMAL if code == NO_STATUS else code)
             self.close_code = code
         self.opcode = BINARY

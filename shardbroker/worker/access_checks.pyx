@@ -7,6 +7,7 @@ from shardbroker.worker.channel cimport CONNECTED
 from shardbroker.worker.connection cimport Connection
 from shm.posix cimport EPOLLIN
 
+from shardbroker.logs.phrases import log_line
 from shardbroker.worker.authorization import Access
 
 __all__ = ["AccessChecks"]
@@ -63,7 +64,7 @@ cdef class AccessChecks:
         try:
             waiter.on_verdict(verdict)
         except Exception as error:
-            self.router.log_failure("verdict lost", error)
+            self.router.log_failure(log_line("authorization result lost"), error)
         return 0
 
     cdef int look(self) except -1:

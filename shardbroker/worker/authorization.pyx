@@ -212,10 +212,10 @@ cdef class Access:
         if self.banned():
             return
         if self.method is not None and self.method.decode() not in entrance.methods:
-            self.denied(BAD_AUTHENTICATION_METHOD, "no such authentication method")      # [MQTT-4.12.0-1]
+            self.denied(BAD_AUTHENTICATION_METHOD, "unsupported authentication method")      # [MQTT-4.12.0-1]
         elif not self.client.username and self.method is None and entrance.denies_anonymous:
             self.channel.context.count(AUTHENTICATION_FAILURE)
-            self.denied(NOT_AUTHORIZED, "clients without a user name are not let in")
+            self.denied(NOT_AUTHORIZED, "user name is required (auth.quick_deny_anonymous)")
         elif not (self.channel.context.hooks & HOOK_CLIENT_AUTHENTICATE and self.method is None and self.hooks_decide()):
             self.ask_chain()
 
@@ -233,10 +233,10 @@ cdef class Access:
         cdef Channel channel = self.channel
         cdef bytes bound = (channel.listener_facts() or {}).get("username")
         if bound is not None and bound != username:
-            self.denied(NOT_AUTHORIZED, "the user is another one than the client's certificate names")
+            self.denied(NOT_AUTHORIZED, "user name does not match the client certificate")
             return False
         if channel.state == CONNECTED and channel.mounted and channel.username != username:
-            self.denied(NOT_AUTHORIZED, "the mount point is that of another user")
+            self.denied(NOT_AUTHORIZED, "mountpoint belongs to another user")
             return False
         channel.username = username
         self.client = replace(self.client, username=username.decode())
@@ -260,7 +260,7 @@ cdef class Access:
         if self.gate.waiting < self.channel.router.auth.max_waiting and self.gate.waiting_bytes < WAITING_BYTES_MAX:
             return False
         self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
-        self.denied(SERVER_BUSY, "too many logins wait for a verdict")
+        self.denied(SERVER_BUSY, "pending login limit (auth.max_waiting) reached")
         return True
 
     cdef bint hooks_decide(self) except -1:
@@ -286,7 +286,7 @@ cdef class Access:
         self.login = self.gate.ask(Kind.HOOK_LOGIN, self, self.client, [], exhook.patience(AUTHENTICATE))
         if not self.login:
             if exhook.refuses(AUTHENTICATE):
-                self.hooks_failed("the process integrations takes no more questions")
+                self.hooks_failed("queue to process integrations is full")
                 return True
             return False
         self.asks_hooks = True
@@ -316,7 +316,7 @@ cdef class Access:
         self.challenged = False
         self.login = self.gate.ask(kind, self, self.client, details, self.channel.router.auth.timeout)
         if not self.login:
-            return self.login_failed("the authentication service takes no more questions")
+            return self.login_failed("queue to process integrations is full")
         if kind == Kind.LOGIN:
             self.conversation = self.login
         return self.channel.suspend_reading()
@@ -358,7 +358,7 @@ cdef class Access:
             try:
                 client_rules(self.own_acl)
             except RuleError as error:
-                return self.denied(NOT_AUTHORIZED, f"the rules that came with the verdict cannot be used: {error}")
+                return self.denied(NOT_AUTHORIZED, f"rules of the authenticator are not valid: {error}")
         if username is not None and not self.take_name(username.encode()):
             return 0
         if expires_at is not None:
@@ -388,7 +388,7 @@ cdef class Access:
         cdef bytes packet = Auth(
             CONTINUE_AUTHENTICATION, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: data}).encode(5)
         if channel.max_packet and <uint32_t>PyBytes_GET_SIZE(packet) > channel.max_packet:
-            return self.denied(NOT_AUTHORIZED, "the client takes no packet that is large enough for the challenge")
+            return self.denied(NOT_AUTHORIZED, "challenge exceeds the client's Maximum Packet Size")
         if channel.state != CONNECTED:
             channel.state = AUTHENTICATING
             channel.context.timers.arm(channel, channel.context.now_ms + channel.context.idle_timeout_ms)
@@ -400,16 +400,16 @@ cdef class Access:
         """AUTH of the client: its answer, or the wish to authenticate again."""
         properties = packet.properties or {}
         if self.method is None:
-            raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
+            raise ProtocolError("AUTH although CONNECT had no authentication method", "MQTT-4.12.0-7")
         if properties.get(PropertyId.AUTHENTICATION_METHOD) != self.method:
-            raise ProtocolError("AUTH with another authentication method than CONNECT", "MQTT-4.12.0-5")
+            raise ProtocolError("AUTH with a different authentication method than CONNECT", "MQTT-4.12.0-5")
         data = properties.get(PropertyId.AUTHENTICATION_DATA, b"")
         if packet.reason_code == CONTINUE_AUTHENTICATION and self.challenged:
             self.ask_login(Kind.AUTH, [self.conversation, data])
         elif packet.reason_code == REAUTHENTICATE and self.channel.state == CONNECTED and not self.challenged:
             self.ask_login(Kind.LOGIN, [self.gate.entrance(self.client.listener, self.authn).chain, self.method.decode(), data])
         else:
-            raise ProtocolError(f"AUTH with reason 0x{packet.reason_code:02x} is not expected here", "MQTT-4.12.0-3")
+            raise ProtocolError(f"AUTH with reason 0x{packet.reason_code:02x} is not allowed in this state", "MQTT-4.12.0-3")
 
     cdef int reauthenticated(self) except -1:
         """Checks the rights of the client again after a re-authentication, which may have changed its user name."""
@@ -417,7 +417,7 @@ cdef class Access:
         cdef bytes packet = Auth(
             0, {PropertyId.AUTHENTICATION_METHOD: self.method, PropertyId.AUTHENTICATION_DATA: self.data or b""}).encode(5)
         if <uint32_t>PyBytes_GET_SIZE(packet) > channel.max_packet:
-            return self.denied(NOT_AUTHORIZED, "the client takes no packet that is large enough for the answer")    # [MQTT-3.1.2-24]
+            return self.denied(NOT_AUTHORIZED, "response exceeds the client's Maximum Packet Size")    # [MQTT-3.1.2-24]
         channel.reply(PACKETS_AUTH_SENT, packet)
         channel.arm_deadline()
         self.note_will()
@@ -478,7 +478,7 @@ cdef class Access:
         if will is not None and not self.unchecked():
             if not self.decide(self.will_question(will.topic, will.qos, will.retain)):
                 self.tell_denied("will", will.topic)
-                return self.denied(NOT_AUTHORIZED, "not allowed to publish its will")
+                return self.denied(NOT_AUTHORIZED, "will topic denied")
         session = channel.router.sessions.get(self.client_id)
         if session is not None and not self.unchecked() and not packet.clean_start:
             self.drop_denied(session)      # before the messages in its queue are sent

@@ -21,6 +21,7 @@ from shm.counters cimport (
 )
 from shm.events cimport EVENT_DISCONNECTED, EVENT_EXPIRY_NEVER, EVENT_REFUSED, EventHeader
 
+from shardbroker.logs.phrases import log_line
 from shardbroker.mqtt.packets import Connack
 from shardbroker.mqtt.spec import PropertyId, connack_return_code
 from shardbroker.worker.features import event_messages
@@ -130,7 +131,7 @@ cdef class Channel(ClientOutput):
 
     cdef int broken(self, object error) except -1:
         if self.closed:
-            self.router.log_failure("internal error while closing a connection", error)
+            self.router.log_failure(log_line("internal error while a connection was closing"), error)
         return self.fail(IMPLEMENTATION_SPECIFIC_ERROR, f"internal error: {error!r}")   # which the log line of its end includes
 
     cdef int disconnect(self, int reason_code, str reason) except -1:

@@ -4,6 +4,8 @@ from cython cimport final
 
 from shardbroker.worker.outlets cimport RingOutlet
 
+from shardbroker.logs.phrases import log_line
+
 __all__ = ["CommandQueue"]
 
 
@@ -23,7 +25,7 @@ cdef class CommandQueue:
             try:
                 self.answers.append(self.execute(self.inlets.commands.pop(0)))
             except Exception as error:     # the manager waits for this answer until its time limit
-                self.router.log_failure("command not answered", error)
+                self.router.log_failure(log_line("command not answered"), error)
             if self.router.step_is_over():
                 break
         if any:

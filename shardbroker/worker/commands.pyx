@@ -95,7 +95,7 @@ class Commands:
             number = asked["id"]
             handler = HANDLERS.get(asked["verb"])
             if handler is None:
-                raise CommandError("NOT_FOUND", f"workers know no command {asked['verb']!r}")
+                raise CommandError("NOT_FOUND", f"unknown worker command {asked['verb']!r}")
             answer = {"id": number, "result": handler(self.worker, asked["args"])}
         except CommandError as error:
             answer = {"id": number, "error": [error.code, str(error)]}
@@ -357,12 +357,12 @@ def seal_journal(Worker worker, dict args) -> dict[str, Any]:
     """Closes the segment that is written to: everything up to `durable` can be read from closed segments."""
     cdef Writer writer
     if worker.durability.recorder is None:
-        raise CommandError("NOT_AVAILABLE", "durability.level is none: there is no journal")
+        raise CommandError("NOT_AVAILABLE", "no journal (durability.level = none)")
     writer = worker.durability.recorder.writer
     worker.commit(False)
     worker.durability.settle()
     if not writer.end_segment() and writer.next_sequence != writer.first_sequence:
-        raise CommandError("TRY_AGAIN", writer.problem or "the segment before it is not synced yet")
+        raise CommandError("TRY_AGAIN", writer.problem or "previous segment is not synced yet")
     return journal_state(writer)
 
 

@@ -18,6 +18,7 @@ from shm.posix cimport (
     recv, send, shutdown,
 )
 
+from shardbroker.logs.phrases import log_line
 from shardbroker.transport.tls import TlsRecordError
 from shardbroker.transport.websocket import WebSocketError
 
@@ -423,7 +424,7 @@ cdef class Connection(Channel):
         try:
             Channel.broken(self, error)
         except Exception as again:
-            self.context.log_failure(f"connection closed peer={address_text(&self.peer)!r}", again)
+            self.context.log_failure(log_line("internal error while a connection was closing", peer=address_text(&self.peer)), again)
             was_closed = True
         return self.finish() if was_closed else 0      # there is no other way to end it
 

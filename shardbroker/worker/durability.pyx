@@ -13,6 +13,7 @@ from shm.counters cimport JOURNAL_WRITE_MS
 from shm.ring cimport Ring
 
 from shardbroker.journal import apply_retention, set_recovery_start
+from shardbroker.logs.phrases import log_line
 
 __all__ = ["Durability"]
 
@@ -186,7 +187,7 @@ cdef class Durability:
         except Exception as error:         # nothing of the journal may be removed: the next cycle tries again
             self.cycle_left = None
             self.cycle_due_bytes = self.recorder.writer.bytes_written + self.cycle_bytes
-            self.router.log_failure("journal cycle given up", error)
+            self.router.log_failure(log_line("journal cycle abandoned"), error)
         return 0
 
     def settle_now(self) -> bool:

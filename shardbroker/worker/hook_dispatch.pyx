@@ -27,6 +27,7 @@ from shardbroker.access.wire import Kind, Status
 from shardbroker.hooks import contract, properties
 from shardbroker.hooks.plugins import Plugins
 from shardbroker.hooks.registry import Registry
+from shardbroker.logs.phrases import log_line
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import encode_properties
 from shardbroker.mqtt.spec import REASON_CODES, PacketType, PropertyId
@@ -251,7 +252,7 @@ cdef class HookDispatcher:
                 said = self.message_checked(before.replace(topic=topic, payload=payload, qos=qos))
                 return False, self.remade(publication, before, said)
             except (MqttError, TypeError, ValueError) as error:
-                self.exhook.complain(f"message.publish: what came back for {before.topic!r} cannot be published: {error}")
+                self.exhook.complain(log_line("exhook result rejected", point="message.publish", topic=before.topic, reason=error))
         if not self.exhook.refuses("message.publish", before.topic):
             return False, message
         self.drop(publication)
@@ -279,21 +280,21 @@ cdef class HookDispatcher:
     def message_checked(self, said) -> object:
         """A Message that may be published. Raises what says why it may not."""
         if not isinstance(said, contract.Message):
-            raise TypeError(f"it returned {type(said).__name__} in place of a Message")
+            raise TypeError(f"result: must be a Message, got {type(said).__name__}")
         cdef bytes topic = said.topic.encode()
         if is_own(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic)):
-            raise ValueError(f"topic {said.topic!r}: those below $SYS/ and $event/ are the broker's own")
+            raise ValueError(f"topic: must not be below $SYS/ or $event/, got {said.topic!r}")
         if len(topic) > TEXT_MAX:
-            raise ValueError(f"the topic has {len(topic)} bytes, allowed are {TEXT_MAX}")
+            raise ValueError(f"topic: must be at most {TEXT_MAX} bytes, got {len(topic)}")
         check_topic_name(topic, self.router.max_topic_levels)
         if not isinstance(said.payload, bytes):
-            raise TypeError(f"the payload is {type(said.payload).__name__}; allowed is bytes")
+            raise TypeError(f"payload: must be bytes, got {type(said.payload).__name__}")
         if len(topic) + len(said.payload) > self.router.max_packet_size:
-            raise ValueError(f"with its topic {len(topic) + len(said.payload)} bytes, mqtt.max_packet_size is {self.router.max_packet_size}")
+            raise ValueError(f"topic and payload: must be at most {self.router.max_packet_size} bytes (mqtt.max_packet_size), got {len(topic) + len(said.payload)}")
         if type(said.qos) is not int or not 0 <= said.qos <= self.router.max_qos:
-            raise ValueError(f"QoS {said.qos!r}; allowed is up to {self.router.max_qos}")
+            raise ValueError(f"qos: must be at most {self.router.max_qos} (mqtt.max_qos_allowed), got {said.qos!r}")
         if type(said.retain) is not bool or (said.retain and not self.router.retain_available):
-            raise ValueError(f"retain {said.retain!r} is not allowed")
+            raise ValueError(f"retain: not allowed (mqtt.retain_available), got {said.retain!r}")
         properties.numbered(said.properties, properties.PUBLISH)
         return said
 
@@ -347,7 +348,7 @@ cdef class HookRequest:
                 channel.resume_reading()
         except Exception as error:
             if channel is None or channel.closed:
-                hooked.exhook.complain(f"message.publish: internal error: {error!r}")
+                hooked.exhook.complain(log_line("exhook internal error", point="message.publish", reason=repr(error)))
             else:
                 channel.broken(error)
 
@@ -428,13 +429,13 @@ def connect_checked(said) -> object:
     else:
         code_checked(said.reason_code)
         if not isinstance(said.reason, str) or len(said.reason.encode()) > REASON_MAX:
-            raise ValueError(f"a Refusal whose reason is no text of up to {REASON_MAX} bytes")
+            raise ValueError(f"Refusal: reason must be text of up to {REASON_MAX} bytes")
     return said
 
 
 def code_checked(code) -> None:
     if type(code) is not int or code < FAILURE or PacketType.CONNACK not in REASON_CODES.get(code, ("", ()))[1]:
-        raise ValueError(f"reason code {code!r}: allowed are those with which CONNACK refuses")
+        raise ValueError(f"reason_code: must be a failure code of CONNACK, got {code!r}")
 
 
 def connack_checked(said) -> object:
@@ -446,35 +447,35 @@ def answer_checked(said) -> object:
     if said is contract.ASK:
         return said
     if not isinstance(said, Answer):
-        raise TypeError(f"it returned {type(said).__name__}; allowed are allow(...), deny(...) and IGNORE")
+        raise TypeError(f"result: must be allow(...), deny(...) or IGNORE, got {type(said).__name__}")
     if said.outcome is Outcome.DENY:
         code_checked(said.reason_code)
     if said.expires_at is not None and not isinstance(said.expires_at, (int, float)):
-        raise TypeError(f"expires_at is {type(said.expires_at).__name__}; allowed are Unix seconds")
+        raise TypeError(f"expires_at: must be Unix seconds, got {type(said.expires_at).__name__}")
     return said
 
 
 def allowed_checked(said) -> object:
     if said is not None and said is not contract.ASK and not isinstance(said, bool):
-        raise TypeError(f"it returned {type(said).__name__}; allowed are True, False and None")
+        raise TypeError(f"result: must be True, False or None, got {type(said).__name__}")
     return said
 
 
 def subscriptions_checked(said, int many) -> tuple:
     if not isinstance(said, (list, tuple)) or len(said) != many or not all([isinstance(one, contract.Subscription) for one in said]):
-        raise ValueError(f"it returned something else than {many} Subscription")
+        raise ValueError(f"result: must be {many} Subscription")
     for one in said:
         filter_checked(one.topic)
         if one.qos not in (0, 1, 2) or one.retain_handling not in (0, 1, 2):
-            raise ValueError(f"subscription {one.topic!r}: QoS {one.qos!r}, Retain Handling {one.retain_handling!r}; allowed are 0, 1, 2")
+            raise ValueError(f"subscription {one.topic!r}: qos and retain_handling must be 0, 1 or 2, got {one.qos!r} and {one.retain_handling!r}")
         if type(one.no_local) is not bool or type(one.retain_as_published) is not bool:
-            raise ValueError(f"subscription {one.topic!r}: no_local and retain_as_published are True or False")
+            raise ValueError(f"subscription {one.topic!r}: no_local and retain_as_published must be True or False")
     return tuple(said)
 
 
 def filters_checked(said, int many) -> tuple:
     if not isinstance(said, (list, tuple)) or len(said) != many:
-        raise ValueError(f"it returned something else than {many} filters")
+        raise ValueError(f"result: must be {many} filters")
     for one in said:
         filter_checked(one)
     return tuple(said)
@@ -483,7 +484,7 @@ def filters_checked(said, int many) -> tuple:
 def filter_checked(str filter not None) -> None:
     encoded = filter.encode()
     if len(encoded) > TEXT_MAX:
-        raise ValueError(f"a filter of {len(encoded)} bytes, allowed are {TEXT_MAX}")
+        raise ValueError(f"filter: must be at most {TEXT_MAX} bytes, got {len(encoded)}")
     try:
         check_topic_filter(parse_subscription(encoded)[1], TEXT_MAX)
     except MqttError as error:

@@ -12,6 +12,8 @@ from shardbroker.worker.rates cimport Rates, SharedRates
 from shm.counters cimport BYTES_RECEIVED
 from shm.posix cimport EPOLLIN, close
 
+from shardbroker.logs.phrases import log_line
+
 __all__ = ["Intake"]
 
 cdef enum:
@@ -48,7 +50,7 @@ cdef class Intake:
                     continue
                 close(handover.fd)
                 self.turn.sockets[handover.header.listener].balance -= 1
-                self.router.log_failure(f"connection closed peer={handover.peer!r}", error)
+                self.router.log_failure(log_line("connection failed", peer=handover.peer), error)
         return 0
 
     cdef int take_over(self, Handover handover) except -1:

@@ -22,6 +22,7 @@ from shardbroker.config import machine_memory, mark_bytes
 from shardbroker.hooks.exhook import ExHook, presumed
 from shardbroker.hooks.plugins import PluginError, own_settings
 from shardbroker.hooks.wanted import read_wanted
+from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
@@ -53,13 +54,13 @@ def _retained(topology: Topology, number: int) -> tuple[RetainedStore | SyncedRe
     return SyncedRetained(store, number, topology.doorbells[number]) if sync else store, store.set_aside
 
 
-def _load_plugins(hooked: HookDispatcher, topology: Topology, log: Callable[[str, str], None]) -> None:
+def _load_plugins(hooked: HookDispatcher, topology: Topology, log: Callable[[str, Line], None]) -> None:
     """Those that were loaded before it was started; what cannot be loaded is told."""
     settings = topology.settings.plugins
     try:
         wanted = read_wanted(topology.data_dir)
     except PluginError as error:
-        log("error", str(error))
+        log("error", log_line("plugins not loaded", reason=error))
         return
     given = {name: {**own_settings(settings.settings, name), **own} for name, own in wanted.items()}
     hooked.plugins.start(given, settings.dir)
@@ -80,7 +81,8 @@ def run(topology: Topology, number: int) -> None:
     try:
         worker = _start(topology, number)
     except (OSError, RetainedStoreRefused) as error:
-        sys.exit(f"worker-{number} cannot start: {error}")
+        print_line("error", f"worker-{number}", log_line("process not started", reason=error))
+        sys.exit(1)
     worker.run()
     drain_worker(worker)
     Counters.attach(topology.counters_name).set_state(number, ProcessState.DOWN)
@@ -126,7 +128,7 @@ def _start(topology: Topology, number: int) -> Worker:
     observers.configure(topology.settings)
     observers.traces.set(read_traced(topology.runtime_dir) or [])
     if set_aside is not None:
-        worker.log(DAMAGE, f"{set_aside}/data.mdb: damaged; no message is retained any more")
+        worker.log(DAMAGE, f"{set_aside}/data.mdb: damaged; all retained messages are lost")
     (access,) = topology.sending_ends("access", number)
     gate = AuthClient(lambda: in_force.settings, topology.data_dir, topology.runtime_dir, access)
     worker.access_checks.begin(gate, in_force.settings)
@@ -139,10 +141,7 @@ def _start(topology: Topology, number: int) -> Worker:
     else:
         recover(worker, topology, number, inbox)
     for claim in worker.keep_exclusive(ExclusiveTable(topology.exclusive_dir)):
-        worker.log(
-            "warning",
-            f"{claim.client_id.decode()!r} no longer has {claim.filter.decode()!r} for itself: another client took it over",
-        )
+        worker.log("warning", log_line("exclusive subscription lost", client_id=claim.client_id, filter=claim.filter))
     epochs.bump_all()
     hooked = HookDispatcher(worker, number, worker.log)
     _load_plugins(hooked, topology, worker.log)

@@ -14,6 +14,8 @@ from shardbroker.worker.reporter cimport EVENT_DELAY_MS
 from shm.atomic cimport sb_load
 from shm.posix cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, epoll_event, epoll_wait, read
 
+from shardbroker.logs.phrases import log_line
+
 __all__ = ["Worker"]
 
 cdef enum:
@@ -113,7 +115,7 @@ cdef class Worker(Router):
             try:
                 self.leave_some()
             except Exception as error:
-                self.log_failure("subscription not removed", error)
+                self.log_failure(log_line("subscription not removed"), error)
         self.commit(False)
         self.replays_moved = False
         if self.replaying and (self.durability.gate is None or not self.durability.gate.is_retaining()):
@@ -134,7 +136,7 @@ cdef class Worker(Router):
         try:
             self.look_around()
         except Exception as error:
-            self.log_failure("registry, memory or access not looked at", error)
+            self.log_failure(log_line("periodic work failed"), error)
         self.pass_times.record(self.read_clock() - self.turn.start_us)
         return 0
 
@@ -175,7 +177,7 @@ cdef class Worker(Router):
                 if connection is not None:
                     connection.broken(error)
                 else:
-                    self.log_failure("verdict or connection from an acceptor lost", error)
+                    self.log_failure(log_line("authorization result or connection lost"), error)
         return 0
 
     cdef int run_timers(self) except -1:
@@ -187,7 +189,7 @@ cdef class Worker(Router):
                 if isinstance(self.timers.expiring, Connection):
                     (<Connection>self.timers.expiring).broken(error)
                 else:
-                    self.log_failure("timer failed", error)
+                    self.log_failure(log_line("timer failed"), error)
         return 0
 
     cdef int look_around(self) except -1:
@@ -238,7 +240,7 @@ cdef class Worker(Router):
             self.reconfigure(self.in_force.load())
             self.in_force.applied()
         except Exception as error:
-            self.log_failure("settings not applied", error)
+            self.log_failure(log_line("settings not applied"), error)
         return 0
 
     def reconfigure(self, settings) -> None:

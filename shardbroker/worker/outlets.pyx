@@ -16,6 +16,7 @@ from shm.records cimport FLAG_NOTED, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD
 
 from shm.destinations import destination_name
 from shm.spill import spill_path
+from shardbroker.logs.phrases import log_line
 
 __all__ = ["Outlets", "RingOutlet", "RingOutlets", "StoreOutlet"]
 
@@ -105,7 +106,7 @@ cdef class RingOutlets(Outlets):
     cdef int note_unknown(self, long destination) except -1:
         if destination not in self.unknown and len(self.unknown) < UNKNOWN_MAX:
             self.unknown.add(destination)
-            self.context.log("error", f"destination unknown destination={destination_name(destination)}: messages for it are refused")
+            self.context.log("error", log_line("destination unknown", destination=destination_name(destination)))
         return 0
 
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
@@ -249,7 +250,7 @@ cdef class RingOutlet(Outlet):
             path.write_bytes(contents)
         except OSError as error:           # a full tmpfs counts as a full ring
             path.unlink(missing_ok=True)
-            outlets.context.log_failure(f"message waits: not spilled bytes={len(contents)}", error)
+            outlets.context.log_failure(log_line("message not spilled", bytes=len(contents)), error)
             return NO_ROOM
         memset(&note, 0, sizeof(note))
         note.kind = header.kind

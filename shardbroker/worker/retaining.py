@@ -8,10 +8,10 @@ subscription's replay waits for what was asked for before it.
 
 import os
 import signal
-import sys
 from queue import SimpleQueue
 from threading import Event, Thread
 
+from shardbroker.logs.phrases import log_line, print_line
 from shardbroker.stores.retained import Cursor, Mark, RetainedMessage, RetainedStore
 
 __all__ = ["SyncedRetained"]
@@ -116,6 +116,7 @@ class SyncedRetained:
                 self._refused += self._store.update(changes, self._worker, mark)
                 return True
             except Exception as error:
-                print(f"worker-{self._worker}: retained messages: {error!r}; tried again", file=sys.stderr, flush=True)
+                line = log_line("retained messages not stored", reason=repr(error), retry_in=f"{RETRY_S:g}s")
+                print_line("error", f"worker-{self._worker}", line)
                 self._closing.wait(RETRY_S)
         return False

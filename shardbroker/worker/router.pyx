@@ -37,6 +37,7 @@ from shm.destinations cimport number_of
 from shm.epochs cimport WILDCARD_BUCKET, Buckets, bucket_of, buckets_of, sum_of
 from shm.records cimport RECORD_PUBLISH, RECORD_SHARED
 
+from shardbroker.logs.phrases import log_line
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_name, matches
 from shardbroker.worker.features import event_messages
@@ -92,7 +93,7 @@ REMOVALS_A_PASS = 512
 
 NEVER = 0xFFFFFFFFFFFFFFFF
 
-OWN_TOPICS = "topics below $SYS/ and $event/ are the broker's own"
+OWN_TOPICS = "topics below $SYS/ and $event/ are reserved"
 
 
 cdef class Router(WorkerContext):
@@ -336,7 +337,7 @@ cdef class Router(WorkerContext):
         if not topic.startswith(DELAYED):
             return topic
         if not self.delays.settings.enable:
-            raise MqttError(TOPIC_NAME_INVALID, "delayed messages are switched off (delayed.enable)")
+            raise MqttError(TOPIC_NAME_INVALID, "delayed messages are disabled (delayed.enable)")
         at_ms[0], topic = parse_delayed(topic, self.now_ms)
         check_topic_name(topic, self.max_topic_levels)
         return topic
@@ -360,9 +361,9 @@ cdef class Router(WorkerContext):
     cdef bytes admit(self, Message message, bytes username, uint64_t* at_ms):
         cdef bytes topic, changed
         if message.qos > self.max_qos:
-            raise MqttError(QOS_NOT_SUPPORTED, f"QoS {message.qos}, allowed is up to {self.max_qos}")
+            raise MqttError(QOS_NOT_SUPPORTED, f"QoS {message.qos} exceeds mqtt.max_qos_allowed ({self.max_qos})")
         if message.retain and not self.retain_available:
-            raise MqttError(RETAIN_NOT_SUPPORTED, "RETAIN is not supported here")
+            raise MqttError(RETAIN_NOT_SUPPORTED, "RETAIN is not available (mqtt.retain_available)")
         topic = self.take_delay(message.topic, at_ms)
         check_topic_name(topic, self.max_topic_levels)
         rule = None if self.rewriting is None else self.rewriting.of_topic(topic)
@@ -371,7 +372,7 @@ cdef class Router(WorkerContext):
             topic = topic if changed is None else changed
         if message.payload_format and not is_text(
                 message.block + message.topic_size + message.properties_size, message.payload_size):
-            raise MqttError(PAYLOAD_FORMAT_INVALID, "the payload is not UTF-8, as its Payload Format Indicator says")
+            raise MqttError(PAYLOAD_FORMAT_INVALID, "payload is not valid UTF-8 although Payload Format Indicator is 1")
         if is_own(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic)):
             raise MqttError(NOT_AUTHORIZED, OWN_TOPICS)
         return topic
@@ -523,9 +524,9 @@ cdef class Router(WorkerContext):
 
     cdef str no_delay(self):
         if self.memory_level >= REFUSE:
-            return "the broker's memory is short"
+            return "memory limit (overload.memory_high_water) reached"
         limit = self.delays.settings.max_delayed_messages
-        return f"{limit} messages wait for their time, which is as many as may" if limit and self.delayed_count() >= limit else None
+        return f"delayed message limit ({limit}, delayed.max_delayed_messages) reached" if limit and self.delayed_count() >= limit else None
 
     cdef int64_t delayed_count(self) except? -1:
         if self.counters_segment is None:
@@ -744,7 +745,7 @@ cdef class Router(WorkerContext):
             # What was right at CONNECT is not any more: a rule, a setting, or as many delayed messages wait as may.
             self.count_outdated()
             if reason is not None:
-                self.log("warning", f"will dropped client_id={(message.client_id or b'').decode(errors='replace')} reason={reason!r}")
+                self.log("warning", log_line("will dropped", client_id=message.client_id or b"", reason=reason))
             return 0
         message.expires_ms = self.expires_ms(will.has_expiry, will.expiry_s)
         if topic != message.topic:
@@ -866,7 +867,7 @@ cdef class Router(WorkerContext):
         try:
             self.owners.release(filter, session)
         except ExclusiveTableFull as error:
-            self.log("error", f"{filter.decode()!r} stays taken, though nobody has it for itself any more: {error}")
+            self.log("error", log_line("exclusive subscription not released", filter=filter, reason=error))
         return 0
 
     cdef int subscribe(self, Session session, Subscription subscription) except -1:

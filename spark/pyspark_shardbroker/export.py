@@ -117,7 +117,7 @@ class Export:
         except PySparkException as error:
             raise OptionError(
                 f"--payload {self.payload!r}: allowed are {', '.join(_PAYLOADS)} and a schema such as 'v DOUBLE, unit STRING'; "
-                f"this is none: {_first_line(error)}"
+                f"not a schema: {_first_line(error)}"
             ) from None
 
     def shape(self, frame: DataFrame) -> DataFrame:
@@ -268,7 +268,7 @@ def compact(spark: SparkSession, to: str, file_bytes: int = FILE_BYTES) -> tuple
     files = Files(spark, to)
     text = files.read(_RECORD)
     if text is None:
-        raise OptionError(f"{to}: there is no export in it")
+        raise OptionError(f"{to}: no export found")
     if json.loads(text)["format"] != "parquet":
         raise OptionError(f"{to}: tables of Delta are compacted by Delta: OPTIMIZE delta.`{to}`")
     _finish_compaction(files)

@@ -72,7 +72,7 @@ class Positions:
             missing = _missing(key, journals[key].segments() if key in journals else [], lowest, highest, key in start)
             if missing is not None:
                 if fail_fast:
-                    raise RemovedError(f"{missing}. mode permissive goes on with what is left")
+                    raise RemovedError(f"{missing}. mode permissive continues with the rest")
                 print(f"pyspark_shardbroker: {missing}", file=sys.stderr, flush=True)
             if key in journals:
                 yield journals[key], lowest, highest

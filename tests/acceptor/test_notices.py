@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from acceptor.notices import NOTICE_BYTES, NOTICES_A_SECOND, Notices, quoted, read_notice
+from acceptor.notices import NOTICE_BYTES, NOTICES_A_SECOND, Notices, read_notice
+from shardbroker.logs.phrases import Line, shown
 
 
 def test_lines_a_second_are_bounded_and_the_others_are_counted() -> None:
@@ -14,8 +15,8 @@ def test_lines_a_second_are_bounded_and_the_others_are_counted() -> None:
         far.setblocking(False)
         notices = Notices(near.fileno())
         for number in range(3 * NOTICES_A_SECOND):
-            notices.log("info", f"{number} " + "x" * 10_000, 5000 + number)
-        notices.log("info", "later", 6000)
+            notices.log("info", Line(f"{number} " + "x" * 10_000), 5000 + number)
+        notices.log("info", Line("later"), 6000)
         got = []
         while len(got) <= NOTICES_A_SECOND:
             got.append(read_notice(far.recv(NOTICE_BYTES)))
@@ -29,6 +30,6 @@ def test_lines_a_second_are_bounded_and_the_others_are_counted() -> None:
 
 @pytest.mark.parametrize("text", ["a\nINFO forged", "a\r\n\x1b[2J", "\u2028\u202e\x85", 'a" reason="b', "\\"])
 def test_what_a_stranger_sends_stays_within_its_quotes(text: str) -> None:
-    shown = quoted(text)
-    assert shown.isprintable() and len(shown.splitlines()) == 1
-    assert shown[0] == shown[-1] == '"' and '"' not in shown[1:-1].replace("\\\\", "").replace('\\"', "")
+    value = shown(text)
+    assert value.isprintable() and len(value.splitlines()) == 1
+    assert value[0] == value[-1] == '"' and '"' not in value[1:-1].replace("\\\\", "").replace('\\"', "")

@@ -247,7 +247,7 @@ def test_nonsense_is_a_failure_and_the_configuration_decides(service: Answers, n
             assert ada.publish("x", b"", 1).code == NOT_AUTHORIZED  # type: ignore[union-attr]
         broker.refused("n2", UNAVAILABLE, username="eve", password="secret")
         assert time.monotonic() - start < 5
-        broker.logged("ERROR integrations http: ")
+        broker.logged("ERROR integrations: backend failed backend=http ")
 
 
 def test_errors_of_http_are_ignored_as_in_emqx(service: Answers) -> None:
@@ -400,4 +400,4 @@ def test_a_server_that_is_not_there(kind: str) -> None:
             code = client.publish("x", b"", 1).code  # type: ignore[union-attr]
             assert code == (NOT_AUTHORIZED if sources else 0x10)
         assert time.monotonic() - start < 10
-        broker.logged(f"ERROR integrations {kind}: ")
+        broker.logged(f"ERROR integrations: backend failed backend={kind} ")

@@ -67,7 +67,7 @@ def test_bans(guarded: Guarded) -> None:
     (row,) = ctl(guarded, "banned", "list")["data"]
     assert row["value"] == "eve" and row["by"] == "ctl" and row["reason"] == "noise"
     ctl(guarded, "banned", "delete", "username", "eve")
-    assert "address 'x'" in ctl(guarded, "banned", "add", "peerhost_net", "x", code=1)
+    assert "got 'x'" in ctl(guarded, "banned", "add", "peerhost_net", "x", code=1)
 
 
 def test_a_secret_is_not_set_on_a_command_line(guarded: Guarded) -> None:

@@ -69,7 +69,7 @@ def test_rules_hold_for_those_who_are_connected(bare: Guarded, control: Control)
             control.ask("config set", key="acl.sources", value='["file"]')
         put(control, "acl.file.path", str(rules))
         put(control, "acl.sources", '["file"]')
-        bare.logged("client may not do this", "client_id=early", '"subscription secret/x"')
+        bare.logged("authorization denied", "client_id=early", '"subscription secret/x"')
         until(lambda: other.publish("secret/x", b"no", 1).code == NOT_AUTHORIZED)  # type: ignore[union-attr]
         assert other.publish("open/x", b"yes", 1).code == 0  # type: ignore[union-attr]
         early.expect(wire.Publish, payload=b"yes")
@@ -136,10 +136,10 @@ def test_what_cannot_be_used_leaves_what_there_was(bare: Guarded, control: Contr
 
     passwords.write_text("fred:$argon2id$x\n")
     put(control, "auth.chain", '["builtin", "file"]')
-    bare.logged("integrations: other settings are in force")
+    bare.logged("integrations: access settings changed")
     passwords.unlink()
     put(control, "auth.hash_threads", "3")  # the file was there when its path was checked
-    bare.logged("ERROR integrations: the new settings cannot be used: file: ", "those who were asked before still are")
+    bare.logged("ERROR integrations: access settings not changed", 'reason="file: ')
     assert code_of(bare, username="ada", password="secret") == 0
     alarm = until(lambda: [one for one in control.ask("alarms list")["data"] if one["name"] == "backend_unusable"])
     assert "passwords: No such file" in alarm[0]["message"]

@@ -76,7 +76,7 @@ def test_modules_are_asked_by_priority_and_their_failures_are_failures() -> None
         broker.refused("m3", 0x86, username="any", password="wrong")
         broker.client("m4", username="crash", password="k3y").close()
         broker.refused("m5", 0x88, username="odd", password="x")
-        assert "ERROR integrations first: RuntimeError" in broker.logged("integrations first")
+        assert 'backend=first reason=RuntimeError' in broker.logged("ERROR integrations: backend failed backend=first")
         assert "secret detail" not in "".join(broker.output)
 
 
@@ -87,5 +87,5 @@ def test_an_authorizer() -> None:
 
 def test_what_is_named_must_be_installed() -> None:
     broker = Guarded({"auth.chain": ["nothere"]})
-    with pytest.raises(AssertionError, match="nothere: there is no such module; installed are first, second"), broker:
+    with pytest.raises(AssertionError, match="nothere: no such module; installed: first, second"), broker:
         pass

@@ -139,5 +139,5 @@ def test_ldap_values_cannot_leave_their_place() -> None:
 
 
 def test_an_unknown_placeholder_is_refused() -> None:
-    with pytest.raises(PlaceholderError, match=r"\$\{user\}.*allowed are \$\{username\}"):
+    with pytest.raises(PlaceholderError, match=r"must be one of \$\{username\}.*, got \$\{user\}"):
         Template.parse("${user}")

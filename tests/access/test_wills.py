@@ -67,7 +67,7 @@ def test_topics_of_the_broker_are_not_published_to_by_clients(ruled: Guarded, to
 
 def test_the_rules_are_asked_about_the_topic_behind_delayed(ruled: Guarded) -> None:
     ruled.refused("delayer", NOT_AUTHORIZED, will=Will("$delayed/1/secret/x", b"", 1))
-    ruled.logged("client_id=delayer", "reason=0x87", "not allowed to publish its will")
+    ruled.logged("client_id=delayer", "reason=0x87", "will topic denied")
     with ruled.client("watcher") as watcher:
         watcher.subscribe("open/x", 1)
         dies(ruled, "delayer", Will("$delayed/0/open/x", b"fine", 1))
@@ -117,7 +117,7 @@ def test_a_will_that_is_not_allowed_any_more_is_dropped(ruled: Guarded, topic: s
         until(lambda: watcher.publish("later/y", b"", 1).code == NOT_AUTHORIZED)  # type: ignore[union-attr]
         (dropped, denied) = ruled.count("messages.dropped"), ruled.count("authorization.deny")
         client.cut()
-        ruled.logged("client may not do this", "client_id=will", "will later/x")
+        ruled.logged("authorization denied", "client_id=will", "will later/x")
         until(lambda: ruled.count("messages.dropped") > dropped and ruled.count("authorization.deny") > denied)
         watcher.expect_none(0.2)
         watcher.ping()
@@ -132,7 +132,7 @@ def test_a_will_that_a_restart_has_recovered_is_checked_again(ruled: Guarded) ->
     (ruled.folder / "acl.conf").write_text(CLOSED)
     ruled.start()
     with ruled.client("watcher") as watcher:
-        ruled.logged("client may not do this", "client_id=will", "will later/x")
+        ruled.logged("authorization denied", "client_id=will", "will later/x")
         watcher.subscribe([("later/x", 1), ("open/x", 1)])  # retained: however long the start took
         watcher.expect(wire.Publish, topic="open/x", payload=b"gone")
         watcher.expect_none(0.2)

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from tests.harness import Broker, free_port, until
 
-PASSWORD = re.compile(r"password (\S+) \(said only once")
+PASSWORD = re.compile(r"name=admin password=(\S+)")
 asked: set[tuple[str, str]] = set()
 """(method, path) of every request of this run that was carried out."""
 

@@ -42,6 +42,6 @@ def test_a_certificate_that_cannot_be_used_is_told_and_keeps_mqtt_from_nothing(t
         with Client(broker.address, client_id="https") as client:
             client.ping()
         deadline = time.monotonic() + 30
-        while "api.certfile, api.keyfile" not in broker.log:
+        while "settings=api.certfile,api.keyfile" not in broker.log:
             assert time.monotonic() < deadline, broker.log
             time.sleep(0.05)

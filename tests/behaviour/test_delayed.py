@@ -280,4 +280,4 @@ def test_ctl_publishes_and_lists_them(broker: Broker, connect: Connect, topic: s
     assert topic in ctl("delayed", "list").stdout
     to.expect(Publish, payload=b"later", topic=topic)
     refused = ctl("publish", "$delayed/x/t", "never")
-    assert refused.returncode == 1 and "allowed is $delayed/SECONDS/TOPIC" in refused.stderr
+    assert refused.returncode == 1 and "topic: must be $delayed/SECONDS/TOPIC" in refused.stderr

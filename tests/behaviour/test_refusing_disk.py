@@ -143,12 +143,12 @@ def test_acknowledgements_wait_for_a_full_disk_and_nothing_is_lost(start: Callab
             expect_from(watchman, "other")
         ballast.remove()
         ended = alarm(watchman, "deactivate", "journal_not_written")
-        assert "all is written" in str(ended["message"])
+        assert "all records are written" in str(ended["message"])
         for some, publisher in zip(before, publishers, strict=True):
             some |= acknowledged(publisher, 500 - len(some))
         assert set.union(*before) == set(range(1500))
     lines = [line for line in broker.output if "journal_not_written" in line]
-    assert len(lines) <= 4 and "ended after" in lines[-1]  # begins, reaches the limit, ends
+    assert len(lines) <= 4 and "alarm deactivated" in lines[-1]  # begins, reaches the limit, ends
     kill_and_start(broker)
     for name in names("s"):
         with stay(broker, name) as client:
@@ -166,7 +166,7 @@ def test_at_the_limit_memory_stays_bounded_and_new_sessions_that_stay_are_refuse
         publishers = [stack.enter_context(Client(broker.address, 5, name, timeout=10)) for name in names("p")]
         for number, publisher in enumerate(publishers):
             flood(publisher, number * 1000, 1000)
-        while "max_pending_bytes is reached" not in str(alarm(watchman, "activate", "journal_not_written")["message"]):
+        while "max_pending_bytes reached: " not in str(alarm(watchman, "activate", "journal_not_written")["message"]):
             pass
         with Client(broker.address, 5, "late", connect=False) as late:
             late.send_raw(connect("late", version=5, clean=False, properties=SESSION))
@@ -192,11 +192,11 @@ def test_with_continue_everything_goes_on_and_sessions_are_written_anew(start: C
         for number, publisher in enumerate(publishers):
             flood(publisher, number * 600, 600)
             assert acknowledged(publisher, 600) == set(range(number * 600, number * 600 + 600))
-        while "given up" not in str(alarm(watchman, "activate", "journal_not_written")["message"]):
+        while "pending records dropped" not in str(alarm(watchman, "activate", "journal_not_written")["message"]):
             pass
         ballast.remove()
         ended = str(alarm(watchman, "deactivate", "journal_not_written")["message"])
-        assert "every session as it is now" in ended
+        assert "present state of every session" in ended
     kill_and_start(broker)
     for name in names("s"):
         with stay(broker, name) as client:
@@ -284,7 +284,7 @@ def test_a_disk_slower_than_the_traffic_slows_publishers_down_and_is_told(faulty
             for publisher in publishers:
                 for _ in range(10):
                     publisher.expect(Puback)
-            told = [line for line in broker.output if "alarm journal_slow:" in line]
+            told = [line for line in broker.output if "alarm activated name=journal_slow " in line]
             if told:
                 break
         disk.heal()

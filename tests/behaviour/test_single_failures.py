@@ -39,7 +39,7 @@ def set_levels(broker: Broker, levels: int) -> None:
 
 
 def deaths(broker: Broker) -> list[str]:
-    return [line for line in broker.output if "died of" in line or "exited with" in line]
+    return [line for line in broker.output if "process died" in line or "exited with" in line]
 
 
 def serves(broker: Broker) -> None:

@@ -91,5 +91,5 @@ def test_one_for_each_worker() -> None:
         load(None, {}, ["process.workers=3", "process.worker_weights=2,1"])
     assert load(None, {}, ["process.workers=3", "process.worker_weights=3, 2, 1"]).settings.process.worker_weights == "3,2,1"
     alone = load(None, {}, ["process.worker_weights=2,1"]).settings
-    with pytest.raises(StartError, match=r"process.worker_weights = 2,1: 2 weights for 1 workers; allowed is one for each"):
+    with pytest.raises(StartError, match=r"must be auto or one weight for each of 1 workers, got 2 weights: 2,1"):
         lay_out(alone, [0])

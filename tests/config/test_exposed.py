@@ -74,7 +74,8 @@ def broker() -> Iterator[Broker]:
 
 
 def warnings(broker: Broker) -> list[str]:
-    return [line.partition(" supervisor ")[2].rstrip() for line in broker.output if " WARNING supervisor " in line]
+    phrase = " WARNING supervisor: configuration not secure detail="
+    return [line.partition(phrase)[2].strip('"\n') for line in broker.output if phrase in line]
 
 
 def test_the_start_tells_each_once_and_a_change_what_it_opens(broker: Broker) -> None:

@@ -121,13 +121,13 @@ def test_the_command(tmp_path: Path) -> None:
     done = subprocess.run([str(PROGRAM), "config", "import", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "# Not taken over" in done.stdout
-    assert "not taken over: max_keepalive 60: " in done.stderr
+    assert "not imported: max_keepalive 60: " in done.stderr
     assert "max_inflight = 20" in done.stdout
     other = tmp_path / "my.conf"
     other.write_text("")
     done = subprocess.run([str(PROGRAM), "config", "import", str(other)], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "--format mosquitto or --format emqx" in done.stderr
+    assert "--format: must be mosquitto or emqx" in done.stderr
 
 
 def test_the_page_has_every_setting_that_is_taken_over() -> None:

@@ -63,7 +63,7 @@ def test_states_follow_requests_and_a_refused_one_changes_none() -> None:
         with pytest.raises(TimeoutError):
             async with server.connection():
                 await asyncio.sleep(60)
-        assert server.health.state is State.DISCONNECTED and server.health.last_error == "no answer in time"
+        assert server.health.state is State.DISCONNECTED and server.health.last_error == "no response in time"
         assert server.health.since > since
         server.problem = Lost("secret")
         with pytest.raises(Lost):

@@ -134,7 +134,7 @@ def test_sighup_reads_the_file_again_and_a_bad_one_changes_nothing(tmp_path: Pat
         file.write_text("[mqtt]\nmax_inflight = 4\n[log]\nlevel = 'info'\n[process]\nring_size = '128KB'\n")
         os.kill(broker.pid, signal.SIGHUP)
         line = until(lambda: next((one for one in broker.output if "reloaded" in one), None))
-        assert "applied: mqtt.max_inflight" in line and "needs a restart: process.ring_size" in line
+        assert "applied=mqtt.max_inflight needs_restart=process.ring_size" in line
         assert window_of(broker, client_id_on(1, 2, "hup"), "hup") == 4
         file.write_text("[mqtt]\nmax_inflight = 'many'\n")
         os.kill(broker.pid, signal.SIGHUP)
@@ -152,5 +152,5 @@ def test_every_change_is_in_the_audit_log_without_secrets(tmp_path: Path) -> Non
             control.ask("clients kick", clientids=["nobody"])
         lines = until(lambda: [one for one in broker.output if " audit " in one and len(broker.output) >= 4])
         text = "".join(lines)
-        assert "by='somebody' verb='config set' code=OK" in text and "code=CLIENTID_NOT_FOUND" in text
-        assert "verb='publish'" in text and "hidden" not in text
+        assert 'by=somebody verb="config set" code=OK' in text and "code=CLIENTID_NOT_FOUND" in text
+        assert "verb=publish" in text and "hidden" not in text

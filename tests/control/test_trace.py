@@ -306,7 +306,7 @@ def test_there_is_an_end_to_how_many_traces_there_may_be(asked: Control) -> None
         asked.ask("trace start", name=f"n{number}", type="clientid", value=f"n{number}")
     with pytest.raises(ControlError) as refused:
         asked.ask("trace start", name="n2", type="clientid", value="n2")
-    assert refused.value.code == "EXCEED_LIMIT" and "trace.max_traces is 2" in str(refused.value)
+    assert refused.value.code == "EXCEED_LIMIT" and "trace.max_traces = 2" in str(refused.value)
     asked.ask("config reset", key="trace.max_traces")
 
 

@@ -111,7 +111,7 @@ def test_the_copy_runs(image: Path) -> None:
         [str(programs / "python"), str(programs / "shardbroker"), "config", "check", "--config", str(config)],
         capture_output=True, text=True, check=False, cwd="/",
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "configuration is good\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "configuration is valid\n"), done.stderr
 
 
 def test_a_second_time_changes_nothing_and_keeps_the_configuration(image: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_is_in_the_way_is_said(tmp_path: Path) -> None:
     for arguments, text in (
         (("--root", str(tmp_path)), "is not of shardbroker install: choose another --prefix"),
         (("--root", str(tmp_path / "nowhere")), "no such directory"),
-        (("--root", str(tmp_path), "--prefix", "here"), "allowed is an absolute path"),
+        (("--root", str(tmp_path), "--prefix", "here"), "--prefix: must be an absolute path"),
         (("--root", str(tmp_path), "--prefix", "/srv/my broker"), "without blanks"),
         (("--root", str(tmp_path), "--prefix", "/srv/mqtt", "--python", "/bin/true"), "Name one with --python"),
     ):

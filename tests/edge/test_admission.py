@@ -123,7 +123,7 @@ def test_proxy_headers(edge: Edge, name: str, header: bytes, peer: str, trickled
     with Client(edge.address, 5, name, dial=dial, connect=False) as client:
         client.recv()
         client.disconnect()
-    edge.wait_for_log(f"client gone client_id={name} peer={peer}")
+    edge.wait_for_log(f"client disconnected client_id={name} peer={peer}")
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_proxy_headers(edge: Edge, name: str, header: bytes, peer: str, trickled
         (b"\x10\x10\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x03abc", "no PROXY header"),
         (b"PROXY TCP4 nonsense 192.0.2.1 50312 1883\r\n", "nonsense"),
         (b"PROXY TCP4 192.0.2.1 192.0.2.1 70000 1883\r\n", "70000"),
-        (b"PROXY TCP4 192.0.2.1\r\n", "without protocol"),
+        (b"PROXY TCP4 192.0.2.1\r\n", "must have a protocol"),
         (b"PROXY " + b"x" * 200, "more than 107 bytes"),
         (SIGNATURE + b"\x31\x11\x00\x0c" + b"x" * 12, "0x31"),
-        (SIGNATURE + b"\x21\x11\xff\xff", "allowed are 4096"),
+        (SIGNATURE + b"\x21\x11\xff\xff", "limit 4096"),
         (SIGNATURE + b"\x21\x11\x00\x04abcd", "too short"),
-        (version_2("192.0.2.8", 1, b"\x20\xff\xff"), "ends behind it"),
+        (version_2("192.0.2.8", 1, b"\x20\xff\xff"), "that exceeds it"),
         (b"PRO", "no PROXY header in time"),
     ],
 )

@@ -79,7 +79,7 @@ def test_the_common_name_has_to_be_the_user_name(named: Edge, ca: Authority) -> 
     assert came(named, ca, "asked", "alice", username="alice") == 0
     assert came(named, ca, "asked", "alice", username="bob") == BAD
     assert came(named, ca, "asked", "alice", username="carol", password="secret") == BAD, "denied ends the chain"
-    named.wait_for_log("client gone", "reason=0x86", "denied by certificate")
+    named.wait_for_log("client disconnected", "reason=0x86", "denied by certificate")
 
 
 def test_without_a_certificate_the_next_of_the_chain_is_asked(named: Edge, ca: Authority) -> None:
@@ -99,7 +99,7 @@ def test_who_has_no_certificate_is_refused_where_it_gives_names(named: Edge, ca:
             client.send_raw(client._connect_packet)
             assert client.expect(wire.Connack).code == codes[version == 4]
             client.expect_close()
-    named.wait_for_log("client gone", "client_id=alice", "client certificate missing or without the required name")
+    named.wait_for_log("client disconnected", "client_id=alice", "client certificate missing or without the required name")
     assert came(named, ca, listener, "alice", username="bob") == 0
 
 

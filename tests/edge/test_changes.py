@@ -92,7 +92,7 @@ def test_what_cannot_be_done_changes_nothing(tmp_path: Path) -> None:
     with Edge({}) as own, socket.create_server(("127.0.0.1", taken)):
         before = names(own)
         for words, problem in (
-            (("add", "default", "bind=127.0.0.1:1"), "there already"),
+            (("add", "default", "bind=127.0.0.1:1"), "already exists"),
             (("add", "Bad", "bind=127.0.0.1:1"), "a-z"),
             (("add", "x", "bind=nonsense"), "HOST:PORT"),
             (("add", "x", "bund=127.0.0.1:1"), "bund"),

@@ -170,7 +170,7 @@ def test_certificate_of_the_client_names_it(edge: Edge, authority: Authority, na
         client.disconnect()
         told = watcher.recv()
         assert b'"username":"O=Plant\\\\, West,CN=alice"' in told.payload  # type: ignore[union-attr]
-    edge.wait_for_log("client gone client_id=alice")
+    edge.wait_for_log("client disconnected client_id=alice")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_bytes_that_are_no_tls(edge: Edge, alive: Alive) -> None:
 def test_an_end_without_close_notify_is_an_end(edge: Edge, authority: Authority, name: str) -> None:
     client = Client(edge.address, 5, name, dial=dial(edge.at("ssl"), authority.client()))
     client.cut()
-    edge.wait_for_log(f"client gone client_id={name}")
+    edge.wait_for_log(f"client disconnected client_id={name}")
 
 
 def test_a_client_that_is_sent_away_reads_why(edge: Edge, authority: Authority, name: str) -> None:
@@ -307,7 +307,7 @@ def test_new_files_are_taken_without_dropping_anyone(tmp_path: Path, name: str) 
             stays.subscribe(name)
             assert subject() == "before"
             authority.issue("broker", "after", ("localhost",))
-            own.wait_for_log("INFO supervisor listener ssl: TLS files read again")
+            own.wait_for_log("INFO supervisor: tls files reloaded listener=ssl")
             until(lambda: subject() == "after")
             authority.revoke("bob")
 
@@ -320,7 +320,7 @@ def test_new_files_are_taken_without_dropping_anyone(tmp_path: Path, name: str) 
 
             until(is_revoked)
             certfile.write_text("nonsense")
-            own.wait_for_log("ERROR supervisor listener ssl: certificate", "stays")
+            own.wait_for_log("ERROR supervisor: tls files not reloaded listener=ssl", "certificate")
             assert subject() == "after"
             stays.publish(name, b"still here")
             assert stays.recv().payload == b"still here"  # type: ignore[union-attr]
@@ -342,7 +342,8 @@ def test_an_acceptor_that_dies_leaves_tls_connections_alone(authority: Authority
                 client.close()
             for client in stay:
                 client.ping()
-            until(lambda count=3 * round_ + 3: sum(f"client gone client_id={name}-" in line for line in own.output) >= count)
+            gone = f"client disconnected client_id={name}-"
+            until(lambda count=3 * round_ + 3, gone=gone: sum(gone in line for line in own.output) >= count)
         for client in stay:
             client.close()
 
@@ -394,7 +395,7 @@ def test_new_keys_without_end_are_refused(edge: Edge, authority: Authority, name
         for _ in range(100):
             client.say(b"k\n")
             client.read_until(b"KEYUPDATE\n")
-    edge.wait_for_log(f"client gone client_id={name}", "TLS: a message that has no place")
+    edge.wait_for_log(f"client disconnected client_id={name}", "TLS: a message that is not allowed after the handshake")
 
 
 @pytest.mark.parametrize("version", [OLDER, NEWER])
@@ -426,7 +427,7 @@ def test_a_record_that_was_changed_ends_the_connection(
         with pytest.raises(ssl.SSLError, match=r"(?i)bad record mac"):
             tls_read(tls, incoming, client)
         assert watcher.recv()
-    edge.wait_for_log(f"client gone client_id={name}", "TLS: a record that was changed on its way")
+    edge.wait_for_log(f"client disconnected client_id={name}", "TLS: a record that fails authentication")
 
 
 def tls_read(tls: ssl.SSLObject, incoming: ssl.MemoryBIO, client: socket.socket) -> bytes:

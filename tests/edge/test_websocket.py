@@ -50,7 +50,7 @@ def test_subprotocol(edge: Edge, offered: str, chosen: str) -> None:
     [
         (request(subprotocol=None), 400, "missing subprotocol"),
         (request(subprotocol="chat"), 400, "expected one of mqtt"),
-        (request("/other"), 404, "allowed is /mqtt"),
+        (request("/other"), 404, "must be /mqtt"),
         (request(Upgrade=""), 426, "Upgrade"),
         (request(Sec_WebSocket_Version="12"), 400, "Sec-WebSocket-Version"),
         (request(Sec_WebSocket_Key="short"), 400, "Sec-WebSocket-Key"),
@@ -133,7 +133,7 @@ WRONG = [
     pytest.param(frame(b"\xc0\x00", FIN | 0x40 | BINARY), 1002, "compression", id="compressed"),
     pytest.param(frame(b"\xc0\x00", FIN | 0x10 | BINARY), 1002, "reserved bit", id="reserved bit"),
     pytest.param(frame(b"\xc0\x00", FIN | 3), 1002, "opcode 3", id="opcode"),
-    pytest.param(frame(b"\xc0\x00", FIN | CONTINUATION), 1002, "continuation of nothing", id="continuation"),
+    pytest.param(frame(b"\xc0\x00", FIN | CONTINUATION), 1002, "continuation without a message", id="continuation"),
     pytest.param(frame(b"\xc0", BINARY) + frame(b"\x00"), 1002, "within another", id="interleaved"),
     pytest.param(frame(b"", PING), 1002, "fragmented", id="fragmented ping"),
     pytest.param(frame(b"x" * 126, FIN | PING), 1002, "too long", id="long ping"),
@@ -143,7 +143,7 @@ WRONG = [
     pytest.param(frame(struct.pack("!H", 65535), FIN | CLOSE), 1002, "close code 65535", id="close beyond all"),
     pytest.param(struct.pack("!BBH4s", 0x82, 0x80 | 126, 5, b"abcd") + b"x" * 5, 1002, "shortest form", id="long length"),
     pytest.param(struct.pack("!BBQ4s", 0x82, 0x80 | 127, 1 << 63, b"abcd"), 1002, "shortest form", id="endless length"),
-    pytest.param(struct.pack("!BBQ4s", 0x82, 0x80 | 127, 1 << 62, b"abcd"), 1009, "allowed are 1048576", id="huge"),
+    pytest.param(struct.pack("!BBQ4s", 0x82, 0x80 | 127, 1 << 62, b"abcd"), 1009, "max_frame_size (1048576)", id="huge"),
 ]
 
 
@@ -158,7 +158,7 @@ def test_frames_against_the_rules(edge: Edge, alive: Alive, name: str, data: byt
     socket_.under.sendall(data)
     assert socket_.close_code() == code
     if connected:
-        assert words in edge.wait_for_log(f"client gone client_id={name}", "WebSocket: ")
+        assert words in edge.wait_for_log(f"client disconnected client_id={name}", "WebSocket: ")
     else:
         edge.wait_for_log("client refused listener=ws", "reason=websocket", words)
     socket_.close()
@@ -198,7 +198,7 @@ def test_disconnect_before_a_close_frame_counts(edge: Edge, name: str) -> None:
     Client(edge.address, 5, name, dial=lambda: socket_)
     socket_.under.sendall(frame(wire.disconnect(version=5)) + frame(struct.pack("!H", 1000), FIN | CLOSE))
     assert socket_.close_code() == 1000
-    edge.wait_for_log(f"client gone client_id={name}", "reason=0x00", "side=client")
+    edge.wait_for_log(f"client disconnected client_id={name}", "reason=0x00", "side=client")
     socket_.close()
 
 

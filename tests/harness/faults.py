@@ -8,7 +8,7 @@ __all__ = ["KILLED", "faults"]
 
 _LOG = r"\S+ (?:DEBUG|INFO|WARNING|ERROR) "
 _FAULT = re.compile(
-    rf"{_LOG}supervisor \S+ \(pid (?P<pid>\d+)\) (?:died of (?P<cause>.+?) after |did not stop in time)"
+    rf'{_LOG}supervisor: process (?:died process=\S+ pid=(?P<pid>\d+) cause="(?P<cause>[^"]+)" |killed after drain timeout )'
     rf'|{_LOG}[^="]*\binternal error\b'
     rf'|{_LOG}.* detail="internal error\b'
     r"|(?:.*: )?Traceback \(most recent call last\)|\s*[+|] Exception Group Traceback"
@@ -16,7 +16,7 @@ _FAULT = re.compile(
     r"|(?:double free|free\(\)|malloc|munmap_chunk|corrupted |\*\*\* (?:stack smashing|buffer overflow))"
     r"|==\d+==\s*(?:ERROR|WARNING): \w+Sanitizer|(?!\S+ [A-Z]+ ).*: runtime error: "
 )
-KILLED = "died of signal SIGKILL"
+KILLED = 'cause="signal SIGKILL"'
 """For tests that kill by other roads than `Broker.kill_process`."""
 CONTEXT = 40
 """Lines that are shown behind the first one of a traceback."""

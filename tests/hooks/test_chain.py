@@ -114,7 +114,7 @@ def test_a_slow_callback_is_told_by_name(chain: Chain, monkeypatch: pytest.Monke
     chain.fold()
     chain.fold()
     assert (callback.seconds, callback.slowest) == (SLOW_S * 2, SLOW_S * 2)
-    assert len(chain.log) == 1 and "slow: took 0.20 s" in chain.log[0][1]
+    assert len(chain.log) == 1 and "took=0.20s" in chain.log[0][1]
 
 
 def test_the_mask_says_which_points_have_callbacks(chain: Chain) -> None:

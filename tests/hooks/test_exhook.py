@@ -438,7 +438,7 @@ def test_what_cannot_be_published_refuses_the_message(outside: Outside, connect:
     program.answers["OnMessagePublish"] = lambda request: program.becomes(request.message, topic="a/#")
     client = connect(on=outside)
     assert (ack := client.publish(topic, b"", 1)) is not None and ack.code == 0x83
-    outside.logged("exhook message.publish: what came back for .* cannot be published")
+    outside.logged("exhook result rejected point=message.publish topic=")
     client.ping()
 
 
@@ -716,6 +716,6 @@ def test_a_filter_that_is_none_is_said(outside: Outside) -> None:
     with Provider({"message.publish": ["a/#/b"]}) as program:
         outside.configure(server(program, "wrong"))
         try:
-            outside.logged("exhook wrong: .*message.publish has the filter 'a/#/b', which is none")
+            outside.logged("backend failed backend=exhook.wrong reason=.*topics: must be topic filters, got 'a/#/b'")
         finally:
             outside.configure(server(outside.provider))

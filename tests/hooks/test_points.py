@@ -126,10 +126,10 @@ def test_a_subscribe_and_an_unsubscribe_are_seen_and_changed(plugged: Plugged, c
 @pytest.mark.parametrize(
     ("point", "returned", "error"),
     [
-        ("client.connack", "{'reason_string': 5}", "does not fit"),
-        ("client.subscribe", "[]", "something else than 1 Subscription"),
+        ("client.connack", "{'reason_string': 5}", "is not valid"),
+        ("client.subscribe", "[]", "must be 1 Subscription"),
         ("client.subscribe", "[Subscription('a/#/b')]", "a/#/b"),
-        ("client.subscribe", "[Subscription('a', 3)]", "QoS 3"),
+        ("client.subscribe", "[Subscription('a', 3)]", "must be 0, 1 or 2, got 3"),
         ("client.subscribe", "[Subscription('a', no_local=5)]", "no_local"),
         ("client.unsubscribe", "['']", "filter"),
     ],
@@ -144,23 +144,23 @@ def test_what_may_not_be_returned_is_as_if_it_had_not_been(
     client.publish(topic, b"hey")
     client.expect(Publish)
     assert client.unsubscribe(topic).codes == (0,)
-    plugged.logged(f"hook {point}, callback witness:.*{re.escape(error)}", before)
+    plugged.logged(f"hook callback failed point={point} callback=witness:.*{re.escape(error)}", before)
 
 
 DECIDING = pytest.mark.parametrize(
     ("point", "returned", "error"),
     [
-        ("client.connect", "ok(Refusal(0))", "reason code 0"),
+        ("client.connect", "ok(Refusal(0))", "reason_code: must be a failure code of CONNACK, got 0"),
         ("client.connect", "ok(Refusal(0x87, 'x' * 300))", "up to 200 bytes"),
         ("client.connect", "ok({'content_type': 'a'})", "not allowed in CONNECT"),
         ("client.connect", "ok([])", "a dictionary"),
         ("client.connect", "1 / 0", "ZeroDivisionError"),
-        ("client.authenticate", "ok(True)", "allowed are allow"),
-        ("client.authenticate", "ok(deny(5))", "reason code 5"),
-        ("client.authenticate", "False", "it returned bool"),
+        ("client.authenticate", "ok(True)", "must be allow(...)"),
+        ("client.authenticate", "ok(deny(5))", "reason_code: must be a failure code of CONNACK, got 5"),
+        ("client.authenticate", "False", "got bool"),
         ("client.authenticate", "1 / 0", "ZeroDivisionError"),
-        ("client.authorize", "ok('yes')", "allowed are True, False and None"),
-        ("client.authorize", "False", "it returned bool"),
+        ("client.authorize", "ok('yes')", "must be True, False or None"),
+        ("client.authorize", "False", "got bool"),
         ("client.authorize", "1 / 0", "ZeroDivisionError"),
         ("client.authorize", "exit()", "SystemExit"),
     ],
@@ -186,7 +186,7 @@ def test_a_callback_that_decides_and_fails_refuses(
             refused = connect(version, on=plugged, connect=False, username="u", password="p")
             refused.connect(expect_code=code)
             refused.expect_close()
-    plugged.logged(f"hook {point}, callback witness:.*{re.escape(error)}", before)
+    plugged.logged(f"hook callback failed point={point} callback=witness:.*{re.escape(error)}", before)
     inside.ping()
 
 
@@ -200,7 +200,7 @@ def test_a_callback_that_says_so_is_skipped_when_it_fails(
     client.subscribe(topic)
     client.publish(topic, b"hey")
     client.expect(Publish)
-    plugged.logged(f"hook {point}, callback witness:.*{re.escape(error)}", before)
+    plugged.logged(f"hook callback failed point={point} callback=witness:.*{re.escape(error)}", before)
 
 
 def test_a_denial_because_of_an_error_is_not_remembered(plugged: Plugged, connect: Connect, topic: str, tmp_path: Path) -> None:
@@ -300,17 +300,17 @@ def test_a_will_and_a_message_of_ctl_are_seen(plugged: Plugged, connect: Connect
     [
         ("last.replace(topic='a/#')", "not a topic name"),
         ("last.replace(topic='')", "topic"),
-        ("last.replace(topic='$SYS/x')", "the broker's own"),
-        ("last.replace(topic='x' * 70000)", "70000 bytes"),
-        ("last.replace(payload='text')", "allowed is bytes"),
+        ("last.replace(topic='$SYS/x')", "must not be below $SYS/"),
+        ("last.replace(topic='x' * 70000)", "got 70000"),
+        ("last.replace(payload='text')", "payload: must be bytes"),
         ("last.replace(payload=bytes(2000000))", "mqtt.max_packet_size"),
-        ("last.replace(qos=3)", "QoS 3"),
+        ("last.replace(qos=3)", "(mqtt.max_qos_allowed), got 3"),
         ("last.replace(retain=1)", "retain"),
         ("last.replace(properties={'nonsense': 1})", "nonsense"),
         ("last.replace(properties={'topic_alias': 1})", "topic_alias"),
         ("last.replace(properties={'response_topic': 'a/+'})", "response topic"),
         ("last.replace(topic='a\\ud800')", "surrogates"),
-        ("5", "in place of a Message"),
+        ("5", "must be a Message"),
     ],
 )
 def test_a_message_that_may_not_be_is_left_as_it_was(
@@ -322,7 +322,7 @@ def test_a_message_that_may_not_be_is_left_as_it_was(
     client.subscribe(topic)
     client.publish(topic, b"as it was")
     client.expect(Publish, topic=topic, payload=b"as it was")
-    plugged.logged(f"hook message.publish, callback witness:.*{re.escape(error)}", before)
+    plugged.logged(f"hook callback failed point=message.publish callback=witness:.*{re.escape(error)}", before)
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

@@ -63,7 +63,7 @@ def line(event: ClientEvent) -> str:
 
 def test_line_of_a_client_that_goes() -> None:
     assert line(gone(detail='taken over by "x"')) == (
-        "client gone client_id=sensor-1 peer=127.0.0.1:50312 reason=0x8e session_taken_over side=server "
+        "client disconnected client_id=sensor-1 peer=127.0.0.1:50312 reason=0x8e session_taken_over side=server "
         'detail="taken over by \\"x\\""'
     )
     assert line(gone(reason_code=0, side=0)).endswith("reason=0x00 normal_disconnection side=client")
@@ -83,7 +83,7 @@ def test_lines_name_the_user() -> None:
     user = {"username": b"ann\n", "detail": "x"}
     assert 'peer=127.0.0.1:50312 username="ann\\n" reason=0x8e' in line(gone(**user))
     assert 'username="ann\\n" detail="x"' in line(gone(kind=KIND_DENIED, **user))
-    assert 'client gone client_id=sensor-1 peer=127.0.0.1:50312 username="ann\\n" ' in line(gone(kind=KIND_REFUSED, **user))
+    assert 'client disconnected client_id=sensor-1 peer=127.0.0.1:50312 username="ann\\n" ' in line(gone(kind=KIND_REFUSED, **user))
     assert f"username={'u' * 256} " in line(gone(username=b"u" * 65535))
 
 
@@ -100,7 +100,7 @@ def test_stamps_follow_the_seconds() -> None:
 @pytest.mark.parametrize("at_ms", [253_402_300_800_000, 2**63, 2**64 - 1])
 def test_a_time_that_no_calendar_has_is_the_latest_one(at_ms: int) -> None:
     """The line of a damaged event is still a line."""
-    assert client_line(pack_event(*gone(at_ms=at_ms))).startswith(b"9999-12-31T23:59:59.999+00:00 INFO client gone ")
+    assert client_line(pack_event(*gone(at_ms=at_ms))).startswith(b"9999-12-31T23:59:59.999+00:00 INFO client disconnected ")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_one_alarm_from_begin_to_end() -> None:
     assert worse is not None and worse.topic.endswith("/activate") and json.loads(worse.payload)["activate_at"] == 1000
     ended = alarm.look(0, 60 * MB, 4500)
     assert ended is not None and ended.topic == "$SYS/brokers/n/alarms/deactivate"
-    assert "3.5 s" in ended.line
+    assert "lasted=3.5s" in ended.line
     assert alarm.look(0, 60 * MB, 5000) is None
 
 

@@ -39,7 +39,7 @@ def test_a_full_disk_is_told_when_it_begins_when_the_limit_is_reached_and_when_i
     ]
     assert [len(told) for told in looks] == [0, 1, 0, 1, 1, 0]
     assert "No space left" in looks[1][0].line and "worker 1" in looks[1][0].line and "77 bytes" in looks[1][0].line
-    assert looks[3][0].topic.endswith("/activate") and "not read" in looks[3][0].line
+    assert looks[3][0].topic.endswith("/activate") and "suspended" in looks[3][0].line
     ended = json.loads(looks[4][0].payload)
     assert looks[4][0].topic.endswith("/deactivate") and (ended["activate_at"], ended["deactivate_at"]) == (1000, 4000)
 
@@ -56,7 +56,7 @@ def test_the_end_says_what_was_given_up() -> None:
     list(one.look([worker()], 0))
     list(one.look([worker(journal__stage__count=DiskStage.WITHOUT, journal__refused=1)], 1))
     (again,) = one.look([worker(journal__stage__count=DiskStage.AGAIN, journal__refused=1, journal__given_up=9)], 2)
-    assert "being written anew" in again.line
+    assert "being written again" in again.line
     (ended,) = one.look([worker(journal__refused=1, journal__given_up=9, journal__not_captured=4)], 3)
     assert "9 records" in ended.line and "4 messages" in ended.line
 

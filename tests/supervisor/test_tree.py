@@ -152,7 +152,7 @@ def test_a_killed_process_is_restarted_and_the_others_go_on(tree: Callable[..., 
     os.kill(pids[title], signal.SIGKILL)
     running.until(lambda: len(running.events(title, "start")) == 2, 2.0)
     assert {name for name, pid in pids.items() if running.pid(name) != pid} == {title}
-    assert f"ERROR supervisor {title} (pid {pids[title]}) died of signal SIGKILL after " in running.errors()
+    assert f'ERROR supervisor: process died process={title} pid={pids[title]} cause="signal SIGKILL" age=' in running.errors()
     assert running.end() == 0
     assert len(running.errors().splitlines()) == 1
 
@@ -164,7 +164,7 @@ def test_a_process_that_is_ordered_to_end_has_not_died(tree: Callable[..., Tree]
     pid = running.pid(title)
     os.kill(pid, signal.SIGTERM)
     running.until(lambda: len(running.events(title, "start")) == 2)
-    line = rf"\S+ INFO supervisor {title} \(pid {pid}\) ended as ordered after \S+ s; restart in 0 s\n"
+    line = rf"\S+ INFO supervisor: process ended process={title} pid={pid} age=\S+s restart_in=0s\n"
     assert re.fullmatch(line, running.errors())
     assert running.end() == 0
     assert len(running.errors().splitlines()) == 1
@@ -173,8 +173,8 @@ def test_a_process_that_is_ordered_to_end_has_not_died(tree: Callable[..., Tree]
 def test_a_process_that_ends_without_an_order_has_died(tree: Callable[..., Tree]) -> None:
     running = tree(worker_0="deserter")
     running.until(lambda: len(running.events("worker-0", "start")) > 2)
-    assert "ERROR supervisor worker-0 (pid " in running.errors() and "died of exit code 0" in running.errors()
-    assert "ended as ordered" not in running.errors()
+    assert "ERROR supervisor: process died process=worker-0 pid=" in running.errors() and "exit code 0" in running.errors()
+    assert "process ended" not in running.errors()
     assert running.end() == 0
 
 
@@ -184,7 +184,7 @@ def test_a_process_that_dies_again_and_again_waits_longer_each_time(tree: Callab
     for count in range(1, 6):
         os.kill(running.pid("worker-0"), signal.SIGKILL)
         running.until(lambda count=count: len(running.events("worker-0", "start")) == count + 1)  # type: ignore[misc]
-    delays = re.findall(r"restart in (\S+) s", running.errors())
+    delays = re.findall(r"restart_in=(\S+)s", running.errors())
     assert delays == ["0", "0.1", "0.2", "0.4", "0.8"]
     assert len(running.events("worker-1", "start")) == 1
     assert running.end() == 0
@@ -193,7 +193,7 @@ def test_a_process_that_dies_again_and_again_waits_longer_each_time(tree: Callab
 def test_a_process_that_is_ready_and_dies_is_restarted_for_ever(tree: Callable[..., Tree]) -> None:
     running = tree(worker_0="lame")
     running.until(lambda: len(running.events("worker-0", "start")) > 5)
-    assert "died of exit code 4" in running.errors()
+    assert "exit code 4" in running.errors()
     assert running.process.poll() is None
     assert running.end() == 0
 
@@ -202,8 +202,8 @@ def test_a_process_that_never_starts_ends_the_broker(tree: Callable[..., Tree]) 
     running = tree(worker_1="stillborn")
     assert running.end(None) == 1
     assert len(running.events("worker-1", "start")) == 5
-    assert running.errors().count("worker-1 (pid ") == 5
-    assert running.errors().endswith("cannot start: worker-1 failed 5 times before it was ready; see the lines above\n")
+    assert running.errors().count("process=worker-1 pid=") == 5
+    assert running.errors().endswith("cannot start: worker-1 failed 5 times before it was ready; see the log lines above\n")
     assert len(running.events("stop")) == len(running.events("start")) - 5
 
 
@@ -212,7 +212,7 @@ def test_a_process_that_does_not_stop_is_killed(tree: Callable[..., Tree]) -> No
     running.ready()
     pid = running.pid("worker-0")
     assert running.end() == 0
-    assert running.errors().endswith(f"worker-0 (pid {pid}) did not stop in time and was killed\n")
+    assert running.errors().endswith(f"supervisor: process killed after drain timeout process=worker-0 pid={pid}\n")
     assert len(running.errors().splitlines()) == 1
     assert running.events("manager", "stop")
 

@@ -72,7 +72,7 @@ def test_each_socket_of_a_unit_needs_an_acceptor() -> None:
 def test_what_is_no_listening_socket_is_refused(tmp_path: Path) -> None:
     with ServiceManager() as manager, open(tmp_path / "file", "w") as file:
         broker = manager.supervise(Broker(1), {"default": [file.fileno()]})
-        refuses(broker, "descriptor 3, default, which is no listening socket")
+        refuses(broker, "descriptor 3, default, which is not a listening socket")
 
 
 def test_nothing_is_taken_that_was_meant_for_another_process() -> None:

@@ -74,7 +74,7 @@ class Backends:
                 try:
                     reload()
                 except FileError as error:
-                    problems.append(f"{name}: reload: {error}; what was there before stays")
+                    problems.append(f"{name}: reload: {error}; the previous content stays in force")
         return problems
 
     async def close(self) -> None:

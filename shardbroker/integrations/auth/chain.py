@@ -31,7 +31,7 @@ class AuthenticatorChain:
             try:
                 answer = await member.authenticate(client)
                 if not isinstance(answer, Answer):
-                    raise BackendError(f"its answer is a {type(answer).__name__}")
+                    raise BackendError(f"response: must be an Answer, got {type(answer).__name__}")
             except Exception as error:
                 self._report(name, describe(error))
                 if self._denies_on_error:
@@ -43,9 +43,9 @@ class AuthenticatorChain:
             if answer.outcome is Outcome.DENY:
                 return answer, f"denied by {name}"
         if failed:
-            return deny(ReasonCode.SERVER_UNAVAILABLE), f"{failed} failed, and nobody else knows this client"
+            return deny(ReasonCode.SERVER_UNAVAILABLE), f"{failed} failed; no other authenticator knows this client"
         reason_code = ReasonCode.BAD_USER_NAME_OR_PASSWORD if client.username else ReasonCode.NOT_AUTHORIZED
-        return deny(reason_code), "nobody knows this client"
+        return deny(reason_code), "no authenticator knows this client"
 
 
 class SourceChain:
@@ -66,7 +66,7 @@ class SourceChain:
             try:
                 answers = await member.authorize(client, [questions[place] for place in open_places])
                 if len(answers) != len(open_places) or any(answer not in (True, False, None) for answer in answers):
-                    raise BackendError("it did not answer each question with True, False or None")
+                    raise BackendError("response: must have True, False or None for each request")
             except Exception as error:
                 self._report(name, describe(error))
                 if self._denies_on_error:

@@ -58,4 +58,4 @@ def _made(kind: str, name: str, settings: Any, services: Services) -> Any:
     except BackendError:
         raise
     except Exception as error:  # of a library: no setting may end the process
-        raise BackendError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+        raise BackendError(f"{name} not created: {type(error).__name__}: {error}") from error

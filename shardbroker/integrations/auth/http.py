@@ -46,7 +46,7 @@ class HttpService:
         fields = {key: _sendable(text) for key, template in self._body.items() if (text := template.fill(values)) is not None}
         url = URL(self._url.fill({name: value or "" for name, value in values.items()}, _quoted) or "", encoded=True)
         if not _DOTS.isdisjoint(url.raw_path.split("/")):
-            raise BackendError("a value of the client would be . or .. in the path of the URL")
+            raise BackendError("client value must not be . or .. in the URL path")
         headers = {key: (template.fill(values) or "").translate(_NO_LINES) for key, template in self._headers.items()}
         options: dict[str, Any] = {"params": fields} if self._method == "get" else {"json": fields}
         async with (
@@ -76,7 +76,7 @@ class HttpAuthenticator:
             return deny()
         expires_at = body.get("expire_at") if body else None
         if expires_at is not None and (isinstance(expires_at, bool) or not isinstance(expires_at, int | float)):
-            raise BackendError("expire_at is no number of seconds")
+            raise BackendError("expire_at is not a number of seconds")
         return allow(
             is_superuser=bool(body) and body.get("is_superuser") is True,
             acl=body.get("acl") if body else None,
@@ -117,7 +117,7 @@ def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError:
-        raise BackendError("its answer is no JSON") from None
+        raise BackendError("response is not JSON") from None
 
 
 def _result(status: int, body: Any) -> bool | None:
@@ -126,8 +126,8 @@ def _result(status: int, body: Any) -> bool | None:
     if 400 <= status < 600:
         return None
     if status != 200:
-        raise BackendError(f"its answer has the status {status}")
+        raise BackendError(f"response has status {status}")
     result = body.get("result") if isinstance(body, dict) else None
     if result not in ("allow", "deny", "ignore"):
-        raise BackendError("its answer has no result of allow, deny or ignore")
+        raise BackendError("response: result must be allow, deny or ignore")
     return {"allow": True, "deny": False, "ignore": None}[result]

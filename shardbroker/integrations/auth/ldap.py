@@ -65,7 +65,7 @@ class LdapAuthenticator:
         except bonsai.NoSuchObjectError:
             return None
         if len(found) > 1:
-            raise BackendError("the filter finds more than one entry")
+            raise BackendError("filter matches more than one entry")
         return found[0] if found else None
 
     async def _bind(self, name: str, password: bytes) -> bool:

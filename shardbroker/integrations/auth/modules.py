@@ -25,7 +25,7 @@ def load_modules(group: str, wanted: Collection[str], known: Collection[str], se
     if missing:
         close = get_close_matches(missing[0], [*known, ALL, *installed], 1)
         raise BackendError(
-            f"{missing[0]}: there is no such module; installed are {', '.join(sorted(installed)) or 'none'}"
+            f"{missing[0]}: no such module; installed: {', '.join(sorted(installed)) or 'none'}"
             + (f"; did you mean {close[0]}?" if close else "")
         )
     made = {}
@@ -36,7 +36,7 @@ def load_modules(group: str, wanted: Collection[str], known: Collection[str], se
         try:
             made[name] = point.load()(own)
         except Exception as error:
-            raise BackendError(f"module {name} cannot be made: {type(error).__name__}: {error}") from error
+            raise BackendError(f"module {name} not created: {type(error).__name__}: {error}") from error
     return dict(sorted(made.items(), key=lambda one: -getattr(one[1], "priority", 0)))
 
 

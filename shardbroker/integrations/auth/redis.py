@@ -43,7 +43,7 @@ class _Command:
             return None
         found = [answer] if isinstance(answer, str) else answer
         if not isinstance(found, list) or len(found) != len(self._fields):
-            raise BackendError("its answer has not as many values as the command has fields")
+            raise BackendError("response must have one value for each field of the command")
         return Record.of(dict(zip(self._fields, found, strict=True)))
 
     async def find_rules(self, values: Values) -> Sequence[Mapping[str, Any]]:
@@ -51,7 +51,7 @@ class _Command:
         if answer is None:
             return []
         if not isinstance(answer, dict):
-            raise BackendError("its answer is no hash of topics")
+            raise BackendError("response is not a hash of topics")
         return [_rule(topic, text) for topic, text in answer.items()]
 
     async def _ask(self, values: Values) -> Any:
@@ -70,5 +70,5 @@ def _rule(topic: str, text: str) -> dict[str, Any]:
     try:
         details = json.loads(text)
     except ValueError:
-        raise BackendError("a rule is no JSON") from None
+        raise BackendError("rule is not JSON") from None
     return rule | {key: details[key] for key in ("action", "qos", "retain") if key in details}

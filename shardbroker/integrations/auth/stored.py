@@ -99,7 +99,7 @@ class StoredRules:
         try:
             rules = RuleSet(rule_of(row) for row in await self._backend.find_rules(values_of(client)))
         except RuleError as error:
-            raise BackendError(f"a rule cannot be understood: {error}") from None
+            raise BackendError(f"rule is not valid: {error}") from None
         mine = rules.for_client(client)
         return [mine.decide(question) for question in questions]
 

@@ -101,7 +101,7 @@ class Program:
             await self._settled.wait()
 
     def _report(self, text: str) -> None:
-        self._tell(f"exhook {self.settings.name}", text)
+        self._tell(f"exhook.{self.settings.name}", text)
 
     # --- coming and going -----------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Program:
             if loaded:
                 await self._until_lost()
                 self.state = DISCONNECTED
-                self._report("the connection is lost")
+                self._report("connection lost")
             if again_s is None:
                 return
             if loaded:
@@ -145,7 +145,7 @@ class Program:
             points = dict(self._specs(answer))
         except (grpc.aio.AioRpcError, TimeoutError, BackendError) as error:
             self.state = DISCONNECTED
-            self._report(f"cannot be loaded from {self.settings.url}: {_described(error)}")
+            self._report(f"OnProviderLoaded failed at {self.settings.url}: {_described(error)}")
             return False
         self._wanted = Wanted(points, self.settings.failed_action == "deny", self.settings.request_timeout)
         self.state = CONNECTED
@@ -160,19 +160,19 @@ class Program:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                     raise
-        raise BackendError(f"it provides neither {' nor '.join(SERVICES)}")
+        raise BackendError(f"service: must be {' or '.join(SERVICES)}, got neither")
 
     def _specs(self, answer: Any) -> Any:
         for one in answer.hooks:
             if one.name not in FORWARDED:
-                self._report(f"it wants {one.name!r}, which is passed over: there are {', '.join(FORWARDED)}")
+                self._report(f"hook ignored: must be one of {', '.join(FORWARDED)}, got {one.name!r}")
                 continue
             filters = list(one.topics) if one.name.startswith("message.") else []
             for filter in filters:
                 try:
                     check_topic_filter(filter.encode(), LEVELS_MAX)
                 except MqttError as error:
-                    raise BackendError(f"{one.name} has the filter {filter!r}, which is none: {error}") from None
+                    raise BackendError(f"{one.name}: topics: must be topic filters, got {filter!r}: {error}") from None
             yield one.name, filters
 
     def note_failure(self, point: str, error: Exception) -> None:
@@ -212,7 +212,7 @@ class Program:
                 async with asyncio.timeout(self.settings.request_timeout):
                     await self._settled.wait()
             if self.state != CONNECTED:
-                raise BackendError("it is not connected")
+                raise BackendError("not connected")
             answer = await self._lane_of(client_id).call(METHODS[point], request)
         except (grpc.aio.AioRpcError, TimeoutError, BackendError) as error:
             self.note_failure(point, error)
@@ -312,6 +312,6 @@ def _channel(settings: ExHookServer, options: list[tuple[str, Any]]) -> grpc.aio
 def _described(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name.lower()}: {(error.details() or '').strip()[:200]}"
-    return str(error) or "no answer in time"
+    return str(error) or "no response in time"
 
 

@@ -78,7 +78,7 @@ class Programs:
             answer = await one.ask(point, client.client_id, request())
             if answer is None:
                 if one.settings.failed_action == "deny":
-                    raise Silent(f"{one.settings.name} has not answered")
+                    raise Silent(f"exhook server {one.settings.name} did not respond")
             elif answer.type != IGNORE:
                 yield answer, answer.type == STOP
 

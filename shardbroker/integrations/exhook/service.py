@@ -98,7 +98,7 @@ class HookService:
                     return encode_verdict(asked.id, Status.IGNORE)
                 if allowed:
                     return encode_verdict(asked.id, Status.OK)
-                return encode_verdict(asked.id, Status.DENY, ReasonCode.NOT_AUTHORIZED, "denied by a program behind hooks")
+                return encode_verdict(asked.id, Status.DENY, ReasonCode.NOT_AUTHORIZED, "denied by an exhook server")
             if asked.kind is Kind.HOOK_ACL:
                 questions = [question_of(fields) for fields in asked.details]
                 return encode_verdict(asked.id, Status.DECIDED, *await self._programs.authorize(asked.client, questions))
@@ -120,7 +120,7 @@ class HookService:
             try:
                 self._programs.tell(decode_event(data))
             except Exception as error:
-                self._report("exhook", f"an event that cannot be passed on: {type(error).__name__}: {error}")
+                self._report("exhook", f"event not forwarded: {type(error).__name__}: {error}")
 
     async def keep_state(self) -> None:
         """Writes the state of the programs to a file, for ctl, REST and metrics."""

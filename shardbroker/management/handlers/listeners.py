@@ -82,7 +82,7 @@ async def ask_supervisor(context: Context, request: dict[str, Any]) -> dict[str,
         try:
             return await asyncio.to_thread(ask, context.topology.sending_ends("requests")[0], request, ANSWER_S)
         except OSError as error:
-            raise ControlError("NOT_AVAILABLE", f"the supervisor did not respond: {error}") from None
+            raise ControlError("NOT_AVAILABLE", f"supervisor did not respond: {error}") from None
 
 
 def _tree(params: ListenerSettings) -> dict[str, Any]:

@@ -135,7 +135,7 @@ async def restart_worker(context: Context, params: OneWorker) -> dict[str, Any]:
     try:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
-        raise ControlError("WORKER_DOWN", f"worker {params.worker} has just ended") from None
+        raise ControlError("WORKER_DOWN", f"worker {params.worker} has ended") from None
     return {"worker": params.worker, "pid": pid, "starts": starts}
 
 

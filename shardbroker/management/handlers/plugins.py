@@ -124,7 +124,7 @@ def _check_workers(context: Context) -> None:
     """Checks that all workers are ready. Raises ControlError otherwise."""
     for worker in range(len(context.workers)):
         if not context.workers.is_up(worker):
-            raise ControlError("WORKER_DOWN", f"worker {worker} is not ready: try again later")
+            raise ControlError("WORKER_DOWN", f"worker {worker} is not ready; try again later")
 
 
 def _tell_rules(context: Context, points: set[str]) -> None:

@@ -136,7 +136,7 @@ async def add_counted(context: Context, params: CountedTopic) -> dict[str, Any]:
     async with _turn:
         topics = context.configuration.settings.topic_metrics.topics
         if params.topic in topics:
-            raise ControlError("ALREADY_EXISTS", f"{params.topic!r} is already counted")
+            raise ControlError("ALREADY_EXISTS", f"topic {params.topic!r} is already counted")
         if len(topics) >= COUNTED_MAX:
             raise ControlError("EXCEED_LIMIT", f"{COUNTED}: must have at most {COUNTED_MAX} topics, got {len(topics) + 1}")
         await _set_counted(context, [*topics, params.topic])
@@ -173,7 +173,7 @@ async def _set_counted(context: Context, topics: list[str]) -> None:
 
 
 def _not_counted(topic: str) -> ControlError:
-    return ControlError("NOT_FOUND", f"{topic!r} is not counted")
+    return ControlError("NOT_FOUND", f"topic {topic!r} is not counted")
 
 
 # --- the loudest clients ----------------------------------------------------------------------------------------------------------

@@ -30,15 +30,15 @@ def parse_delayed(bytes topic not None, uint64_t now_ms) -> tuple[int, bytes]:
     """Splits a topic that begins with DELAYED into due time, Unix ms, and topic. Raises MqttError 0x90."""
     seconds, _, real = topic[len(DELAYED):].partition(b"/")
     if not seconds.isdigit() or len(seconds) > DIGITS_MAX:
-        raise MqttError(TOPIC_NAME_INVALID, f"allowed is $delayed/SECONDS/TOPIC, not {topic[:100].decode(errors='replace')}")
+        raise MqttError(TOPIC_NAME_INVALID, f"topic: must be $delayed/SECONDS/TOPIC, got {topic[:100].decode(errors='replace')}")
     if not real:
-        raise MqttError(TOPIC_NAME_INVALID, "no topic behind $delayed/SECONDS/")
+        raise MqttError(TOPIC_NAME_INVALID, "topic after $delayed/SECONDS/ is missing")
     number = int(seconds)
     if number < DELAY_MAX_S:
         return now_ms + number * 1000, real
     if abs(number - <object>(now_ms // 1000)) > DELAY_MAX_S:
         raise MqttError(
-            TOPIC_NAME_INVALID, f"$delayed/{number}: allowed are less than {DELAY_MAX_S} seconds, or a Unix time not further off")
+            TOPIC_NAME_INVALID, f"$delayed: delay must be less than {DELAY_MAX_S} seconds, got {number}")
     return max(number * 1000, <object>now_ms), real
 
 

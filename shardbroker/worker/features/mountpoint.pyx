@@ -46,7 +46,7 @@ cdef class MountedConnection(Connection):
             self.prefix = self.template.fill_topic({"clientid": self.wanted_id.decode(), "username": username or ""}).encode()
         except UnfitValueError as error:
             what, reason_code = NAMES[error.name]
-            self.refuse(self.version, reason_code, f"the {what} stands in this listener's mount point: it {error}")
+            self.refuse(self.version, reason_code, f"the {what} is part of the listener's mountpoint and {error}")
             return False
         return True
 
@@ -64,7 +64,7 @@ cdef class MountedConnection(Connection):
         _, filter = parse_subscription(wire_filter)
         check_topic_filter(filter, self.context.max_topic_levels)
         if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(wire_filter) > TOPIC_MAX:
-            raise MqttError(TOPIC_FILTER_INVALID, "the filter is too long below this listener's mount point")
+            raise MqttError(TOPIC_FILTER_INVALID, "filter with the listener's mountpoint is too long")
         return wire_filter[:len(wire_filter) - len(filter)] + self.prefix + filter
 
     cdef bytes topic_prefix(self):

@@ -78,7 +78,7 @@ cdef class RingRecovery:
             before = taken
             damage = (<Ring>ring).damage()
             if damage:
-                self.worker.log(DAMAGE, f"{inbox.name}: lane {producer}: {damage}; messages in it are lost")
+                self.worker.log(DAMAGE, f"{inbox.name}: lane {producer}: {damage}; its messages are lost")
                 continue
             while True:
                 record = ring.next(&size)

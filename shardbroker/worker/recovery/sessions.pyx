@@ -13,6 +13,8 @@ from shardbroker.worker.one_pass cimport Worker
 from shardbroker.worker.recovery.replay cimport Replay
 from shm.records cimport RECORD_SHARED
 
+from shardbroker.logs.phrases import log_line
+
 __all__ = ["record_sessions", "resume_sessions"]
 
 
@@ -49,7 +51,7 @@ def resume_sessions(Replay replay not None) -> None:
             else:
                 session.set_deadline()
         except Exception as error:
-            worker.log_failure(f"session not resumed client_id={session.client_id.decode(errors='replace')!r}", error)
+            worker.log_failure(log_line("session not resumed", client_id=session.client_id), error)
 
 
 cdef int defer_again(Replay replay) except -1:
