@@ -112,7 +112,7 @@ def test_what_is_no_whole_backup_is_refused_and_nothing_is_left(tmp_path: Path) 
     with tarfile.open(file) as tar:
         manifest = tar.getmember("manifest.json")
     for content, said in (
-        (whole[: manifest.offset], "cut off"),
+        (whole[: manifest.offset], "truncated"),
         (whole[: manifest.offset // 2], "small.tar"),
         (b"no tar at all", "small.tar"),
         (b"", "small.tar"),
