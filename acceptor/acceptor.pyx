@@ -813,13 +813,13 @@ cdef class Acceptor:
         """Registers in epoll what a pump can proceed with. An end that is over is removed, since epoll would report it forever."""
         cdef uint32_t outer = (0 if pump.kept_in is not None or pump.outer_ended else EPOLLIN) | (EPOLLOUT if pump.kept_out is not None else 0)
         cdef uint32_t inner = (0 if pump.kept_out is not None or pump.inner_ended else EPOLLIN) | (EPOLLOUT if pump.kept_in is not None else 0)
-        self.ask(pump.outer, pump.outer_interest, outer)
-        self.ask(pump.inner, pump.inner_interest, inner)
+        self.want(pump.outer, pump.outer_interest, outer)
+        self.want(pump.inner, pump.inner_interest, inner)
         pump.outer_interest = outer
         pump.inner_interest = inner
         return 0
 
-    cdef int ask(self, int fd, uint32_t before, uint32_t interest) except -1:
+    cdef int want(self, int fd, uint32_t before, uint32_t interest) except -1:
         cdef epoll_event event
         if before == interest:
             return 0

@@ -10,13 +10,13 @@ from typing import Any
 
 import cbor2
 
-__all__ = ["answer", "ask", "end_requests", "take_request"]
+__all__ = ["answer", "call", "end_requests", "take_request"]
 
 REQUEST_BYTES = 1 << 16
 """Longest request and longest answer: a listener with hundreds of access rules."""
 
 
-def ask(channel: int, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def call(channel: int, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """Sends a request and returns the supervisor's answer. Raises OSError (TimeoutError included) without one."""
     with socket.socket(fileno=os.dup(channel)) as end:
         end.settimeout(0)
@@ -46,7 +46,7 @@ def take_request(channel: int) -> dict[str, Any] | None:
 
 
 def end_requests(channel: int) -> None:
-    """Ends ask() at the other end at once, a pending call included: no further request is answered."""
+    """Ends call() at the other end at once, a pending call included: no further request is answered."""
     with socket.socket(fileno=os.dup(channel)) as end:
         end.shutdown(socket.SHUT_RDWR)
 

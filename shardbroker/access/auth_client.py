@@ -17,7 +17,7 @@ from shardbroker.access.contract import Client
 from shardbroker.access.files import FileError, read_rules
 from shardbroker.access.rules import ClientRules, RuleError, RuleSet
 from shardbroker.access.stores import Ban, RuleStore, StoreError
-from shardbroker.access.wire import EVERYBODY, MESSAGE_MAX, AuthResult, Kind, Status, WireError, decode_verdict, encode_question
+from shardbroker.access.wire import MESSAGE_MAX, UNSOLICITED, AuthResult, Kind, Status, WireError, decode_result, encode_request
 from shardbroker.stores.files import replace_file
 
 __all__ = [
@@ -86,7 +86,7 @@ def needs_integrations(settings: Any, listeners: Iterable[Any]) -> bool:
 class Waiter(Protocol):
     """The sender of a request, which receives its result."""
 
-    def on_verdict(self, result: AuthResult) -> None: ...
+    def on_result(self, result: AuthResult) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class AuthClient:
         """
         return self._entrances.get(listener, self._general) if own is None else Entrance.of(self.auth, own[0], own[1])
 
-    def may_tell(self, now_ms: int) -> bool:
+    def may_report(self, now_ms: int) -> bool:
         """Returns whether one more line about a denied action may be logged in this second."""
         if now_ms // 1000 != self._logged_s:
             self._logged_s, self._logged = now_ms // 1000, 0
@@ -213,11 +213,11 @@ class AuthClient:
         """Returns the number of requests without a result."""
         return len(self._waiters)
 
-    def ask(self, kind: Kind, waiter: Waiter, client: Client, details: Sequence[Any], timeout_s: float) -> int:
+    def request(self, kind: Kind, waiter: Waiter, client: Client, details: Sequence[Any], timeout_s: float) -> int:
         """Sends a request; returns its id, or 0 if it cannot be sent."""
         self._next_id += 1
         deadline = time.monotonic() + timeout_s
-        message = encode_question(self._next_id, kind, deadline, client, details)
+        message = encode_request(self._next_id, kind, deadline, client, details)
         try:
             self._socket.send(message)
         except OSError as error:
@@ -238,7 +238,7 @@ class AuthClient:
         self.waiting_bytes -= size
         return waiter
 
-    def take_verdicts(self) -> Iterator[tuple[Waiter, AuthResult]]:
+    def take_results(self) -> Iterator[tuple[Waiter, AuthResult]]:
         """Yields the results that have arrived, for requests that still wait."""
         for _ in range(READS_A_PASS):
             try:
@@ -248,10 +248,10 @@ class AuthClient:
             if not message:
                 return
             try:
-                result = decode_verdict(message)
+                result = decode_result(message)
             except WireError:
                 continue
-            if result.id == EVERYBODY and self.on_wanted is not None:
+            if result.id == UNSOLICITED and self.on_wanted is not None:
                 yield self.on_wanted, result
             waiter = self._take(result.id)
             if waiter is not None:

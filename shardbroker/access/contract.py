@@ -137,7 +137,7 @@ class Authorizer(Protocol):
 
     priority: int
 
-    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, requests: Sequence[AuthRequest]) -> Sequence[bool | None]:
         """Returns True or False for each request, or None if it has no rule for it. Raises for a failure."""
         ...
 

@@ -58,7 +58,7 @@ def _is_head(before: str) -> bool:
         return False
 
 
-def values_of(client: Client, question: AuthRequest | None = None) -> dict[str, str | None]:
+def values_of(client: Client, request: AuthRequest | None = None) -> dict[str, str | None]:
     """Returns the value of each placeholder; None: this client has no such value."""
     values: dict[str, str | None] = {
         "username": client.username,
@@ -71,12 +71,12 @@ def values_of(client: Client, question: AuthRequest | None = None) -> dict[str, 
         "listener": client.listener,
         "proto_ver": str(client.version),
     }
-    if question is not None:
+    if request is not None:
         values |= {
-            "topic": question.topic,
-            "action": question.action,
-            "qos": str(question.qos),
-            "retain": str(question.retain).lower(),
+            "topic": request.topic,
+            "action": request.action,
+            "qos": str(request.qos),
+            "retain": str(request.retain).lower(),
         }
     return values
 

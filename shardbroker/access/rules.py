@@ -120,14 +120,14 @@ class ClientRules:
 
     rules: tuple[tuple[bool, int, tuple[int, ...] | None, bool | None, tuple[Levels, ...] | None], ...]
 
-    def decide(self, question: AuthRequest) -> bool | None:
+    def decide(self, request: AuthRequest) -> bool | None:
         """Returns the decision of the first rule that matches, or None."""
-        action = ACTIONS[question.action]
-        levels = question.topic.split("/")
+        action = ACTIONS[request.action]
+        levels = request.topic.split("/")
         for allow, actions, qos, retain, topics in self.rules:
-            if not actions & action or (qos is not None and question.qos not in qos):
+            if not actions & action or (qos is not None and request.qos not in qos):
                 continue
-            if action == PUBLISH and retain is not None and retain != question.retain:
+            if action == PUBLISH and retain is not None and retain != request.retain:
                 continue
             if topics is None or any(_covers(topic, levels, allow) for topic in topics):
                 return allow

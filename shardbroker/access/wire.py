@@ -16,7 +16,7 @@ read later, by a process that was started again, is dropped: it has timed out.
 
 Kinds that begin with HOOK are for programs behind hooks (hooks/exhook.py). OK lets a client connect. DECIDED ends with whether one
 of the programs has not answered. For HOOK_PUBLISH, OK has topic, payload and QoS if they were changed, and DENY drops the message.
-HOOKS requests the requirements of the programs. WANTED carries them, at once and after each change, under the id `EVERYBODY`.
+HOOKS requests the requirements of the programs. WANTED carries them, at once and after each change, under the id `UNSOLICITED`.
 """
 
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ import cbor2
 from shardbroker.access.contract import AuthRequest, Client
 
 __all__ = [
-    "EVERYBODY",
+    "UNSOLICITED",
     "MESSAGE_MAX",
-    "Asked",
+    "Request",
     "AuthResult",
     "Kind",
     "Status",
     "WireError",
-    "decode_question",
-    "decode_verdict",
-    "encode_question",
-    "encode_verdict",
-    "question_of",
+    "decode_request",
+    "decode_result",
+    "encode_request",
+    "encode_result",
+    "request_of",
 ]
 
 MESSAGE_MAX = 4 << 20
 """Size limit of a message that is read, bytes: the size of a channel, which the system may limit further."""
-EVERYBODY = 0
+UNSOLICITED = 0
 """Id of a result without a request."""
 
 
@@ -77,7 +77,7 @@ class Status(IntEnum):
     WANTED = 6
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A request as integrations receives it."""
 
     id: int
@@ -95,7 +95,7 @@ class AuthResult(NamedTuple):
     details: list[Any]
 
 
-def encode_question(number: int, kind: Kind, deadline: float, client: Client, details: Sequence[Any]) -> bytes:
+def encode_request(number: int, kind: Kind, deadline: float, client: Client, details: Sequence[Any]) -> bytes:
     fields = [
         client.client_id,
         client.username,
@@ -110,20 +110,20 @@ def encode_question(number: int, kind: Kind, deadline: float, client: Client, de
     return cbor2.dumps([number, int(kind), deadline, fields, list(details)])
 
 
-def decode_question(data: bytes) -> Asked:
+def decode_request(data: bytes) -> Request:
     """Decodes a request. Raises WireError."""
     try:
         number, kind, deadline, fields, details = cbor2.loads(data)
-        return Asked(number, Kind(kind), deadline, Client(*fields), details)
+        return Request(number, Kind(kind), deadline, Client(*fields), details)
     except (cbor2.CBORDecodeError, ValueError, TypeError) as error:
         raise WireError(str(error)) from None
 
 
-def encode_verdict(number: int, status: Status, *details: Any) -> bytes:
+def encode_result(number: int, status: Status, *details: Any) -> bytes:
     return cbor2.dumps([number, int(status), list(details)])
 
 
-def decode_verdict(data: bytes) -> AuthResult:
+def decode_result(data: bytes) -> AuthResult:
     """Decodes a result. Raises WireError."""
     try:
         number, status, details = cbor2.loads(data)
@@ -132,7 +132,7 @@ def decode_verdict(data: bytes) -> AuthResult:
         raise WireError(str(error)) from None
 
 
-def question_of(fields: Sequence[Any]) -> AuthRequest:
+def request_of(fields: Sequence[Any]) -> AuthRequest:
     """Returns the request in a list of details. Raises WireError."""
     try:
         return AuthRequest(*fields)

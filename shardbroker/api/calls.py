@@ -22,7 +22,7 @@ class VerbCall:
         """Returns the result; parameters that are None are left out."""
         given = {name: value for name, value in params.items() if value is not None}
         try:
-            return await self._control.ask(verb, asked_by=self.caller.by if self.caller else "rest", **given)
+            return await self._control.call(verb, requested_by=self.caller.by if self.caller else "rest", **given)
         except UnicodeError:
             raise ControlError("BAD_REQUEST", "text with an unpaired surrogate is not valid Unicode") from None
 

@@ -52,7 +52,7 @@ class Monitor:
         async with self._turn:
             now = time.monotonic()
             if now - self._looked_s >= FRESH_S:
-                self._window.feed(await self._control.ask("load"))
+                self._window.feed(await self._control.call("load"))
                 self._looked_s = now
             return self._window.figures()
 
@@ -72,7 +72,7 @@ class Monitor:
         async with self._turn:
             now = time.monotonic()
             if not self._recent or now - self._recent[-1][0] >= FRESH_S:
-                self._recent.append((now, await self._control.ask("metrics")))
+                self._recent.append((now, await self._control.call("metrics")))
             (before_s, before), (after_s, after) = self._recent[0], self._recent[-1]
             span_s = max(after_s - before_s, FRESH_S)
             rates = {f"{name}_msg_rate" if name in ("received", "sent") else f"{name}_rate":
@@ -87,7 +87,7 @@ class Monitor:
             }
 
     async def _take(self) -> None:
-        now, counters = time.monotonic(), await self._control.ask("metrics")
+        now, counters = time.monotonic(), await self._control.call("metrics")
         if self._last is not None:
             before = self._last[1]
             row = {name: max(0, counters[ours] - before[ours]) for name, ours in COUNTED.items()}

@@ -306,7 +306,7 @@ def carry_out(control: Control, verb: Verb, params: dict[str, Any], as_json: boo
         else:
             render.rows(verb.columns, list(rows), None, human)
     else:
-        show_result(verb, control.ask(verb.name, **params), as_json)
+        show_result(verb, control.call(verb.name, **params), as_json)
 
 
 def show_result(verb: Verb, result: Any, as_json: bool) -> None:
@@ -362,7 +362,7 @@ def download(context: click.Context, name: str, file: Any) -> int:
     position, size = 0, 1
     with Control(find_data_dir(), by=f"ctl:{os.getuid()}") as control:
         while position < size:
-            part = control.ask("trace read", name=name, position=position)
+            part = control.call("trace read", name=name, position=position)
             file.write(part["data"])
             position, size = part["position"], part["size"]
             if not part["data"]:

@@ -77,24 +77,24 @@ def _clients(text: str) -> int:
 
 def _loudest(control: Control, clients: int) -> list[dict[str, Any]]:
     """Returns the busiest clients. A request starts the count: workers count only while requests arrive."""
-    rows: list[dict[str, Any]] = control.ask("clients loudest", limit=clients)["data"] if clients else []
+    rows: list[dict[str, Any]] = control.call("clients loudest", limit=clients)["data"] if clients else []
     return rows
 
 
 def _watch(control: Control, interval_s: float, once: bool, clients: int) -> None:
     window = Window()
-    window.feed(control.ask("load"))
+    window.feed(control.call("load"))
     time.sleep(min(interval_s, 1.0))
     if once:
         loud = _loudest(control, clients)
-        window.feed(control.ask("load"))
-        console().print(screen(control.ask("status"), window.figures() or {}, loud))
+        window.feed(control.call("load"))
+        console().print(screen(control.call("status"), window.figures() or {}, loud))
         return
     with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
         loud = []  # the first measuring window ends after the second refresh
         while True:
-            window.feed(control.ask("load"))
-            live.update(screen(control.ask("status"), window.figures() or {}, loud), refresh=True)
+            window.feed(control.call("load"))
+            live.update(screen(control.call("status"), window.figures() or {}, loud), refresh=True)
             time.sleep(interval_s)
             loud = _loudest(control, clients)
 

@@ -31,10 +31,10 @@ class AsyncControl:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def ask(self, verb: str, /, asked_by: str = "", **params: Any) -> Any:
-        """Returns the result of a verb; of one that streams, its last item. `asked_by` is the author for the audit log."""
+    async def call(self, verb: str, /, requested_by: str = "", **params: Any) -> Any:
+        """Returns the result of a verb; of one that streams, its last item. `requested_by` is the author for the audit log."""
         number = next(self._ids)
-        frame = encode_frame({"id": number, "verb": verb, "params": params, "by": asked_by})
+        frame = encode_frame({"id": number, "verb": verb, "params": params, "by": requested_by})
         writer = await self._connected()
         self._waiting[number] = answer = asyncio.get_running_loop().create_future()
         try:

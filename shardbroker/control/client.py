@@ -47,7 +47,7 @@ class Control:
         """Closes the connection and cancels the request under way."""
         self._socket.close()
 
-    def ask(self, verb: str, **params: Any) -> Any:
+    def call(self, verb: str, **params: Any) -> Any:
         """Returns the result of a verb."""
         items = self.stream(verb, **params)
         while True:
@@ -73,7 +73,7 @@ class Control:
     def pages(self, verb: str, **params: Any) -> Iterator[dict[str, Any]]:
         """Yields all rows of a list, page by page."""
         while True:
-            page = self.ask(verb, **params)
+            page = self.call(verb, **params)
             yield from page["data"]
             if page.get("cursor") is None:
                 return

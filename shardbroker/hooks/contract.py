@@ -17,11 +17,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ASK", "KEEP", "Connection", "Message", "Outcome", "Properties", "Refusal", "SessionInfo", "Subscription", "ok", "stop"]
+__all__ = [
+    "KEEP",
+    "PENDING",
+    "Connection",
+    "Message",
+    "Outcome",
+    "Properties",
+    "Refusal",
+    "SessionInfo",
+    "Subscription",
+    "ok",
+    "stop",
+]
 
 KEEP: Any = object()
 """Placeholder for an accumulator: the old one is kept."""
-ASK: Any = object()
+PENDING: Any = object()
 """Placeholder for an answer: it is requested from an external program (hooks/exhook.py)."""
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import cbor2
 
-from shardbroker.hooks.contract import ASK, Connection, Message, Properties, SessionInfo, Subscription, ok
+from shardbroker.hooks.contract import PENDING, Connection, Message, Properties, SessionInfo, Subscription, ok
 from shardbroker.hooks.points import POINTS
 from shardbroker.hooks.registry import Callback, Registry
 from shardbroker.logs.phrases import Line
@@ -118,19 +118,19 @@ def presumed(servers: Sequence[Any]) -> list[Wanted]:
 class ExHook:
     """The exhook end of one worker.
 
-    `ask` sends a request to integrations, as `AuthClient.ask`; `descriptor` is its end of the channel for events. `rules_changed`
-    is called when permissions of clients must be checked again; `tell` takes (level, line) for the log.
+    `request` sends a request to integrations, as `AuthClient.request`; `descriptor` is its end of the channel for events.
+    `rules_changed` is called when permissions of clients must be checked again; `report` takes (level, line) for the log.
     """
 
     def __init__(
         self,
         registry: Registry,
-        ask: Callable[..., int],
+        request: Callable[..., int],
         descriptor: int,
         rules_changed: Callable[[], None],
-        tell: Callable[[str, Line], None],
+        report: Callable[[str, Line], None],
     ) -> None:
-        self._registry, self._ask, self._rules_changed, self._tell = registry, ask, rules_changed, tell
+        self._registry, self._call, self._rules_changed, self._report = registry, request, rules_changed, report
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
         self._wanted: list[Wanted] = []
@@ -155,9 +155,9 @@ class ExHook:
         """Returns the programs that decide about actions of clients."""
         return [one for one in self._wanted if "client.authorize" in one.points]
 
-    def on_verdict(self, verdict: Any) -> None:
+    def on_result(self, result: Any) -> None:
         """Takes new requirements of the programs."""
-        self.take([Wanted(*fields) for fields in verdict.details])
+        self.take([Wanted(*fields) for fields in result.details])
 
     # --- requests -------------------------------------------------------------------------------------------------------------
 
@@ -172,17 +172,17 @@ class ExHook:
         """Returns the time limit of a request, in seconds."""
         return MARGIN_S + sum(one.timeout_s for one in self._wanted if one.covers(point, topic))
 
-    def ask_about(self, kind: Any, waiter: Any, client: Any, message: Message) -> int:
+    def query(self, kind: Any, waiter: Any, client: Any, message: Message) -> int:
         """Sends a request about a message; returns its id, or 0 if it cannot be sent."""
         details = [*message_fields(message), time.time_ns() // 1_000_000]
-        return self._ask(kind, waiter, client, details, self.patience("message.publish", message.topic))
+        return self._call(kind, waiter, client, details, self.patience("message.publish", message.topic))
 
     def complain(self, line: Line) -> None:
         """Logs an error, unless the last line is too recent."""
         now = time.monotonic()
         if now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
-            self._tell("error", line)
+            self._report("error", line)
 
     # --- the chains -----------------------------------------------------------------------------------------------------------
 
@@ -192,18 +192,18 @@ class ExHook:
             "client.authorize": _authorize,
             "message.publish": self._publish,
         }
-        made = Callback("exhook", point, functions.get(point) or self._telling(point), BEHIND_ALL)
+        made = Callback("exhook", point, functions.get(point) or self._notification(point), BEHIND_ALL)
         made.name = "exhook"
         return made
 
     def _publish(self, message: Message) -> None:
         self.reached = not message.dropped
 
-    def _telling(self, point: str) -> Callable[..., None]:
+    def _notification(self, point: str) -> Callable[..., None]:
         places = {"message.delivered": 1, "message.acked": 1, "message.dropped": 0}
         place = places.get(point)
 
-        def told(*arguments: Any) -> None:
+        def notify(*arguments: Any) -> None:
             if place is not None and not self.wants(point, arguments[place].topic):
                 return
             try:
@@ -214,13 +214,13 @@ class ExHook:
                     raise
                 self._lost[point] += 1
 
-        return told
+        return notify
 
 
 def _authenticate(client: Any, answer: Any) -> Any:
     """Requests an answer unless a plugin has decided."""
-    return ok(ASK) if answer.outcome.value == "ignore" else None
+    return ok(PENDING) if answer.outcome.value == "ignore" else None
 
 
 def _authorize(client: Any, request: Any, allowed: bool | None) -> Any:
-    return ok(ASK) if allowed is None else None
+    return ok(PENDING) if allowed is None else None

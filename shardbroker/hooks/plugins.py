@@ -77,7 +77,9 @@ def installed(directory: str) -> dict[str, Found]:
 class Plugin:
     """One plugin in one worker, the argument of its `load`."""
 
-    def __init__(self, name: str, settings: Mapping[str, str], worker: int, registry: Registry, tell: Callable[[str, Line], None]):
+    def __init__(
+        self, name: str, settings: Mapping[str, str], worker: int, registry: Registry, report: Callable[[str, Line], None]
+    ) -> None:
         self.name = name
         self.settings: Mapping[str, str] = MappingProxyType(dict(settings))
         """Texts, as in `plugins.settings` or as given to `plugins load`."""
@@ -85,7 +87,7 @@ class Plugin:
         """Number of the worker that the plugin is loaded in."""
         self.source = ""
         self.callbacks: list[Callback] = []
-        self._registry, self._tell = registry, tell
+        self._registry, self._report = registry, report
         self._loaded = False
         self._on_unload: list[Callable[[], None]] = []
 
@@ -115,7 +117,7 @@ class Plugin:
         """Writes a line to the broker's log; level: debug, info, warning or error."""
         if level not in ("debug", "info", "warning", "error"):
             raise ValueError(f"level: must be debug, info, warning or error, got {level!r}")
-        self._tell(level, log_line("plugin message", plugin=self.name, text=text))
+        self._report(level, log_line("plugin message", plugin=self.name, text=text))
 
     def start(self) -> None:
         """Activates the callbacks."""
@@ -133,14 +135,14 @@ class Plugin:
             try:
                 function()
             except BaseException as error:
-                self._tell("error", log_line("plugin unload failed", plugin=self.name, reason=_described(error)))
+                self._report("error", log_line("plugin unload failed", plugin=self.name, reason=_described(error)))
 
 
 class Plugins:
     """The plugins of one worker."""
 
-    def __init__(self, registry: Registry, worker: int, tell: Callable[[str, Line], None]) -> None:
-        self._registry, self._worker, self._tell = registry, worker, tell
+    def __init__(self, registry: Registry, worker: int, report: Callable[[str, Line], None]) -> None:
+        self._registry, self._worker, self._report = registry, worker, report
         self._loaded: dict[str, Plugin] = {}
         self._replaced: dict[str, Plugin | None] = {}
         """The plugin, or None, that a loaded one has replaced, until keep() or revert()."""
@@ -156,7 +158,7 @@ class Plugins:
         if found is None:
             where = f"neither an entry point of {GROUP}, nor in plugins.dir ({directory or 'not set'})"
             raise PluginError(f"no plugin {name!r}: {where}")
-        plugin = Plugin(name, settings, self._worker, self._registry, self._tell)
+        plugin = Plugin(name, settings, self._worker, self._registry, self._report)
         plugin.source = found.source
         try:
             module = _import(found)
@@ -213,7 +215,7 @@ class Plugins:
                 self.keep(name)
             except PluginError as error:
                 self._problems[name] = str(error)
-                self._tell("error", log_line("plugin not loaded", plugin=name, reason=error))
+                self._report("error", log_line("plugin not loaded", plugin=name, reason=error))
 
     def state(self) -> dict[str, Any]:
         """Returns the loaded plugins, the problems, and the costs of callbacks."""

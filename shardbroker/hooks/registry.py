@@ -74,10 +74,10 @@ class Callback:
 
 
 class Registry:
-    """The chains of one worker. `tell` takes (level, text) for the log; `on_change` the mask of the points that have callbacks."""
+    """The chains of one worker. `report` takes (level, line) for the log; `on_change` the mask of the points with callbacks."""
 
-    def __init__(self, tell: Callable[[str, Line], None], on_change: Callable[[int], None] = lambda mask: None) -> None:
-        self._tell, self._on_change = tell, on_change
+    def __init__(self, report: Callable[[str, Line], None], on_change: Callable[[int], None] = lambda mask: None) -> None:
+        self._report, self._on_change = report, on_change
         self._chains: dict[str, tuple[Callback, ...]] = {name: () for name in POINTS}
         self.failed = False
         """Whether a failed callback ended the last fold."""
@@ -147,11 +147,11 @@ class Registry:
             callback.errors += 1
             if callback.may_log(time.monotonic()):
                 reason = f"{type(error).__name__}: {str(error)[:REASON_MAX]}"
-                self._tell("error", log_line("hook callback failed", **callback.fields(), reason=reason))
+                self._report("error", log_line("hook callback failed", **callback.fields(), reason=reason))
             return _FAILED
         finally:
             took = time.perf_counter() - began
             callback.seconds += took
             callback.slowest = max(callback.slowest, took)
             if took > SLOW_S and callback.may_log(time.monotonic()):
-                self._tell("warning", log_line("hook callback slow", **callback.fields(), took=f"{took:.2f}s"))
+                self._report("warning", log_line("hook callback slow", **callback.fields(), took=f"{took:.2f}s"))

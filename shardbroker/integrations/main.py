@@ -17,13 +17,13 @@ from shardbroker.access.scram import METHODS
 from shardbroker.access.stores import StoreError
 from shardbroker.access.wire import (
     MESSAGE_MAX,
-    Asked,
     Kind,
+    Request,
     Status,
     WireError,
-    decode_question,
-    encode_verdict,
-    question_of,
+    decode_request,
+    encode_result,
+    request_of,
 )  # fmt: skip
 from shardbroker.config import Settings
 from shardbroker.integrations.auth.backends import Backends
@@ -109,65 +109,65 @@ class _Service:
     def take(self, link: "_Link", message: bytes) -> None:
         """Handles one message of a worker."""
         try:
-            asked = decode_question(message)
+            request = decode_request(message)
         except WireError as error:
             self._report("wire", f"request cannot be decoded: {error}")
             return
-        if asked.kind is Kind.FORGET:
-            self._conversations.pop((link.worker, asked.details[0]), None)
+        if request.kind is Kind.FORGET:
+            self._conversations.pop((link.worker, request.details[0]), None)
             return
-        if asked.kind is Kind.HOOKS:
+        if request.kind is Kind.HOOKS:
             wanted = self._hooks.wanted()
             if wanted is not None:
                 link.send(wanted)
             return
-        if asked.deadline <= time.monotonic():
+        if request.deadline <= time.monotonic():
             return  # the request is older than this process and has timed out
         if len(self._tasks) >= TASKS_MAX:
-            link.send(encode_verdict(asked.id, Status.FAILED, f"more than {TASKS_MAX} authentication requests are pending"))
+            link.send(encode_result(request.id, Status.FAILED, f"more than {TASKS_MAX} authentication requests are pending"))
             return
-        task = asyncio.create_task(self._answer(link, asked))
+        task = asyncio.create_task(self._answer(link, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, link: "_Link", asked: Asked) -> None:
+    async def _answer(self, link: "_Link", request: Request) -> None:
         try:
-            async with asyncio.timeout(asked.deadline - time.monotonic()):
-                verdict = await self._verdict(link, asked)
+            async with asyncio.timeout(request.deadline - time.monotonic()):
+                result = await self._result(link, request)
         except TimeoutError:
-            verdict = encode_verdict(asked.id, Status.FAILED, "no response within the timeout")
+            result = encode_result(request.id, Status.FAILED, "no response within the timeout")
         except Exception as error:
-            self._report(asked.kind.name.lower(), describe(error))
-            verdict = encode_verdict(asked.id, Status.FAILED, "authentication backend failed")
-        link.send(verdict)
+            self._report(request.kind.name.lower(), describe(error))
+            result = encode_result(request.id, Status.FAILED, "authentication backend failed")
+        link.send(result)
 
-    async def _verdict(self, link: "_Link", asked: Asked) -> bytes:
-        if asked.kind is Kind.ACL:
-            questions = [question_of(fields) for fields in asked.details]
-            return encode_verdict(asked.id, Status.DECIDED, await self._backends.authorize(asked.client, questions))
-        if asked.kind in (Kind.HOOK_LOGIN, Kind.HOOK_ACL, Kind.HOOK_PUBLISH):
-            return await self._hooks.verdict(asked)
-        if asked.kind is Kind.AUTH:
-            return await self._go_on(link, asked, asked.details[0], asked.details[1] or b"")
-        chain, method, data = asked.details
+    async def _result(self, link: "_Link", request: Request) -> bytes:
+        if request.kind is Kind.ACL:
+            requests = [request_of(fields) for fields in request.details]
+            return encode_result(request.id, Status.DECIDED, await self._backends.authorize(request.client, requests))
+        if request.kind in (Kind.HOOK_LOGIN, Kind.HOOK_ACL, Kind.HOOK_PUBLISH):
+            return await self._hooks.result(request)
+        if request.kind is Kind.AUTH:
+            return await self._go_on(link, request, request.details[0], request.details[1] or b"")
+        chain, method, data = request.details
         if method is not None:
             exchange = ScramExchange(self._stores.users(), METHODS[method], self._backends.settings.auth.scram.iteration_count)
-            self._conversations[link.worker, asked.id] = exchange
+            self._conversations[link.worker, request.id] = exchange
             while len(self._conversations) > CONVERSATIONS_MAX:
                 self._conversations.popitem(last=False)
-            return await self._go_on(link, asked, asked.id, data or b"")
-        answer, reason = await self._backends.authenticate(chain, asked.client)
-        return _login_verdict(asked.id, answer, reason, None)
+            return await self._go_on(link, request, request.id, data or b"")
+        answer, reason = await self._backends.authenticate(chain, request.client)
+        return _login_result(request.id, answer, reason, None)
 
-    async def _go_on(self, link: "_Link", asked: Asked, conversation: int, data: bytes) -> bytes:
+    async def _go_on(self, link: "_Link", request: Request, conversation: int, data: bytes) -> bytes:
         exchange = self._conversations.get((link.worker, conversation))
         if exchange is None:
-            return encode_verdict(asked.id, Status.FAILED, "SCRAM exchange was lost")
+            return encode_result(request.id, Status.FAILED, "SCRAM exchange was lost")
         step = await exchange.step(data)
         if isinstance(step, bytes):
-            return encode_verdict(asked.id, Status.CONTINUE, step)
+            return encode_result(request.id, Status.CONTINUE, step)
         del self._conversations[link.worker, conversation]
-        return _login_verdict(asked.id, step, "denied by scram", exchange.username)
+        return _login_result(request.id, step, "denied by scram", exchange.username)
 
     # --- changed settings -----------------------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class _Link:
         return True
 
 
-def _login_verdict(number: int, answer: Answer, reason: str, username: str | None) -> bytes:
+def _login_result(number: int, answer: Answer, reason: str, username: str | None) -> bytes:
     if answer.outcome is not Outcome.OK:
-        return encode_verdict(number, Status.DENY, answer.reason_code or ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
-    return encode_verdict(number, Status.OK, answer.is_superuser, answer.acl, answer.expires_at, answer.data, username)
+        return encode_result(number, Status.DENY, answer.reason_code or ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
+    return encode_result(number, Status.OK, answer.is_superuser, answer.acl, answer.expires_at, answer.data, username)

@@ -19,7 +19,7 @@ __all__ = [
     "DropReason",
     "EndReason",
     "Field",
-    "HeldFor",
+    "DeferredFor",
     "Kind",
     "MessageFlag",
     "Record",
@@ -136,7 +136,7 @@ class ReleaseReason(IntEnum):
     TIMEOUT = 1
 
 
-class HeldFor(IntEnum):
+class DeferredFor(IntEnum):
     """The field `purpose` of HELD: the destination of the message once there is room."""
 
     ALL = 1

@@ -42,7 +42,7 @@ cdef packed struct BlockHeaderC:
     uint16_t zero_too
     uint32_t raw_length
 
-# Shared by the loop and the syncing thread. The thread owns it while state is `ASKED`.
+# Shared by the loop and the syncing thread. The thread owns it while state is `REQUESTED`.
 cdef struct SyncJob:
     sem_t wake
     uint64_t state                         # SyncState, atomic
@@ -82,7 +82,7 @@ cdef class Writer(RecordBuffer):
     cdef unsigned long thread
     cdef int unsynced_fd                   # the segment before this one, to be synced and closed; -1: none
     cdef bint new_name                     # the directory must be synced too
-    cdef size_t asked_bytes                # bytes made safe by the sync under way: data[start : start + asked_bytes]
+    cdef size_t syncing_bytes                # bytes made safe by the sync under way: data[start : start + syncing_bytes]
     cdef uint64_t asked_end
 
     # Returns the bytes of all records added since the start, in the buffer or written.
@@ -113,6 +113,6 @@ cdef class Writer(RecordBuffer):
     cdef bint give_up(self) except -1
     cdef int throw_away(self) except -1
     cdef int take_sync(self) except -1
-    cdef int ask_sync(self) except -1
+    cdef int request_sync(self) except -1
     cdef int start_thread(self, int bell) except -1
     cdef void stop_thread(self) noexcept

@@ -48,7 +48,7 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum SyncState:
     IDLE = 0
-    ASKED = 1
+    REQUESTED = 1
     DONE = 2
 
 cdef enum:
@@ -263,7 +263,7 @@ cdef class Writer:
         if self.written < self.closed:
             self.write_out()
         if self.job != NULL:
-            self.ask_sync()
+            self.request_sync()
         return 0
 
     cdef int write_out(self) except -1:
@@ -380,7 +380,7 @@ cdef class Writer:
             self.state = READ_ONLY
         else:
             self.state = DISK_ERROR
-        if self.fd < 0 or (self.job != NULL and sb_load(&self.job.state) == ASKED):
+        if self.fd < 0 or (self.job != NULL and sb_load(&self.job.state) == REQUESTED):
             return 0                       # the thread still uses the descriptor
         # After a full disk, writing continues in this segment. One of the maximum file size, or on a failing disk, is left.
         if self.state == DISK_ERROR or (error == EFBIG and self.whole_offset > SEGMENT_HEADER):
@@ -415,7 +415,7 @@ cdef class Writer:
     cdef bint give_up(self) except -1:
         if self.job != NULL:
             self.take_sync()
-            if sb_load(&self.job.state) == ASKED:
+            if sb_load(&self.job.state) == REQUESTED:
                 return False
         self.start_over()
         self.without = True
@@ -452,20 +452,20 @@ cdef class Writer:
         if self.job.previous_fd >= 0:
             close(self.unsynced_fd)
             self.unsynced_fd = -1
-        self.drop_safe(self.start + self.asked_bytes)
+        self.drop_safe(self.start + self.syncing_bytes)
         self.well()
         return 0
 
-    cdef int ask_sync(self) except -1:
+    cdef int request_sync(self) except -1:
         if sb_load(&self.job.state) != IDLE or (self.whole == self.start and self.unsynced_fd < 0):
             return 0
         self.job.fd = self.fd
         self.job.previous_fd = self.unsynced_fd
         self.job.directory_fd = self.directory_fd if self.new_name else -1
         self.new_name = False
-        self.asked_bytes = self.whole - self.start
+        self.syncing_bytes = self.whole - self.start
         self.asked_end = self.written_end
-        sb_store(&self.job.state, ASKED)
+        sb_store(&self.job.state, REQUESTED)
         sem_post(&self.job.wake)
         return 0
 

@@ -127,7 +127,7 @@ class AccessAdmin:
         _one_of("kind", kind, RULE_KINDS)
         self.set_rules(kind, name, [*self._rule_store.get_rules(kind, name), rule])
 
-    def test_rules(self, client: Client, question: AuthRequest) -> list[tuple[str, bool | None]]:
+    def test_rules(self, client: Client, request: AuthRequest) -> list[tuple[str, bool | None]]:
         """Returns the decision of each source on a request, in order: None where it has no rule. It ends with the source that
         decides, or with the first one outside of the broker. Raises AccessError."""
         said: list[tuple[str, bool | None]] = []
@@ -140,7 +140,7 @@ class AccessAdmin:
                     rules = RuleSet(self._rule_store.rules(client.client_id, client.username))
                 else:
                     return [*said, (name, None)]
-                answer = rules.for_client(client).decide(question)
+                answer = rules.for_client(client).decide(request)
             except (FileError, StoreError, RuleError) as error:
                 raise AccessError(f"{name}: {error}") from None
             said.append((name, answer))

@@ -34,7 +34,7 @@ from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.flapping import FlappingBans
-from shardbroker.management.handlers.listeners import ask_supervisor
+from shardbroker.management.handlers.listeners import call_supervisor
 from shardbroker.management.inbox import ManagerInbox
 from shardbroker.management.notices import Notices
 from shardbroker.management.preflight import check
@@ -78,7 +78,7 @@ class _Manager:
         retained = RetainedStore(topology.retained_dir, sync=topology.settings.durability.level == "machine")
         routes = RouteTable(topology.routes_dir)
         self._rollout = Rollout(
-            topology, self._counters, lambda: ask_supervisor(self._context, {"verb": "settings"}), self._complain
+            topology, self._counters, lambda: call_supervisor(self._context, {"verb": "settings"}), self._complain
         )
         self._configuration = Configuration(topology, self._rollout, self._on_configured, check, self._prepare)
         settings = self._configuration.settings
@@ -212,7 +212,7 @@ class _Manager:
         await self._configuration.behind()
         await self._workers.caught_up()
         with suppress(ControlError):  # it stops waiting by itself
-            await ask_supervisor(self._context, {"verb": "reloaded", "problem": problem.partition("\n")[0]})
+            await call_supervisor(self._context, {"verb": "reloaded", "problem": problem.partition("\n")[0]})
 
     def _on_configured(self, settings: Settings) -> None:
         """Applies all keys that reach the manager."""

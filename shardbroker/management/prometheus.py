@@ -35,9 +35,9 @@ Labels = Mapping[str, object]
 
 async def render(context: Context) -> str:
     """Returns the whole text. Figures of workers that do not answer are left out."""
-    lines = [*_shared(context), *_journals(await context.workers.ask_all("journal"))]
+    lines = [*_shared(context), *_journals(await context.workers.call_available("journal"))]
     if (context.topology.data_dir / PLUGINS_FILE).exists():
-        lines += _hooks(await context.workers.ask_all("hooks"))
+        lines += _hooks(await context.workers.call_available("hooks"))
     lines += _exhook(read_state(context))
     return "\n".join(lines) + "\n"
 

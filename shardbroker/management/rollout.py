@@ -26,22 +26,22 @@ POLL_S = 0.005
 class Rollout:
     """The manager's end of the road. `settings` are those in force.
 
-    tell_supervisor: requests that the supervisor loads the file; its answer is the acknowledgement. complain: logs an error.
+    request_supervisor: requests that the supervisor loads the file; its answer is the acknowledgement. complain: logs an error.
     """
 
     def __init__(
         self,
         topology: Topology,
         counters: Counters,
-        tell_supervisor: Callable[[], Awaitable[object]],
+        request_supervisor: Callable[[], Awaitable[object]],
         complain: Callable[[Line], None],
     ) -> None:
         self._topology, self._counters = topology, counters
-        self._tell_supervisor, self._complain = tell_supervisor, complain
+        self._request_supervisor, self._complain = request_supervisor, complain
         generation, settings = read_in_force(topology)
         self._generation: int = generation
         self.settings: Settings = settings
-        self._telling: asyncio.Task[None] | None = None
+        self._supervisor_request: asyncio.Task[None] | None = None
         """The request to the supervisor that was sent last."""
 
     def resume(self) -> None:
@@ -64,14 +64,14 @@ class Rollout:
                 if place.role.inbox:
                     os.eventfd_write(self._topology.doorbells[place.slot], 1)
         if SUPERVISOR in reached:
-            self._telling = asyncio.create_task(self._tell())
+            self._supervisor_request = asyncio.create_task(self._notify_supervisor())
         # The last word to be written: see resume().
         self._counters.want_settings(manager, self._generation)
         self._counters.acknowledge_settings(manager, self._generation)
 
-    async def _tell(self) -> None:
+    async def _notify_supervisor(self) -> None:
         try:
-            await self._tell_supervisor()
+            await self._request_supervisor()
         except ControlError as error:
             self._complain(log_line("settings not applied by the supervisor", reason=error))
             raise
@@ -80,9 +80,9 @@ class Rollout:
         """Returns the titles of the processes that serve and have not applied the settings in force within TIMEOUT_S."""
         deadline = time.monotonic() + TIMEOUT_S
         waited_for = [(place, self._counters.settings_wanted(place.slot)) for place in self._topology.places]
-        telling = self._telling
-        if telling is not None:
-            await asyncio.wait([telling], timeout=TIMEOUT_S)
+        request = self._supervisor_request
+        if request is not None:
+            await asyncio.wait([request], timeout=TIMEOUT_S)
         while True:
             waited_for = [
                 (place, generation)
@@ -93,5 +93,5 @@ class Rollout:
             if not waited_for or time.monotonic() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
-        told = telling is None or (telling.done() and not telling.cancelled() and telling.exception() is None)
-        return [place.title for place, _ in waited_for] + ([] if told else [SUPERVISOR])
+        acknowledged = request is None or (request.done() and not request.cancelled() and request.exception() is None)
+        return [place.title for place, _ in waited_for] + ([] if acknowledged else [SUPERVISOR])

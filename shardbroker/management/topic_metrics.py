@@ -61,7 +61,7 @@ class TopicMetrics:
     async def sample(self) -> None:
         """Takes a sample; called every SAMPLE_S."""
         if self._topics:
-            await self._ask()
+            await self._call()
             now_s = time.monotonic()
             for topic in self._topics.values():
                 topic.samples.append((now_s, list(topic.totals)))
@@ -69,7 +69,7 @@ class TopicMetrics:
     async def rows(self) -> list[dict[str, Any]]:
         """Returns current counts, and rates between the last two samples."""
         if self._topics:
-            await self._ask()
+            await self._call()
         return [topic.row(name) for name, topic in self._topics.items()]
 
     def reset(self, name: str) -> bool:
@@ -82,8 +82,8 @@ class TopicMetrics:
         topic.samples.clear()
         return True
 
-    async def _ask(self) -> None:
-        for worker, found in enumerate(await self._workers.ask_all("topic counts")):
+    async def _call(self) -> None:
+        for worker, found in enumerate(await self._workers.call_available("topic counts")):
             for name, counts in (found or {}).items():
                 topic = self._topics.get(name.decode())
                 if topic is None:

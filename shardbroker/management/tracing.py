@@ -290,7 +290,7 @@ class Traces:
             self._told = wanted
             with suppress(OSError):  # a worker that dies meanwhile need not delay the others
                 write_traced(self._runtime_dir, wanted)
-            self._workers.tell_all("trace", traces=wanted)
+            self._workers.send_all("trace", traces=wanted)
 
     async def close(self, now_ms: int) -> None:
         """Writes all pending lines before the manager ends. Whether the broker ends too is known at its next start."""

@@ -40,8 +40,8 @@ class Workers:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._turns = [asyncio.Semaphore(OUTSTANDING_MAX) for _ in range(topology.workers)]
-        self._untold: list[dict[str, Mapping[str, Any]]] = [{} for _ in range(topology.workers)]
-        """By worker: commands of tell_all() without room so far, verb -> args."""
+        self._pending: list[dict[str, Mapping[str, Any]]] = [{} for _ in range(topology.workers)]
+        """By worker: commands of send_all() without room so far, verb -> args."""
 
     def __len__(self) -> int:
         return self._topology.workers
@@ -62,7 +62,7 @@ class Workers:
             if not self.is_up(worker):
                 state = ProcessState(self._counters.state(worker))
                 raise ControlError("WORKER_DOWN", f"worker {worker} is {state.name.lower()}")
-            self._send_untold(worker)
+            self._send_pending(worker)
             number = self._send(worker, verb, args)
             self._waiting[number] = answer = asyncio.get_running_loop().create_future()
             try:
@@ -81,31 +81,31 @@ class Workers:
                 raise result
         return results
 
-    async def ask_all(self, verb: str, **args: Any) -> list[Any]:
+    async def call_available(self, verb: str, **args: Any) -> list[Any]:
         """Returns results like call_all(), with None for workers that do not answer."""
         calls = (self.call(worker, verb, **args) for worker in range(len(self)))
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [None if isinstance(result, ControlError) else result for result in results]
 
-    def tell_all(self, verb: str, **args: Any) -> None:
+    def send_all(self, verb: str, **args: Any) -> None:
         """Sends a command without an answer to every worker, see caught_up(); a worker that is down gets it when it is back.
 
         The command must be complete by itself: of several with the same `verb` that wait for room, a worker gets the last.
         """
-        for worker, untold in enumerate(self._untold):
-            untold[verb] = args
+        for worker, pending in enumerate(self._pending):
+            pending[verb] = args
             with suppress(ControlError):
-                self._send_untold(worker)
+                self._send_pending(worker)
 
-    def _send_untold(self, worker: int) -> None:
+    def _send_pending(self, worker: int) -> None:
         """Sends the waiting commands. Raises ControlError TRY_AGAIN; no other command may overtake them."""
-        untold = self._untold[worker]
-        for verb in [*untold]:
-            self._send(worker, verb, untold[verb])
-            del untold[verb]
+        pending = self._pending[worker]
+        for verb in [*pending]:
+            self._send(worker, verb, pending[verb])
+            del pending[verb]
 
     async def caught_up(self) -> list[int]:
-        """Waits until the commands of tell_all() are carried out. Returns the workers that did not finish within TIMEOUT_S."""
+        """Waits until the commands of send_all() are carried out. Returns the workers that did not finish within TIMEOUT_S."""
         calls = (self.call(worker, "ping") for worker in range(len(self)))  # commands to a worker keep their order
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [number for number, found in enumerate(results) if isinstance(found, ControlError) and found.code != "WORKER_DOWN"]
@@ -139,7 +139,7 @@ class Workers:
             path.unlink(missing_ok=True)
         for worker in range(len(self)):
             with suppress(ControlError):
-                self._send_untold(worker)  # after an answer, the worker has room again
+                self._send_pending(worker)  # after an answer, the worker has room again
         answer = cbor2.loads(payload)
         waiting = self._waiting.get(answer["id"])
         if waiting is None or waiting.done():

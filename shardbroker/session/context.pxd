@@ -9,13 +9,13 @@ from shardbroker.session.watcher cimport Watcher
 
 
 cdef enum EventFlag:                       # worker.event_messages.EVENTS, in this order
-    TELL_CONNECTED = 1
-    TELL_DISCONNECTED = 2
-    TELL_SUBSCRIBED = 4
-    TELL_UNSUBSCRIBED = 8
-    TELL_DELIVERED = 16
-    TELL_ACKED = 32
-    TELL_DROPPED = 64
+    NOTIFY_CONNECTED = 1
+    NOTIFY_DISCONNECTED = 2
+    NOTIFY_SUBSCRIBED = 4
+    NOTIFY_UNSUBSCRIBED = 8
+    NOTIFY_DELIVERED = 16
+    NOTIFY_ACKED = 32
+    NOTIFY_DROPPED = 64
 
 
 cdef class WorkerContext(MqttSettings):
@@ -28,7 +28,7 @@ cdef class WorkerContext(MqttSettings):
     cdef TimerWheel timers
     cdef Recorder recorder                 # None: sessions end with this process
     cdef int memory_level                  # see worker/memory.pxd; 0: enough memory
-    cdef uint8_t telling                   # EventFlags of events that are published as messages; 0: none
+    cdef uint8_t notifications                   # EventFlags of events that are published as messages; 0: none
     cdef bint disk_full                    # max_pending_bytes wait for a disk that refuses: nothing that adds to them is accepted
     cdef uint32_t watch                    # bits of session/watcher.pxd; 0: single messages are not observed
     cdef readonly Watcher watcher          # the observers of these
@@ -67,8 +67,8 @@ cdef class WorkerContext(MqttSettings):
     # Effects of a session's deadlines; the router, which owns the sessions, implements them.
     cdef int will_due(self, object session) except -1
     cdef int session_expired(self, object session) except -1
-    # Publishes one of TELL_DELIVERED, TELL_ACKED (`subscriber`: a session), TELL_DROPPED (its publisher, or None) about this message. The
-    # caller has checked `telling`.
+    # Publishes one of NOTIFY_DELIVERED, NOTIFY_ACKED (`subscriber`: a session), NOTIFY_DROPPED (its publisher, or None) about this message. The
+    # caller has checked `notifications`.
     cdef int publish_event(self, int event, object subscriber, Publication publication) except -1
     # Delayed messages have waited long enough.
     cdef int messages_due(self) except -1

@@ -34,7 +34,7 @@ cdef class Will:
     cdef uint32_t delay_s
     cdef uint32_t expiry_s                 # Message Expiry Interval of the will
     cdef bint has_expiry
-    cdef dict origin                       # its client, see Access.of_will(); None: recovered from a journal of an older version
+    cdef dict origin                       # its client, see Authorization.of_will(); None: recovered from a journal of an older version
 
 
 cdef class Session(Subscriber):

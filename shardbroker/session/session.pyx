@@ -14,7 +14,7 @@ from shm.counters cimport (
     DELIVERY_DROPPED_EXPIRED, DELIVERY_DROPPED_OUTPUT_FULL, DELIVERY_DROPPED_OVERLOAD,
     DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
-from shardbroker.session.context cimport TELL_ACKED, TELL_DELIVERED
+from shardbroker.session.context cimport NOTIFY_ACKED, NOTIFY_DELIVERED
 from shardbroker.session.journaling cimport (
     DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
 )
@@ -119,8 +119,8 @@ cdef class Session(Subscriber):
             if not link.congested():
                 if qos == 0:
                     if self.queue is None or self.queue.qos0_count == 0:
-                        if link.write_publish(publication, 0, retain, False, 0, ids) and self.context.telling & TELL_DELIVERED:
-                            self.context.publish_event(TELL_DELIVERED, self, publication)
+                        if link.write_publish(publication, 0, retain, False, 0, ids) and self.context.notifications & NOTIFY_DELIVERED:
+                            self.context.publish_event(NOTIFY_DELIVERED, self, publication)
                         return 0
                 elif (self.queue is None or self.queue.count == 0) and self.has_room():
                     self.start(publication, qos, retain, ids, share, False)
@@ -150,8 +150,8 @@ cdef class Session(Subscriber):
             self.context.recorder.delivered(self, self.window.at(self.window.count - 1), from_queue)
         if self.context.retry_interval_ms and self.link.version < 5 and self.inflight == 1:
             self.set_deadline()
-        if self.context.telling & TELL_DELIVERED:
-            self.context.publish_event(TELL_DELIVERED, self, publication)
+        if self.context.notifications & NOTIFY_DELIVERED:
+            self.context.publish_event(NOTIFY_DELIVERED, self, publication)
         return True
 
     cdef int push_slot(self, Message message, uint16_t packet_id, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
@@ -235,8 +235,8 @@ cdef class Session(Subscriber):
                     if not self.start(publication, taken.qos, taken.retain, ids, share, True) and self.logged:
                         self.context.recorder.dropped(self, &taken, DROPPED_TOO_LARGE)
                 else:
-                    if self.link.write_publish(publication, 0, taken.retain, False, 0, ids) and self.context.telling & TELL_DELIVERED:
-                        self.context.publish_event(TELL_DELIVERED, self, publication)
+                    if self.link.write_publish(publication, 0, taken.retain, False, 0, ids) and self.context.notifications & NOTIFY_DELIVERED:
+                        self.context.publish_event(NOTIFY_DELIVERED, self, publication)
                     if self.logged:
                         self.context.recorder.delivered(self, &taken, True)
             message = None
@@ -283,7 +283,7 @@ cdef class Session(Subscriber):
     cdef int announce_acked(self, Delivery* slot) except -1:
         cdef Publication publication = Publication.__new__(Publication)
         publication.borrow(<Message>slot.message)
-        return self.context.publish_event(TELL_ACKED, self, publication)
+        return self.context.publish_event(NOTIFY_ACKED, self, publication)
 
     cdef bint puback(self, uint16_t packet_id) except -1:
         cdef Delivery* slot = self.in_window(packet_id)
@@ -292,7 +292,7 @@ cdef class Session(Subscriber):
         self.context.count(MESSAGES_ACKED)
         if self.logged:
             self.context.recorder.acknowledged(self, packet_id, PUBACK, 0)
-        if self.context.telling & TELL_ACKED:
+        if self.context.notifications & NOTIFY_ACKED:
             self.announce_acked(slot)
         if unlikely(self.context.watch):
             self.context.watcher.acknowledged(self, slot)
@@ -315,7 +315,7 @@ cdef class Session(Subscriber):
         if slot.state == AWAITING_PUBREC:
             if self.logged:
                 self.context.recorder.acknowledged(self, packet_id, PUBREC, reason_code)
-            if self.context.telling & TELL_ACKED:
+            if self.context.notifications & NOTIFY_ACKED:
                 self.announce_acked(slot)
             if self.context.watch:
                 self.context.watcher.acknowledged(self, slot)

@@ -58,7 +58,7 @@ class Listeners:
     def _open(self, name: str, settings: Listener) -> None:
         sockets = listen(name, self._free_number(), settings, self.topology.acceptors)
         self._set([*self.topology.listeners, sockets])
-        problem = self._tell("put", sockets)
+        problem = self._order("put", sockets)
         if problem:
             self._close(sockets)
             raise StartError(f"listener {name}: {problem}")
@@ -77,24 +77,24 @@ class Listeners:
             self._check_ours(old)
             new = listen(name, self._free_number(), settings, self.topology.acceptors)
             self._set([new if one is old else one for one in self.topology.listeners])
-            problem = self._tell("put", new)
+            problem = self._order("put", new)
             gone = old
         else:
             check_tls(name, settings)
             new = dataclasses.replace(old, settings=settings)
             self._set([new if one is old else one for one in self.topology.listeners])
-            problem = self._tell("put", new, with_socket=False)
+            problem = self._order("put", new, with_socket=False)
             gone = None
         if problem:
             self._set([old if one is new else one for one in self.topology.listeners])
             if gone is None:
-                self._tell("put", old, with_socket=False)
+                self._order("put", old, with_socket=False)
             else:
-                self._tell("remove", new)
+                self._order("remove", new)
                 unlisten(new)
             raise StartError(f"listener {name}: {problem}")
         if gone is not None:
-            self._tell("remove", gone)
+            self._order("remove", gone)
             unlisten(gone)
 
     def remove(self, name: str) -> None:
@@ -123,7 +123,7 @@ class Listeners:
 
     def _close(self, listener: ListenerSockets) -> None:
         self._set([one for one in self.topology.listeners if one is not listener])
-        self._tell("remove", listener)
+        self._order("remove", listener)
         unlisten(listener)
 
     def carry_out(self, request: dict[str, Any]) -> None:
@@ -161,7 +161,7 @@ class Listeners:
             except StartError as error:
                 yield "ERROR", log_line("tls files not reloaded", listener=one.name, reason=error)
                 continue
-            problem = self._tell("reload", one)
+            problem = self._order("reload", one)
             if problem:
                 yield "ERROR", log_line("tls files not reloaded", listener=one.name, reason=problem)
             else:
@@ -196,7 +196,7 @@ class Listeners:
         self.topology = dataclasses.replace(self.topology, listeners=tuple(listeners))
         self._stamps = {one.name: self._stamps.get(one.name, _stamps(one.settings)) for one in self.topology.listeners}
 
-    def _tell(self, verb: str, listener: ListenerSockets, with_socket: bool = True) -> str:
+    def _order(self, verb: str, listener: ListenerSockets, with_socket: bool = True) -> str:
         """Sends an order to every running acceptor; returns the first problem, or an empty text."""
         problems = []
         for number in self._running():

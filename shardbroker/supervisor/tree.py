@@ -78,7 +78,7 @@ class Supervisor:
                 topology = lay_out(self._settings, usable_cores(), self._loaded, HeldSockets.handed_over(), self._roles)
                 for path, problem in distrusted(topology.instance)[:DISTRUSTED_LINES]:
                     used = topology.runtime_dir
-                    _say(log_line("shared memory name not trusted", path=path, reason=problem, used=used), "WARNING")
+                    _log(log_line("shared memory name not trusted", path=path, reason=problem, used=used), "WARNING")
                 self._counters = Counters.attach(topology.counters_name)
                 self._listeners = Listeners(topology, self._counters, self._running_acceptors)
                 try:
@@ -139,7 +139,7 @@ class Supervisor:
             self._counters.set_state(child.slot, ProcessState.DOWN)
             child.failed_starts += 1
             restart = f"{child.plan_restart(0.0):g}s"
-            _say(log_line("process not started", process=child.title, reason=error.strerror, restart_in=restart))
+            _log(log_line("process not started", process=child.title, reason=error.strerror, restart_in=restart))
             self._give_up_on(child)
 
     def _running_acceptors(self) -> list[int]:
@@ -171,7 +171,7 @@ class Supervisor:
 
     def _look_at_files(self) -> None:
         for level, line in self._listeners.look_at_files():
-            _say(line, level)
+            _log(line, level)
         self._files_due = time.monotonic() + FILES_S if self._listeners.with_files else inf
 
     def _watch(self, timeout_s: float | None) -> None:
@@ -224,7 +224,7 @@ class Supervisor:
             if alive:
                 self._notifier.alive()
             elif line:
-                _say(line)
+                _log(line)
 
     def _signs_of_life(self) -> dict[str, int]:
         """Returns for each process that clients depend on a number that changes with a pass of its loop or progress of its
@@ -247,7 +247,7 @@ class Supervisor:
         self._notifier.reloading()
         self._reload_until = time.monotonic() + RELOAD_S
         if manager.process is None or self._counters.state(manager.slot) != ProcessState.READY:
-            _say(log_line("configuration not reloaded", reason="the manager is down"))
+            _log(log_line("configuration not reloaded", reason="the manager is down"))
             self._on_reloaded("the manager is down")
         else:
             os.kill(manager.process.pid, signal.SIGHUP)
@@ -266,7 +266,7 @@ class Supervisor:
         self._counters.reset_gauges(child.slot)
         # A process that was sent SIGTERM sets DOWN itself, as its last action.
         level, text = child.bury(state == ProcessState.READY, state == ProcessState.DOWN)
-        _say(text, level)
+        _log(text, level)
         self._give_up_on(child)
 
     def _give_up_on(self, child: Child) -> None:
@@ -301,7 +301,7 @@ class Supervisor:
         found = [*exposures(settings, ((one.name, one.settings) for one in topology.listeners))]
         for text in found:
             if text not in self._exposures:
-                _say(log_line("configuration not secure", detail=text), "WARNING")
+                _log(log_line("configuration not secure", detail=text), "WARNING")
         self._exposures = found
 
     def _tell_ready(self) -> None:
@@ -311,7 +311,7 @@ class Supervisor:
         if not wanted_s:
             return
         if wanted_s < LEAST_WATCHDOG_S:
-            _say(log_line("watchdog interval too short", WatchdogSec=f"{wanted_s:g}s", minimum=f"{LEAST_WATCHDOG_S:g}s"))
+            _log(log_line("watchdog interval too short", WatchdogSec=f"{wanted_s:g}s", minimum=f"{LEAST_WATCHDOG_S:g}s"))
         self._watchdog = Watchdog(wanted_s, self._signs_of_life, time.monotonic())
 
     def _plan_status(self) -> None:
@@ -355,7 +355,7 @@ class Supervisor:
                     child.terminate()
             drain_time_s = process.drain_time if any(child.place.role.sends_away for child in group) else 0.0
             for child in self._await_end(group, time.monotonic() + process.drain_timeout + drain_time_s):
-                _say(log_line("process killed after drain timeout", process=child.title, pid=child.process.pid))
+                _log(log_line("process killed after drain timeout", process=child.title, pid=child.process.pid))
                 child.kill()
             for child in group:
                 child.reap()
@@ -395,5 +395,5 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _say(line: Line, level: str = "ERROR") -> None:
+def _log(line: Line, level: str = "ERROR") -> None:
     print_line(level, "supervisor", line)

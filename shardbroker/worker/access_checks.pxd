@@ -19,7 +19,7 @@ cdef class AccessChecks:
     cdef uint32_t changes                  # times that these sections have changed
     cdef list rechecking                   # connections that a reload of rules or bans has not reached yet
     cdef bint rules_moved                  # rules have changed, too
-    cdef bint late                         # more questions are overdue than one step had room for
+    cdef bint late                         # more requests are overdue than one step had room for
 
     # Whether look() must not wait for its turn.
     cdef bint is_due(self) noexcept
@@ -27,5 +27,5 @@ cdef class AccessChecks:
     cdef uint32_t rules_generation(self) noexcept
     cdef int look(self) except -1
     # As many as a step allows: a login that ends takes as long as hundreds of messages.
-    cdef int take_verdicts(self) except -1
-    cdef int give_verdict(self, waiter, verdict) except -1
+    cdef int take_results(self) except -1
+    cdef int deliver_result(self, waiter, result) except -1

@@ -8,7 +8,7 @@ from shardbroker.worker.connection cimport Connection
 from shm.posix cimport EPOLLIN
 
 from shardbroker.logs.phrases import log_line
-from shardbroker.worker.authorization import Access
+from shardbroker.worker.authorization import Authorization
 
 __all__ = ["AccessChecks"]
 
@@ -31,7 +31,7 @@ cdef class AccessChecks:
         self.settings = checked_by(settings)
         self.gate = self.router.access_gate = gate
         self.router.auth, self.router.acl = gate.auth, gate.acl
-        self.router.access_type = Access
+        self.router.access_type = Authorization
         self.fd = gate.fileno()
         self.seen = self.counters.access_generation_c()
         self.router.access_generation = self.rules_generation()
@@ -50,19 +50,19 @@ cdef class AccessChecks:
         self.changes += 1
         self.look()
 
-    cdef int take_verdicts(self) except -1:
+    cdef int take_results(self) except -1:
         """As many as STEP_US allows: a login that ends takes as long as hundreds of messages."""
         self.router.begin_step()
-        for waiter, verdict in self.gate.take_verdicts():
-            self.give_verdict(waiter, verdict)
+        for waiter, result in self.gate.take_results():
+            self.deliver_result(waiter, result)
             if self.router.step_is_over():
                 break
         return 0
 
-    cdef int give_verdict(self, waiter, verdict) except -1:
+    cdef int deliver_result(self, waiter, result) except -1:
         self.router.budget = self.turn.budget
         try:
-            waiter.on_verdict(verdict)
+            waiter.on_result(result)
         except Exception as error:
             self.router.log_failure(log_line("authorization result lost"), error)
         return 0
@@ -72,8 +72,8 @@ cdef class AccessChecks:
         cdef Connection connection
         self.late = False
         self.router.begin_step()
-        for waiter, verdict in self.gate.overdue():
-            self.give_verdict(waiter, verdict)
+        for waiter, result in self.gate.overdue():
+            self.deliver_result(waiter, result)
             if self.router.step_is_over():
                 self.late = True           # a dead back end makes many late at once
                 break

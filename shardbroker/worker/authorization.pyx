@@ -28,13 +28,13 @@ from dataclasses import replace
 from shardbroker.access.contract import Client, Outcome, AuthRequest
 from shardbroker.access.rules import RuleError, client_rules
 from shardbroker.access.wire import Kind, Status
-from shardbroker.hooks.contract import ASK
+from shardbroker.hooks.contract import PENDING
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Auth
 from shardbroker.mqtt.spec import PropertyId
 from shardbroker.mqtt.topics import parse_subscription
 
-__all__ = ["Access"]
+__all__ = ["Authorization"]
 
 cdef uint64_t NEVER = <uint64_t>-1
 
@@ -47,50 +47,50 @@ TOLD = {
 AUTHENTICATE, AUTHORIZE = "client.authenticate", "client.authorize"
 """Points at which programs behind hooks are asked."""
 
-QUESTIONS_A_MESSAGE = 64
+REQUESTS_A_MESSAGE = 64
 """Topics that are asked about at a time."""
 
 WAITING_BYTES_MAX = 8 << 20
-"""Bytes of questions that one worker waits for, which integrations keep: 20,000 of usual size, 20 of the largest."""
+"""Bytes of requests that one worker waits for, which integrations keep: 20,000 of usual size, 20 of the largest."""
 
-QUESTION_BYTES = 65536
+REQUEST_TOPIC_BYTES = 65536
 """Of topics that are asked about at a time."""
 
 
 cdef class Inquiry:
     """Questions about topics that only back ends can decide."""
 
-    def __init__(self, Access access, list questions, then):
+    def __init__(self, Authorization access, list requests, then):
         self.access = access
-        self.open = questions
+        self.open = requests
         self.asked = []
         self.then = then
 
     cdef bint send(self) except -1:
         """Sends the next requests; False if all are sent. Requests to hook programs and to sources are sent separately."""
-        cdef Access access = self.access
+        cdef Authorization access = self.access
         cdef int size = 0
         while self.open:
             self.asked = []
             size = 0
-            while self.open and len(self.asked) < QUESTIONS_A_MESSAGE and size < QUESTION_BYTES:
-                question = self.open[len(self.open) - 1]
-                if access.decide(question) is None:
-                    of_hooks = access.hooked is not None and access.hooked.get(question) is ASK
+            while self.open and len(self.asked) < REQUESTS_A_MESSAGE and size < REQUEST_TOPIC_BYTES:
+                request = self.open[len(self.open) - 1]
+                if access.decide(request) is None:
+                    of_hooks = access.hooked is not None and access.hooked.get(request) is PENDING
                     if self.asked and of_hooks != self.of_hooks:
                         break
                     self.of_hooks = of_hooks
-                    self.asked.append(question)
-                    size += len(question.topic)
+                    self.asked.append(request)
+                    size += len(request.topic)
                 self.open.pop()
             if not self.asked:
                 continue
             details = [[one.action, one.topic, one.qos, one.retain] for one in self.asked]
             if self.of_hooks:
                 timeout = access.channel.context.hooked.exhook.patience(AUTHORIZE)
-                self.id = access.gate.ask(Kind.HOOK_ACL, self, access.client, details, timeout)
+                self.id = access.gate.request(Kind.HOOK_ACL, self, access.client, details, timeout)
             else:
-                self.id = access.gate.ask(Kind.ACL, self, access.client, details, access.channel.router.acl.timeout)
+                self.id = access.gate.request(Kind.ACL, self, access.client, details, access.channel.router.acl.timeout)
             if self.id:
                 return True
             if self.of_hooks:
@@ -101,7 +101,7 @@ cdef class Inquiry:
 
     cdef int answer_hooks(self, object decisions, bint unsure) except -1:
         """Notes what programs behind hooks have said. What they leave open is for rules and sources."""
-        cdef Access access = self.access
+        cdef Authorization access = self.access
         if decisions is None or len(decisions) != len(self.asked):
             unsure = True
             refused = access.channel.context.hooked.exhook.refuses(AUTHORIZE) and not access.granted
@@ -109,23 +109,23 @@ cdef class Inquiry:
         if access.hooked is None:
             access.hooked = {}
         access.unsure = access.unsure or unsure
-        for question, decision in zip(self.asked, decisions):
-            access.hooked[question] = decision
+        for request, decision in zip(self.asked, decisions):
+            access.hooked[request] = decision
             if decision is None:
-                self.open.append(question)
+                self.open.append(request)
         self.asked = []
         return 0
 
     cdef int answer(self, object decisions, bint failed) except -1:
         """Notes what was decided. What failed is not remembered beyond the packet in hand."""
-        cdef Access access = self.access
+        cdef Authorization access = self.access
         cdef Channel channel = access.channel
         cdef AclCache acl_cache = channel.acl_cache
         cdef bint allowed
         acl = channel.router.acl
         if decisions is None or len(decisions) != len(self.asked):
             failed = True
-        for place, question in enumerate(self.asked):
+        for place, request in enumerate(self.asked):
             if failed:
                 allowed = access.granted or acl.on_timeout == "allow"
             elif decisions[place] is None:
@@ -133,24 +133,24 @@ cdef class Inquiry:
                 allowed = acl.no_match == "allow"
             else:
                 allowed = bool(decisions[place])
-            access.decided[question] = allowed
+            access.decided[request] = allowed
             if not failed and acl.cache.enable and acl_cache is not None:
                 acl_cache.remember(
-                    question.topic.encode(), question.action == "subscribe", question.qos | question.retain << 2, allowed,
+                    request.topic.encode(), request.action == "subscribe", request.qos | request.retain << 2, allowed,
                     channel.context.now_ms + <uint64_t>(acl.cache.ttl * 1000), channel.router.access_generation)
         self.asked = []
         return 0
 
-    def on_verdict(self, verdict) -> None:
+    def on_result(self, result) -> None:
         """Called by the loop with what integrations has said, or that it said nothing in time."""
         cdef Channel channel = self.access.channel
         self.id = 0
         try:
-            decided = verdict.status == Status.DECIDED and verdict.details
+            decided = result.status == Status.DECIDED and result.details
             if self.of_hooks:
-                self.answer_hooks(verdict.details[0] if decided else None, not decided or verdict.details[1])
+                self.answer_hooks(result.details[0] if decided else None, not decided or result.details[1])
             else:
-                self.answer(verdict.details[0] if decided else None, not decided)
+                self.answer(result.details[0] if decided else None, not decided)
             if not self.send():
                 self.access.inquiries.discard(self)
                 self.then()
@@ -187,7 +187,7 @@ cdef Channel absent_channel(Router router):
     return channel
 
 
-cdef class Access:
+cdef class Authorization:
     def __init__(self, Channel channel not None, Connect packet, bytes client_id not None):
         cdef bytes password = None
         self.channel = channel
@@ -217,7 +217,7 @@ cdef class Access:
             self.channel.context.count(AUTHENTICATION_FAILURE)
             self.denied(NOT_AUTHORIZED, "user name is required (auth.quick_deny_anonymous)")
         elif not (self.channel.context.hooks & HOOK_CLIENT_AUTHENTICATE and self.method is None and self.hooks_decide()):
-            self.ask_chain()
+            self.query_chain()
 
     cdef bint banned(self) except -1:
         """Returns whether the client is banned, and then refuses it. Called at CONNECT, and again when more is known or bans may have changed."""
@@ -242,7 +242,7 @@ cdef class Access:
         self.client = replace(self.client, username=username.decode())
         return True
 
-    cdef int ask_chain(self) except -1:
+    cdef int query_chain(self) except -1:
         entrance = self.gate.entrance(self.client.listener, self.authn)
         if not entrance.chain:
             self.channel.context.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
@@ -251,7 +251,7 @@ cdef class Access:
             return 0
         else:
             data = (self.packet.properties or {}).pop(PropertyId.AUTHENTICATION_DATA, None)
-            self.ask_login(Kind.LOGIN, [entrance.chain, None if self.method is None else self.method.decode(), data])
+            self.query_login(Kind.LOGIN, [entrance.chain, None if self.method is None else self.method.decode(), data])
             self.client = replace(self.client, password=None)
         return 0
 
@@ -266,8 +266,8 @@ cdef class Access:
     cdef bint hooks_decide(self) except -1:
         """Returns whether callbacks of client.authenticate decide the login, at once or later; the chain is not used then."""
         answer = self.channel.context.hooked.authenticate(self.client)
-        if answer is ASK:
-            return self.ask_hooks()
+        if answer is PENDING:
+            return self.query_hooks()
         if answer.outcome is Outcome.IGNORE:
             return False
         self.client = replace(self.client, password=None)
@@ -278,33 +278,33 @@ cdef class Access:
             self.denied(answer.reason_code or BAD_USER_NAME_OR_PASSWORD, "denied by a hook")
         return True
 
-    cdef bint ask_hooks(self) except -1:
+    cdef bint query_hooks(self) except -1:
         """Sends the login to hook programs. False: they are not available, and the settings allow to continue without them."""
         if self.too_many_wait():
             return True
         exhook = self.channel.context.hooked.exhook
-        self.login = self.gate.ask(Kind.HOOK_LOGIN, self, self.client, [], exhook.patience(AUTHENTICATE))
+        self.login = self.gate.request(Kind.HOOK_LOGIN, self, self.client, [], exhook.patience(AUTHENTICATE))
         if not self.login:
             if exhook.refuses(AUTHENTICATE):
                 self.hooks_failed("queue to process integrations is full")
                 return True
             return False
-        self.asks_hooks = True
+        self.waits_for_hooks = True
         self.channel.suspend_reading()
         return True
 
-    cdef int hooks_told(self, object verdict) except -1:
+    cdef int on_hooks_result(self, object result) except -1:
         """What programs behind hooks have said about who this is."""
-        if verdict.status == Status.OK:
+        if result.status == Status.OK:
             self.client = replace(self.client, password=None)
             self.logged_in([False, None, None, None, None])
-        elif verdict.status == Status.DENY:
+        elif result.status == Status.DENY:
             self.channel.context.count(AUTHENTICATION_FAILURE)
-            self.denied(verdict.details[0], verdict.details[1])
-        elif verdict.status == Status.IGNORE or not self.channel.context.hooked.exhook.refuses(AUTHENTICATE):
-            self.ask_chain()
+            self.denied(result.details[0], result.details[1])
+        elif result.status == Status.IGNORE or not self.channel.context.hooked.exhook.refuses(AUTHENTICATE):
+            self.query_chain()
         else:
-            self.hooks_failed(verdict.details[0] if verdict.details else "no verdict")
+            self.hooks_failed(result.details[0] if result.details else "no result")
         return 0
 
     def hooks_failed(self, str text) -> None:
@@ -312,32 +312,32 @@ cdef class Access:
         self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
         self.denied(SERVER_UNAVAILABLE, text)
 
-    cdef int ask_login(self, object kind, list details) except -1:
+    cdef int query_login(self, object kind, list details) except -1:
         self.challenged = False
-        self.login = self.gate.ask(kind, self, self.client, details, self.channel.router.auth.timeout)
+        self.login = self.gate.request(kind, self, self.client, details, self.channel.router.auth.timeout)
         if not self.login:
             return self.login_failed("queue to process integrations is full")
         if kind == Kind.LOGIN:
             self.conversation = self.login
         return self.channel.suspend_reading()
 
-    def on_verdict(self, verdict) -> None:
+    def on_result(self, result) -> None:
         """Called by the loop with what integrations has said, or that it said nothing in time."""
         cdef Channel channel = self.channel
         self.login = 0
         try:
-            if self.asks_hooks:
-                self.asks_hooks = False
-                self.hooks_told(verdict)
-            elif verdict.status == Status.OK:
-                self.logged_in(verdict.details)
-            elif verdict.status == Status.CONTINUE:
-                self.challenge(verdict.details[0])
-            elif verdict.status == Status.DENY:
-                channel.context.count(AUTHENTICATION_UNAVAILABLE if verdict.details[0] == SERVER_UNAVAILABLE else AUTHENTICATION_FAILURE)
-                self.denied(verdict.details[0], verdict.details[1])
+            if self.waits_for_hooks:
+                self.waits_for_hooks = False
+                self.on_hooks_result(result)
+            elif result.status == Status.OK:
+                self.logged_in(result.details)
+            elif result.status == Status.CONTINUE:
+                self.challenge(result.details[0])
+            elif result.status == Status.DENY:
+                channel.context.count(AUTHENTICATION_UNAVAILABLE if result.details[0] == SERVER_UNAVAILABLE else AUTHENTICATION_FAILURE)
+                self.denied(result.details[0], result.details[1])
             else:
-                self.login_failed(verdict.details[0] if verdict.details else "no verdict")
+                self.login_failed(result.details[0] if result.details else "no result")
         except MqttError as error:
             channel.fail(error.reason_code, str(error))
         except Exception as error:
@@ -405,9 +405,9 @@ cdef class Access:
             raise ProtocolError("AUTH with a different authentication method than CONNECT", "MQTT-4.12.0-5")
         data = properties.get(PropertyId.AUTHENTICATION_DATA, b"")
         if packet.reason_code == CONTINUE_AUTHENTICATION and self.challenged:
-            self.ask_login(Kind.AUTH, [self.conversation, data])
+            self.query_login(Kind.AUTH, [self.conversation, data])
         elif packet.reason_code == REAUTHENTICATE and self.channel.state == CONNECTED and not self.challenged:
-            self.ask_login(Kind.LOGIN, [self.gate.entrance(self.client.listener, self.authn).chain, self.method.decode(), data])
+            self.query_login(Kind.LOGIN, [self.gate.entrance(self.client.listener, self.authn).chain, self.method.decode(), data])
         else:
             raise ProtocolError(f"AUTH with reason 0x{packet.reason_code:02x} is not allowed in this state", "MQTT-4.12.0-3")
 
@@ -444,7 +444,7 @@ cdef class Access:
         return {PropertyId.AUTHENTICATION_METHOD: self.method} | (
             {} if self.data is None else {PropertyId.AUTHENTICATION_DATA: self.data})
 
-    # --- from the verdict to CONNACK --------------------------------------------------------------------------------------------------
+    # --- from the result to CONNACK --------------------------------------------------------------------------------------------------
 
     cdef bint unchecked(self) except -1:
         """Whether it may do everything."""
@@ -454,7 +454,7 @@ cdef class Access:
     def check_and_accept(self) -> None:
         """Returns the requests for topics known at CONNECT: of the will, and of the session that the client resumes."""
         cdef Session session = self.channel.router.sessions.get(self.client_id)
-        cdef list questions = []
+        cdef list requests = []
         if self.banned() or not self.channel.mount(self.client.username):
             return
         if self.superuser:
@@ -465,10 +465,10 @@ cdef class Access:
         self.channel.acl_cache = AclCache(self.channel.router.acl.cache.max_size)
         will = self.packet.will
         if will is not None:
-            questions.append(self.will_question(will.topic, will.qos, will.retain))
+            requests.append(self.will_request(will.topic, will.qos, will.retain))
         if session is not None and not self.packet.clean_start:
-            questions += self.topics_of(session)
-        if self.inquire(questions, self.check_and_accept):
+            requests += self.topics_of(session)
+        if self.inquire(requests, self.check_and_accept):
             self.finish_login()
 
     cdef int finish_login(self) except -1:
@@ -476,8 +476,8 @@ cdef class Access:
         cdef Session session
         packet, will = self.packet, self.packet.will
         if will is not None and not self.unchecked():
-            if not self.decide(self.will_question(will.topic, will.qos, will.retain)):
-                self.tell_denied("will", will.topic)
+            if not self.decide(self.will_request(will.topic, will.qos, will.retain)):
+                self.report_denied("will", will.topic)
                 return self.denied(NOT_AUTHORIZED, "will topic denied")
         session = channel.router.sessions.get(self.client_id)
         if session is not None and not self.unchecked() and not packet.clean_start:
@@ -496,17 +496,17 @@ cdef class Access:
         return {"user": self.client.username, "superuser": bool(self.superuser), "acl": self.own_acl}
 
     @staticmethod
-    def of_will(Router router not None, bytes client_id not None, dict origin not None) -> Access:
+    def of_will(Router router not None, bytes client_id not None, dict origin not None) -> Authorization:
         """Returns the rights of the sender of a will, from what Channel.origin_of_will() has kept: its connection is closed, maybe since
         before a restart."""
         cdef Channel channel = absent_channel(router)
-        cdef Access access
+        cdef Authorization access
         username = origin.get("username")
         channel.wanted_id = client_id
         channel.username = None if username is None else username.encode()
         channel.version = origin.get("version", 0)
         channel.peer = parse_address(origin["peer"])
-        access = Access(channel, None, client_id)
+        access = Authorization(channel, None, client_id)
         access.client = replace(
             access.client, username=origin.get("user", username), listener=origin.get("listener", ""), cert_common_name=origin.get("cn"),
             cert_subject=origin.get("dn"))
@@ -515,24 +515,24 @@ cdef class Access:
         access.granted = True
         return access
 
-    def ask_about_will(self, Will will not None) -> None:
+    def check_will(self, Will will not None) -> None:
         """Publishes the will, if that is allowed still; perhaps later, when back ends have told."""
         cdef Router router = self.channel.router
         cdef bint denied = False
         try:
-            question = self.will_question(will.message.topic, will.message.qos, will.message.retain)
+            request = self.will_request(will.message.topic, will.message.qos, will.message.retain)
         except MqttError:
-            question = None                # it is refused for what is wrong with it
-        if question is not None and not self.unchecked():
-            if not self.inquire([question], lambda: self.ask_about_will(will), False):
+            request = None                # it is refused for what is wrong with it
+        if request is not None and not self.unchecked():
+            if not self.inquire([request], lambda: self.check_will(will), False):
                 return
-            denied = not self.decide(question)
+            denied = not self.decide(request)
             if denied:
                 router.count(AUTHORIZATION_DENY)
-                self.tell_denied("will", question.topic.encode())
+                self.report_denied("will", request.topic.encode())
         router.release_will(will, router.sessions.get(self.client_id), denied)
 
-    cdef object will_question(self, bytes topic, int qos, bint retain):
+    cdef object will_request(self, bytes topic, int qos, bint retain):
         """About the topic behind `$delayed/<seconds>/`, as the client names it."""
         cdef uint64_t at_ms
         topic = self.channel.router.take_delay(topic, &at_ms)
@@ -553,7 +553,7 @@ cdef class Access:
         for subscription in session.all_subscriptions():
             filter = channel.unmounted(subscription.filter)
             if not self.decide(AuthRequest("subscribe", filter.decode(), subscription.qos)):
-                self.tell_denied("subscription", filter)
+                self.report_denied("subscription", filter)
                 if channel.router.unsubscribe(session, subscription.wire_filter, 0) and session.logged:
                     channel.context.recorder.unsubscribed(session, subscription.wire_filter)
         return 0
@@ -568,39 +568,39 @@ cdef class Access:
             self.rules_of = generation
         return 0
 
-    cdef object decide(self, object question):
+    cdef object decide(self, object request):
         """Returns True or False; None while the result of a back end is missing. `no_match`: no rule matched."""
         self.no_match = False
         if self.channel.context.hooks & HOOK_CLIENT_AUTHORIZE:
             if self.hooked is None:
                 self.hooked = {}
-            if question not in self.hooked:
-                self.hooked[question] = self.channel.context.hooked.authorize(self.client, question)
+            if request not in self.hooked:
+                self.hooked[request] = self.channel.context.hooked.authorize(self.client, request)
                 self.unsure = self.unsure or self.channel.context.hooked.registry.failed
-            decision = self.hooked[question]
-            if decision is ASK:
+            decision = self.hooked[request]
+            if decision is PENDING:
                 return None
             if decision is not None:
                 return decision
         self.work_out_rules()
         for rules in self.rules:
-            decision = rules.decide(question)
+            decision = rules.decide(request)
             if decision is not None:
                 return decision
         if self.gate.has_remote:
-            return self.decided.get(question)
+            return self.decided.get(request)
         if not self.gate.has_sources and self.own_acl is None:
             return True                    # no rules are configured: it was a hook alone that had to be asked
         self.no_match = True
         return self.channel.router.acl.no_match == "allow"
 
-    cdef list unknown_of(self, list questions):
-        return [question for question in dict.fromkeys(questions) if self.decide(question) is None]
+    cdef list unknown_of(self, list requests):
+        return [request for request in dict.fromkeys(requests) if self.decide(request) is None]
 
-    def inquire(self, list questions, then, bint hold=True) -> bool:
+    def inquire(self, list requests, then, bint hold=True) -> bool:
         """Whether all are decided. If not they are asked, the connection is held, and `then` is called once they are."""
         cdef Inquiry inquiry
-        unknown = self.unknown_of(questions)
+        unknown = self.unknown_of(requests)
         if not unknown:
             return True
         inquiry = Inquiry(self, unknown, then)
@@ -620,13 +620,13 @@ cdef class Access:
         cdef AclCache acl_cache = channel.acl_cache
         cdef int known = acl_cache.look(topic, False, combination, channel.context.now_ms, generation, serial)
         if known == UNKNOWN:
-            question = AuthRequest("publish", topic.decode(), qos, retain)
-            if not self.inquire([question], self.go_on):
+            request = AuthRequest("publish", topic.decode(), qos, retain)
+            if not self.inquire([request], self.go_on):
                 return UNKNOWN
-            remote = question in self.decided
-            known = ALLOWED if self.decide(question) else DENIED
+            remote = request in self.decided
+            known = ALLOWED if self.decide(request) else DENIED
             if remote:
-                del self.decided[question]
+                del self.decided[request]
             elif not channel.context.hooks & HOOK_CLIENT_AUTHORIZE:
                 acl_cache.remember(topic, False, combination, known == ALLOWED, NEVER, generation)
             elif channel.router.acl.cache.enable and not self.unsure:
@@ -638,24 +638,24 @@ cdef class Access:
                 channel.context.count(AUTHORIZATION_NOMATCH)
         channel.context.count(AUTHORIZATION_ALLOW if known == ALLOWED else AUTHORIZATION_DENY)
         if known == DENIED:
-            self.tell_denied("publish", topic)
+            self.report_denied("publish", topic)
         return known
 
     def prepare(self, list topics) -> bool:
         """Before a SUBSCRIBE: whether all of its filters are decided. If not, the connection is held until they are."""
-        return self.inquire([question for question in map(filter_question, topics) if question is not None], self.go_on)
+        return self.inquire([request for request in map(filter_request, topics) if request is not None], self.go_on)
 
     def may_subscribe(self, bytes wire_filter, int options) -> bool:
         """After prepare()."""
-        question = filter_question((wire_filter, options))
-        if question is None:
+        request = filter_request((wire_filter, options))
+        if request is None:
             return True                    # it is refused for what is wrong with it
-        allowed = bool(self.decide(question))
+        allowed = bool(self.decide(request))
         if self.no_match:
             self.channel.context.count(AUTHORIZATION_NOMATCH)
         self.channel.context.count(AUTHORIZATION_ALLOW if allowed else AUTHORIZATION_DENY)
         if not allowed:
-            self.tell_denied("subscribe", wire_filter)
+            self.report_denied("subscribe", wire_filter)
         return allowed
 
     def go_on(self) -> None:
@@ -671,10 +671,10 @@ cdef class Access:
         self.hooked = None
         self.unsure = False
 
-    cdef int tell_denied(self, str action, bytes topic) except -1:
+    cdef int report_denied(self, str action, bytes topic) except -1:
         """One line in the log, unless there were many just now."""
         cdef Channel channel = self.channel
-        if self.gate.may_tell(channel.context.now_ms):
+        if self.gate.may_report(channel.context.now_ms):
             channel.send_event(EVENT_DENIED, NOT_AUTHORIZED, SIDE_SERVER, f"{action} {topic.decode(errors='replace')}")
         return 0
 
@@ -710,7 +710,7 @@ cdef class Access:
         if self.login:
             self.gate.forget(self.login)
         if self.conversation and (self.challenged or self.login):
-            self.gate.ask(Kind.FORGET, self, Client(""), [self.conversation], 1.0)
+            self.gate.request(Kind.FORGET, self, Client(""), [self.conversation], 1.0)
         for inquiry in self.inquiries:
             inquiry.cancel()
         self.inquiries.clear()
@@ -723,8 +723,8 @@ cdef class Access:
                 f"banned for {flapping.ban_s:g} s: {flapping.max_count} disconnects within {flapping.window_s:g} s")
 
 
-def filter_question(topic):
-    """A filter of SUBSCRIBE with its options as a question; None for what is no filter."""
+def filter_request(topic):
+    """A filter of SUBSCRIBE with its options as a request; None for what is no filter."""
     wire_filter, options = topic
     try:
         return AuthRequest("subscribe", parse_subscription(wire_filter)[1].decode(), options & 3)

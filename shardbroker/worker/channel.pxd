@@ -59,7 +59,7 @@ cdef class Channel(ClientOutput):
     cdef uint16_t keepalive_s              # in force, 0: none
     cdef PeerAddress peer
     cdef readonly bytes username           # of authentication, certificate or CONNECT, in this order; None without
-    cdef readonly object access            # shardbroker.worker.authorization.Access; None: no bans, rules or authenticators apply
+    cdef readonly object access            # shardbroker.worker.authorization.Authorization; None: no bans, rules or authenticators apply
     cdef AclCache acl_cache                # None: it may publish and subscribe everything
     cdef bytes wanted_id                   # client id assigned by the acceptor; from CONNECT on the one in CONNECT, if that has one
     cdef tuple subscribing                 # a SUBSCRIBE or UNSUBSCRIBE too long for one turn, see packets/subscribe.pyx; mostly None

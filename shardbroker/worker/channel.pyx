@@ -12,7 +12,7 @@ from shardbroker.mqtt.spec cimport (
     UNSUPPORTED_PROTOCOL_VERSION, USE_ANOTHER_SERVER,
 )
 from shardbroker.pubsub.topic_cache cimport Lookup
-from shardbroker.session.context cimport TELL_DISCONNECTED
+from shardbroker.session.context cimport NOTIFY_DISCONNECTED
 from shm.address cimport address_text
 from shm.counters cimport (
     CLIENT_CLOSED_IDLE_TIMEOUT, CLIENT_CLOSED_KEEPALIVE, CLIENT_CLOSED_KICKED, CLIENT_CLOSED_MALFORMED,
@@ -164,8 +164,8 @@ cdef class Channel(ClientOutput):
         if self.state == CONNECTED:
             self.context.count(CLIENT_DISCONNECTED)
             self.context.gauge(CONNECTIONS_COUNT, -1)
-            if self.context.telling & TELL_DISCONNECTED:
-                self.publish_event(TELL_DISCONNECTED, event_messages.disconnected(
+            if self.context.notifications & NOTIFY_DISCONNECTED:
+                self.publish_event(NOTIFY_DISCONNECTED, event_messages.disconnected(
                     reason_code, side == SIDE_NETWORK, self.connected_ms, self.context.now_ms))
             if self.context.hooks & HOOK_CLIENT_DISCONNECTED:
                 self.context.hooked.disconnected(self, reason_code)
@@ -321,7 +321,7 @@ cdef class Channel(ClientOutput):
         return event_messages.identity(self.session.client_id, self.username, address_text(&self.peer))
 
     def publish_event(self, int event, dict fields) -> None:
-        """Queues an event message about this client. The caller has tested its bit in `context.telling`."""
+        """Queues an event message about this client. The caller has tested its bit in `context.notifications`."""
         topics = [] if self.session is None else self.router.announcer.listeners(event, self.session.client_id)
         if topics:
             self.router.announcer.note(topics, {**self.identity(), **fields}, self.context.now_ms)

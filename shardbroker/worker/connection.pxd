@@ -20,7 +20,7 @@ cdef enum Stop:                            # why a connection is not read
     STOP_OUTPUT = 2                        # it does not take what it has asked for
     STOP_MEMORY = 4                        # memory is short, and it is among the clients that fill it
     STOP_DISK = 8                          # its session stays, and the disk does not take what happens to it
-    STOP_ACCESS = 16                       # a verdict is waited for
+    STOP_ACCESS = 16                       # a result is waited for
     STOP_RATE = 32                         # it has sent more than its listener allows
 
 

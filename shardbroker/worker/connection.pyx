@@ -25,7 +25,7 @@ from shardbroker.transport.websocket import WebSocketError
 __all__ = ["Connection"]
 
 cdef enum:
-    LOGIN_READ_BYTES = 16384               # most before CONNACK: what follows the CONNECT is kept until the verdict
+    LOGIN_READ_BYTES = 16384               # most before CONNACK: what follows the CONNECT is kept until the result
     REST_STEP = 4096                       # least growth of an incomplete packet's buffer, bytes
     FLUSH_ROUNDS = 4                       # times a socket is written to in a pass, while its session has more for it
 

@@ -8,11 +8,11 @@ from libc.stdint cimport uint8_t, uint64_t
 from shardbroker.pubsub.message cimport Message
 
 
-cdef enum Purpose:                         # schema.HeldFor
-    HELD_FOR_ALL = 1                       # a will: to all subscribers
-    HELD_FOR_GROUP = 2                     # to some member of a shared group
-    HELD_FOR_RING = 3                      # into one ring, as the record that found no room
-    HELD_FOR_TIME = 4                      # to all subscribers at its due time, see delayed.pxd
+cdef enum Purpose:                         # schema.DeferredFor
+    DEFERRED_FOR_ALL = 1                       # a will: to all subscribers
+    DEFERRED_FOR_GROUP = 2                     # to some member of a shared group
+    DEFERRED_FOR_RING = 3                      # into one ring, as the record that found no room
+    DEFERRED_FOR_TIME = 4                      # to all subscribers at its due time, see delayed.pxd
 
 
 cdef class Deferred:
@@ -20,13 +20,13 @@ cdef class Deferred:
     cdef readonly int purpose
     cdef Message message
     cdef bytes group, filter               # of the shared group; empty without
-    cdef uint64_t member                   # HELD_FOR_GROUP: session that did not take it, or 0; HELD_FOR_RING: session that gets it
+    cdef uint64_t member                   # DEFERRED_FOR_GROUP: session that did not take it, or 0; DEFERRED_FOR_RING: session that gets it
     cdef int attempts                      # members that were tried
     cdef list lookups                      # of its topic, under way; None before the first try
-    cdef long destination                  # HELD_FOR_RING: destination of the ring
-    cdef int record                        # HELD_FOR_RING: RECORD_PUBLISH, RECORD_SHARED
-    cdef readonly uint64_t at_ms           # HELD_FOR_TIME: Unix ms
-    cdef readonly uint64_t order           # HELD_FOR_TIME: of arrival in this worker, from 1 on
+    cdef long destination                  # DEFERRED_FOR_RING: destination of the ring
+    cdef int record                        # DEFERRED_FOR_RING: RECORD_PUBLISH, RECORD_SHARED
+    cdef readonly uint64_t at_ms           # DEFERRED_FOR_TIME: Unix ms
+    cdef readonly uint64_t order           # DEFERRED_FOR_TIME: of arrival in this worker, from 1 on
 
 
 cdef Deferred defer_for_all(Message message)

@@ -12,22 +12,22 @@ cdef class Deferred:
 
 
 cdef Deferred defer_for_all(Message message):
-    return defer(HELD_FOR_ALL, message, b"", b"", 0, 0)
+    return defer(DEFERRED_FOR_ALL, message, b"", b"", 0, 0)
 
 
 cdef Deferred defer_for_group(Message message, bytes group, bytes filter, uint64_t failed, int attempts):
-    return defer(HELD_FOR_GROUP, message, group, filter, failed, attempts)
+    return defer(DEFERRED_FOR_GROUP, message, group, filter, failed, attempts)
 
 
 cdef Deferred defer_for_ring(Message message, long destination, int record, uint64_t member, int attempts, bytes group, bytes filter):
-    cdef Deferred deferred = defer(HELD_FOR_RING, message, group, filter, member, attempts)
+    cdef Deferred deferred = defer(DEFERRED_FOR_RING, message, group, filter, member, attempts)
     deferred.destination = destination
     deferred.record = record
     return deferred
 
 
 cdef Deferred defer_for_time(Message message, uint64_t at_ms):
-    cdef Deferred deferred = defer(HELD_FOR_TIME, message, b"", b"", 0, 0)
+    cdef Deferred deferred = defer(DEFERRED_FOR_TIME, message, b"", b"", 0, 0)
     deferred.at_ms = at_ms
     return deferred
 

@@ -35,9 +35,9 @@ from shardbroker.mqtt.topics import check_topic_filter, check_topic_name, parse_
 
 __all__ = ["HookDispatcher"]
 
-cdef enum:                                 # what ask_publish() returns
+cdef enum:                                 # what query_publish() returns
     GO_ON = 0
-    ASKED = 1
+    WAITING = 1
     REFUSED = 2
 
 cdef uint64_t NEVER = <uint64_t>-1
@@ -94,12 +94,12 @@ cdef class HookDispatcher:
         return None
 
     def authenticate(self, object client) -> object:
-        """client.authenticate: an Answer, or ASK."""
+        """client.authenticate: an Answer, or PENDING."""
         return self.registry.fold("client.authenticate", IGNORE, answer_checked, client, failed=deny(SERVER_UNAVAILABLE))
 
-    def authorize(self, object client, object question) -> object:
-        """Runs client.authorize. Returns True, False, ASK, or None if no callback decides."""
-        return self.registry.fold("client.authorize", None, allowed_checked, client, question, failed=False)
+    def authorize(self, object client, object request) -> object:
+        """Runs client.authorize. Returns True, False, PENDING, or None if no callback decides."""
+        return self.registry.fold("client.authorize", None, allowed_checked, client, request, failed=False)
 
     def connack(self, Channel channel, int reason_code, dict given) -> dict:
         """client.connack: the properties to be sent."""
@@ -201,12 +201,12 @@ cdef class HookDispatcher:
     def publish_message(self, Message message, uint64_t at_ms) -> Message:
         """The same for a message of the broker itself. None also if it is published later, after the results of hook programs."""
         message = self.publish(borrowed(message))
-        return None if message is None or self.ask_publish(None, message, message.qos, 0, at_ms) != GO_ON else message
+        return None if message is None or self.query_publish(None, message, message.qos, 0, at_ms) != GO_ON else message
 
-    def ask_publish(self, Channel channel, Message message, int qos, int packet_id, uint64_t at_ms) -> int:
-        """ASKED: hook programs decide about a message, which then continues by itself. REFUSED: they are not available,
+    def query_publish(self, Channel channel, Message message, int qos, int packet_id, uint64_t at_ms) -> int:
+        """WAITING: hook programs decide about a message, which then continues by itself. REFUSED: they are not available,
         so it is dropped. `channel`: of the publisher; None: the broker itself."""
-        cdef HookRequest question
+        cdef HookRequest request
         cdef Publication publication
         if self.exhook is None or not self.exhook.reached:
             return GO_ON
@@ -214,15 +214,15 @@ cdef class HookDispatcher:
         shown = self.shown(publication)
         if not self.exhook.wants("message.publish", shown.topic):
             return GO_ON
-        question = HookRequest.__new__(HookRequest)
-        question.hooked, question.channel, question.message = self, channel, message
-        question.session = None if channel is None else channel.session
-        question.qos, question.packet_id, question.at_ms = qos, packet_id, at_ms
+        request = HookRequest.__new__(HookRequest)
+        request.hooked, request.channel, request.message = self, channel, message
+        request.session = None if channel is None else channel.session
+        request.qos, request.packet_id, request.at_ms = qos, packet_id, at_ms
         client = Client(shown.client_id) if channel is None else known_client(channel)
-        if self.exhook.ask_about(Kind.HOOK_PUBLISH, question, client, shown):
+        if self.exhook.query(Kind.HOOK_PUBLISH, request, client, shown):
             if channel is not None and qos == 2:
-                self.undecided[channel.session, packet_id] = question
-            return ASKED
+                self.undecided[channel.session, packet_id] = request
+            return WAITING
         if not self.exhook.refuses("message.publish", shown.topic):
             return GO_ON
         self.drop(publication)
@@ -231,24 +231,24 @@ cdef class HookDispatcher:
     def asked_again(self, Channel channel, int packet_id) -> bool:
         """Whether programs outside are still asked about this QoS 2 message of the client, which came on a connection before. The answer
         goes to this one then: so far the message is nowhere but in memory."""
-        cdef HookRequest question = self.undecided.get((channel.session, packet_id))
-        if question is None:
+        cdef HookRequest request = self.undecided.get((channel.session, packet_id))
+        if request is None:
             return False
-        question.channel = channel
+        request.channel = channel
         return True
 
-    def told(self, Message message, verdict) -> tuple:
+    def outcome_of(self, Message message, result) -> tuple:
         """(whether it is refused, what is to be published), as programs outside have said of a message."""
         cdef Publication publication = borrowed(message)
         before = self.shown(publication)
-        if verdict.status == Status.DENY:
+        if result.status == Status.DENY:
             self.drop(publication)
             return False, None
-        if verdict.status == Status.OK and not verdict.details:
+        if result.status == Status.OK and not result.details:
             return False, message
-        if verdict.status == Status.OK:
+        if result.status == Status.OK:
             try:
-                topic, payload, qos = verdict.details
+                topic, payload, qos = result.details
                 said = self.message_checked(before.replace(topic=topic, payload=payload, qos=qos))
                 return False, self.remade(publication, before, said)
             except (MqttError, TypeError, ValueError) as error:
@@ -326,7 +326,7 @@ cdef class HookRequest:
     cdef int packet_id
     cdef uint64_t at_ms                    # when it is to be published; 0: at once
 
-    def on_verdict(self, verdict) -> None:
+    def on_result(self, result) -> None:
         """Called by the loop with what integrations has said, or that it said nothing in time. The publisher may be gone by now; what it
         has sent is published all the same."""
         cdef Channel channel = self.channel
@@ -334,7 +334,7 @@ cdef class HookRequest:
         if self.qos == 2:
             hooked.undecided.pop((self.session, self.packet_id), None)
         try:
-            refused, message = hooked.told(self.message, verdict)
+            refused, message = hooked.outcome_of(self.message, result)
             if channel is None:
                 if message is not None:
                     hooked.publish_later(message, self.at_ms)
@@ -444,7 +444,7 @@ def connack_checked(said) -> object:
 
 
 def answer_checked(said) -> object:
-    if said is contract.ASK:
+    if said is contract.PENDING:
         return said
     if not isinstance(said, Answer):
         raise TypeError(f"result: must be allow(...), deny(...) or IGNORE, got {type(said).__name__}")
@@ -456,7 +456,7 @@ def answer_checked(said) -> object:
 
 
 def allowed_checked(said) -> object:
-    if said is not None and said is not contract.ASK and not isinstance(said, bool):
+    if said is not None and said is not contract.PENDING and not isinstance(said, bool):
         raise TypeError(f"result: must be True, False or None, got {type(said).__name__}")
     return said
 

@@ -70,10 +70,10 @@ def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, num
     """Programs outside take part in hooks, behind plugins. What they want says the process integrations, later too."""
     gate = worker.access_gate
     (events,) = topology.sending_ends("events", number)
-    exhook = ExHook(hooked.registry, gate.ask, events, partial(counters.access_changed, rules=True), worker.log)
+    exhook = ExHook(hooked.registry, gate.request, events, partial(counters.access_changed, rules=True), worker.log)
     hooked.exhook = gate.on_wanted = exhook
     exhook.take(presumed(topology.settings.exhook.enabled))
-    gate.ask(Kind.HOOKS, exhook, Client(""), [], 0.0)
+    gate.request(Kind.HOOKS, exhook, Client(""), [], 0.0)
 
 
 def run(topology: Topology, number: int) -> None:

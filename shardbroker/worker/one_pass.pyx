@@ -53,7 +53,7 @@ cdef class Worker(Router):
             wait_ms = min(wait_ms, <int>RATE_MS)
         if self.turn.dirty or self.turn.busy or self.lookups or self.leaving or self.replays_moved or self.inlets.commands or (
                 self.turn.unread and not self.disk_full) or self.access_checks.late or (
-                self.telling and self.announcer.any_noted):
+                self.notifications and self.announcer.any_noted):
             wait_ms = 0
         elif self.replaying or self.retry or self.turn.parked or self.durability.cycle_left or self.command_queue.answers or (
                 not self.serving):
@@ -160,7 +160,7 @@ cdef class Worker(Router):
                         if fd == self.rings.doorbells[self.number]:
                             read(fd, &rung, sizeof(rung))
                         elif fd == self.access_checks.fd:
-                            self.access_checks.take_verdicts()
+                            self.access_checks.take_results()
                         elif fd in self.intake.channels:
                             self.intake.accept_some(fd)
                         continue

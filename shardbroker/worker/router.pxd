@@ -60,14 +60,14 @@ cdef class Router(WorkerContext):
     cdef list leaving                      # subscriptions of sessions that ended, for which one pass was too short
     cdef uint64_t full_tables              # commits that the route table had no room for
     cdef list retry                        # Deferred: what a full ring keeps here
-    cdef uint64_t last_held                # number of the newest of them in the journal
+    cdef uint64_t last_deferred                # number of the newest of them in the journal
     cdef readonly Delays delays            # messages that wait for their time
     cdef uint64_t next_key
     cdef uint64_t id_low_base              # node and process part of message ids
     cdef uint16_t id_sequence
     cdef object node_process
     cdef readonly object access_gate       # shardbroker.access.auth_client.AuthClient; None: everything is allowed
-    cdef object access_type                # shardbroker.worker.authorization.Access, where there is a gate
+    cdef object access_type                # shardbroker.worker.authorization.Authorization, where there is a gate
     cdef readonly object auth, acl         # settings sections
     cdef readonly uint32_t access_generation   # of rules, users and bans
     cdef list capture                      # topic filters of journal.capture, bytes

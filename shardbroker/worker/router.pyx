@@ -19,11 +19,11 @@ from shardbroker.pubsub.message cimport make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, OPTION_RETAIN_AS_PUBLISHED, Subscriber
 from shardbroker.session.client_output cimport ClientOutput
 from shardbroker.worker.features.delayed cimport Delays, id_of
-from shardbroker.worker.deferred cimport HELD_FOR_ALL, HELD_FOR_GROUP, HELD_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time
+from shardbroker.worker.deferred cimport DEFERRED_FOR_ALL, DEFERRED_FOR_GROUP, DEFERRED_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time
 from shardbroker.worker.disk cimport DISK_LIMIT
 from shardbroker.worker.memory cimport REFUSE
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Lookup, Target, encode_identifier, new_lookup
-from shardbroker.session.context cimport TELL_DROPPED, TELL_SUBSCRIBED
+from shardbroker.session.context cimport NOTIFY_DROPPED, NOTIFY_SUBSCRIBED
 from shardbroker.session.journaling cimport (
     ENDED_CLEAN_START, ENDED_DISCONNECTED, ENDED_EXPIRED, WILL_DISCARDED, WILL_PUBLISHED,
 )
@@ -274,8 +274,8 @@ cdef class Router(WorkerContext):
         if entry.is_empty():
             self.count(MESSAGES_DROPPED)
             self.count(MESSAGES_DROPPED_NO_SUBSCRIBERS)
-            if self.telling & TELL_DROPPED:
-                self.publish_event(TELL_DROPPED, publisher, publication)
+            if self.notifications & NOTIFY_DROPPED:
+                self.publish_event(NOTIFY_DROPPED, publisher, publication)
             if self.hooks & HOOK_MESSAGE_DROPPED:
                 self.hooked.message_dropped(publication, "no_subscribers")
             return False
@@ -411,7 +411,7 @@ cdef class Router(WorkerContext):
     # --- what waits for room in a ring ---------------------------------------------------------------------------------------
 
     cdef int defer(self, Deferred deferred) except -1:
-        if deferred.message.qos or deferred.purpose == HELD_FOR_ALL:
+        if deferred.message.qos or deferred.purpose == DEFERRED_FOR_ALL:
             self.number_deferred(deferred)
         self.retry.append(deferred)
         return 0
@@ -419,8 +419,8 @@ cdef class Router(WorkerContext):
     cdef int number_deferred(self, Deferred deferred) except -1:
         """Records a deferred message in the journal, if there is one."""
         if self.recorder is not None:
-            self.last_held += 1
-            deferred.number = self.last_held
+            self.last_deferred += 1
+            deferred.number = self.last_deferred
             self.record_deferred(deferred)
         return 0
 
@@ -455,11 +455,11 @@ cdef class Router(WorkerContext):
     cdef bint try_again(self, Deferred deferred) except -1:
         if deferred.lookups is None:
             deferred.lookups = []
-        if deferred.purpose == HELD_FOR_ALL:
+        if deferred.purpose == DEFERRED_FOR_ALL:
             return self.try_publish(deferred.message, self.sessions.get(deferred.message.client_id), deferred.lookups)
-        if deferred.purpose == HELD_FOR_TIME:
+        if deferred.purpose == DEFERRED_FOR_TIME:
             return self.publish_delayed(deferred)
-        if deferred.purpose == HELD_FOR_GROUP:
+        if deferred.purpose == DEFERRED_FOR_GROUP:
             return self.hand_on(deferred.group, deferred.filter, deferred.message, deferred.attempts, deferred.member, deferred.lookups)
         return self.outlets.put_deferred(deferred)
 
@@ -470,7 +470,7 @@ cdef class Router(WorkerContext):
         if self.announcer is not None:
             self.announcer.publish()
         self.announcer = event_messages.EventMessages(self, settings)
-        self.telling = self.announcer.mask
+        self.notifications = self.announcer.mask
 
     def has_subscribers(self, bytes topic not None) -> bool:
         cdef TopicEntry entry = self.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic), None)
@@ -500,7 +500,7 @@ cdef class Router(WorkerContext):
             if subscriber is not None and (<Session>subscriber).link is not None:
                 holder = (<Session>subscriber).link
                 fields |= holder.identity()
-            if event == TELL_DROPPED:
+            if event == NOTIFY_DROPPED:
                 fields["reason"] = "no_subscribers"
             self.announcer.note(topics, fields, self.now_ms)
         return 0
@@ -726,7 +726,7 @@ cdef class Router(WorkerContext):
         will.message.id_high = stamped.id_high
         will.message.id_low = stamped.id_low
         if self.access_gate is not None and will.origin is not None:
-            self.access_type.of_will(self, session.client_id, will.origin).ask_about_will(will)
+            self.access_type.of_will(self, session.client_id, will.origin).check_will(will)
             return 0
         return self.release_will(will, session, False)
 
@@ -1043,7 +1043,7 @@ cdef class Router(WorkerContext):
                     self.answer_subscribe(<tuple>suback, full)
                 except Exception as error:
                     (<ClientOutput>(<tuple>suback)[1]).failed(error)
-        if self.telling and self.announcer.any_noted:
+        if self.notifications and self.announcer.any_noted:
             self.announcer.publish()
         return 0
 
@@ -1053,9 +1053,9 @@ cdef class Router(WorkerContext):
             codes = self.undo_subscribe(channel, codes, subscribed)
             replays = []
         answer(channel, packet_id, codes, replays)
-        if self.telling & TELL_SUBSCRIBED and not full:
+        if self.notifications & NOTIFY_SUBSCRIBED and not full:
             for _, subscription in subscribed:
-                channel.publish_event(TELL_SUBSCRIBED, event_messages.subscribed(subscription.filter, subscription.options()))
+                channel.publish_event(NOTIFY_SUBSCRIBED, event_messages.subscribed(subscription.filter, subscription.options()))
         return 0
 
     cdef int commit_retained(self) except -1:

@@ -125,7 +125,7 @@ def test_a_small_answer_that_is_compressed_though_that_was_not_asked_for(
     async def ask() -> tuple[int, object]:
         service = HttpService(section, "auth.http")
         try:
-            return await service.ask({})
+            return await service.call({})
         finally:
             await service.close()
 
@@ -145,7 +145,7 @@ def test_a_redirect_is_not_followed(server: tuple[socket.socket, list[bytes]]) -
     async def ask() -> tuple[int, object]:
         service = HttpService(section, "auth.http")
         try:
-            return await service.ask({})
+            return await service.call({})
         finally:
             await service.close()
 

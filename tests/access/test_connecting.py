@@ -261,11 +261,11 @@ def test_lines_name_the_user_and_tell_who_connects_at_a_level_that_is_set() -> N
         broker.logged("client disconnected", "client_id=silent")
         assert not [line for line in broker.output if "client connected" in line]
         for key, value, level in (("log.client_connected", '"info"', " INFO "), ("log.level", '"debug"', " DEBUG ")):
-            control.ask("config set", key=key, value=value)
+            control.call("config set", key=key, value=value)
             name = level.strip().lower()
             until(lambda name=name: tell_apart(broker, name))  # type: ignore[misc]
             assert level in broker.logged("client connected", f"client_id={name}", "username=ada")
-            control.ask("config reset", key=key)
+            control.call("config reset", key=key)
         assert "secret" not in "".join(broker.output)
 
 

@@ -38,7 +38,7 @@ def code_of(broker: Guarded, port: int = 0, **options: Any) -> int:
 
 
 def put(control: Control, key: str, value: str) -> None:
-    assert control.ask("config set", key=key, value=value)["needs_restart"] == []
+    assert control.call("config set", key=key, value=value)["needs_restart"] == []
 
 
 def test_a_chain_that_comes_and_goes(bare: Guarded, control: Control) -> None:
@@ -53,8 +53,8 @@ def test_a_chain_that_comes_and_goes(bare: Guarded, control: Control) -> None:
         assert len(bare.child_pids("integrations")) == 1
         put(control, "auth.quick_deny_anonymous", "true")
         until(lambda: code_of(bare) == NOT_AUTHORIZED)
-        control.ask("config reset", key="auth.quick_deny_anonymous")
-        control.ask("config reset", key="auth.chain")
+        control.call("config reset", key="auth.quick_deny_anonymous")
+        control.call("config reset", key="auth.chain")
         until(lambda: code_of(bare) == 0)
         stays.ping()
 
@@ -66,7 +66,7 @@ def test_rules_hold_for_those_who_are_connected(bare: Guarded, control: Control)
     with bare.client("early") as early, bare.client("other") as other:
         early.subscribe([("secret/x", 1), ("open/x", 1)])
         with pytest.raises(ControlError, match=r"acl\.file\.path: must be a file of rules"):
-            control.ask("config set", key="acl.sources", value='["file"]')
+            control.call("config set", key="acl.sources", value='["file"]')
         put(control, "acl.file.path", str(rules))
         put(control, "acl.sources", '["file"]')
         bare.logged("authorization denied", "client_id=early", '"subscription secret/x"')
@@ -77,12 +77,12 @@ def test_rules_hold_for_those_who_are_connected(bare: Guarded, control: Control)
 
         rules.write_text("{deny, all, nonsense}.\n")
         with pytest.raises(ControlError, match=r"acl\.conf"):
-            control.ask("config reload")
+            control.call("config reload")
         assert other.publish("secret/x", b"no", 1).code == NOT_AUTHORIZED, "what was there before holds"  # type: ignore[union-attr]
         rules.write_text("{allow, all}.\n")
 
         put(control, "acl.no_match", "allow")
-        control.ask("config reset", key="acl.sources")
+        control.call("config reset", key="acl.sources")
         until(lambda: early.subscribe("secret/y", check=False).codes == (0,))
 
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_used_leaves_what_there_was(bare: Guarded, control: Contr
     passwords = bare.folder / "passwords"
     put(control, "auth.file.path", str(passwords))
     with pytest.raises(ControlError, match="passwords: No such file"):
-        control.ask("config set", key="auth.chain", value='["builtin", "file"]')
+        control.call("config set", key="auth.chain", value='["builtin", "file"]')
     assert code_of(bare, username="ada", password="secret") == 0
     assert code_of(bare, username="eve", password="x") == BAD, "builtin alone is asked, as before"
 
@@ -141,11 +141,11 @@ def test_what_cannot_be_used_leaves_what_there_was(bare: Guarded, control: Contr
     put(control, "auth.hash_threads", "3")  # the file was there when its path was checked
     bare.logged("ERROR integrations: access settings not changed", 'reason="file: ')
     assert code_of(bare, username="ada", password="secret") == 0
-    alarm = until(lambda: [one for one in control.ask("alarms list")["data"] if one["name"] == "backend_unusable"])
+    alarm = until(lambda: [one for one in control.call("alarms list")["data"] if one["name"] == "backend_unusable"])
     assert "passwords: No such file" in alarm[0]["message"]
     passwords.write_text("fred:$argon2id$x\n")
     put(control, "auth.hash_threads", "2")
-    until(lambda: not [one for one in control.ask("alarms list")["data"] if one["name"] == "backend_unusable"])
+    until(lambda: not [one for one in control.call("alarms list")["data"] if one["name"] == "backend_unusable"])
 
 
 def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
@@ -178,17 +178,17 @@ def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
 
 def test_a_listener_that_comes_later_has_its_own_chain(bare: Guarded, control: Control) -> None:
     port, free = free_port(), free_port()
-    control.ask("listeners add", name="late", settings=[f"bind=127.0.0.1:{port}", 'auth_chain=["builtin"]'])
+    control.call("listeners add", name="late", settings=[f"bind=127.0.0.1:{port}", 'auth_chain=["builtin"]'])
     until(lambda: code_of(bare, port, username="ada", password="secret") == 0)
     assert code_of(bare, port, username="ada", password="guess") == BAD
     assert code_of(bare, port) == NOT_AUTHORIZED
     assert code_of(bare) == 0, "the others are as they were"
 
     put(control, "auth.chain", '["builtin"]')
-    control.ask("listeners add", name="free", settings=[f"bind=127.0.0.1:{free}", "enable_authn=false"])
+    control.call("listeners add", name="free", settings=[f"bind=127.0.0.1:{free}", "enable_authn=false"])
     until(lambda: code_of(bare) == NOT_AUTHORIZED)
     assert code_of(bare, free) == 0
-    control.ask("listeners update", name="free", settings=["enable_authn=quick_deny_anonymous"])
+    control.call("listeners update", name="free", settings=["enable_authn=quick_deny_anonymous"])
     assert code_of(bare, free) == NOT_AUTHORIZED
     assert code_of(bare, free, username="ada", password="secret") == 0
 
@@ -196,5 +196,5 @@ def test_a_listener_that_comes_later_has_its_own_chain(bare: Guarded, control: C
 def test_a_listener_that_comes_later_and_names_somebody_who_cannot_be_asked(bare: Guarded, control: Control) -> None:
     port = free_port()
     with pytest.raises(ControlError, match=r"auth\.redis\.server: must be HOST:PORT"):
-        control.ask("listeners add", name="late", settings=[f"bind=127.0.0.1:{port}", 'auth_chain=["redis"]'])
-    assert [one["name"] for one in control.ask("listeners list")["data"]] == ["default"]
+        control.call("listeners add", name="late", settings=[f"bind=127.0.0.1:{port}", 'auth_chain=["redis"]'])
+    assert [one["name"] for one in control.call("listeners list")["data"]] == ["default"]

@@ -198,4 +198,4 @@ def test_stores_are_of_the_owner_alone(tmp_path: Path, store: type[UserStore | R
 def test_lines_about_denied_topics_are_bounded() -> None:
     gate = AuthClient.__new__(AuthClient)
     gate._logged_s = gate._logged = 0
-    assert [sum(gate.may_tell(second * 1000 + ms) for ms in range(0, 1000, 10)) for second in (5, 6)] == [10, 10]
+    assert [sum(gate.may_report(second * 1000 + ms) for ms in range(0, 1000, 10)) for second in (5, 6)] == [10, 10]

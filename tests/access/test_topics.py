@@ -146,23 +146,23 @@ def test_a_changed_file_of_rules_is_read_again_though_no_setting_has_changed(rul
         if how == "SIGHUP":
             os.kill(ruled.pid, signal.SIGHUP)
         else:
-            control.ask(how)
+            control.call(how)
         until(lambda: client.publish("other", b"", 1).code != NOT_AUTHORIZED)  # type: ignore[union-attr]
         (ruled.folder / "acl.conf").write_text("{allow, all")
         if how != "SIGHUP":
             with pytest.raises(ControlError, match=r"line 1: .*ends within a rule"):
-                control.ask(how)
+                control.call(how)
         assert client.publish("other", b"", 1).code != NOT_AUTHORIZED  # type: ignore[union-attr]
 
 
 def test_another_setting_does_not_bring_a_changed_file_of_rules_into_some_workers(ruled: Guarded) -> None:
     """The next worker that started would have read it, and the others not."""
     with Control(ruled.data_dir) as control:
-        before = control.ask("workers list")["data"][0]["starts"]
+        before = control.call("workers list")["data"][0]["starts"]
         (ruled.folder / "acl.conf").write_text("{allow, all}.\n")
-        control.ask("config set", key="mqtt.max_inflight", value="7")
-        control.ask("workers restart", worker=0)
-        until(lambda: (row := control.ask("workers list")["data"][0])["starts"] > before and row["state"] == "ready")
+        control.call("config set", key="mqtt.max_inflight", value="7")
+        control.call("workers restart", worker=0)
+        until(lambda: (row := control.call("workers list")["data"][0])["starts"] > before and row["state"] == "ready")
         for worker in range(2):
             with ruled.client(client_id_on(worker, 2, "c")) as client:
                 assert client.publish("other", b"", 1).code == NOT_AUTHORIZED, f"worker {worker}"  # type: ignore[union-attr]

@@ -82,13 +82,13 @@ def test_a_banned_user_is_refused_once_its_name_is_known(scram: Guarded) -> None
 
 def test_the_name_of_connect_is_used_nowhere(scram: Guarded) -> None:
     with Control(scram.data_dir) as control, login(scram, "watch", "ada") as watch:
-        control.ask("plugins load", name="names", setting={})
+        control.call("plugins load", name="names", setting={})
         watch.subscribe("of/#", 1)
         will = wire.Will("mine/will", b"gone", 1)
         with login(scram, "v3", "ada", username="eve", will=will) as client:
-            shown = control.ask("clients show", clientid="v3")
+            shown = control.call("clients show", clientid="v3")
             assert shown["username"] == "ada"
-            topics = [one["topic"] for one in control.ask("subscriptions list", clientid="v3")["data"]]
+            topics = [one["topic"] for one in control.call("subscriptions list", clientid="v3")["data"]]
             assert topics == ["to/ada"]
             client.publish("mine/x", b"1", 1)
             assert watch.expect(wire.Publish).topic == "of/ada/x"
@@ -102,14 +102,14 @@ def test_the_name_of_connect_is_used_nowhere(scram: Guarded) -> None:
         for point in ("client.connack", "client.connected", "session.created"):
             scram.logged(f"saw {point} v3 ada")
         assert not any("v3" in line and "eve" in line for line in scram.output)
-        control.ask("plugins unload", name="names")
+        control.call("plugins unload", name="names")
 
 
 def test_authenticating_again_as_another_user_is_seen_too(scram: Guarded) -> None:
     with Control(scram.data_dir) as control, login(scram, "v4", "ada") as client:
         again(client, "eve")
         client.expect(wire.Auth, code=0)
-        assert control.ask("clients show", clientid="v4")["username"] == "eve"
+        assert control.call("clients show", clientid="v4")["username"] == "eve"
         client.subscribe("mine/z", 1)
         client.publish("of/eve/z", b"1", 1)
         assert client.expect(wire.Publish).topic == "of/eve/z"

@@ -50,21 +50,21 @@ def lasting(rest: Rest) -> list[dict[str, Any]]:
 def test_one_figure_of_all_losses_by_reason_and_an_alarm(served: ApiBroker, rest: Rest) -> None:
     with Control(served.data_dir) as control:
         window = Window()
-        window.feed(before := control.ask("load"))
+        window.feed(before := control.call("load"))
         assert rest.good("GET", "/monitor_current")["dropped_msg_rate"] == 0
         overfill(served, LOST)
-        until(lambda: control.ask("metrics")["delivery.dropped.queue_full"] == LOST)
+        until(lambda: control.call("metrics")["delivery.dropped.queue_full"] == LOST)
         assert until(lambda: rest.good("GET", "/monitor_current")["dropped_msg_rate"])
-        window.feed(after := control.ask("load"))
+        window.feed(after := control.call("load"))
         figures = window.figures()
         assert figures is not None
         seconds = (after["at_ns"] - before["at_ns"]) / 1e9
         assert figures["totals"]["lost"] * seconds == pytest.approx(LOST)
         assert figures["totals"]["losses"] == {"queue_full": pytest.approx(LOST / seconds)}
         assert sum(worker["lost"] for worker in figures["workers"]) == pytest.approx(figures["totals"]["lost"])
-        status = control.ask("status")
+        status = control.call("status")
         assert (status["messages_lost"], status["losses"]) == (LOST, {"queue_full": LOST})
-        text = control.ask("prometheus")
+        text = control.call("prometheus")
         assert f'shardbroker_messages_lost{{reason="queue_full"}} {LOST}\n' in text
         assert 'shardbroker_messages_lost{reason="expired"} 0\n' in text
     assert rest.good("GET", "/metrics")[0]["messages.lost"] == LOST
@@ -80,7 +80,7 @@ def test_retained_messages_are_counted_without_those_of_the_broker(served: ApiBr
         client.subscribe("$SYS/brokers/+/version", 0)
         client.expect(Publish)  # it is retained, with many others below $SYS
         client.unsubscribe("$SYS/brokers/+/version")
-        assert control.ask("status")["retained"] == 0
+        assert control.call("status")["retained"] == 0
         client.publish("kept", b"x", 1, retain=True)
-        until(lambda: control.ask("status")["retained"] == 1)
+        until(lambda: control.call("status")["retained"] == 1)
         assert rest.good("GET", "/stats")[0]["retained.count"] == 1

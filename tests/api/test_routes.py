@@ -39,7 +39,7 @@ def test_the_node_tells_what_ctl_tells(served: ApiBroker, rest: Rest, come: Call
     (node,) = rest.good("GET", "/nodes")
     assert rest.good("GET", f"/nodes/{node['node']}")["node"] == node["node"]
     with Control(served.data_dir) as control:
-        status = control.ask("status")
+        status = control.call("status")
         assert (node["version"], node["pid"], node["workers"]) == (status["version"], served.pid, 3)
         assert node["connections"] == status["connections"] >= 1
 

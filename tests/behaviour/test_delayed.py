@@ -130,7 +130,7 @@ def test_no_more_wait_than_may(broker_with: Callable[..., Broker], connect: Conn
     rows = waiting(own)
     with Control(own.data_dir) as control:
         for row in rows:
-            control.ask("delayed delete", msgid=row["msgid"])
+            control.call("delayed delete", msgid=row["msgid"])
     assert len(rows) == 3 and waiting(own) == []
     assert code(clients[0].publish("$delayed/0/t", b"", 1)) == 0x00
     until(lambda: waiting(own) == [])
@@ -154,9 +154,9 @@ def test_delayed_messages_can_be_switched_off_and_on(broker_with: Callable[..., 
     to.subscribe("switched", 1)
     sender.publish("$delayed/2/switched", b"taken before", 1)
     with Control(own.data_dir) as control:
-        control.ask("config set", key="delayed.enable", value="false")
+        control.call("config set", key="delayed.enable", value="false")
         assert code(sender.publish("$delayed/1/switched", b"off", 1)) == NAME_INVALID
-        control.ask("config set", key="delayed.enable", value="true")
+        control.call("config set", key="delayed.enable", value="true")
         assert code(sender.publish("$delayed/2/switched", b"on", 1)) == 0
     to.expect_messages(b"taken before", b"on")
 
@@ -168,13 +168,13 @@ def test_a_topic_with_too_many_levels_by_then_is_dropped(broker_with: Callable[.
     to.subscribe("deep/#", 1)
     kept, late = {"session_expiry_interval": 60}, {"will_delay_interval": 2}
     with Control(own.data_dir) as control:
-        before = control.ask("metrics")
+        before = control.call("metrics")
         connect(on=own, will=Will("$delayed/2/deep/1/2/3/4/5", b"", 1)).cut()
         connect(on=own, properties=kept, will=Will("deep/1/2/3/4/5/6", b"", 1, properties=late)).cut()
-        control.ask("config set", key="mqtt.max_topic_levels", value="5")
+        control.call("config set", key="mqtt.max_topic_levels", value="5")
         for name in ("messages.dropped", "messages.dropped.outdated", "messages.lost"):
-            until(lambda name=name: control.ask("metrics")[name] >= before[name] + 2)  # type: ignore[misc]
-        control.ask("config reset", key="mqtt.max_topic_levels")
+            until(lambda name=name: control.call("metrics")[name] >= before[name] + 2)  # type: ignore[misc]
+        control.call("config reset", key="mqtt.max_topic_levels")
     sender.publish("deep/enough", b"here", 1)
     assert [one.payload for one in to.messages_from(sender, 1)] == [b"here"] and own.child_pids("sb-worker") == pids
 
@@ -233,7 +233,7 @@ def test_a_publisher_without_a_session_may_go_and_journals_may_turn_over(own: Br
             publisher.publish("$delayed/1000/deleted", b"", 1)
             (row,) = [one for one in waiting(own) if one["topic"] == "deleted"]
             with Control(own.data_dir) as control:
-                control.ask("delayed delete", msgid=row["msgid"])
+                control.call("delayed delete", msgid=row["msgid"])
             for _ in range(300):
                 publisher.publish("filler", bytes(4000), 1)
     come_back(own, "everything")
@@ -254,17 +254,17 @@ def test_they_are_listed_shown_and_deleted(broker: Broker, connect: Connect, top
         (name, number, 500 + number) for number, name in enumerate(names)
     )
     with Control(broker.data_dir) as control:
-        assert control.ask("metrics")["delayed.count"] >= 3
-        shown = control.ask("delayed show", msgid=pages[0]["msgid"])
+        assert control.call("metrics")["delayed.count"] >= 3
+        shown = control.call("delayed show", msgid=pages[0]["msgid"])
         assert base64.b64decode(shown["payload"])[:1] == b"p" and 400 < shown["delayed_remaining"] <= 502
         for row in pages:
-            assert control.ask("delayed delete", msgid=row["msgid"].lower()) == {"msgid": row["msgid"].lower()}
+            assert control.call("delayed delete", msgid=row["msgid"].lower()) == {"msgid": row["msgid"].lower()}
         for verb in ("delayed show", "delayed delete"):
             with pytest.raises(ControlError) as error:
-                control.ask(verb, msgid=pages[0]["msgid"])
+                control.call(verb, msgid=pages[0]["msgid"])
             assert error.value.code == "NOT_FOUND"
             with pytest.raises(ControlError) as error:
-                control.ask(verb, msgid="12")
+                control.call(verb, msgid="12")
             assert error.value.code == "BAD_REQUEST"
     assert not [row for row in waiting(broker) if row["topic"] == topic]
 

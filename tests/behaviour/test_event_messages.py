@@ -148,9 +148,9 @@ def test_they_are_switched_on_and_off_while_it_runs(broker: Broker, connect: Con
     watcher, sender = connect(), connect()
     watcher.subscribe("$event/message_dropped", 0)
     with Control(broker.data_dir) as control:
-        control.ask("config set", key="event_message.message_dropped", value="true")
+        control.call("config set", key="event_message.message_dropped", value="true")
         sender.publish(topic, b"seen", 1)
-        control.ask("config reset", key="event_message.message_dropped")
+        control.call("config reset", key="event_message.message_dropped")
         sender.publish(topic, b"unseen", 1)
     assert event(watcher, topic)["payload"] == "seen"
     watcher.expect_nothing_from(sender, 1)

@@ -76,7 +76,7 @@ def test_the_end_of_a_session_frees_it(on: Broker, come: Connect, topic: str, pl
     take(first, topic)
     if how == "kick":
         with Control(on.data_dir) as control:
-            control.ask("clients kick", clientids=[name])
+            control.call("clients kick", clientids=[name])
     else:
         (first.disconnect if how == "disconnect" else first.cut)()
     if how == "clean start":

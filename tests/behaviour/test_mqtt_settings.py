@@ -84,11 +84,11 @@ def test_it_holds_from_when_it_is_switched_on(broker: Broker, connect: Connect, 
     client = connect(4)
     client.subscribe(topic, 1)
     with Control(broker.data_dir) as control:
-        before = control.ask("metrics")["delivery.dropped.no_local"]
-        control.ask("config set", key="mqtt.ignore_loop_deliver", value="true")
+        before = control.call("metrics")["delivery.dropped.no_local"]
+        control.call("config set", key="mqtt.ignore_loop_deliver", value="true")
         client.publish(topic, b"1", 1)
-        control.ask("config reset", key="mqtt.ignore_loop_deliver")
-        assert control.ask("metrics")["delivery.dropped.no_local"] == before + 1
+        control.call("config reset", key="mqtt.ignore_loop_deliver")
+        assert control.call("metrics")["delivery.dropped.no_local"] == before + 1
         client.publish(topic, b"2", 1)
     assert client.expect(Publish).payload == b"2"
 

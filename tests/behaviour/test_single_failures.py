@@ -29,13 +29,13 @@ def on(broker: Broker, worker: int, name: str, **options: object) -> Client:
 
 def counted(broker: Broker, name: str) -> int:
     with Control(broker.data_dir) as control:
-        return int(control.ask("metrics").get(name, 0))
+        return int(control.call("metrics").get(name, 0))
 
 
 def set_levels(broker: Broker, levels: int) -> None:
     """A worker that does not answer has the setting when it starts again."""
     with contextlib.suppress(ControlError, OSError), Control(broker.data_dir) as control:
-        control.ask("config set", key="mqtt.max_topic_levels", value=str(levels))
+        control.call("config set", key="mqtt.max_topic_levels", value=str(levels))
 
 
 def deaths(broker: Broker) -> list[str]:
@@ -158,7 +158,7 @@ def test_failure_of_what_is_published_by_ctl(watched: Broker) -> None:
     """No message is dropped without a word: the command's answer, or the counter, has it."""
     before = counted(watched, "messages.dropped.failed")
     with Control(watched.data_dir) as control, contextlib.suppress(ControlError):
-        control.ask("publish", topic="nobody/reads", payload=FAULT.decode())
+        control.call("publish", topic="nobody/reads", payload=FAULT.decode())
         expect_failure(watched, before)
 
 

@@ -61,7 +61,7 @@ def on(broker: Broker, worker: int, name: str, version: int = 5, **options: obje
 
 def refused(broker: Broker) -> int:
     with Control(broker.data_dir) as control:
-        return int(control.ask("metrics")["messages.dropped.unroutable"])
+        return int(control.call("metrics")["messages.dropped.unroutable"])
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_what_the_broker_publishes_is_counted(broker: Broker, unknown: int, subs
     on(broker, 1, "gone", will=Will("far/will", b"lost", 1)).cut()
     until(lambda: refused(broker) == before + 1)
     with Control(broker.data_dir) as control:
-        control.ask("publish", topic="far/ctl", payload="lost", qos=1)
+        control.call("publish", topic="far/ctl", payload="lost", qos=1)
     assert refused(broker) == before + 2
     with on(broker, 0, "publisher") as publisher:
         only_known(publisher, subscribers)

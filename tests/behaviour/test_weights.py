@@ -65,7 +65,7 @@ def test_they_are_seen_in_ctl_and_top(capsys: pytest.CaptureFixture[str]) -> Non
     core = min(os.sched_getaffinity(0))
     with Broker(2, {"process.worker_weights": "2,1", "process.acceptor_cores": str(core)}) as broker:
         with Control(broker.data_dir) as control:
-            rows = control.ask("workers list")["data"]
+            rows = control.call("workers list")["data"]
         assert main(["ctl", "--data-dir", str(broker.data_dir), "workers", "list"]) == 0
         printed = capsys.readouterr().out
         assert re.search(r"worker-0\s+ready\s+\d+\s+\d+\s+2\s", printed), printed

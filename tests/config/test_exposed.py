@@ -82,11 +82,11 @@ def test_the_start_tells_each_once_and_a_change_what_it_opens(broker: Broker) ->
     found = warnings(broker)
     assert len(found) == 2 and found[0].startswith(ANONYMOUS) and found[1].startswith(METRICS)
     with Control(broker.data_dir) as control:
-        control.ask("config set", key="auth.chain", value='["builtin"]')
-        control.ask("listeners add", name="another", settings=["bind=127.0.0.1:0"])
-        assert control.ask("listeners list")["data"]
+        control.call("config set", key="auth.chain", value='["builtin"]')
+        control.call("listeners add", name="another", settings=["bind=127.0.0.1:0"])
+        assert control.call("listeners list")["data"]
         assert len(warnings(broker)) == 2
-        control.ask("config set", key="auth.chain", value="[]")
+        control.call("config set", key="auth.chain", value="[]")
         until(lambda: len(warnings(broker)) == 3)
     assert warnings(broker)[2].startswith(ANONYMOUS) and "another=" in warnings(broker)[2]
 

@@ -20,7 +20,7 @@ def test_an_account_is_added_changed_and_deleted(ctl: Run, control: Control, mon
     assert ctl("admins", "add", "first")[2].startswith("ALREADY_EXISTS")
     assert ctl("admins", "update", "second", "--role", "viewer")[1]["role"] == "viewer"
     assert ctl("admins", "passwd", "second")[0] == 0
-    rows = control.ask("admins list")["data"]
+    rows = control.call("admins list")["data"]
     assert [(row["name"], row["role"]) for row in rows] == [("first", "administrator"), ("second", "viewer")]
     assert ctl("admins", "delete", "first")[2].startswith("NOT_AVAILABLE")  # the last administrator
     assert ctl("admins", "delete", "second")[0] == 0
@@ -41,21 +41,21 @@ def test_a_secret_is_told_once_and_stands_in_no_file(ctl: Run, control: Control,
 def test_the_audit_log_is_paged_from_the_newest_back(ctl: Run, control: Control) -> None:
     for number in range(5):
         with pytest.raises(ControlError):
-            control.ask("clients kick", clientids=[f"audited-{number}"])
-    page = control.ask("audit list", limit=3)
+            control.call("clients kick", clientids=[f"audited-{number}"])
+    page = control.call("audit list", limit=3)
     assert [row["params"]["clientids"] for row in page["data"]] == [[f"audited-{number}"] for number in (4, 3, 2)]
     assert {row["code"] for row in page["data"]} == {"CLIENTID_NOT_FOUND"}
-    page = control.ask("audit list", limit=2, cursor=page["cursor"])
+    page = control.call("audit list", limit=2, cursor=page["cursor"])
     assert [row["params"]["clientids"] for row in page["data"]] == [["audited-1"], ["audited-0"]]
-    assert control.ask("audit list", by="nobody")["data"] == []
+    assert control.call("audit list", by="nobody")["data"] == []
     with pytest.raises(ControlError, match="cursor"):
-        control.ask("audit list", cursor="rubbish")
+        control.call("audit list", cursor="rubbish")
 
 
 def test_a_publish_is_not_kept(ctl: Run, control: Control) -> None:
-    before = control.ask("audit list", limit=1)["data"]
+    before = control.call("audit list", limit=1)["data"]
     assert ctl("publish", "audited/not", "x")[0] == 0
-    assert control.ask("audit list", limit=1)["data"] == before
+    assert control.call("audit list", limit=1)["data"] == before
 
 
 def test_an_audit_log_that_cannot_be_kept_stops_nothing(broker_with: Callable[..., Broker]) -> None:
@@ -64,9 +64,9 @@ def test_an_audit_log_that_cannot_be_kept_stops_nothing(broker_with: Callable[..
         for path in broker.data_dir.glob("audit.sqlite3*"):
             path.unlink()
         (broker.data_dir / "audit.sqlite3").mkdir()
-        assert control.ask("log level", level="info") == {"level": "info"}
+        assert control.call("log level", level="info") == {"level": "info"}
         with pytest.raises(ControlError) as caught:
-            control.ask("audit list")
+            control.call("audit list")
         assert caught.value.code == "NOT_AVAILABLE"
         (broker.data_dir / "audit.sqlite3").rmdir()
 
@@ -75,7 +75,7 @@ def test_several_values_change_together_or_not_at_all(ctl: Run, control: Control
     values = ["--values", "mqtt.max_inflight=9", "--values", "mqtt.retry_interval=30s"]
     assert sorted(ctl("config", "update", *values)[1]["applied"]) == ["mqtt.max_inflight", "mqtt.retry_interval"]
     assert ctl("config", "update", "--values", "mqtt.max_inflight=10", "--values", "mqtt.no_such=1")[2].startswith("BAD_REQUEST")
-    assert control.ask("config get", key="mqtt.max_inflight")["data"][0]["value"] == "9"
+    assert control.call("config get", key="mqtt.max_inflight")["data"][0]["value"] == "9"
     for key in ("mqtt.max_inflight", "mqtt.retry_interval"):
         assert ctl("config", "reset", key)[0] == 0
 

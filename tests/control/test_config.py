@@ -30,26 +30,26 @@ def window_of(broker: Broker, client_id: str, topic: str) -> int:
 
 
 def row(control: Control, key: str) -> dict[str, Any]:
-    (found,) = control.ask("config get", key=key)["data"]
+    (found,) = control.call("config get", key=key)["data"]
     return dict(found)
 
 
 def test_a_live_key_changes_in_every_worker_and_is_kept(tmp_path: Path) -> None:
     with Broker(3, {"log.level": "warning"}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
-        done = control.ask("config set", key="mqtt.max_inflight", value="2")
+        done = control.call("config set", key="mqtt.max_inflight", value="2")
         assert done == {"key": "mqtt.max_inflight", "value": "2", "applied": ["mqtt.max_inflight"], "needs_restart": []}
         for worker in range(3):
             assert window_of(broker, client_id_on(worker, 3, "live"), f"live/{worker}") == 2
         # A worker that is started again has it too.
-        before = control.ask("workers list")["data"][0]
+        before = control.call("workers list")["data"][0]
         broker.kill_process(before["pid"])
-        until(lambda: control.ask("workers list")["data"][0]["starts"] > before["starts"])
-        until(lambda: control.ask("workers list")["data"][0]["state"] == "ready")
+        until(lambda: control.call("workers list")["data"][0]["starts"] > before["starts"])
+        until(lambda: control.call("workers list")["data"][0]["state"] == "ready")
         assert window_of(broker, client_id_on(0, 3, "live"), "live/0") == 2
     with Broker(3, {"log.level": "warning"}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
         found = row(control, "mqtt.max_inflight")
         assert found["value"] == "2" and found["source"] == f"file {tmp_path / 'data' / 'runtime.toml'}"
-        assert control.ask("config reset", key="mqtt.max_inflight")["value"] == "32"
+        assert control.call("config reset", key="mqtt.max_inflight")["value"] == "32"
         assert row(control, "mqtt.max_inflight")["source"] == "default"
         assert window_of(broker, "again", "again") == 6
 
@@ -57,12 +57,12 @@ def test_a_live_key_changes_in_every_worker_and_is_kept(tmp_path: Path) -> None:
 def test_the_answer_comes_when_every_worker_has_the_value(tmp_path: Path) -> None:
     pool = ThreadPoolExecutor(1)
     with Broker(3, {"log.level": "warning"}, tmp_path / "data") as broker, pool, Control(broker.data_dir) as control:
-        slow = control.ask("workers list")["data"][2]["pid"]
+        slow = control.call("workers list")["data"][2]["pid"]
         verbs = {"config set": {"key": "mqtt.max_inflight", "value": "2"}, "config reset": {"key": "mqtt.max_inflight"},
                  "topic-metrics add": {"topic": "a"}, "trace start": {"name": "t", "type": "topic", "value": "a"}}  # fmt: skip
         for verb, params in verbs.items():
             with stopped(slow):
-                asked = pool.submit(control.ask, verb, **params)
+                asked = pool.submit(control.call, verb, **params)
                 with pytest.raises(TimeoutError):
                     asked.result(0.5)
             asked.result()
@@ -70,8 +70,8 @@ def test_the_answer_comes_when_every_worker_has_the_value(tmp_path: Path) -> Non
 
 def test_workers_that_do_not_come_to_it_are_named(tmp_path: Path) -> None:
     with Broker(3, {"log.level": "warning"}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
-        with stopped(control.ask("workers list")["data"][2]["pid"]):
-            assert control.ask("config set", key="mqtt.max_inflight", value="2")["workers_behind"] == [2]
+        with stopped(control.call("workers list")["data"][2]["pid"]):
+            assert control.call("config set", key="mqtt.max_inflight", value="2")["workers_behind"] == [2]
         assert window_of(broker, client_id_on(2, 3, "late"), "late") == 2
 
 
@@ -80,8 +80,8 @@ def test_a_change_reaches_acceptors_and_names_those_that_are_behind(tmp_path: Pa
     settings = {"log.level": "warning", "process.acceptors": 1}
     with Broker(1, settings, tmp_path / "data") as broker, Control(broker.data_dir) as control:
         with stopped(broker.child_pids("acceptor")[0]):
-            assert control.ask("config set", key="mqtt.idle_timeout", value="1h")["processes_behind"] == ["acceptor-0"]
-        assert control.ask("config set", key="mqtt.idle_timeout", value="300ms").keys() == {
+            assert control.call("config set", key="mqtt.idle_timeout", value="1h")["processes_behind"] == ["acceptor-0"]
+        assert control.call("config set", key="mqtt.idle_timeout", value="300ms").keys() == {
             "key", "value", "applied", "needs_restart",
         }  # fmt: skip
         with socket.create_connection(broker.address, timeout=5.0) as silent:
@@ -99,20 +99,20 @@ def test_a_worker_whose_ring_was_full_gets_the_last_value(tmp_path: Path) -> Non
         many = 40  # more than a ring takes: each has the whole configuration with it
         pool = stack.enter_context(ThreadPoolExecutor(many))
         controls = [stack.enter_context(Control(broker.data_dir)) for _ in range(many)]
-        with stopped(control.ask("workers list")["data"][2]["pid"]):
+        with stopped(control.call("workers list")["data"][2]["pid"]):
             fill = [
-                pool.submit(one.ask, "config set", key="mqtt.max_inflight", value=str(10 + number))
+                pool.submit(one.call, "config set", key="mqtt.max_inflight", value=str(10 + number))
                 for number, one in enumerate(controls)
             ]
             assert [one.result()["workers_behind"] for one in fill] == [[2]] * many
-            assert control.ask("config set", key="mqtt.max_inflight", value="2")["workers_behind"] == [2]
+            assert control.call("config set", key="mqtt.max_inflight", value="2")["workers_behind"] == [2]
         attempts = (f"late{number}" for number in range(100))
         until(lambda: window_of(broker, client_id_on(2, 3, name := next(attempts)), name) == 2)
 
 
 def test_what_needs_a_restart_is_kept_and_says_so(tmp_path: Path) -> None:
     with Broker(1, {}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
-        done = control.ask("config set", key="mqtt.shared_subscription_strategy", value="sticky")
+        done = control.call("config set", key="mqtt.shared_subscription_strategy", value="sticky")
         assert done["needs_restart"] == ["mqtt.shared_subscription_strategy"] and done["applied"] == []
         found = row(control, "mqtt.shared_subscription_strategy")
         assert (found["value"], found["after_restart"]) == ('"round_robin"', '"sticky"')
@@ -122,7 +122,7 @@ def test_what_needs_a_restart_is_kept_and_says_so(tmp_path: Path) -> None:
 
 def test_a_value_that_stands_under_another_says_by_what_it_is_shadowed(tmp_path: Path) -> None:
     with Broker(1, {"mqtt.max_inflight": 5}, tmp_path / "data") as broker, Control(broker.data_dir) as control:
-        done = control.ask("config set", key="mqtt.max_inflight", value="2")
+        done = control.call("config set", key="mqtt.max_inflight", value="2")
         assert done["shadowed_by"] == "--set" and done["value"] == "5" and done["applied"] == []
         assert window_of(broker, "shadowed", "shadowed") == 5
 
@@ -141,15 +141,15 @@ def test_sighup_reads_the_file_again_and_a_bad_one_changes_nothing(tmp_path: Pat
         until(lambda: any("not reloaded" in one and "max_inflight" in one for one in broker.output))
         assert row(control, "mqtt.max_inflight")["value"] == "4"
         file.write_text("[mqtt]\nmax_inflight = 6\n")
-        assert control.ask("config reload")["applied"] == ["mqtt.max_inflight"]
+        assert control.call("config reload")["applied"] == ["mqtt.max_inflight"]
 
 
 def test_every_change_is_in_the_audit_log_without_secrets(tmp_path: Path) -> None:
     with Broker(1, {}, tmp_path / "data") as broker, Control(broker.data_dir, by="somebody") as control:
-        control.ask("config set", key="mqtt.max_inflight", value="2")
-        control.ask("publish", topic="a", payload=b"hidden")
+        control.call("config set", key="mqtt.max_inflight", value="2")
+        control.call("publish", topic="a", payload=b"hidden")
         with pytest.raises(ControlError):
-            control.ask("clients kick", clientids=["nobody"])
+            control.call("clients kick", clientids=["nobody"])
         lines = until(lambda: [one for one in broker.output if " audit " in one and len(broker.output) >= 4])
         text = "".join(lines)
         assert 'by=somebody verb="config set" code=OK' in text and "code=CLIENTID_NOT_FOUND" in text

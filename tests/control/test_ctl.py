@@ -82,12 +82,12 @@ def test_workers_are_listed_with_their_pids(ctl: Run, broker: Broker) -> None:
 def test_a_restarted_worker_sends_its_clients_away_and_serves_again(broker_with: Callable[..., Broker]) -> None:
     broker = broker_with(log__level="warning")
     with Control(broker.data_dir) as control, Client(broker.address, 5, client_id_on(1, 3, "restarted")) as client:
-        before = control.ask("workers list")["data"][1]
-        assert control.ask("workers restart", worker=1)["pid"] == before["pid"]
+        before = control.call("workers list")["data"][1]
+        assert control.call("workers restart", worker=1)["pid"] == before["pid"]
         assert client.expect(Disconnect).code == 0x8B
-        after = until(lambda: (row := control.ask("workers list")["data"][1])["starts"] > before["starts"] and row)
+        after = until(lambda: (row := control.call("workers list")["data"][1])["starts"] > before["starts"] and row)
         assert after["pid"] != before["pid"]
-        until(lambda: control.ask("workers list")["data"][1]["state"] == "ready")
+        until(lambda: control.call("workers list")["data"][1]["state"] == "ready")
         with Client(broker.address, 5, client_id_on(1, 3, "restarted")):
             pass
     assert f"INFO supervisor: process ended process=worker-1 pid={before['pid']} age=" in "".join(broker.output)
@@ -96,14 +96,14 @@ def test_a_restarted_worker_sends_its_clients_away_and_serves_again(broker_with:
 def test_metrics_say_what_the_clients_saw(control: Control, connect: Connect, topic: str) -> None:
     subscriber, publisher = connect(), connect()
     subscriber.subscribe(topic, 1)
-    before = control.ask("metrics")
+    before = control.call("metrics")
     for number in range(10):
         publisher.publish(topic, str(number).encode(), qos=1)
         subscriber.expect(Publish)
-    after = control.ask("metrics")
+    after = control.call("metrics")
     assert after["messages.qos1.received"] - before["messages.qos1.received"] == 10
     assert after["messages.qos1.sent"] - before["messages.qos1.sent"] == 10
-    of_workers = [control.ask("metrics", worker=worker)["messages.qos1.received"] for worker in range(3)]
+    of_workers = [control.call("metrics", worker=worker)["messages.qos1.received"] for worker in range(3)]
     assert sum(of_workers) == after["messages.qos1.received"]
 
 
@@ -148,7 +148,7 @@ def test_a_list_is_paged_by_a_cursor_and_each_client_comes_once(
     for name in names:
         connect(client_id=name)
     until(lambda: len(listed(control, like_clientid=mark)) == 25)
-    page = control.ask("clients list", like_clientid=mark, limit=10)
+    page = control.call("clients list", like_clientid=mark, limit=10)
     assert len(page["data"]) == 10 and page["cursor"]
     found = listed(control, like_clientid=mark, limit=7)
     assert len(found) == 25 and set(found) == names
@@ -163,7 +163,7 @@ def test_one_client_is_shown_with_its_queue_and_window(
     client.subscribe(topic, 1)
     connect().publish(topic, b"x", qos=1)
     client.expect(Publish)
-    shown = control.ask("clients show", clientid=name)
+    shown = control.call("clients show", clientid=name)
     assert (shown["clientid"], shown["username"], shown["connected"]) == (name, "clara", True)
     assert (shown["subscriptions_cnt"], shown["inflight_cnt"], shown["mqueue_len"]) == (1, 1, 0)
     assert shown["expiry_interval"] == 3600 and shown["durable"] is True
@@ -171,9 +171,9 @@ def test_one_client_is_shown_with_its_queue_and_window(
     publisher = connect()
     for _ in range(3):
         publisher.publish(topic, b"y", qos=1)
-    shown = control.ask("sessions show", clientid=name)
+    shown = control.call("sessions show", clientid=name)
     assert (shown["connected"], shown["inflight_cnt"], shown["mqueue_len"]) == (False, 1, 3)
-    control.ask("clients kick", clientids=[name])
+    control.call("clients kick", clientids=[name])
 
 
 def test_a_kicked_client_is_told_so_and_its_session_ends(
@@ -188,7 +188,7 @@ def test_a_kicked_client_is_told_so_and_its_session_ends(
     assert code == 1 and error.startswith("CLIENTID_NOT_FOUND")
     again = connect(client_id=name, clean=False, properties={"session_expiry_interval": 3600})
     assert again.connack is not None and not again.connack.session_present
-    control.ask("clients kick", clientids=[name])
+    control.call("clients kick", clientids=[name])
 
 
 def test_bulk_kick_takes_those_that_fit_and_no_others(control: Control, connect: Connect, new_id: Callable[..., str]) -> None:
@@ -219,9 +219,9 @@ def test_subscriptions_are_listed_by_client_filter_and_topic(ctl: Run, control: 
     one.subscribe(f"{topic}/#", 0)
     two.subscribe(f"$share/g/{topic}/a", 2)
     until(lambda: len(listed(control, clientid=two.client_id)) == 1)
-    found = control.ask("subscriptions list", clientid=one.client_id)["data"]
+    found = control.call("subscriptions list", clientid=one.client_id)["data"]
     assert {(row["topic"], row["qos"]) for row in found} == {(f"{topic}/a", 1), (f"{topic}/#", 0)}
-    by_filter = control.ask("subscriptions list", topic=f"$share/g/{topic}/a")["data"]
+    by_filter = control.call("subscriptions list", topic=f"$share/g/{topic}/a")["data"]
     assert [(row["clientid"], row["qos"]) for row in by_filter] == [(two.client_id, 2)]
     by_topic = list(control.pages("subscriptions list", match_topic=f"{topic}/a"))
     assert sorted(row["topic"] for row in by_topic) == sorted([f"{topic}/a", f"{topic}/#", f"$share/g/{topic}/a"])
@@ -291,7 +291,7 @@ def test_a_large_payload_goes_through_a_file(control: Control, connect: Connect,
     client = connect()
     client.subscribe(topic, 1)
     payload = os.urandom(900_000)
-    control.ask("publish", topic=topic, payload=payload, qos=1)
+    control.call("publish", topic=topic, payload=payload, qos=1)
     assert client.expect(Publish).payload == payload
 
 
@@ -306,7 +306,7 @@ def test_retained_messages_are_listed_shown_and_deleted(ctl: Run, control: Contr
     assert ctl("retained", "show", f"{topic}/3")[2].startswith("NOT_FOUND")
     assert len(list(control.pages("retained list", topic=f"{topic}/+"))) == 4
     for number in (0, 1, 2, 4):
-        control.ask("retained delete", topic=f"{topic}/{number}")
+        control.call("retained delete", topic=f"{topic}/{number}")
 
 
 # --- journals -------------------------------------------------------------------------------------------------------------------
@@ -317,16 +317,16 @@ def test_sealing_closes_the_segments_so_that_the_next_block_starts_new_ones(brok
     broker = broker_with(journal__capture="#", durability__level=level)
     with Control(broker.data_dir) as control, Client(broker.address, 5, "sealer") as client:
         client.publish("sealed/1", b"x", qos=1)
-        sealed = control.ask("journal seal")["data"]
+        sealed = control.call("journal seal")["data"]
         assert [row["worker"] for row in sealed] == [0, 1, 2]
         owner = worker_of("sealer", 3)
         directory = Path(sealed[owner]["directory"])
         before = sorted(directory.glob("*.sbj"))
-        assert control.ask("journal seal")["data"][owner]["segments"] == sealed[owner]["segments"]  # nothing new: nothing to close
+        assert control.call("journal seal")["data"][owner]["segments"] == sealed[owner]["segments"]  # nothing new: nothing to close
         client.publish("sealed/2", b"x", qos=1)
         after = sorted(directory.glob("*.sbj"))
         assert len(after) == len(before) + 1 and set(before) < set(after)
-        status = control.ask("journal status")["data"]
+        status = control.call("journal status")["data"]
         assert status[owner]["problem"] is None and status[owner]["durable"] == status[owner]["next_sequence"]
 
 
@@ -395,7 +395,7 @@ def test_what_is_no_request_is_refused_and_the_manager_goes_on(broker: Broker, c
             raw.sendall(rubbish)
             answer = next(iter(Frames().feed(raw.recv(65536))))
             assert answer["error"][0] in ("BAD_REQUEST", "NOT_FOUND")
-    assert control.ask("status")["running"] is True
+    assert control.call("status")["running"] is True
 
 
 def test_the_socket_is_the_owners_alone(broker: Broker) -> None:
@@ -408,16 +408,16 @@ def test_the_socket_is_the_owners_alone(broker: Broker) -> None:
 def test_a_worker_that_stands_still_is_an_error_in_bounded_time(broker_with: Callable[..., Broker]) -> None:
     broker = broker_with(log__level="warning")
     with Control(broker.data_dir) as control:
-        pid = control.ask("workers list")["data"][2]["pid"]
+        pid = control.call("workers list")["data"][2]["pid"]
         name = client_id_on(2, 3, "still")
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(ControlError) as caught:
-                control.ask("clients show", clientid=name)
+                control.call("clients show", clientid=name)
             assert caught.value.code == "WORKER_TIMEOUT"
-            assert control.ask("status")["running"] is True
+            assert control.call("status")["running"] is True
         finally:
             os.kill(pid, signal.SIGCONT)
         with pytest.raises(ControlError) as caught:
-            control.ask("clients show", clientid=name)
+            control.call("clients show", clientid=name)
         assert caught.value.code == "CLIENTID_NOT_FOUND"

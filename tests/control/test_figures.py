@@ -16,12 +16,12 @@ def test_two_looks_tell_the_rates_of_each_worker_and_latencies(broker: Broker, c
         Client(broker.address, 5, client_id_on(1, 3, "figure-p")) as publisher,
     ):
         subscriber.subscribe("figures/load", 1)
-        window.feed(control.ask("load"))
+        window.feed(control.call("load"))
         assert window.figures() is None
         for _ in range(50):
             publisher.publish("figures/load", b"x", qos=1)
             subscriber.expect(Publish)
-        window.feed(control.ask("load"))
+        window.feed(control.call("load"))
     figures = window.figures()
     assert figures is not None
     rates = [(worker["received"] > 0, worker["sent"] > 0) for worker in figures["workers"]]
@@ -33,7 +33,7 @@ def test_two_looks_tell_the_rates_of_each_worker_and_latencies(broker: Broker, c
 
 
 def test_nothing_recorded_is_no_latency(control: Control) -> None:
-    window, load = Window(), control.ask("load")
+    window, load = Window(), control.call("load")
     window.feed(load)
     window.feed({**load, "at_ns": load["at_ns"] + 1_000_000_000})
     figures = window.figures()

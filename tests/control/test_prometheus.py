@@ -100,7 +100,7 @@ def test_a_histogram_grows_from_bound_to_bound_and_ends_with_its_count(scraped: 
 
 def test_ctl_gives_the_same_text(scraped: tuple[Broker, int]) -> None:
     with Control(scraped[0].data_dir) as control:
-        assert {name for name, _ in samples(control.ask("prometheus"))} == {name for name, _ in samples(get(scraped[1])[2])}
+        assert {name for name, _ in samples(control.call("prometheus"))} == {name for name, _ in samples(get(scraped[1])[2])}
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ def asked(own: Broker) -> Iterator[Control]:
     """A connection to that broker; what a test leaves behind is deleted."""
     with Control(own.data_dir) as control:
         yield control
-        control.ask("trace clear")
+        control.call("trace clear")
 
 
 def text_of(control: Control, name: str) -> str:
     text = b""
-    while part := control.ask("trace read", name=name, position=len(text))["data"]:
+    while part := control.call("trace read", name=name, position=len(text))["data"]:
         text += part
     return text.decode()
 
@@ -47,8 +47,8 @@ def wait_for(control: Control, name: str, *words: str) -> list[str]:
 
 def begin(control: Control, name: str, kind: str, value: str, **options: Any) -> None:
     """A trace that every worker knows of: commands and messages go through the same rings in order."""
-    control.ask("trace start", name=name, type=kind, value=value, **options)
-    control.ask("journal status")  # asks each worker behind it
+    control.call("trace start", name=name, type=kind, value=value, **options)
+    control.call("journal status")  # asks each worker behind it
 
 
 def events(lines: list[str]) -> list[str]:
@@ -138,7 +138,7 @@ def test_an_address_and_a_user_name_are_traced_and_nobody_else(own: Broker, aske
 
 def test_what_is_not_allowed_and_what_is_dropped_is_told(own: Broker, asked: Control) -> None:
     name, away = client_id_on(2, WORKERS, "denied"), client_id_on(0, WORKERS, "away")
-    asked.ask("acl add", kind="clientid", name=name, permission="deny", action="all", topic="not/yours")
+    asked.call("acl add", kind="clientid", name=name, permission="deny", action="all", topic="not/yours")
     with Client(own.address, 5, away, clean=False, properties={"session_expiry_interval": 60}) as gone:
         gone.subscribe("fill", 1)
     begin(asked, "denied", "clientid", name)
@@ -155,18 +155,18 @@ def test_what_is_not_allowed_and_what_is_dropped_is_told(own: Broker, asked: Con
     assert any("dropped" in line and "reason=no_subscribers" in line and "topic=nobody/listens" in line for line in denied)
     dropped = wait_for(asked, "dropped", "reason=queue_full")
     assert sum(" queued " in line for line in dropped) == 4
-    asked.ask("acl delete", kind="clientid", name=name)
+    asked.call("acl delete", kind="clientid", name=name)
 
 
 def test_a_refused_connect_is_in_the_trace_without_its_password(own: Broker, asked: Control) -> None:
-    asked.ask("banned add", kind="clientid", value="villain")
+    asked.call("banned add", kind="clientid", value="villain")
     begin(asked, "refused", "clientid", "villain")
     with pytest.raises(AssertionError), Client(own.address, 5, "villain", username="v", password="geheim-8"):
         pass
     lines = wait_for(asked, "refused", " disconnected ")
     assert events(lines)[:2] == ["received CONNECT", "sent CONNACK"] and "reason=banned" in lines[1]
     assert "geheim" not in "\n".join(lines)
-    asked.ask("banned delete", kind="clientid", value="villain")
+    asked.call("banned delete", kind="clientid", value="villain")
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------------------
@@ -174,19 +174,19 @@ def test_a_refused_connect_is_in_the_trace_without_its_password(own: Broker, ask
 
 def test_a_trace_begins_and_ends_by_its_times_and_its_file_stays(own: Broker, asked: Control) -> None:
     now_ms = time.time_ns() // 1_000_000
-    asked.ask("trace start", name="timed", type="clientid", value="timed", start_at=now_ms + 1500, end_at=now_ms + 4000)
+    asked.call("trace start", name="timed", type="clientid", value="timed", start_at=now_ms + 1500, end_at=now_ms + 4000)
     with Client(own.address, 5, "timed") as client:
-        assert asked.ask("trace show", name="timed")["status"] == "waiting"
+        assert asked.call("trace show", name="timed")["status"] == "waiting"
         client.publish("early", b"", qos=1)
-        until(lambda: asked.ask("trace show", name="timed")["status"] == "running")
-        asked.ask("journal status")
+        until(lambda: asked.call("trace show", name="timed")["status"] == "running")
+        asked.call("journal status")
 
         def seen() -> bool:
             client.publish("within", b"", qos=1)
             return "within" in text_of(asked, "timed")
 
         until(seen)
-        ended = until(lambda: (row := asked.ask("trace show", name="timed"))["status"] == "stopped" and row)
+        ended = until(lambda: (row := asked.call("trace show", name="timed"))["status"] == "stopped" and row)
         client.publish("late", b"", qos=1)
     assert (ended["end_at"], ended["stopped_by"]) == (now_ms + 4000, "its end time")
     text = text_of(asked, "timed")
@@ -195,16 +195,16 @@ def test_a_trace_begins_and_ends_by_its_times_and_its_file_stays(own: Broker, as
 
 
 def test_a_file_does_not_grow_beyond_its_limit(own: Broker, asked: Control) -> None:
-    asked.ask("config set", key="trace.max_file_size", value="65536")
+    asked.call("config set", key="trace.max_file_size", value="65536")
     begin(asked, "large", "clientid", "talks-much")
     with Client(own.address, 5, "talks-much") as client:
         for _ in range(200):
             client.publish("talk", b"x" * 900, qos=1)
-        row = until(lambda: (row := asked.ask("trace show", name="large"))["status"] == "stopped" and row)
+        row = until(lambda: (row := asked.call("trace show", name="large"))["status"] == "stopped" and row)
     assert "trace.max_file_size" in row["stopped_by"]
-    size = until(lambda: (size := asked.ask("trace show", name="large")["log_size"]) >= 65536 and size)  # its end is being written
+    size = until(lambda: (size := asked.call("trace show", name="large")["log_size"]) >= 65536 and size)  # its end is being written
     assert size < 65536 + 4096
-    asked.ask("config reset", key="trace.max_file_size")
+    asked.call("config reset", key="trace.max_file_size")
 
 
 def test_a_flood_holds_nobody_up_and_what_was_left_out_is_counted_and_told(own: Broker, asked: Control) -> None:
@@ -213,21 +213,21 @@ def test_a_flood_holds_nobody_up_and_what_was_left_out_is_counted_and_told(own: 
     count = 20_000
     with Client(own.address, 4, publisher) as one, Client(own.address, 4, subscriber) as two:
         two.subscribe("flood/x", 0)
-        before = {row["name"]: row["pid"] for row in asked.ask("workers list")["data"]}
+        before = {row["name"]: row["pid"] for row in asked.call("workers list")["data"]}
         rounds = 0
-        while not asked.ask("trace show", name="flood")["lost"]:  # a machine that is slow in publishing keeps up with more
+        while not asked.call("trace show", name="flood")["lost"]:  # a machine that is slow in publishing keeps up with more
             rounds += 1
             one.send_raw(b"\x30\x0a\x00\x07flood/x?" * count)
             for _ in range(count):
                 two.expect(Publish)
     count *= rounds
-    assert asked.ask("trace show", name="flood")["events"] >= 5000
+    assert asked.call("trace show", name="flood")["events"] >= 5000
     wait_for(asked, "flood", " lost ", "count=")
-    asked.ask("trace stop", name="flood")
-    row = asked.ask("trace show", name="flood")
+    asked.call("trace stop", name="flood")
+    row = asked.call("trace show", name="flood")
     # Received, forwarded, arrived and sent, each message of it, and the packets of who subscribed.
     assert 4 * count <= row["events"] + row["lost"] <= 4 * count + 10
-    assert {row["name"]: row["pid"] for row in asked.ask("workers list")["data"]} == before
+    assert {row["name"]: row["pid"] for row in asked.call("workers list")["data"]} == before
 
 
 # --- processes come and go --------------------------------------------------------------------------------------------------------
@@ -252,14 +252,14 @@ def test_traces_go_on_when_processes_die_and_have_ended_when_the_broker_has(tmp_
             client.publish("after/manager", b"", qos=1)
             with Control(broker.data_dir) as control:
                 wait_for(control, "through", "topic=after/manager")
-                assert control.ask("trace show", name="through")["status"] == "running"
+                assert control.call("trace show", name="through")["status"] == "running"
     with Broker(WORKERS, {}, tmp_path) as broker, Control(broker.data_dir) as control:
-        (row,) = control.ask("trace list")["data"]
+        (row,) = control.call("trace list")["data"]
         assert (row["name"], row["status"], row["stopped_by"]) == ("through", "stopped", "the broker was restarted")
         assert "topic=after/manager" in text_of(control, "through")
         with Client(broker.address, 5, name) as client:
             client.publish("next/life", b"", qos=1)
-        control.ask("journal status")
+        control.call("journal status")
         assert "next/life" not in text_of(control, "through")
         assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o700
         assert (tmp_path / "trace" / "through.log").stat().st_mode & 0o777 == 0o600
@@ -268,7 +268,7 @@ def test_traces_go_on_when_processes_die_and_have_ended_when_the_broker_has(tmp_
 def answers(broker: Broker) -> bool:
     try:
         with Control(broker.data_dir) as control:
-            return bool(control.ask("status")["running"])
+            return bool(control.call("status")["running"])
     except ControlError:
         return False
 
@@ -293,27 +293,27 @@ def answers(broker: Broker) -> bool:
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_code(asked: Control, options: dict[str, Any], code: str) -> None:
-    asked.ask("trace start", name="there", type="clientid", value="there")
+    asked.call("trace start", name="there", type="clientid", value="there")
     with pytest.raises(ControlError) as refused:
-        asked.ask("trace start", **{"name": "another", "type": "clientid", "value": "another", **options})
+        asked.call("trace start", **{"name": "another", "type": "clientid", "value": "another", **options})
     assert refused.value.code == code
-    assert [row["name"] for row in asked.ask("trace list")["data"]] == ["there"]
+    assert [row["name"] for row in asked.call("trace list")["data"]] == ["there"]
 
 
 def test_there_is_an_end_to_how_many_traces_there_may_be(asked: Control) -> None:
-    asked.ask("config set", key="trace.max_traces", value="2")
+    asked.call("config set", key="trace.max_traces", value="2")
     for number in range(2):
-        asked.ask("trace start", name=f"n{number}", type="clientid", value=f"n{number}")
+        asked.call("trace start", name=f"n{number}", type="clientid", value=f"n{number}")
     with pytest.raises(ControlError) as refused:
-        asked.ask("trace start", name="n2", type="clientid", value="n2")
+        asked.call("trace start", name="n2", type="clientid", value="n2")
     assert refused.value.code == "EXCEED_LIMIT" and "trace.max_traces = 2" in str(refused.value)
-    asked.ask("config reset", key="trace.max_traces")
+    asked.call("config reset", key="trace.max_traces")
 
 
 @pytest.mark.parametrize("verb", ["trace show", "trace stop", "trace read", "trace delete"])
 def test_a_trace_that_there_is_not_is_not_found(asked: Control, verb: str) -> None:
     with pytest.raises(ControlError) as refused:
-        asked.ask(verb, name="nowhere")
+        asked.call(verb, name="nowhere")
     assert refused.value.code == "NOT_FOUND"
 
 
@@ -325,7 +325,7 @@ def test_the_command_line_starts_lists_downloads_and_deletes(
         return capsys.readouterr().out
 
     ctl("trace", "start", "mine", "clientid", "by-ctl", "--payload-encode", "hidden")
-    asked.ask("journal status")
+    asked.call("journal status")
     with Client(own.address, 5, "by-ctl") as client:
         client.publish("ctl", b"hide me", qos=1)
     wait_for(asked, "mine", " disconnected ")

@@ -28,7 +28,7 @@ def asked(own: Broker) -> Iterator[Control]:
 
 def refused(control: Control, verb: str, **params: Any) -> str:
     with pytest.raises(ControlError) as error:
-        control.ask(verb, **params)
+        control.call(verb, **params)
     return error.value.code
 
 
@@ -37,11 +37,11 @@ def refused(control: Control, verb: str, **params: Any) -> str:
 
 @pytest.fixture
 def slow(asked: Control) -> Iterator[Control]:
-    asked.ask("config update", values={"slow_subs.enable": "true", "slow_subs.threshold": "200ms", "slow_subs.top_k_num": "2"})
+    asked.call("config update", values={"slow_subs.enable": "true", "slow_subs.threshold": "200ms", "slow_subs.top_k_num": "2"})
     yield asked
     for key in ("enable", "threshold", "top_k_num"):
-        asked.ask("config reset", key=f"slow_subs.{key}")
-    asked.ask("slow-subs clear")
+        asked.call("config reset", key=f"slow_subs.{key}")
+    asked.call("slow-subs clear")
 
 
 def deliver(own: Broker, subscriber: str, topic: str, wait_s: float) -> None:
@@ -58,23 +58,23 @@ def deliver(own: Broker, subscriber: str, topic: str, wait_s: float) -> None:
 def test_slow_subscribers_are_listed_the_slowest_first_and_as_many_as_wanted(own: Broker, slow: Control) -> None:
     for place, wait_s in enumerate((0.3, 0.7, 0.5, 0.0)):
         deliver(own, client_id_on(place % WORKERS, WORKERS, f"slow{place}x"), f"slow/{place}", wait_s)
-    rows = slow.ask("slow-subs list")["data"]
+    rows = slow.call("slow-subs list")["data"]
     assert [row["topic"] for row in rows] == ["slow/1", "slow/2"]
     assert 700 <= rows[0]["timespan"] < 2000 and 500 <= rows[1]["timespan"] < 2000
-    slow.ask("slow-subs clear")
-    assert slow.ask("slow-subs list")["data"] == []
+    slow.call("slow-subs clear")
+    assert slow.call("slow-subs list")["data"] == []
 
 
 @pytest.mark.parametrize(("kind", "counts"), [("whole", True), ("internal", False), ("response", True)])
 def test_what_is_measured_can_be_chosen(own: Broker, slow: Control, kind: str, counts: bool) -> None:
-    slow.ask("config set", key="slow_subs.stats_type", value=kind)
+    slow.call("config set", key="slow_subs.stats_type", value=kind)
     deliver(own, f"kind-{kind}", f"kind/{kind}", 0.3)
-    assert bool(slow.ask("slow-subs list")["data"]) is counts
-    slow.ask("config reset", key="slow_subs.stats_type")
+    assert bool(slow.call("slow-subs list")["data"]) is counts
+    slow.call("config reset", key="slow_subs.stats_type")
 
 
 def test_what_waited_in_the_queue_is_slow_by_the_broker(own: Broker, slow: Control) -> None:
-    slow.ask("config set", key="slow_subs.stats_type", value="internal")
+    slow.call("config set", key="slow_subs.stats_type", value="internal")
     name = client_id_on(1, WORKERS, "queue")
     with Client(own.address, 5, name, clean=False, properties={"session_expiry_interval": 60}) as client:
         client.subscribe("waits", 1)
@@ -83,9 +83,9 @@ def test_what_waited_in_the_queue_is_slow_by_the_broker(own: Broker, slow: Contr
         time.sleep(0.4)
     with Client(own.address, 5, name, clean=False, properties={"session_expiry_interval": 60}) as client:
         client.expect(Publish)
-        rows = until(lambda: slow.ask("slow-subs list")["data"])
+        rows = until(lambda: slow.call("slow-subs list")["data"])
     assert (rows[0]["clientid"], rows[0]["topic"]) == (name, "waits") and rows[0]["timespan"] >= 400
-    slow.ask("config reset", key="slow_subs.stats_type")
+    slow.call("config reset", key="slow_subs.stats_type")
 
 
 def test_nothing_is_measured_unless_it_is_wanted_and_nothing_retained(own: Broker, asked: Control, slow: Control) -> None:
@@ -96,21 +96,21 @@ def test_nothing_is_measured_unless_it_is_wanted_and_nothing_retained(own: Broke
         client.subscribe("kept/long", 1)
         client.expect(Publish)
         client.ping()
-    assert slow.ask("slow-subs list")["data"] == []
-    slow.ask("config set", key="slow_subs.enable", value="false")
+    assert slow.call("slow-subs list")["data"] == []
+    slow.call("config set", key="slow_subs.enable", value="false")
     deliver(own, "not-measured", "not/measured", 0.3)
-    assert slow.ask("slow-subs list")["data"] == []
+    assert slow.call("slow-subs list")["data"] == []
 
 
 # --- metrics of topics -----------------------------------------------------------------------------------------------------------
 
 
 def test_messages_of_a_topic_and_of_a_filter_are_counted_over_workers(own: Broker, asked: Control) -> None:
-    asked.ask("topic-metrics add", topic="tm/a")
-    asked.ask("topic-metrics add", topic="tm/#")
+    asked.call("topic-metrics add", topic="tm/a")
+    asked.call("topic-metrics add", topic="tm/#")
     publisher, subscriber = client_id_on(0, WORKERS, "tm-p"), client_id_on(1, WORKERS, "tm-s")
     with Client(own.address, 5, publisher) as one, Client(own.address, 5, subscriber) as two:
-        asked.ask("journal status")  # behind what workers were told
+        asked.call("journal status")  # behind what workers were told
         two.subscribe("tm/a", 1)
         for _ in range(5):
             one.publish("tm/a", b"x", qos=1)
@@ -119,55 +119,55 @@ def test_messages_of_a_topic_and_of_a_filter_are_counted_over_workers(own: Broke
         two.expect(Publish)
         one.publish("tm/nobody", b"x", qos=1)
         two.ping()
-        row = asked.ask("topic-metrics show", topic="tm/a")
-        wide = asked.ask("topic-metrics show", topic="tm/#")
+        row = asked.call("topic-metrics show", topic="tm/a")
+        wide = asked.call("topic-metrics show", topic="tm/#")
     expected = {"in": 6, "out": 6, "dropped": 0, "qos1.in": 5, "qos2.in": 1, "qos1.out": 6, "qos0.out": 0}
     assert {name: row[f"messages.{name}.count"] for name in expected} == expected
     assert (wide["messages.in.count"], wide["messages.out.count"], wide["messages.dropped.count"]) == (7, 6, 1)
-    asked.ask("topic-metrics reset", topic="tm/a")
-    assert asked.ask("topic-metrics show", topic="tm/a")["messages.in.count"] == 0
-    assert asked.ask("topic-metrics show", topic="tm/#")["messages.in.count"] == 7
-    assert asked.ask("config get", key="topic_metrics.topics")["data"][0]["value"] == '["tm/a", "tm/#"]'
-    asked.ask("topic-metrics delete", topic="tm/a")
-    assert [row["topic"] for row in asked.ask("topic-metrics list")["data"]] == ["tm/#"]
-    asked.ask("topic-metrics delete", topic="tm/#")
+    asked.call("topic-metrics reset", topic="tm/a")
+    assert asked.call("topic-metrics show", topic="tm/a")["messages.in.count"] == 0
+    assert asked.call("topic-metrics show", topic="tm/#")["messages.in.count"] == 7
+    assert asked.call("config get", key="topic_metrics.topics")["data"][0]["value"] == '["tm/a", "tm/#"]'
+    asked.call("topic-metrics delete", topic="tm/a")
+    assert [row["topic"] for row in asked.call("topic-metrics list")["data"]] == ["tm/#"]
+    asked.call("topic-metrics delete", topic="tm/#")
 
 
 def test_counts_go_on_when_a_worker_is_started_again_and_rates_are_told(own: Broker, asked: Control) -> None:
-    asked.ask("topic-metrics add", topic="rate")
+    asked.call("topic-metrics add", topic="rate")
     name = client_id_on(2, WORKERS, "rates")
     with Client(own.address, 5, name) as client:
-        asked.ask("journal status")
+        asked.call("journal status")
         for _ in range(10):
             client.publish("rate", b"", qos=1)
-        assert asked.ask("topic-metrics show", topic="rate")["messages.in.count"] == 10
+        assert asked.call("topic-metrics show", topic="rate")["messages.in.count"] == 10
         (victim,) = own.child_pids("sb-worker-2")
         own.kill_process(victim)
         until(lambda: (pids := own.child_pids("sb-worker-2")) and victim not in pids)
     with Client(own.address, 5, name) as client:
-        until(lambda: asked.ask("workers list")["data"][2]["state"] == "ready")
+        until(lambda: asked.call("workers list")["data"][2]["state"] == "ready")
 
         def moved() -> bool:
             client.publish("rate", b"", qos=1)
-            row = asked.ask("topic-metrics show", topic="rate")
+            row = asked.call("topic-metrics show", topic="rate")
             return bool(row["messages.in.count"] > 10 and row["messages.in.rate"] > 0)
 
         until(moved, 20)
-    asked.ask("topic-metrics delete", topic="rate")
+    asked.call("topic-metrics delete", topic="rate")
 
 
 def test_bad_topics_are_refused_with_a_code(asked: Control) -> None:
-    asked.ask("topic-metrics add", topic="there")
+    asked.call("topic-metrics add", topic="there")
     assert refused(asked, "topic-metrics add", topic="there") == "ALREADY_EXISTS"
     assert refused(asked, "topic-metrics add", topic="a/#/b") == "BAD_REQUEST"
     for verb in ("show", "delete", "reset"):
         assert refused(asked, f"topic-metrics {verb}", topic="not/there") == "NOT_FOUND"
     values = ", ".join(f'"many/{number}"' for number in range(512))
-    asked.ask("config set", key="topic_metrics.topics", value=f"[{values}]")
+    asked.call("config set", key="topic_metrics.topics", value=f"[{values}]")
     assert refused(asked, "topic-metrics add", topic="one/more") == "EXCEED_LIMIT"
     assert refused(asked, "config set", key="topic_metrics.topics", value=f'[{values}, "one/more"]') == "BAD_REQUEST"
-    asked.ask("config reset", key="topic_metrics.topics")
-    assert asked.ask("topic-metrics list")["data"] == []
+    asked.call("config reset", key="topic_metrics.topics")
+    assert asked.call("topic-metrics list")["data"] == []
 
 
 # --- the loudest clients ---------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_the_loudest_clients_are_those_with_most_messages(own: Broker, asked: Co
             for _ in range(50):
                 one.publish("noise", b"x" * 95, qos=1)
             two.publish("noise", b"x", qos=1)
-            found = asked.ask("clients loudest", limit=3)["data"]
+            found = asked.call("clients loudest", limit=3)["data"]
             return found if [row["clientid"] for row in found[:3]][1:] == ["hears", quiet] or len(found) == 3 else []
 
         rows = {row["clientid"]: row for row in until(heard, 20)}
@@ -191,7 +191,7 @@ def test_the_loudest_clients_are_those_with_most_messages(own: Broker, asked: Co
         assert rows[loud]["messages_in"] > rows[quiet]["messages_in"] > 0 == rows[loud]["messages_out"]
         assert rows[loud]["bytes_in"] == pytest.approx(100 * rows[loud]["messages_in"], rel=0.01)
         until(lambda: loud in top(own, one, capsys))
-    assert asked.ask("clients loudest", limit=1)["left_out"] == 0
+    assert asked.call("clients loudest", limit=1)["left_out"] == 0
 
 
 def top(own: Broker, client: Client, capsys: pytest.CaptureFixture[str]) -> str:
@@ -206,21 +206,21 @@ def top(own: Broker, client: Client, capsys: pytest.CaptureFixture[str]) -> str:
 def test_alarms_are_listed_while_they_last_and_those_that_are_over_forgotten(own: Broker, asked: Control) -> None:
     with Client(own.address, 5, "alarming") as client:
         client.publish("too/large", b"x" * 1001, qos=1, retain=True)
-        (alarm,) = until(lambda: asked.ask("alarms list")["data"])
+        (alarm,) = until(lambda: asked.call("alarms list")["data"])
         assert alarm["name"] == "retained_limit" and alarm["duration"] >= 0 and alarm["deactivate_at"] is None
-        assert asked.ask("alarms list", activated=False)["data"] == []
-    assert asked.ask("alarms clear") == {"cleared": 0}
-    assert len(asked.ask("alarms list")["data"]) == 1  # what lasts stays
+        assert asked.call("alarms list", activated=False)["data"] == []
+    assert asked.call("alarms clear") == {"cleared": 0}
+    assert len(asked.call("alarms list")["data"]) == 1  # what lasts stays
     assert refused(asked, "alarms list", limit=10_001) == refused(asked, "alarms list", cursor="x") == "BAD_REQUEST"
 
 
 def test_all_retained_messages_are_deleted(own: Broker, asked: Control) -> None:
     with Client(own.address, 5, "clears") as client:
         client.publish("clear/me", b"x", qos=1, retain=True)
-        asked.ask("publish", topic="$own/stays", payload=b"x", retain=True)
-        assert asked.ask("retained clear")["deleted"] >= 1
-        assert asked.ask("retained list")["data"] == []
-        assert [row["topic"] for row in asked.ask("retained list", topic="$own/#")["data"]] == ["$own/stays"]
+        asked.call("publish", topic="$own/stays", payload=b"x", retain=True)
+        assert asked.call("retained clear")["deleted"] >= 1
+        assert asked.call("retained list")["data"] == []
+        assert [row["topic"] for row in asked.call("retained list", topic="$own/#")["data"]] == ["$own/stays"]
         client.subscribe("clear/#", 0)
         client.ping()
         client.expect_none()
@@ -230,14 +230,14 @@ def test_all_retained_messages_are_deleted(own: Broker, asked: Control) -> None:
 
 
 def test_segments_are_listed_page_by_page(own: Broker, asked: Control) -> None:
-    asked.ask("journal seal")
+    asked.call("journal seal")
     with Client(own.address, 5, client_id_on(1, WORKERS, "seg"), clean=False, properties={"session_expiry_interval": 60}):
         pass
-    asked.ask("journal seal")
+    asked.call("journal seal")
     rows = list(asked.pages("journal segments", limit=1))
     assert 1 in {row["worker"] for row in rows} <= {0, 1, 2}
     assert len({(row["worker"], row["segment"]) for row in rows}) == len(rows)
     for row in rows:
         path = own.data_dir / "journal" / str(row["worker"]) / row["segment"]
         assert row["bytes"] == path.stat().st_size and row["begins_at"] <= row["ends_at"] + 1
-    assert asked.ask("journal exports") == {"data": [], "cursor": None}
+    assert asked.call("journal exports") == {"data": [], "cursor": None}

@@ -148,7 +148,7 @@ def test_lost_messages_stand_on_the_overview_with_their_reason(served: ApiBroker
 
     thread = threading.Thread(target=lose)
     with Control(served.data_dir) as control:
-        control.ask("config set", key="mqtt.max_mqueue_len", value="1")
+        control.call("config set", key="mqtt.max_mqueue_len", value="1")
         page = look("/")
         thread.start()
         try:
@@ -159,7 +159,7 @@ def test_lost_messages_stand_on_the_overview_with_their_reason(served: ApiBroker
         finally:
             over.set()
             thread.join()
-            control.ask("config reset", key="mqtt.max_mqueue_len")
+            control.call("config reset", key="mqtt.max_mqueue_len")
         until(page, lambda: figure(page, "lost") == 0 and not page.get_by_test_id("losses").inner_text())
 
 

@@ -22,12 +22,12 @@ def lists(data_dir: Path) -> dict[str, Any]:
     """What is to be the same: sessions with their options, subscriptions, retained messages, users, rules, bans."""
     with Control(data_dir) as control:
         asked = {
-            "sessions": control.ask("sessions list", limit=1000)["data"],
-            "subscriptions": control.ask("subscriptions list", limit=1000)["data"],
-            "retained": control.ask("retained list", limit=1000, payload=True)["data"],
-            "users": control.ask("users list")["data"],
-            "rules": control.ask("acl list")["data"],
-            "banned": control.ask("banned list")["data"],
+            "sessions": control.call("sessions list", limit=1000)["data"],
+            "subscriptions": control.call("subscriptions list", limit=1000)["data"],
+            "retained": control.call("retained list", limit=1000, payload=True)["data"],
+            "users": control.call("users list")["data"],
+            "rules": control.call("acl list")["data"],
+            "banned": control.call("banned list")["data"],
         }
     # Of the connection, which is over; and a session that was written anew counts as created then.
     moving = {"worker", "node", "connected_at", "disconnected_at", "since_ms", "ip_address", "port", "created_at"}
@@ -47,9 +47,9 @@ def test_a_backup_under_traffic_is_the_same_broker_elsewhere(tmp_path: Path) -> 
                 client.subscribe("$share/g/s/#", 1)
                 client.cut()
         with Control(broker.data_dir) as control:
-            control.ask("users add", name="ada", password="correct horse")
-            control.ask("acl add", kind="username", name="ada", permission="deny", topic="secret/#")
-            control.ask("banned add", kind="clientid", value="bad", reason="test")
+            control.call("users add", name="ada", password="correct horse")
+            control.call("acl add", kind="username", name="ada", permission="deny", topic="secret/#")
+            control.call("banned add", kind="clientid", value="bad", reason="test")
         with Client(broker.address, client_id="publisher") as publisher:
             for number in range(300):
                 publisher.publish(f"q/{number % 3}/{number}", b"%d" % number, 1)

@@ -517,7 +517,7 @@ def _(place: Place, version: int) -> str:
     return place.login(version, "dead", username="ada", password="x")
 
 
-@refusal("too many wait for a verdict", "chain", "CONNACK 0x89", "CONNACK 3", "authentication.unavailable",
+@refusal("too many wait for a result", "chain", "CONNACK 0x89", "CONNACK 3", "authentication.unavailable",
          "client disconnected", "reason=0x89", "pending login limit (auth.max_waiting) reached")  # fmt: skip
 def _(place: Place, version: int) -> str:
     asked = len(place.answers.asked)

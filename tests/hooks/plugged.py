@@ -75,14 +75,14 @@ class Plugged(ApiBroker):
         (self.plugins / f"{name}.py").write_text(source)
 
     def load(self, name: str, **setting: str) -> dict[str, Any]:
-        done: dict[str, Any] = self.control.ask("plugins load", name=name, setting=setting)
+        done: dict[str, Any] = self.control.call("plugins load", name=name, setting=setting)
         return done
 
     def unload(self, name: str) -> None:
-        self.control.ask("plugins unload", name=name)
+        self.control.call("plugins unload", name=name)
 
     def unload_all(self) -> None:
-        for row in self.control.ask("plugins list")["data"]:
+        for row in self.control.call("plugins list")["data"]:
             if row["state"] != "not loaded":
                 self.unload(row["name"])
 

@@ -31,7 +31,7 @@ def load(plugin):
 def traced(plugged: Plugged) -> Iterator[Plugged]:
     """Whatever is traced ends with the test."""
     yield plugged
-    plugged.control.ask("trace clear")
+    plugged.control.call("trace clear")
 
 
 def pair(broker: Plugged) -> tuple[Client, Client]:
@@ -53,7 +53,7 @@ def test_a_delayed_message_that_a_hook_changes_is_traced_and_comes_changed(trace
         begin(traced.control, "changed", "clientid", publisher.client_id)
         publisher.publish(f"$delayed/1/moved/{topic}", b"now", qos)
         publisher.ping()  # it is dealt with
-        waiting = [row["topic"] for row in traced.control.ask("delayed list")["data"]]
+        waiting = [row["topic"] for row in traced.control.call("delayed list")["data"]]
         assert waiting in ([f"to/moved/{topic}"], [])  # or it is due already
         got = subscriber.expect(Publish, 20)
         assert (got.topic, got.payload, got.qos) == (f"to/moved/{topic}", b"now!", qos)
@@ -78,5 +78,5 @@ def test_what_a_hook_drops_is_traced_acknowledged_and_never_comes(traced: Plugge
         publisher.ping()
         wait_for(traced.control, "dropped", "sent PINGRESP")
         assert "received PUBLISH" in events(text_of(traced.control, "dropped").splitlines())
-        assert traced.control.ask("delayed list")["data"] == []
+        assert traced.control.call("delayed list")["data"] == []
         subscriber.expect_nothing_from(publisher)

@@ -51,13 +51,13 @@ class Outside(Plugged):
 
     def configure(self, *tables: str) -> None:
         """Other servers, while it runs."""
-        self.control.ask("config set", key="exhook.servers", value=str(servers(*tables)["exhook.servers"]))
+        self.control.call("config set", key="exhook.servers", value=str(servers(*tables)["exhook.servers"]))
 
     def state(self, name: str = "main") -> dict[str, Any]:
-        return next((row for row in self.control.ask("exhook list")["data"] if row["name"] == name), {})
+        return next((row for row in self.control.call("exhook list")["data"] if row["name"] == name), {})
 
     def figures(self, point: str, name: str = "main") -> dict[str, Any]:
-        rows = self.control.ask("exhook hooks")["data"]
+        rows = self.control.call("exhook hooks")["data"]
         return next((row for row in rows if (row["name"], row["hook"]) == (name, point)), {})
 
     def until_used(self, program: Provider, name: str = "main") -> None:
@@ -67,10 +67,10 @@ class Outside(Plugged):
             return state.get("status") == "connected" and {*state["hooks"]} == {*program.hooks}
 
         until(used, self.report)
-        self.control.ask("hooks list")  # each worker has had a turn since it was told
+        self.control.call("hooks list")  # each worker has had a turn since it was told
 
     def report(self) -> str:
-        return f"{self.control.ask('exhook list')}\n{''.join(self.output)}"
+        return f"{self.control.call('exhook list')}\n{''.join(self.output)}"
 
     def wants(self, *points: str, **filters: str) -> Provider:
         """The program begins anew, and wants this. `filters`: of message points, `message_publish="a/#"`."""
@@ -243,7 +243,7 @@ def test_who_came_before_loses_what_a_program_denies(outside: Outside, connect: 
     program.hooks = {AUTHORIZE: ()}
     program.answers["OnClientAuthorize"] = lambda request: program.says("/no" not in request.topic)
     program.start()
-    rows = until(lambda: len(found := outside.control.ask("subscriptions list", clientid=before.client_id)["data"]) == 1 and found)
+    rows = until(lambda: len(found := outside.control.call("subscriptions list", clientid=before.client_id)["data"]) == 1 and found)
     assert rows[0]["topic"] == f"{topic}/yes"
     assert (ack := before.publish(f"{topic}/no", b"", 1)) is not None and ack.code == 0x87
 
@@ -253,7 +253,7 @@ def test_rules_decide_what_programs_leave_open(connect: Connect, topic: str, tmp
     rules.write_text(f'{{deny, all, all, ["{topic}/rule"]}}.\n{{allow, all}}.\n')
     with Outside() as broker:
         program = broker.wants(AUTHORIZE)
-        broker.control.ask("config update", values={"acl.sources": '["file"]', "acl.file.path": str(rules)})
+        broker.control.call("config update", values={"acl.sources": '["file"]', "acl.file.path": str(rules)})
         program.answers["OnClientAuthorize"] = lambda request: (
             program.says(False) if "/program" in request.topic else program.messages.ValuedResponse(type="IGNORE")
         )
@@ -405,7 +405,7 @@ def test_a_message_is_published_though_its_session_has_ended(outside: Outside, c
         client = connect(on=outside)
         client.publish(topic, b"%d" % qos, qos, wait=False)
         program.request("OnMessagePublish", lambda request, qos=qos: request.message.qos == qos)
-        outside.control.ask("clients kick", clientids=[client.client_id])
+        outside.control.call("clients kick", clientids=[client.client_id])
         subscriber.expect(Publish, payload=b"%d" % qos)
 
 
@@ -416,7 +416,7 @@ def test_wills_and_messages_of_the_broker_are_asked_about(outside: Outside, conn
     subscriber.subscribe(topic)
     connect(on=outside, will=Will(topic, b"will")).drop()
     subscriber.expect(Publish, payload=b"WILL")
-    outside.control.ask("publish", topic=topic, payload="told")
+    outside.control.call("publish", topic=topic, payload="told")
     subscriber.expect(Publish, payload=b"TOLD")
     subscriber.publish(f"$delayed/1/{topic}", b"later")
     subscriber.expect(Publish, payload=b"LATER")
@@ -646,7 +646,7 @@ def test_the_program_of_the_page_does_what_it_says(outside: Outside, connect: Co
     try:
         outside.configure(f'{{ name = "sensors", url = "http://127.0.0.1:{port}", auto_reconnect = "200ms" }}')
         until(lambda: outside.state("sensors").get("status") == "connected", outside.report)
-        outside.control.ask("hooks list")
+        outside.control.call("hooks list")
         connect(on=outside, connect=False, username="u", password="guess").connect(expect_code=0x87)
         client = connect(on=outside, username="u", password="open sesame")
         until(lambda: f"{client.client_id} is here" in said.read_text())
@@ -677,7 +677,7 @@ def test_figures_are_told_by_ctl_rest_and_metrics(outside: Outside, connect: Con
     assert rest.good("GET", "/exhooks/main")["status"] == "connected"
     assert row in rest.good("GET", "/exhooks/main/hooks")
     assert rest.refused("GET", "/exhooks/none") == (404, "NOT_FOUND")
-    text = str(outside.control.ask("prometheus"))
+    text = str(outside.control.call("prometheus"))
     assert 'shardbroker_exhook_up{server="main"} 1' in text
     assert f'shardbroker_exhook_succeeded{{server="main",point="client.connected"}} {before + 1}' in text
 

@@ -34,7 +34,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[Plugged]:
 
 def read(broker: Plugged) -> int:
     """Messages that worker NEAR has taken from clients."""
-    return int(broker.control.ask("metrics", worker=NEAR)["messages.received"])
+    return int(broker.control.call("metrics", worker=NEAR)["messages.received"])
 
 
 @pytest.mark.parametrize("qos", [1, 2])

@@ -125,11 +125,11 @@ def test_a_crashing_plugin_costs_a_log_line_and_is_counted(plugged: Plugged, con
     for number in range(50):
         client.publish(topic, b"%d" % number)
         client.expect(Publish, payload=b"%d" % number)
-    (row,) = [row for row in plugged.control.ask("hooks list")["data"] if row["plugin"] == "crash"]
+    (row,) = [row for row in plugged.control.call("hooks list")["data"] if row["plugin"] == "crash"]
     assert (row["point"], row["callback"], row["calls"], row["errors"]) == ("message.publish", "crash:load.<locals>.called", 50, 50)
     plugged.logged('hook callback failed point=message.publish callback=crash:load.<locals>.called reason="ValueError: no luck"')
     assert sum("no luck" in line for line in [*plugged.output]) == 1
-    families = {family.name: family for family in text_string_to_metric_families(plugged.control.ask("prometheus"))}
+    families = {family.name: family for family in text_string_to_metric_families(plugged.control.call("prometheus"))}
     errors = [one for one in families["shardbroker_hook_errors"].samples if one.labels["callback"] == "crash:load.<locals>.called"]
     assert sum(one.value for one in errors) == 50
 
@@ -148,7 +148,7 @@ def test_a_slow_plugin_holds_its_worker_alone_and_is_told_by_name(plugged: Plugg
     quick = time.monotonic() - began
     slow.ping()
     assert quick < time.monotonic() - began, "the other worker waited, too"
-    (row,) = [row for row in plugged.control.ask("hooks list")["data"] if row["plugin"] == "slow"]
+    (row,) = [row for row in plugged.control.call("hooks list")["data"] if row["plugin"] == "slow"]
     assert row["seconds"] >= 1.5 and row["slowest"] >= 0.5
     plugged.logged("WARNING.* hook callback slow .*callback=slow:load.<locals>.called took=0.5")
 
@@ -167,7 +167,7 @@ def test_a_leaking_plugin_fills_its_worker_and_cycles_do_not(plugged: Plugged, c
 
     def memory() -> int:
         time.sleep(0.1)  # it is measured every 20 ms
-        return int(plugged.control.ask("metrics", worker=1)["memory.bytes.count"])
+        return int(plugged.control.call("metrics", worker=1)["memory.bytes.count"])
 
     cycles = grown_by("cycles", "one = [bytearray(100_000)]; one.append(one)")
     plugged.unload("cycles")
@@ -187,7 +187,7 @@ def test_a_plugin_that_ends_its_worker_is_there_again_until_it_is_unloaded(plugg
     victim.publish(topic, b"x")
     victim.expect_close()
     connect(on=plugged, client_id=client_id_on(0, 3, "exit")).ping()
-    until(lambda: [row for row in plugged.control.ask("plugins list")["data"] if row["workers"] == 3])
+    until(lambda: [row for row in plugged.control.call("plugins list")["data"] if row["workers"] == 3])
     assert len(set(plugged.child_pids("worker")) & set(pids)) == 2
     plugged.unload("exit")
     survivor = connect(on=plugged, client_id=client_id_on(2, 3, "exit"))
@@ -224,15 +224,15 @@ def test_what_cannot_be_loaded_changes_nothing(plugged: Plugged, name: str, sour
     plugged.write("good", MARK)
     plugged.load("good")
     kept = (plugged.data_dir / "plugins.json").read_bytes()
-    hooks = plugged.control.ask("hooks list")
+    hooks = plugged.control.call("hooks list")
     if source is not None:
         plugged.write(name, source)
     with pytest.raises(ControlError) as error:
         plugged.load(name)
     assert error.value.code == code and words in str(error.value)
-    assert plugged.control.ask("hooks list") == hooks
+    assert plugged.control.call("hooks list") == hooks
     assert (plugged.data_dir / "plugins.json").read_bytes() == kept
-    assert [row["name"] for row in plugged.control.ask("plugins list")["data"] if row["state"] != "not loaded"] == ["good"]
+    assert [row["name"] for row in plugged.control.call("plugins list")["data"] if row["state"] != "not loaded"] == ["good"]
 
 
 def test_a_version_that_one_worker_cannot_load_leaves_the_old_one_in_all(plugged: Plugged, connect: Connect, topic: str) -> None:
@@ -247,7 +247,7 @@ def test_a_version_that_one_worker_cannot_load_leaves_the_old_one_in_all(plugged
         client.publish(topic, b"x")
         client.expect(Publish, payload=b"x(old)")
         client.close()
-    assert len([row for row in plugged.control.ask("hooks list")["data"] if row["callback"]]) == 1
+    assert len([row for row in plugged.control.call("hooks list")["data"] if row["callback"]]) == 1
 
 
 def test_what_is_not_loaded_cannot_be_unloaded(plugged: Plugged, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +264,7 @@ def test_a_directory_that_is_not_there_is_named(plugged: Plugged) -> None:
     try:
         for verb in ("plugins list", "plugins load"):
             with pytest.raises(ControlError, match=r"plugins.dir = '.*/plugins': No such file or directory"):
-                plugged.control.ask(verb, **({"name": "good"} if verb == "plugins load" else {}))
+                plugged.control.call(verb, **({"name": "good"} if verb == "plugins load" else {}))
     finally:
         moved.rename(plugged.plugins)
 
@@ -309,12 +309,12 @@ def test_plugins_are_there_again_after_restarts(tmp_path: Path, topic: str) -> N
         victim = first.child_pids("worker")[0]
         first.kill_process(victim)
         until(lambda: len(set(first.child_pids("worker")) - {victim}) == 3)
-        until(lambda: all(row["workers"] == 3 for row in first.control.ask("plugins list")["data"]))
+        until(lambda: all(row["workers"] == 3 for row in first.control.call("plugins list")["data"]))
         check_marked(first.address, topic)
     first.write("fails", "def load(plugin): raise RuntimeError('not any more')")
     with Plugged(data_dir=tmp_path / "data", plugins=plugins) as again:
         check_marked(again.address, topic)
-        rows: dict[str, Any] = {row["name"]: row for row in again.control.ask("plugins list")["data"]}
+        rows: dict[str, Any] = {row["name"]: row for row in again.control.call("plugins list")["data"]}
         assert (rows["mark"]["state"], rows["fails"]["state"], rows["fails"]["workers"]) == ("loaded", "failed", 0)
         assert "not any more" in rows["fails"]["problem"]
         again.logged("ERROR.*plugin not loaded plugin=fails reason=.*RuntimeError: not any more")
@@ -329,7 +329,7 @@ def test_a_damaged_list_of_plugins_keeps_no_worker_from_starting(tmp_path: Path,
     with Plugged(data_dir=data) as broker:
         broker.logged("ERROR.*plugins not loaded reason=.*plugins.json: cannot be read: .*; remove it, and load the plugins again")
         with pytest.raises(ControlError, match="remove it"):
-            broker.control.ask("plugins list")
+            broker.control.call("plugins list")
         (data / "plugins.json").unlink()
         broker.write("mark", MARK)
         broker.load("mark", mark="(kept)")

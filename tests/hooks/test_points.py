@@ -45,7 +45,7 @@ def test_a_connect_is_seen_changed_and_refused(plugged: Plugged, connect: Connec
     assert connection == {"keepalive": 33, "clean_start": True, "expiry_interval": 99, "connected_at": 0}
     assert properties == {"session_expiry_interval": 99, "receive_maximum": 5}
     assert client.connack is not None and client.connack.properties["session_expiry_interval"] == 7
-    assert plugged.control.ask("clients show", clientid=client.client_id)["expiry_interval"] == 7
+    assert plugged.control.call("clients show", clientid=client.client_id)["expiry_interval"] == 7
     plugged.witness("client.connect", returns="stop(Refusal(0x9C, 'elsewhere'))")
     with pytest.raises(AssertionError, match="156"):
         connect(on=plugged)
@@ -105,7 +105,7 @@ def test_callbacks_decide_what_clients_may_do(plugged: Plugged, connect: Connect
     assert question == {"action": "publish", "topic": f"{topic}/no", "qos": 1, "retain": False}
     with pytest.raises(AssertionError, match="135"):
         connect(on=plugged, will=Will(f"{topic}/no", b"bye"))
-    until(lambda: not plugged.control.ask("subscriptions list", clientid=before.client_id)["data"])
+    until(lambda: not plugged.control.call("subscriptions list", clientid=before.client_id)["data"])
 
 
 def test_a_subscribe_and_an_unsubscribe_are_seen_and_changed(plugged: Plugged, connect: Connect, topic: str) -> None:
@@ -281,8 +281,8 @@ def test_a_message_is_dropped_and_its_publisher_told_that_nobody_listens(plugged
     client.expect_none()
     assert plugged.arguments("message.dropped")[1] == "hook"
     with Control(plugged.data_dir) as control:
-        assert control.ask("metrics")["messages.dropped.hook"] >= 3
-        assert control.ask("status")["losses"].keys().isdisjoint({"hook", "no_subscribers"})
+        assert control.call("metrics")["messages.dropped.hook"] >= 3
+        assert control.call("status")["losses"].keys().isdisjoint({"hook", "no_subscribers"})
 
 
 def test_a_will_and_a_message_of_ctl_are_seen(plugged: Plugged, connect: Connect, topic: str) -> None:
@@ -291,7 +291,7 @@ def test_a_will_and_a_message_of_ctl_are_seen(plugged: Plugged, connect: Connect
     subscriber.subscribe(topic)
     connect(on=plugged, will=Will(topic, b"gone")).socket.close()
     assert subscriber.expect(Publish).payload == b"gone?"
-    plugged.control.ask("publish", topic=topic, payload=b"asked")
+    plugged.control.call("publish", topic=topic, payload=b"asked")
     assert subscriber.expect(Publish).payload == b"asked?"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardbroker.journal.schema import Ack, DropReason, EndReason, HeldFor, Kind, MessageFlag, ReleaseReason, WillEnd
+from shardbroker.journal.schema import Ack, DeferredFor, DropReason, EndReason, Kind, MessageFlag, ReleaseReason, WillEnd
 from shardbroker.mqtt.spec import BRIDGE_BIT, FAILURE, PacketType, PropertyId, ReasonCode, Wire
 from shardbroker.worker.features.event_messages import EVENTS
 
@@ -16,7 +16,7 @@ FLAGGED = (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
 NAMESAKES = {
     "perf/arrivals.pyx": "states of a client",
     "shardbroker/access/rules.py": "actions of a rule, as bits",
-    "shardbroker/access/wire.py": "kinds of questions",
+    "shardbroker/access/wire.py": "kinds of requests",
     "shardbroker/journal/schema.py": "a file format, which does not follow this table",
     "shardbroker/transport/websocket.pyx": "close codes of WebSocket",
 }
@@ -54,7 +54,7 @@ def test_kinds_and_flags_of_the_journal_are_those_of_its_schema() -> None:
         ("session/journaling.pxd", "ENDED_", EndReason, False),
         ("session/journaling.pxd", "WILL_", WillEnd, True),
         ("session/journaling.pxd", "RELEASED_", ReleaseReason, True),
-        ("worker/deferred.pxd", "HELD_FOR_", HeldFor, True),
+        ("worker/deferred.pxd", "DEFERRED_FOR_", DeferredFor, True),
     ],
 )
 def test_reasons_in_the_journal_are_those_of_its_schema(path: str, prefix: str, table: type[IntEnum], complete: bool) -> None:
@@ -65,7 +65,7 @@ def test_reasons_in_the_journal_are_those_of_its_schema(path: str, prefix: str, 
 
 
 def test_flags_of_event_messages_are_those_of_their_names() -> None:
-    flags = {f"TELL_{name.partition('_')[2].upper()}": 1 << number for number, name in enumerate(EVENTS)}
+    flags = {f"NOTIFY_{name.partition('_')[2].upper()}": 1 << number for number, name in enumerate(EVENTS)}
     assert dict(rows("shardbroker/session/context.pxd")) == flags
 
 

@@ -2,7 +2,7 @@
 
 One publisher and one subscriber on one router, no socket. Each batch is MESSAGES messages of 64 bytes, read in one piece,
 with their acknowledgements. With `stays` both sessions do, so all of it is written into a journal; with `ruled` the
-publisher is under rules, whose verdict is known.
+publisher is under rules, whose result is known.
 """
 
 import struct

@@ -23,7 +23,7 @@ COUNTED_THROUGH_WORKERS: dict[int, int] = {0: 2_382, 1: 3_598, 2: 5_493}
 """The same from the publisher's socket on one worker to the subscriber's on another, in both workers together."""
 TOLERANCE = 1.02
 RULES_MAX = 1.05
-"""How much dearer a message may be whose publisher is under rules, the verdict being known."""
+"""How much dearer a message may be whose publisher is under rules, the result being known."""
 BATCHES = 500
 """So many that what differs from one start of Python to the next is 2 % of them."""
 

@@ -128,18 +128,18 @@ def test_a_running_broker_refuses_it_and_changes_nothing(tmp_path: Path) -> None
             ("plugins.dir", "/nope", "plugins.dir"),
         ):
             with pytest.raises(ControlError, match=text):
-                control.ask("config set", key=key, value=value)
+                control.call("config set", key=key, value=value)
         with pytest.raises(ControlError, match=r"auth\.http\.url(.|\n)*acl\.file\.path"):
-            control.ask("config update", values={"auth.chain": '["http"]', "acl.sources": '["file"]'})
+            control.call("config update", values={"auth.chain": '["http"]', "acl.sources": '["file"]'})
         with pytest.raises(ControlError, match="did you mean jwt"):
-            control.ask("listeners add", name="b", settings=["bind=127.0.0.1:0", 'auth_chain=["jtw"]'])
+            control.call("listeners add", name="b", settings=["bind=127.0.0.1:0", 'auth_chain=["jtw"]'])
         status, body = Rest.logged_in(broker)("PUT", "/configs/auth", {"chain": ["jtw"]})
         assert status == 400 and "did you mean jwt" in json.dumps(body)
         assert not (broker.data_dir / "runtime.toml").exists()
         Client(broker.address, 5, "still").close()
-        done = control.ask("config update", values={"acl.sources": '["file"]', "acl.file.path": f'"{rules}"'})
+        done = control.call("config update", values={"acl.sources": '["file"]', "acl.file.path": f'"{rules}"'})
         assert sorted(done["applied"]) == ["acl.file.path", "acl.sources"]
-        assert control.ask("config set", key="auth.chain", value='["builtin"]')["applied"] == ["auth.chain"]
+        assert control.call("config set", key="auth.chain", value='["builtin"]')["applied"] == ["auth.chain"]
 
 
 def test_what_was_wrong_before_keeps_no_other_setting_from_a_change(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_was_wrong_before_keeps_no_other_setting_from_a_change(tmp_path: Pa
     settings = {"auth.chain": '["file"]', "auth.file.path": users}
     with Broker(1, settings, tmp_path / "data") as broker, Control(broker.data_dir) as control:
         users.unlink()
-        assert control.ask("config set", key="auth.hash_threads", value="3")["applied"] == ["auth.hash_threads"]
+        assert control.call("config set", key="auth.hash_threads", value="3")["applied"] == ["auth.hash_threads"]
 
 
 def test_a_value_that_was_set_is_reset_without_a_broker(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_back_end_that_cannot_start_is_an_alarm_until_it_can(tmp_path: Path) -
     with Guarded({"auth.chain": ["file"], "auth.file.path": str(users)}) as broker, Control(broker.data_dir) as control:
 
         def alarm() -> str:
-            rows = control.ask("alarms list")["data"]
+            rows = control.call("alarms list")["data"]
             return next((str(row["message"]) for row in rows if row["name"] == "backend_unusable"), "")
 
         users.unlink()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm.requests import answer, ask, end_requests, take_request
+from shm.requests import answer, call, end_requests, take_request
 
 PATIENCE_S = 30.0
 
@@ -22,7 +22,7 @@ def ends() -> Iterator[tuple[int, int]]:
 
 def test_a_request_is_answered(ends: tuple[int, int]) -> None:
     got: list[object] = []
-    asking = threading.Thread(target=lambda: got.append(ask(ends[0], {"verb": "access"}, PATIENCE_S)))
+    asking = threading.Thread(target=lambda: got.append(call(ends[0], {"verb": "access"}, PATIENCE_S)))
     asking.start()
     while (request := take_request(ends[1])) is None:
         time.sleep(0.01)
@@ -37,7 +37,7 @@ def test_a_request_ends_with_a_supervisor_that_stops(ends: tuple[int, int]) -> N
 
     def asks() -> None:
         try:
-            ask(ends[0], {"verb": "access"}, PATIENCE_S)
+            call(ends[0], {"verb": "access"}, PATIENCE_S)
         except OSError as error:
             failed.append(error)
 

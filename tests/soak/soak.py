@@ -109,7 +109,7 @@ def drive(broker: Broker, arguments: str) -> str:
     if done.returncode == 0:
         return ""
     with closing(Control(broker.data_dir)) as control:
-        dropped = {name: count for name, count in control.ask("metrics").items() if ".dropped" in name and count}
+        dropped = {name: count for name, count in control.call("metrics").items() if ".dropped" in name and count}
     return f"{arguments}: exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]} dropped since the start: {dropped}"
 
 

@@ -122,8 +122,8 @@ def test_an_export_that_is_killed_is_finished_by_the_next_one(spark: SparkSessio
     assert exported(spark, to) == sent
     note_export(broker.data_dir, str(to), "parquet", 1, 0)  # as `shardbroker export` does behind it
     with Control(broker.data_dir) as control:
-        ends = {str(row["worker"]): row["durable"] for row in control.ask("journal status")["data"]}
-        (row,) = (row for row in control.ask("journal exports")["data"] if row["to"] == str(to))
+        ends = {str(row["worker"]): row["durable"] for row in control.call("journal status")["data"]}
+        (row,) = (row for row in control.call("journal exports")["data"] if row["to"] == str(to))
     assert (row["positions"], row["current"], row["result"]) == (ends, True, "done")
 
 

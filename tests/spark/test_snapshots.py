@@ -27,7 +27,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 def snapshot(broker: Broker) -> dict[str, Any]:
     with Control(broker.data_dir) as control:
-        answer: dict[str, Any] = control.ask("snapshot")
+        answer: dict[str, Any] = control.call("snapshot")
     return answer
 
 

@@ -69,7 +69,7 @@ def got(tree: Tree, number: int) -> list[list[str]]:
 
 def processes(tree: Tree) -> dict[str, str]:
     with Control(tree.data_dir) as control:
-        return {row["name"]: row["state"] for row in control.ask("workers list")["data"]}
+        return {row["name"]: row["state"] for row in control.call("workers list")["data"]}
 
 
 def connect(tree: Tree, line: str) -> Client:

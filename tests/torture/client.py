@@ -429,7 +429,7 @@ class Subscriber(Client):
         """Subscribes; granted before long."""
         self.subscriptions[topic_filter] = subscription = Subscription(qos, True)
         self.history.asked(self.name, topic_filter, qos)
-        self._ask(topic_filter, subscription)
+        self._call(topic_filter, subscription)
 
     def change(self, topic_filter: str, qos: int) -> bool:
         """Subscribes if it is not, unsubscribes if it is. False while an earlier change is under way."""
@@ -440,12 +440,12 @@ class Subscriber(Client):
             subscription.wanted = False
             subscription.asked = 0
             self.history.leaving(self.name, topic_filter)
-            self._ask(topic_filter, subscription)
+            self._call(topic_filter, subscription)
         else:
             return False
         return True
 
-    def _ask(self, topic_filter: str, subscription: Subscription) -> None:
+    def _call(self, topic_filter: str, subscription: Subscription) -> None:
         if not self.connected:
             return
         subscription.asked += 1
@@ -465,7 +465,7 @@ class Subscriber(Client):
         for topic_filter, subscription in list(self.subscriptions.items()):
             subscription.granted = subscription.granted and not lost
             if subscription.wanted != subscription.granted:
-                self._ask(topic_filter, subscription)
+                self._call(topic_filter, subscription)
             elif lost:
                 self._end(topic_filter)
 

@@ -88,7 +88,7 @@ class Session:
         control: AsyncControl = self.app.state.control
         given = {name: value for name, value in params.items() if value is not None}
         try:
-            return await control.ask(verb, asked_by=f"dashboard:{self.name}", **given)
+            return await control.call(verb, requested_by=f"dashboard:{self.name}", **given)
         except UnicodeError:
             raise ControlError("BAD_REQUEST", "text with an unpaired surrogate is not valid Unicode") from None
 

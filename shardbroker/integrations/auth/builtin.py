@@ -52,9 +52,9 @@ class BuiltinRules:
     def __init__(self, store: RuleStore) -> None:
         self._store = store
 
-    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, requests: Sequence[AuthRequest]) -> Sequence[bool | None]:
         mine = RuleSet(self._store.rules(client.client_id, client.username)).for_client(client)
-        return [mine.decide(question) for question in questions]
+        return [mine.decide(request) for request in requests]
 
     async def close(self) -> None:
         pass  # the process closes the store

@@ -56,15 +56,15 @@ class SourceChain:
         self._denies_on_error = on_error == "deny"
         self._report = report
 
-    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> list[bool | None]:
+    async def authorize(self, client: Client, requests: Sequence[AuthRequest]) -> list[bool | None]:
         """Returns True or False for each request, or None if no source has a rule for it."""
-        decided: list[bool | None] = [None] * len(questions)
-        open_places = list(range(len(questions)))
+        decided: list[bool | None] = [None] * len(requests)
+        open_places = list(range(len(requests)))
         for name, member in self._members:
             if not open_places:
                 break
             try:
-                answers = await member.authorize(client, [questions[place] for place in open_places])
+                answers = await member.authorize(client, [requests[place] for place in open_places])
                 if len(answers) != len(open_places) or any(answer not in (True, False, None) for answer in answers):
                     raise BackendError("response: must have True, False or None for each request")
             except Exception as error:

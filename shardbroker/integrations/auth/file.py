@@ -70,9 +70,9 @@ class FileRules:
         """Reads the file again. Raises FileError."""
         self._rules = RuleSet(read_rules(self._path))
 
-    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, requests: Sequence[AuthRequest]) -> Sequence[bool | None]:
         mine = self._rules.for_client(client)
-        return [mine.decide(question) for question in questions]
+        return [mine.decide(request) for request in requests]
 
     async def close(self) -> None:
         pass

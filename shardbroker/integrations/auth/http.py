@@ -41,7 +41,7 @@ class HttpService:
         self._headers = {name: Template.parse(text) for name, text in settings.headers.items()}
         self.close = self._connector.close
 
-    async def ask(self, values: Values) -> tuple[int, Any]:
+    async def call(self, values: Values) -> tuple[int, Any]:
         """Returns (status, body as JSON or None). Raises BackendError, ConnectorError, TimeoutError, aiohttp.ClientError."""
         fields = {key: _sendable(text) for key, template in self._body.items() if (text := template.fill(values)) is not None}
         url = URL(self._url.fill({name: value or "" for name, value in values.items()}, _quoted) or "", encoded=True)
@@ -68,7 +68,7 @@ class HttpAuthenticator:
         self.close = service.close
 
     async def authenticate(self, client: Client) -> Answer:
-        status, body = await self._service.ask(values_of(client))
+        status, body = await self._service.call(values_of(client))
         result = _result(status, body)
         if result is None:
             return IGNORE
@@ -93,9 +93,9 @@ class HttpAuthorizer:
         self._service = service
         self.close = service.close
 
-    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, requests: Sequence[AuthRequest]) -> Sequence[bool | None]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._service.ask(values_of(client, question))) for question in questions]
+            tasks = [group.create_task(self._service.call(values_of(client, request))) for request in requests]
         return [_result(*task.result()) for task in tasks]
 
 

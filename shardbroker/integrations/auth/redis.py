@@ -38,7 +38,7 @@ class _Command:
         self.close = self._connector.close
 
     async def find(self, values: Values) -> Record | None:
-        answer = await self._ask(values)
+        answer = await self._call(values)
         if answer is None:
             return None
         found = [answer] if isinstance(answer, str) else answer
@@ -47,14 +47,14 @@ class _Command:
         return Record.of(dict(zip(self._fields, found, strict=True)))
 
     async def find_rules(self, values: Values) -> Sequence[Mapping[str, Any]]:
-        answer = await self._ask(values)
+        answer = await self._call(values)
         if answer is None:
             return []
         if not isinstance(answer, dict):
             raise BackendError("response is not a hash of topics")
         return [_rule(topic, text) for topic, text in answer.items()]
 
-    async def _ask(self, values: Values) -> Any:
+    async def _call(self, values: Values) -> Any:
         words = [word(values) for word in self._words]
         if any(word is None for word in words):
             return None  # without a value for a placeholder there is no key

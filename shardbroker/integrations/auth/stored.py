@@ -95,13 +95,13 @@ class StoredRules:
         self._backend = backend
         self.close = backend.close
 
-    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> Sequence[bool | None]:
+    async def authorize(self, client: Client, requests: Sequence[AuthRequest]) -> Sequence[bool | None]:
         try:
             rules = RuleSet(rule_of(row) for row in await self._backend.find_rules(values_of(client)))
         except RuleError as error:
             raise BackendError(f"rule is not valid: {error}") from None
         mine = rules.for_client(client)
-        return [mine.decide(question) for question in questions]
+        return [mine.decide(request) for request in requests]
 
 
 def truth(value: object) -> bool:

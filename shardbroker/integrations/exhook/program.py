@@ -56,7 +56,7 @@ class Program:
     """
 
     def __init__(
-        self, settings: ExHookServer, requests: Requests, limit: int, report: Report, on_change: Callable[[], None]
+        self, settings: ExHookServer, requests: Requests, limit: int, log: Report, on_change: Callable[[], None]
     ) -> None:
         self.settings = settings
         self.state = CONNECTING
@@ -64,7 +64,7 @@ class Program:
         self._settled = asyncio.Event()
         """Cleared while the program is being connected: a request then waits for the outcome."""
         self._requests, self._on_change = requests, on_change
-        self._tell = report
+        self._log = log
         self._wanted: Wanted | None = None
         self._service = SERVICES[0]
         self._lost = asyncio.Event()
@@ -101,7 +101,7 @@ class Program:
             await self._settled.wait()
 
     def _report(self, text: str) -> None:
-        self._tell(f"exhook.{self.settings.name}", text)
+        self._log(f"exhook.{self.settings.name}", text)
 
     # --- coming and going -----------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Program:
         """Returns the lane of a client: it keeps the client's calls in order."""
         return self._lanes[crc32(client_id.encode()) % len(self._lanes)]
 
-    async def ask(self, point: str, client_id: str, request: Any) -> Any:
+    async def call(self, point: str, client_id: str, request: Any) -> Any:
         """Returns the answer of the program, or None after an error."""
         try:
             if not self._settled.is_set():
@@ -220,7 +220,7 @@ class Program:
         self.figures[point].succeeded += 1
         return answer
 
-    def tell(self, point: str, client_id: str, request: Any) -> None:
+    def notify(self, point: str, client_id: str, request: Any) -> None:
         """Queues an event without waiting."""
         size = request.ByteSize()
         if self.state != CONNECTED or self._queued >= EVENTS_MAX or self._queued_bytes + size > EVENT_BYTES_MAX:

@@ -75,7 +75,7 @@ class Programs:
         `request` makes the next request. Raises Silent.
         """
         async for one in self._covering(point, topic):
-            answer = await one.ask(point, client.client_id, request())
+            answer = await one.call(point, client.client_id, request())
             if answer is None:
                 if one.settings.failed_action == "deny":
                     raise Silent(f"exhook server {one.settings.name} did not respond")
@@ -100,21 +100,21 @@ class Programs:
         """Returns whether a client may connect; None if no program decides. Raises Silent."""
         return await self._decision("client.authenticate", client, lambda result: self._requests.authenticate(client, result))
 
-    async def authorize(self, client: Client, questions: Sequence[AuthRequest]) -> tuple[list[bool | None], bool]:
+    async def authorize(self, client: Client, requests: Sequence[AuthRequest]) -> tuple[list[bool | None], bool]:
         """Returns (decisions, whether one of them replaces a missing answer)."""
         silent = False
 
-        async def decided(question: AuthRequest) -> bool | None:
+        async def decided(request: AuthRequest) -> bool | None:
             nonlocal silent
             try:
                 return await self._decision(
-                    "client.authorize", client, lambda result: self._requests.authorize(client, question, result)
+                    "client.authorize", client, lambda result: self._requests.authorize(client, request, result)
                 )
             except Silent:
                 silent = True
                 return False
 
-        return await asyncio.gather(*map(decided, questions)), silent
+        return await asyncio.gather(*map(decided, requests)), silent
 
     async def publish(self, client: Client, fields: Sequence[Any]) -> MessageResult | tuple[str, bytes, int]:
         """Returns the decision about a message: a MessageResult, or its new topic, payload and QoS. Raises Silent."""
@@ -131,7 +131,7 @@ class Programs:
                     break
         return MessageResult.AS_IT_IS if now[:3] == list(fields[:3]) else (now[0], now[1], now[2])
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Forwards an event to the programs that require it."""
         for point, lost in event.lost.items():
             for one in self.programs:
@@ -142,7 +142,7 @@ class Programs:
         for one in self.programs:
             if one.wanted.covers(event.point, topic):
                 request = request or self._requests.event(event)
-                one.tell(event.point, client_id, request)
+                one.notify(event.point, client_id, request)
 
     def state(self) -> list[dict[str, Any]]:
         return [one.state_line() for one in self.programs]

@@ -77,10 +77,10 @@ class Requests:
         info.password = (client.password or b"").decode(errors="replace")
         return METHODS["client.authenticate"].request(clientinfo=info, result=result, meta=self._meta)
 
-    def authorize(self, client: Client, question: AuthRequest, result: bool) -> Any:
-        info, kind = self._client(_listed(client)), question.action.upper()
+    def authorize(self, client: Client, request: AuthRequest, result: bool) -> Any:
+        info, kind = self._client(_listed(client)), request.action.upper()
         return METHODS["client.authorize"].request(
-            clientinfo=info, type=kind, topic=question.topic, result=result, meta=self._meta
+            clientinfo=info, type=kind, topic=request.topic, result=result, meta=self._meta
         )  # fmt: skip
 
     def publish(self, client: Client, fields: Sequence[Any], at_ms: int) -> Any:

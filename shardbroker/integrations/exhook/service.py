@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardbroker.access.contract import BackendError
-from shardbroker.access.wire import EVERYBODY, Asked, Kind, Status, encode_verdict, question_of
+from shardbroker.access.wire import UNSOLICITED, Kind, Request, Status, encode_result, request_of
 from shardbroker.config import Settings
 from shardbroker.config.exhook import STATE_FILE
 from shardbroker.hooks.exhook import EVENT_MAX, Wanted, decode_event
@@ -64,7 +64,7 @@ class HookService:
         if new is not None:
             new.start()
         else:
-            self._broadcast(_wanted_verdict([]))
+            self._broadcast(_wanted_result([]))
         return True
 
     def _made(self, settings: Settings) -> "Programs | None":
@@ -78,36 +78,36 @@ class HookService:
         return made
 
     def _on_wanted(self, wanted: list[Wanted]) -> None:
-        self._broadcast(_wanted_verdict(wanted))
+        self._broadcast(_wanted_result(wanted))
 
     def wanted(self) -> bytes | None:
         """Returns the requirements for a worker that requests them; None: they are broadcast later."""
         wanted = [] if self._programs is None else self._programs.wanted
-        return None if wanted is None else _wanted_verdict(wanted)
+        return None if wanted is None else _wanted_result(wanted)
 
-    async def verdict(self, asked: Asked) -> bytes:
+    async def result(self, request: Request) -> bytes:
         """Returns the result of a worker's request to programs."""
         if self._programs is None:
-            return encode_verdict(asked.id, Status.IGNORE)  # they were removed in the meantime
+            return encode_result(request.id, Status.IGNORE)  # they were removed in the meantime
         from shardbroker.integrations.exhook.programs import MessageResult, Silent
 
         try:
-            if asked.kind is Kind.HOOK_LOGIN:
-                allowed = await self._programs.authenticate(asked.client)
+            if request.kind is Kind.HOOK_LOGIN:
+                allowed = await self._programs.authenticate(request.client)
                 if allowed is None:
-                    return encode_verdict(asked.id, Status.IGNORE)
+                    return encode_result(request.id, Status.IGNORE)
                 if allowed:
-                    return encode_verdict(asked.id, Status.OK)
-                return encode_verdict(asked.id, Status.DENY, ReasonCode.NOT_AUTHORIZED, "denied by an exhook server")
-            if asked.kind is Kind.HOOK_ACL:
-                questions = [question_of(fields) for fields in asked.details]
-                return encode_verdict(asked.id, Status.DECIDED, *await self._programs.authorize(asked.client, questions))
-            become = await self._programs.publish(asked.client, asked.details)
+                    return encode_result(request.id, Status.OK)
+                return encode_result(request.id, Status.DENY, ReasonCode.NOT_AUTHORIZED, "denied by an exhook server")
+            if request.kind is Kind.HOOK_ACL:
+                requests = [request_of(fields) for fields in request.details]
+                return encode_result(request.id, Status.DECIDED, *await self._programs.authorize(request.client, requests))
+            become = await self._programs.publish(request.client, request.details)
         except Silent as error:
-            return encode_verdict(asked.id, Status.FAILED, str(error))
+            return encode_result(request.id, Status.FAILED, str(error))
         if isinstance(become, MessageResult):
-            return encode_verdict(asked.id, Status.DENY if become is MessageResult.DROPPED else Status.OK)
-        return encode_verdict(asked.id, Status.OK, *become)
+            return encode_result(request.id, Status.DENY if become is MessageResult.DROPPED else Status.OK)
+        return encode_result(request.id, Status.OK, *become)
 
     def _read(self, link: socket.socket) -> None:
         for _ in range(READS_A_TURN):
@@ -118,7 +118,7 @@ class HookService:
             if self._programs is None:
                 continue
             try:
-                self._programs.tell(decode_event(data))
+                self._programs.notify(decode_event(data))
             except Exception as error:
                 self._report("exhook", f"event not forwarded: {type(error).__name__}: {error}")
 
@@ -140,5 +140,5 @@ class HookService:
             await self._programs.close()
 
 
-def _wanted_verdict(wanted: list[Wanted]) -> bytes:
-    return encode_verdict(EVERYBODY, Status.WANTED, *([one.points, one.refuses, one.timeout_s] for one in wanted))
+def _wanted_result(wanted: list[Wanted]) -> bytes:
+    return encode_result(UNSOLICITED, Status.WANTED, *([one.points, one.refuses, one.timeout_s] for one in wanted))

@@ -65,7 +65,7 @@ def _segment(worker: int, path: Path, last: bool) -> dict[str, Any] | None:
 @handles("journal exports")
 async def list_exports(context: Context, params: Params) -> dict[str, Any]:
     """`current`: whether the last batch of the export has read all records that the journals have now; None if unknown."""
-    states = await context.workers.ask_all("journal")
+    states = await context.workers.call_available("journal")
     ends = {str(worker): state["durable"] for worker, state in enumerate(states) if state}
     rows = []
     for note in (await asyncio.to_thread(exports, context.topology.data_dir))[:EXPORTS_MAX]:

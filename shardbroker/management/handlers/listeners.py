@@ -7,9 +7,9 @@ from shardbroker.config.sources import parse_assignment
 from shardbroker.control import ControlError
 from shardbroker.control.verbs import ListenerSettings, OneListener, Params
 from shardbroker.management.context import Context, handles
-from shm.requests import ask
+from shm.requests import call
 
-__all__ = ["ask_supervisor"]
+__all__ = ["call_supervisor"]
 
 ANSWER_S = 30.0
 """Longest wait for the supervisor, which waits up to 5 s for each acceptor."""
@@ -19,7 +19,7 @@ _turn = asyncio.Lock()
 
 @handles("listeners list")
 async def list_listeners(context: Context, params: Params) -> dict[str, Any]:
-    found = await ask_supervisor(context, {"verb": "listeners list"})
+    found = await call_supervisor(context, {"verb": "listeners list"})
     rows = []
     for row in found["listeners"]:
         number = row.pop("number")
@@ -70,17 +70,17 @@ async def _set(context: Context, verb: str, params: ListenerSettings) -> dict[st
 
 
 async def _change(context: Context, request: dict[str, Any]) -> dict[str, Any]:
-    found = await ask_supervisor(context, request)
+    found = await call_supervisor(context, request)
     if found["problem"]:
         raise ControlError("BAD_REQUEST", found["problem"])
     return {"name": request["name"]}
 
 
-async def ask_supervisor(context: Context, request: dict[str, Any]) -> dict[str, Any]:
+async def call_supervisor(context: Context, request: dict[str, Any]) -> dict[str, Any]:
     """Sends one request at a time to the supervisor, in a thread since it blocks until the response."""
     async with _turn:
         try:
-            return await asyncio.to_thread(ask, context.topology.sending_ends("requests")[0], request, ANSWER_S)
+            return await asyncio.to_thread(call, context.topology.sending_ends("requests")[0], request, ANSWER_S)
         except OSError as error:
             raise ControlError("NOT_AVAILABLE", f"supervisor did not respond: {error}") from None
 

@@ -23,7 +23,7 @@ _turn = asyncio.Lock()
 @handles("plugins list")
 async def list_plugins(context: Context, params: Params) -> dict[str, Any]:
     found, wanted = _installed(context), _wanted(context)
-    states = await context.workers.ask_all("hooks")
+    states = await context.workers.call_available("hooks")
     loaded = [name for state in states if state for name in state["loaded"]]
     rows = []
     for name in sorted({*found, *wanted, *loaded}):
@@ -58,9 +58,9 @@ async def load(context: Context, params: PluginLoad) -> dict[str, Any]:
                 points |= {*await context.workers.call(worker, "plugin load", name=name, settings=settings, dir=plugins.dir)}
         except BaseException:
             _keep(context, before)
-            await context.workers.ask_all("plugin revert", name=name, wanted=name in before)
+            await context.workers.call_available("plugin revert", name=name, wanted=name in before)
             raise
-        await context.workers.ask_all("plugin keep", name=name)
+        await context.workers.call_available("plugin keep", name=name)
         _tell_rules(context, points)
     return {"name": name, "workers": len(context.workers), "points": sorted(points)}
 
@@ -72,7 +72,8 @@ async def unload(context: Context, params: OnePlugin) -> dict[str, Any]:
         before = _wanted(context)
         if params.name in before:
             _keep(context, {name: settings for name, settings in before.items() if name != params.name})
-        unloaded = [points for points in await context.workers.ask_all("plugin unload", name=params.name) if points is not None]
+        found = await context.workers.call_available("plugin unload", name=params.name)
+        unloaded = [points for points in found if points is not None]
         if params.name not in before and not unloaded:
             raise ControlError("NOT_FOUND", f"plugin {params.name!r} is not loaded")
         points = {point for of_worker in unloaded for point in of_worker}
@@ -83,7 +84,7 @@ async def unload(context: Context, params: OnePlugin) -> dict[str, Any]:
 @handles("hooks list")
 async def list_hooks(context: Context, params: Params) -> dict[str, Any]:
     """Returns a row for each callback, and one for each point without callbacks."""
-    states = [state for state in await context.workers.ask_all("hooks") if state]
+    states = [state for state in await context.workers.call_available("hooks") if state]
     rows: dict[tuple[str, str | None], dict[str, Any]] = {}
     for state in states:
         for row in state["callbacks"]:

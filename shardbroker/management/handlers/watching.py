@@ -56,7 +56,7 @@ async def start_trace(context: Context, params: TraceStart) -> dict[str, Any]:
 @handles("trace stop")
 async def stop_trace(context: Context, params: OneTrace) -> dict[str, Any]:
     context.traces.one(params.name)
-    await context.workers.ask_all("trace lost")  # its counts are complete
+    await context.workers.call_available("trace lost")  # its counts are complete
     return context.traces.row(context.traces.stop(params.name, _now_ms()), _now_ms())
 
 
@@ -100,7 +100,7 @@ async def list_slow(context: Context, params: Params) -> dict[str, Any]:
     rows = [
         {"clientid": client_id.decode(errors="replace"), "topic": topic.decode(errors="replace"), "timespan": lasted_ms,
          "last_update_at": at_ms, "node": context.topology.node_name}
-        for found in await context.workers.ask_all("slow")
+        for found in await context.workers.call_available("slow")
         for client_id, topic, lasted_ms, at_ms in found or ()
     ]  # fmt: skip
     rows.sort(key=lambda row: -row["timespan"])
@@ -184,7 +184,7 @@ async def loudest(context: Context, params: Loudest) -> dict[str, Any]:
     """Workers count only while this is polled. The first call waits for the end of the first window."""
     deadline = time.monotonic() + WINDOW_S
     while True:
-        found = await context.workers.ask_all("loudest", most=params.limit)
+        found = await context.workers.call_available("loudest", most=params.limit)
         if None not in found or time.monotonic() > deadline:
             break
         await asyncio.sleep(WINDOW_LOOK_S)

@@ -1,7 +1,7 @@
 r"""CONNECT and CONNACK, AUTH and DISCONNECT (MQTT 3.1.1 §3.1, §3.2 and §3.14; 5.0 likewise and §3.15).
 
     on_connect -> accept                                  without authenticators, rules and bans
-              \-> Access.start -> ... -> accept           else; reading is suspended until integrations has answered
+              \-> Authorization.start -> ... -> accept           else; reading is suspended until integrations has answered
 """
 from shardbroker.mqtt.packets cimport Connect, Disconnect
 from shardbroker.worker.channel cimport Channel

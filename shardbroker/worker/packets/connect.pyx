@@ -12,7 +12,7 @@ from shardbroker.mqtt.spec cimport (
     PACKET_TOO_LARGE, QOS_NOT_SUPPORTED, QUOTA_EXCEEDED, RETAIN_NOT_SUPPORTED, SERVER_UNAVAILABLE, SUCCESS,
 )
 from shardbroker.pubsub.message cimport make_message
-from shardbroker.session.context cimport TELL_CONNECTED, WorkerContext
+from shardbroker.session.context cimport NOTIFY_CONNECTED, WorkerContext
 from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.channel cimport CONNECTED, SIDE_CLIENT, WAIT_CONNECT
 from shardbroker.worker.memory cimport REFUSE
@@ -184,8 +184,8 @@ cdef int accept(Channel channel, Connect packet, bytes client_id) except -1:
     channel.last_packet_ms = context.now_ms
     channel.arm_deadline()
     channel.send_event(EVENT_CONNECTED, SUCCESS, SIDE_CLIENT, "")
-    if context.telling & TELL_CONNECTED:
-        channel.publish_event(TELL_CONNECTED, event_messages.connected(
+    if context.notifications & NOTIFY_CONNECTED:
+        channel.publish_event(NOTIFY_CONNECTED, event_messages.connected(
             channel.version, channel.keepalive_s, channel.clean_start, min(expiry_ms // 1000, <uint64_t>EXPIRY_NEVER),
             channel.connected_ms))
     if context.hooks & HOOK_CLIENT_CONNECTED:

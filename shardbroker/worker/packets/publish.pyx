@@ -35,9 +35,9 @@ cdef enum:
     ALIASES_BYTES_MAX = 8388608            # of one connection: all 65,535 with topics of 28 bytes
     ALIASES_BYTES_SHORT = 65536            # while memory is short
 
-cdef enum:                                 # what HookDispatcher.ask_publish() returns
+cdef enum:                                 # what HookDispatcher.query_publish() returns
     GO_ON = 0
-    ASKED = 1
+    WAITING = 1
     REFUSED = 2
 
 
@@ -375,15 +375,15 @@ cdef inline uint64_t expires_ms(Router router, PublishView* view) noexcept:
 cdef bint publish_hooked(Channel channel, Publication publication, PublishView* view, uint64_t at_ms) except -1:
     """The end of on_publish() for what callbacks of message.publish make of a message."""
     cdef Message message = channel.context.hooked.publish(publication)
-    cdef int asked = GO_ON
+    cdef int decision = GO_ON
     publication.message = None
     if channel.context.watch:
         channel.context.watcher.published(channel, view)
     if message is not None:
-        asked = channel.context.hooked.ask_publish(channel, message, view.qos, view.packet_id, at_ms)
-    if asked == ASKED:
+        decision = channel.context.hooked.query_publish(channel, message, view.qos, view.packet_id, at_ms)
+    if decision == WAITING:
         channel.suspend_reading()          # until hook servers have answered
-    elif asked == REFUSED:
+    elif decision == REFUSED:
         publish_refused(channel, channel.session, view.qos, view.packet_id)
     elif not publish_decided(channel, channel.session, message, view.qos, view.packet_id, at_ms):
         channel.context.hooked.wait(channel)

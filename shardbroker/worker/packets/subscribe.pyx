@@ -11,7 +11,7 @@ from shardbroker.mqtt.spec cimport (
 from shardbroker.pubsub.subscriptions cimport (
     OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription,
 )
-from shardbroker.session.context cimport TELL_UNSUBSCRIBED, WorkerContext
+from shardbroker.session.context cimport NOTIFY_UNSUBSCRIBED, WorkerContext
 from shardbroker.worker.channel cimport CONNECTED, SIDE_SERVER
 from shardbroker.worker.memory cimport REFUSE
 from shm.address cimport address_text
@@ -226,8 +226,8 @@ cdef int unsubscribe_one(Channel channel, bytes wire_filter) except -1:
         return error.reason_code
     wire_filter = wire_filter.removeprefix(EXCLUSIVE)
     found = channel.router.unsubscribe(channel.session, wire_filter, 0)
-    if found and channel.context.telling & TELL_UNSUBSCRIBED:
-        channel.publish_event(TELL_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
+    if found and channel.context.notifications & NOTIFY_UNSUBSCRIBED:
+        channel.publish_event(NOTIFY_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
     if found and channel.session.logged:
         channel.context.recorder.unsubscribed(channel.session, wire_filter)
     return SUCCESS if found else NO_SUBSCRIPTION_EXISTED

@@ -31,7 +31,7 @@ cdef class RingRecovery:
         self.worker = replay.worker
         self.arrivals = {}
 
-    def ask_others(self, inboxes, journal_of) -> None:
+    def query_others(self, inboxes, journal_of) -> None:
         """Looks up how far other workers had taken the rings, in their journals: after a power cut the rings are gone.
 
         inboxes: (identity, process) -> Inbox of the rings that are left. journal_of: worker -> directory of its journal.
@@ -97,7 +97,7 @@ cdef class RingRecovery:
         return taken
 
     def forward_again(self, dict inboxes) -> None:
-        """Sends messages for other workers that never left; all workers serve. inboxes: as for ask_others()."""
+        """Sends messages for other workers that never left; all workers serve. inboxes: as for query_others()."""
         cdef int me = self.worker.number
         if self.worker.durability.gate is not None or me in self.replay.forwarded:
             self.worker.durability.recorder.arrived()   # or is forwarded again, behind this

@@ -7,7 +7,7 @@ from shardbroker.pubsub.message cimport Message
 from shardbroker.session.image cimport bytes_field, field_or_none
 from shardbroker.session.session cimport Session
 from shardbroker.worker.deferred cimport (
-    HELD_FOR_GROUP, HELD_FOR_RING, HELD_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time,
+    DEFERRED_FOR_GROUP, DEFERRED_FOR_RING, DEFERRED_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time,
 )
 from shardbroker.worker.one_pass cimport Worker
 from shardbroker.worker.recovery.replay cimport Replay
@@ -66,15 +66,15 @@ cdef int defer_again(Replay replay) except -1:
         if source % worker.topology.workers != worker.number or message is None:
             continue
         group, filter = bytes_field(item, 8), bytes_field(item, 9)
-        if item[2] == HELD_FOR_RING and replay.homes is None:
+        if item[2] == DEFERRED_FOR_RING and replay.homes is None:
             deferred = defer_for_ring(message, item[4], item[5], item[6], item[7], group, filter)
-        elif item[2] == HELD_FOR_RING and item[5] != RECORD_SHARED:
+        elif item[2] == DEFERRED_FOR_RING and item[5] != RECORD_SHARED:
             continue                       # its worker's sessions are divided among several workers now: docs/design/0002-durability.md
-        elif item[2] == HELD_FOR_RING:
+        elif item[2] == DEFERRED_FOR_RING:
             deferred = defer_for_group(message, group, filter, 0, item[7])
-        elif item[2] == HELD_FOR_GROUP:
+        elif item[2] == DEFERRED_FOR_GROUP:
             deferred = defer_for_group(message, group, filter, item[6], item[7])
-        elif item[2] == HELD_FOR_TIME:
+        elif item[2] == DEFERRED_FOR_TIME:
             deferred = defer_for_time(message, field_or_none(item, 10) or 0)
         else:
             deferred = defer_for_all(message)
@@ -83,11 +83,11 @@ cdef int defer_again(Replay replay) except -1:
         known.add((item[3], group, filter, deferred.destination))
         if source == worker.number:
             deferred.number = number
-            worker.last_held = max(worker.last_held, <uint64_t>number)
+            worker.last_deferred = max(worker.last_deferred, <uint64_t>number)
         else:
-            worker.last_held += 1
-            deferred.number = worker.last_held
-        if deferred.purpose == HELD_FOR_TIME:
+            worker.last_deferred += 1
+            deferred.number = worker.last_deferred
+        if deferred.purpose == DEFERRED_FOR_TIME:
             worker.delays.add(deferred)
         else:
             worker.retry.append(deferred)

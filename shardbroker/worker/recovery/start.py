@@ -97,7 +97,7 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
             other = Inbox.attach(topology.inbox_name(process))
             old_rings[other.identity, process] = other
     if not moving:
-        rings.ask_others(old_rings, topology.journal_dir)
+        rings.query_others(old_rings, topology.journal_dir)
 
     def resume() -> None:
         rings.forward_again(old_rings)
