@@ -34,33 +34,38 @@ def assemble(
 ) -> Worker:
     """Returns worker `number` before its start. topology: shm.topology.Topology; the others are shared parts, opened in this process."""
     cdef Worker worker = Worker.__new__(Worker)
+    cdef Router router
+    cdef RingOutlets rings
     cdef timespec steady, wall
     settings = topology.settings
     clock_gettime(CLOCK_MONOTONIC, &steady)
     clock_gettime(CLOCK_REALTIME, &wall)
-    worker.clock_offset_ms = (wall.tv_sec - steady.tv_sec) * 1000 + (wall.tv_nsec - steady.tv_nsec) // 1000000
-    Router.__init__(
-        worker, settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
+    router = Router(
+        settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
         worker_destination(number), topology.node_id)
+    router.clock_offset_ms = (wall.tv_sec - steady.tv_sec) * 1000 + (wall.tv_nsec - steady.tv_nsec) // 1000000
+    router.counters_segment = counters
+    router.memory = memory
+    router.capture_topics(settings.journal.capture)
+    router.change_topics(settings)
+    if memory.mark:
+        router.cache.weight_limit = min(router.cache.weight_limit, memory.mark // <uint64_t>(CACHE_SHARE * topology.workers))
+    router.outlets = rings = RingOutlets(router, topology, number)
+    router.reporter = Reporter(router, rings, counters, epochs, registry, router.sessions)
     worker.topology = topology
     worker.number = number
-    worker.counters_segment = counters
-    worker.settings_wanted = counters.settings_word(number)
+    worker.router = router
+    worker.rings = rings
+    worker.reporter = router.reporter
     worker.memory = memory
-    worker.capture_topics(settings.journal.capture)
-    worker.change_topics(settings)
-    if memory.mark:
-        worker.cache.weight_limit = min(worker.cache.weight_limit, memory.mark // <uint64_t>(CACHE_SHARE * topology.workers))
-    worker.outlets = worker.rings = RingOutlets(worker, topology, number)
-    worker.reporter = Reporter(worker, worker.rings, counters, epochs, registry, worker.sessions)
-    worker.durability = Durability(worker, worker.rings, inbox, counters, settings)
-    worker.turn = Turn(worker, worker.outlets, worker.durability)
-    worker.backpressure = Backpressure(worker, worker.turn, worker.rings, memory)
-    worker.inlets = Inlets(
-        worker, worker.rings, worker.durability, worker.backpressure, inbox, counters.histogram(number, "ring.hop_us"))
-    worker.command_queue = CommandQueue(worker, worker.durability, worker.rings, worker.inlets)
-    worker.intake = Intake(worker, worker.turn, Quotas(counters, settings.mqtt.limiter))
-    worker.access_checks = AccessChecks(worker, worker.turn, counters)
+    worker.settings_wanted = counters.settings_word(number)
+    worker.durability = Durability(router, rings, inbox, counters, settings)
+    worker.turn = Turn(router, rings, worker.durability)
+    worker.backpressure = Backpressure(router, worker.turn, rings, memory)
+    worker.inlets = Inlets(router, rings, worker.durability, worker.backpressure, inbox, counters.histogram(number, "ring.hop_us"))
+    worker.command_queue = CommandQueue(router, worker.durability, rings, worker.inlets)
+    worker.intake = Intake(router, worker.turn, Quotas(counters, settings.mqtt.limiter))
+    worker.access_checks = AccessChecks(router, worker.turn, counters)
     worker.pass_times = counters.histogram(number, "pass_us")
-    worker.turn.listen_to(worker.rings.doorbells[number], EPOLLIN)
+    worker.turn.listen_to(rings.doorbells[number], EPOLLIN)
     return worker

@@ -2,7 +2,7 @@
 
     command   CBOR map: id, verb, args                    answer   CBOR map: id, and result or error: [code, text]
 
-Commands run at the end of a pass, for 1 ms at a time (Worker.carry_out_commands). Each command is bounded: a long list is read page
+Commands run at the end of a pass, for 1 ms at a time (CommandQueue.run). Each command is bounded: a long list is read page
 by page, by client ids of the registry. An answer that is too large for the ring travels in a file of the spill directory, as messages
 do.
 """
@@ -14,7 +14,7 @@ from libc.stdint cimport uint64_t
 
 from shardbroker.journal.writer cimport Writer
 from shardbroker.pubsub.message cimport Message, Publication, make_message
-from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription
+from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription, SubscriptionTable
 from shardbroker.session.session cimport Session
 from shardbroker.worker.features.delayed cimport id_of
 from shardbroker.worker.deferred cimport Deferred
@@ -120,7 +120,7 @@ class Commands:
 
 
 cdef Session session_of(Worker worker, bytes client_id):
-    session = worker.sessions.get(client_id)
+    session = worker.router.sessions.get(client_id)
     if session is None:
         raise CommandError("CLIENTID_NOT_FOUND", f"no session with client id {client_id.decode(errors='replace')!r}")
     return <Session>session
@@ -137,13 +137,13 @@ def describe(Worker worker, dict args) -> dict[str, Any]:
         "created_ms": session.created_ms,
         "expiry_s": min(session.expiry_ms // 1000, <uint64_t>EVENT_EXPIRY_NEVER),
         "subscriptions": session.subscription_count(),
-        "subscriptions_max": worker.max_subscriptions,
+        "subscriptions_max": worker.router.max_subscriptions,
         "inflight": session.inflight,
         "inflight_max": session.window_size(),
         "mqueue": 0 if session.queue is None else session.queue.count,
-        "mqueue_max": worker.max_mqueue_len,
+        "mqueue_max": worker.router.max_mqueue_len,
         "awaiting_rel": 0 if session.awaiting_rel is None else len(session.awaiting_rel),
-        "awaiting_rel_max": worker.max_awaiting_rel,
+        "awaiting_rel_max": worker.router.max_awaiting_rel,
         "will": session.will is not None,
         "durable": bool(session.logged),
         "expires_at_ms": 0 if connection is not None else session.expires_at_ms,
@@ -161,7 +161,8 @@ def describe(Worker worker, dict args) -> dict[str, Any]:
 @command("sessions")
 def describe_many(Worker worker, dict args) -> list[dict[str, Any] | None]:
     """Returns the state of the session of each of `clients`; None for a client without a session."""
-    return [describe(worker, {"client_id": one}) if worker.sessions.get(one) is not None else None for one in args["clients"]]
+    sessions = worker.router.sessions
+    return [describe(worker, {"client_id": one}) if sessions.get(one) is not None else None for one in args["clients"]]
 
 
 @command("kick")
@@ -171,7 +172,7 @@ def kick(Worker worker, dict args) -> list[bool]:
     cdef Connection connection
     found = []
     for client_id in args["clients"]:
-        session = worker.sessions.get(client_id)
+        session = worker.router.sessions.get(client_id)
         found.append(session is not None)
         if session is None:
             continue
@@ -180,8 +181,8 @@ def kick(Worker worker, dict args) -> list[bool]:
             if session.expiry_ms == 0:
                 session.expiry_ms = 1000   # or the session would end with its connection and reassign its messages
             connection.kicked(args.get("reason", "kicked"))
-        if worker.sessions.get(client_id) is session:
-            worker.end_session(session, False)
+        if worker.router.sessions.get(client_id) is session:
+            worker.router.end_session(session, False)
     return found
 
 
@@ -209,7 +210,7 @@ def subscriptions(Worker worker, dict args) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     start = args["start"]
     for place, client_id in enumerate(args["clients"]):
-        session = worker.sessions.get(client_id)
+        session = worker.router.sessions.get(client_id)
         if session is None:
             start = 0
             continue
@@ -227,7 +228,8 @@ def subscriptions(Worker worker, dict args) -> dict[str, Any]:
 def subscribers(Worker worker, dict args) -> dict[str, Any]:
     """Returns the subscriptions with exactly this filter, without those of shared groups unless `group` is given."""
     cdef bytes filter = args["filter"]
-    present = worker.table.filters.get(filter) if args["group"] is None else worker.table.shared.get((args["group"], filter))
+    cdef SubscriptionTable table = worker.router.table
+    present = table.filters.get(filter) if args["group"] is None else table.shared.get((args["group"], filter))
     found = [] if present is None else [present] if isinstance(present, Subscription) else (<dict>present).values()
     rows = [row_of(<Session>(<Subscription>one).subscriber, <Subscription>one) for one in islice(found, SUBSCRIBERS_MAX)]
     return {"rows": rows, "more": max(len(found) - SUBSCRIBERS_MAX, 0)}
@@ -245,8 +247,8 @@ def subscribe(Worker worker, dict args) -> list[int]:
     replays: list[Any] = []
     # Without the mount point of its listener: operators use the topics of the broker.
     codes = [subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
-    worker.commit(True)
-    worker.start_replay(session, replays)
+    worker.router.commit(True)
+    worker.router.start_replay(session, replays)
     return codes
 
 
@@ -257,11 +259,11 @@ def unsubscribe(Worker worker, dict args) -> list[bool]:
     found = []
     for wire_filter in args["topics"]:
         wire_filter = wire_filter.removeprefix(EXCLUSIVE)
-        was_there = worker.unsubscribe(session, wire_filter, 0)
+        was_there = worker.router.unsubscribe(session, wire_filter, 0)
         if was_there and session.logged:
-            worker.recorder.unsubscribed(session, wire_filter)
+            worker.router.recorder.unsubscribed(session, wire_filter)
         found.append(was_there)
-    worker.commit(True)
+    worker.router.commit(True)
     return found
 
 
@@ -281,25 +283,25 @@ def publish(Worker worker, dict args) -> dict[str, Any]:
         given.setdefault(PropertyId.USER_PROPERTY, []).append(tuple(pair))
     properties = encode_properties(given)
     payload_format = given.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0)
-    expires_ms = 0 if args["expiry_s"] is None else worker.now_ms + <uint64_t>args["expiry_s"] * 1000
-    worker.stamp(stamped)
+    expires_ms = 0 if args["expiry_s"] is None else worker.router.now_ms + <uint64_t>args["expiry_s"] * 1000
+    worker.router.stamp(stamped)
     id = stamped.id_high.to_bytes(8, "big") + stamped.id_low.to_bytes(8, "big")
     message = make_message(
         args["topic"], args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
     try:
-        topic = worker.admit(message, None, &at_ms)
+        topic = worker.router.admit(message, None, &at_ms)
     except MqttError as error:
         raise CommandError("BAD_REQUEST", f"topic: {error}") from None
     if at_ms:
-        reason = worker.no_delay()
+        reason = worker.router.no_delay()
         if reason is not None:
             raise CommandError("NOT_AVAILABLE", reason)
     if topic != message.topic:
         message = make_message(
             topic, args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
     if not at_ms:
-        has_subscribers = worker.has_subscribers(topic)
-    worker.publish_message(message, None, at_ms)
+        has_subscribers = worker.router.has_subscribers(topic)
+    worker.router.publish_message(message, None, at_ms)
     return {"id": id, "heard": has_subscribers}
 
 
@@ -319,7 +321,7 @@ def list_delayed(Worker worker, dict args) -> list[dict[str, Any]]:
     """Returns at most `limit` delayed messages with an order above `after`; an empty list is the end."""
     cdef uint64_t size = 0
     rows: list[dict[str, Any]] = []
-    for deferred in worker.delays.page(args["after"], min(args["limit"], DELAYED_PAGE)):
+    for deferred in worker.router.delays.page(args["after"], min(args["limit"], DELAYED_PAGE)):
         rows.append(row_of_delayed(<Deferred>deferred))
         size += (<Deferred>deferred).message.topic_size
         if size >= <uint64_t>PAGE_BYTES:
@@ -330,16 +332,16 @@ def list_delayed(Worker worker, dict args) -> list[dict[str, Any]]:
 @command("delayed show")
 def show_delayed(Worker worker, dict args) -> dict[str, Any] | None:
     """One by its message id, with its payload; None if it does not wait here."""
-    cdef Deferred deferred = worker.delays.find(args["id"])
+    cdef Deferred deferred = worker.router.delays.find(args["id"])
     return None if deferred is None else {**row_of_delayed(deferred), "payload": deferred.message.payload}
 
 
 @command("delayed delete")
 def delete_delayed(Worker worker, dict args) -> bool:
     """Whether it waited here."""
-    cdef Deferred deferred = worker.delays.find(args["id"])
+    cdef Deferred deferred = worker.router.delays.find(args["id"])
     if deferred is not None:
-        worker.forget_delayed(deferred)
+        worker.router.forget_delayed(deferred)
     return deferred is not None
 
 
@@ -359,7 +361,7 @@ def seal_journal(Worker worker, dict args) -> dict[str, Any]:
     if worker.durability.recorder is None:
         raise CommandError("NOT_AVAILABLE", "no journal (durability.level = none)")
     writer = worker.durability.recorder.writer
-    worker.commit(False)
+    worker.router.commit(False)
     worker.durability.settle()
     if not writer.end_segment() and writer.next_sequence != writer.first_sequence:
         raise CommandError("TRY_AGAIN", writer.problem or "previous segment is not synced yet")
@@ -378,7 +380,7 @@ cdef dict journal_state(Writer writer):
 def load_plugin(Worker worker, dict args) -> list[str]:
     """Loads a plugin, in place of the one of this name; the hook points that it uses, or used before."""
     try:
-        return worker.hooked.plugins.load(args["name"], args["settings"], args["dir"])
+        return worker.router.hooked.plugins.load(args["name"], args["settings"], args["dir"])
     except PluginError as error:
         raise CommandError("BAD_REQUEST", str(error)) from None
 
@@ -386,25 +388,25 @@ def load_plugin(Worker worker, dict args) -> list[str]:
 @command("plugin keep")
 def keep_plugin(Worker worker, dict args) -> None:
     """It was loaded in every worker."""
-    worker.hooked.plugins.keep(args["name"])
+    worker.router.hooked.plugins.keep(args["name"])
 
 
 @command("plugin revert")
 def revert_plugin(Worker worker, dict args) -> None:
     """It could not be loaded in every worker."""
-    worker.hooked.plugins.revert(args["name"], args["wanted"])
+    worker.router.hooked.plugins.revert(args["name"], args["wanted"])
 
 
 @command("plugin unload")
 def unload_plugin(Worker worker, dict args) -> list[str] | None:
     """The hook points that it used; None if it was not loaded here."""
-    return worker.hooked.plugins.unload(args["name"])
+    return worker.router.hooked.plugins.unload(args["name"])
 
 
 @command("hooks")
 def hooks(Worker worker, dict args) -> dict[str, Any]:
     """Plugins and callbacks."""
-    return worker.hooked.plugins.state()
+    return worker.router.hooked.plugins.state()
 
 
 @command("ping")

@@ -25,22 +25,22 @@ def drain(Worker worker not None) -> None:
     """
     cdef Connection connection
     cdef Py_ssize_t told = 0, due
-    worker.read_clock()
+    worker.router.read_clock()
     process = worker.topology.settings.process
     reference = process.drain_server_reference.encode()
     leaving = [one for one in worker.turn.by_fd if one is not None]
-    cdef uint64_t began = worker.now_ms, spread_ms = <uint64_t>(process.drain_time * 1000)
+    cdef uint64_t began = worker.router.now_ms, spread_ms = <uint64_t>(process.drain_time * 1000)
     while told < len(leaving):
         due = len(leaving)
-        if worker.now_ms < began + spread_ms:
-            due = min(due, <Py_ssize_t>(<uint64_t>len(leaving) * (worker.now_ms - began) // spread_ms) + 1)
+        if worker.router.now_ms < began + spread_ms:
+            due = min(due, <Py_ssize_t>(<uint64_t>len(leaving) * (worker.router.now_ms - began) // spread_ms) + 1)
         for connection in leaving[told:due]:
             send_away(connection, reference)
         told = due
         worker.one_pass(STEP_MS)
     worker.one_pass(0)                   # takes what acceptors have handed over last
-    deadline = worker.now_ms + LINGER_MS
-    while worker.now_ms < deadline and any(one is not None for one in worker.turn.by_fd):
+    deadline = worker.router.now_ms + LINGER_MS
+    while worker.router.now_ms < deadline and any(one is not None for one in worker.turn.by_fd):
         for one in worker.turn.by_fd:
             if one is not None:
                 send_away(<Connection>one, reference)
@@ -69,11 +69,11 @@ cdef int take_the_rest(Worker worker, uint64_t deadline_ms) except -1:
     """
     cdef list inboxes = [Inbox.attach(worker.topology.inbox_name(number)) for number in range(worker.topology.workers)]
     before = None
-    while worker.now_ms < deadline_ms:
+    while worker.router.now_ms < deadline_ms:
         worker.one_pass(STEP_MS)
-        if worker.retry or not worker.durability.is_settled():
+        if worker.router.retry or not worker.durability.is_settled():
             continue
-        worker.counters_segment.set_state(worker.number, ProcessState.DRAINED)
+        worker.router.counters_segment.set_state(worker.number, ProcessState.DRAINED)
         now = rings_at_rest(worker, inboxes)
         if now is not None and now == before:
             break
@@ -86,7 +86,7 @@ cdef list rings_at_rest(Worker worker, list inboxes):
     cdef list positions = []
     synced = worker.durability.gate is not None
     for number, inbox in enumerate(inboxes):
-        state = worker.counters_segment.state(number)
+        state = worker.router.counters_segment.state(number)
         if state == ProcessState.DOWN:
             continue
         if state != ProcessState.DRAINED:

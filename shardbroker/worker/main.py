@@ -68,9 +68,9 @@ def _load_plugins(hooked: HookDispatcher, topology: Topology, log: Callable[[str
 
 def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, number: int, counters: Counters) -> None:
     """Programs outside take part in hooks, behind plugins. What they want says the process integrations, later too."""
-    gate = worker.access_gate
+    gate = worker.router.access_gate
     (events,) = topology.sending_ends("events", number)
-    exhook = ExHook(hooked.registry, gate.request, events, partial(counters.access_changed, rules=True), worker.log)
+    exhook = ExHook(hooked.registry, gate.request, events, partial(counters.access_changed, rules=True), worker.router.log)
     hooked.exhook = gate.on_wanted = exhook
     exhook.take(presumed(topology.settings.exhook.enabled))
     gate.request(Kind.HOOKS, exhook, Client(""), [], 0.0)
@@ -124,11 +124,11 @@ def _start(topology: Topology, number: int) -> Worker:
     worker.intake.mounted_connection = mounted_connection
     worker.command_queue.execute = Commands(worker, topology.spill_dir)
     worker.in_force = in_force
-    observers = Observers(worker, number)
+    observers = Observers(worker.router, number)
     observers.configure(topology.settings)
     observers.traces.set(read_traced(topology.runtime_dir) or [])
     if set_aside is not None:
-        worker.log(DAMAGE, f"{set_aside}/data.mdb: damaged; all retained messages are lost")
+        worker.router.log(DAMAGE, f"{set_aside}/data.mdb: damaged; all retained messages are lost")
     (access,) = topology.sending_ends("access", number)
     gate = AuthClient(lambda: in_force.settings, topology.data_dir, topology.runtime_dir, access)
     worker.access_checks.begin(gate, in_force.settings)
@@ -140,11 +140,11 @@ def _start(topology: Topology, number: int) -> Worker:
         routes.purge(worker_destination(number))
     else:
         recover(worker, topology, number, inbox)
-    for claim in worker.keep_exclusive(ExclusiveTable(topology.exclusive_dir)):
-        worker.log("warning", log_line("exclusive subscription lost", client_id=claim.client_id, filter=claim.filter))
+    for claim in worker.router.keep_exclusive(ExclusiveTable(topology.exclusive_dir)):
+        worker.router.log("warning", log_line("exclusive subscription lost", client_id=claim.client_id, filter=claim.filter))
     epochs.bump_all()
-    hooked = HookDispatcher(worker, number, worker.log)
-    _load_plugins(hooked, topology, worker.log)
+    hooked = HookDispatcher(worker.router, number, worker.router.log)
+    _load_plugins(hooked, topology, worker.router.log)
     _join_exhook(hooked, worker, topology, number, counters)
 
     def drain(_signal: int, _frame: object) -> None:

@@ -2,8 +2,9 @@
 
     wait -> read sockets, hand-overs and rings -> timers -> commit (routes, retained, SUBACK) -> journal -> rings -> flush sockets
 
-Each part has one owner:
+Worker owns the parts and the order in which a pass calls them; it routes nothing itself. Each part has one task:
 
+    Router        sessions, subscriptions, routing, commits             MemoryWatch     memory of the broker
     Turn          buffer, budget and lists that connections share       Intake          sockets that acceptors hand over
     Outlets       destinations, rings out                               Inlets          rings in
     Durability    journal, cycles, syncs                                Backpressure    connections that are not read for a while
@@ -12,6 +13,7 @@ Each part has one owner:
 
 assembly.pyx creates the parts.
 """
+from cython cimport final
 from libc.stdint cimport uint64_t
 
 from shardbroker.worker.access_checks cimport AccessChecks
@@ -20,17 +22,23 @@ from shardbroker.worker.command_queue cimport CommandQueue
 from shardbroker.worker.durability cimport Durability
 from shardbroker.worker.inlets cimport Inlets
 from shardbroker.worker.intake cimport Intake
+from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.outlets cimport RingOutlets
+from shardbroker.worker.reporter cimport Reporter
 from shardbroker.worker.router cimport Router
 from shardbroker.worker.turn cimport Turn
 from shm.counters cimport Histogram
 from shm.posix cimport epoll_event
 
 
-cdef class Worker(Router):
+@final
+cdef class Worker:
     cdef readonly object topology          # shm.topology.Topology, a plain Python class
     cdef readonly int number
+    cdef readonly Router router
     cdef RingOutlets rings                 # the router's outlets
+    cdef Reporter reporter
+    cdef MemoryWatch memory
     cdef Turn turn
     cdef readonly Durability durability
     cdef Backpressure backpressure

@@ -5,6 +5,7 @@ replayed. Nothing in here waits for another process: a publish that a full ring 
 continues to drain its own rings, so two workers with full rings cannot block each other.
 """
 
+from cython cimport final
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
@@ -29,7 +30,8 @@ cdef enum:
     RATE_MS = 10                           # between two looks at clients that have sent too much: the grain of their pauses
 
 
-cdef class Worker(Router):
+@final
+cdef class Worker:
     """worker.assembly.assemble() creates one."""
 
     # --- the pass -----------------------------------------------------------------------------------------------------------
@@ -38,36 +40,37 @@ cdef class Worker(Router):
         """Serves until `draining` is set."""
         self.memory.keep_heap()
         while not self.draining:
-            if not self.serving and self.counters_segment.serving:
+            if not self.router.serving and self.router.counters_segment.serving:
                 self.serve()
             self.one_pass(self.next_wait_ms())
 
     cdef int next_wait_ms(self) except -1:
         """Returns how long the next pass may wait for something to do."""
-        cdef int wait_ms = TICK_MS if self.timers.armed or self.reporter.changes else IDLE_MS
-        if self.route_changes and self.routes_due_ms < self.now_ms + <uint64_t>wait_ms:
-            wait_ms = <int>(self.routes_due_ms - self.now_ms) if self.routes_due_ms > self.now_ms else 0
+        cdef Router router = self.router
+        cdef int wait_ms = TICK_MS if router.timers.armed or self.reporter.changes else IDLE_MS
+        if router.route_changes and router.routes_due_ms < router.now_ms + <uint64_t>wait_ms:
+            wait_ms = <int>(router.routes_due_ms - router.now_ms) if router.routes_due_ms > router.now_ms else 0
         if self.reporter.events:
             wait_ms = min(wait_ms, <int>EVENT_DELAY_MS)
         if self.turn.limited:
             wait_ms = min(wait_ms, <int>RATE_MS)
-        if self.turn.dirty or self.turn.busy or self.lookups or self.leaving or self.replays_moved or self.inlets.commands or (
-                self.turn.unread and not self.disk_full) or self.access_checks.late or (
-                self.notifications and self.announcer.any_noted):
+        if self.turn.dirty or self.turn.busy or router.lookups or router.leaving or router.replays_moved or (
+                self.inlets.commands) or (self.turn.unread and not router.disk_full) or self.access_checks.late or (
+                router.notifications and router.announcer.any_noted):
             wait_ms = 0
-        elif self.replaying or self.retry or self.turn.parked or self.durability.cycle_left or self.command_queue.answers or (
-                not self.serving):
+        elif router.replaying or router.retry or self.turn.parked or self.durability.cycle_left or self.command_queue.answers or (
+                not router.serving):
             wait_ms = 1
         return BEHIND_MS if self.durability.behind else wait_ms
 
     def serve(self) -> None:
         """Opens the worker to clients. All workers have recovered their sessions, so no message can miss one of them."""
-        self.serving = True
-        self.first_visits = FIRST_VISITS
+        self.router.serving = True
+        self.router.first_visits = FIRST_VISITS
         for end in self.topology.receiving_ends("handover", self.number):
             self.intake.channels[end] = True
             self.turn.listen_to(end, EPOLLIN)
-        self.read_clock()
+        self.router.read_clock()
         if self.started is not None:
             self.started()
             self.started = None
@@ -75,6 +78,7 @@ cdef class Worker(Router):
     cpdef int one_pass(self, int timeout_ms) except -1:
         cdef epoll_event events[EVENTS]
         cdef int count
+        cdef Router router = self.router
         if timeout_ms and self.inlets.inbox is not None and not self.durability.behind:
             self.inlets.inbox.sleep()
             if self.inlets.lanes_waiting():
@@ -87,40 +91,40 @@ cdef class Worker(Router):
             if errno != EINTR:
                 raise OSError(errno, "epoll_wait")
             count = 0
-        self.memory.trim_when_idle(count > 0, timeout_ms >= TICK_MS, self.now_ms)
+        self.memory.trim_when_idle(count > 0, timeout_ms >= TICK_MS, router.now_ms)
         PyErr_CheckSignals()
-        self.turn.start_us = self.rings.pass_us = self.read_clock()
+        self.turn.start_us = self.rings.pass_us = router.read_clock()
         self.turn.share_out(count)
         if sb_load(self.settings_wanted) > self.settings_seen:
             self.take_settings()
         if self.access_checks.is_due():
             self.access_checks.look()      # a ban holds for the next connection, after any time without one
         # What has waited longest comes first.
-        if self.lookups:
-            self.look_up_some()
+        if router.lookups:
+            router.look_up_some()
         if self.turn.parked:
             self.backpressure.resume_parked()
         if self.turn.busy:
             self.backpressure.resume_busy()
         if self.turn.limited:
             self.backpressure.resume_limited()
-        if self.turn.unread and not self.disk_full:
+        if self.turn.unread and not router.disk_full:
             self.backpressure.resume_unread()
         self.serve_events(events, count)
         self.inlets.drain_lanes()
         self.run_timers()
-        if self.retry and self.serving:
-            self.run_retries()
-        if self.leaving:
+        if router.retry and router.serving:
+            router.run_retries()
+        if router.leaving:
             try:
-                self.leave_some()
+                router.leave_some()
             except Exception as error:
-                self.log_failure(log_line("subscription not removed"), error)
-        self.commit(False)
-        self.replays_moved = False
-        if self.replaying and (self.durability.gate is None or not self.durability.gate.is_retaining()):
-            self.begin_step()
-            self.replay_some()
+                router.log_failure(log_line("subscription not removed"), error)
+        router.commit(False)
+        router.replays_moved = False
+        if router.replaying and (self.durability.gate is None or not self.durability.gate.is_retaining()):
+            router.begin_step()
+            router.replay_some()
         if self.durability.cycle_left is not None:
             self.durability.go_on_with_cycle()
         self.durability.settle()
@@ -129,15 +133,15 @@ cdef class Worker(Router):
         self.flush_sockets()
         if self.inlets.commands or self.command_queue.answers:
             self.command_queue.run()
-        if self.route_changes or self.retained_changes or self.rings.touched:
-            self.commit(False)             # what a lost connection left behind while flushing
+        if router.route_changes or router.retained_changes or self.rings.touched:
+            router.commit(False)           # what a lost connection left behind while flushing
             self.durability.settle()
             self.send_all()
         try:
             self.look_around()
         except Exception as error:
-            self.log_failure(log_line("periodic work failed"), error)
-        self.pass_times.record(self.read_clock() - self.turn.start_us)
+            router.log_failure(log_line("periodic work failed"), error)
+        self.pass_times.record(router.read_clock() - self.turn.start_us)
         return 0
 
     cdef int send_all(self) except -1:
@@ -169,7 +173,7 @@ cdef class Worker(Router):
                             if events[i - 1].events & <uint32_t>(EPOLLERR | EPOLLHUP):
                                 connection.hang()
                         elif connection.interest & <uint32_t>EPOLLIN or events[i - 1].events & <uint32_t>(EPOLLERR | EPOLLHUP):
-                            self.budget = self.turn.budget
+                            self.router.budget = self.turn.budget
                             connection.on_readable()
                     if events[i - 1].events & <uint32_t>EPOLLOUT:
                         connection.touch()
@@ -177,26 +181,26 @@ cdef class Worker(Router):
                 if connection is not None:
                     connection.broken(error)
                 else:
-                    self.log_failure(log_line("authorization result or connection lost"), error)
+                    self.router.log_failure(log_line("authorization result or connection lost"), error)
         return 0
 
     cdef int run_timers(self) except -1:
         cdef int _
         for _ in range(TIMER_FAILURES):
             try:
-                return self.timers.advance(self.now_ms)
+                return self.router.timers.advance(self.router.now_ms)
             except Exception as error:
-                if isinstance(self.timers.expiring, Connection):
-                    (<Connection>self.timers.expiring).broken(error)
+                if isinstance(self.router.timers.expiring, Connection):
+                    (<Connection>self.router.timers.expiring).broken(error)
                 else:
-                    self.log_failure(log_line("timer failed"), error)
+                    self.router.log_failure(log_line("timer failed"), error)
         return 0
 
     cdef int look_around(self) except -1:
         """What is done now and then."""
-        if self.now_ms >= self.reporter.registry_due_ms:
+        if self.router.now_ms >= self.reporter.registry_due_ms:
             self.reporter.flush_registry()
-        if self.now_ms >= self.backpressure.look_at_ms:
+        if self.router.now_ms >= self.backpressure.look_at_ms:
             self.backpressure.look_at_memory()
             if self.access_checks.gate is not None:
                 self.access_checks.look()
@@ -240,11 +244,11 @@ cdef class Worker(Router):
             self.reconfigure(self.in_force.load())
             self.in_force.applied()
         except Exception as error:
-            self.log_failure(log_line("settings not applied"), error)
+            self.router.log_failure(log_line("settings not applied"), error)
         return 0
 
     def reconfigure(self, settings) -> None:
         """Applies all keys that reach workers (config/live.py)."""
-        self.apply_settings(settings)
+        self.router.apply_settings(settings)
         self.durability.retention = settings.journal.retention
         self.access_checks.reconfigure(settings)

@@ -105,7 +105,7 @@ def recover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recover]:
             loop = assemble(topology, 0, counters, routes, retained, epochs, registry, inbox, memory)
             replay = Replay(loop, lambda client_id: True)
             replay.read(directory, 0)
-            return Outcome(replay.records, len(replay.damage), sum(one.error for one in replay.damage), set(loop.sessions))
+            return Outcome(replay.records, len(replay.damage), sum(one.error for one in replay.damage), set(loop.router.sessions))
 
         yield lambda directory: in_a_process_of_its_own(lambda: recovered(directory))
         routes.close()

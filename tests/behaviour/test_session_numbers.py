@@ -53,7 +53,7 @@ def test_a_worker_that_starts_in_the_second_of_its_predecessor_gives_other_numbe
         replay = Replay(worker, lambda client_id: True)
         replay.read(tmp_path / "journal", 0)
         record_sessions(replay)
-        known = {session.key for session in worker.sessions.values()}
+        known = {session.key for session in worker.router.sessions.values()}
         assert len(known) == 2
         worker.serve()
         client, handed_over = socket.socketpair()
@@ -64,8 +64,8 @@ def test_a_worker_that_starts_in_the_second_of_its_predecessor_gives_other_numbe
             client.sendall(Connect(5, b"new", clean_start=True).encode(5))
             for _ in range(3):
                 worker.one_pass(0)
-        assert worker.sessions[b"new"].key not in known
-        assert len({session.key for session in worker.sessions.values()}) == 3
+        assert worker.router.sessions[b"new"].key not in known
+        assert len({session.key for session in worker.router.sessions.values()}) == 3
         routes.close()
         retained.close()
     finally:

@@ -10,37 +10,37 @@ __all__: list[str] = []
 @command("trace")
 def trace(worker: Any, args: dict[str, Any]) -> None:
     """Replaces all traces."""
-    worker.watcher.traces.set(args["traces"])
+    worker.router.watcher.traces.set(args["traces"])
 
 
 @command("trace lost")
 def trace_lost(worker: Any, args: dict[str, Any]) -> None:
     """Sends the events lost since the last tick; they reach the manager before the answer."""
-    worker.watcher.traces.send_lost()
+    worker.router.watcher.traces.send_lost()
 
 
 @command("slow")
 def slow(worker: Any, args: dict[str, Any]) -> list[list[Any]]:
     """Returns the slowest deliveries: client id, topic, ms, Unix ms."""
-    found: list[list[Any]] = worker.watcher.slow_subscriptions.rows()
+    found: list[list[Any]] = worker.router.watcher.slow_subscriptions.rows()
     return found
 
 
 @command("slow clear")
 def clear_slow(worker: Any, args: dict[str, Any]) -> None:
     """Forgets the slowest deliveries."""
-    worker.watcher.slow_subscriptions.clear()
+    worker.router.watcher.slow_subscriptions.clear()
 
 
 @command("topic counts")
 def topic_counts(worker: Any, args: dict[str, Any]) -> dict[bytes, list[int]]:
     """Returns the counts of each registered topic."""
-    found: dict[bytes, list[int]] = worker.watcher.topic_metrics.rows()
+    found: dict[bytes, list[int]] = worker.router.watcher.topic_metrics.rows()
     return found
 
 
 @command("loudest")
 def loudest(worker: Any, args: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the `most` loudest clients of the last window; None: no window is complete yet."""
-    found: dict[str, Any] | None = worker.watcher.client_rates.loudest(args["most"])
+    found: dict[str, Any] | None = worker.router.watcher.client_rates.loudest(args["most"])
     return found

@@ -5,10 +5,12 @@ of the broker that ended.
 """
 from shardbroker.worker.one_pass cimport Worker
 from shardbroker.worker.recovery.replay cimport Replay
+from shardbroker.worker.router cimport Router
 
 
 cdef class Repartition:
     cdef Worker worker
+    cdef Router router                     # of the worker
     cdef Replay replay
 
     # What is delivered from here on was in this ring of this worker. Sessions that were not that worker's take nothing, nor do those to

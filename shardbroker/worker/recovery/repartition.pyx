@@ -15,6 +15,7 @@ cdef class Repartition:
     def __init__(self, Replay replay not None):
         self.replay = replay
         self.worker = replay.worker
+        self.router = replay.router
 
     cdef list take_part(self, rings, int worker):
         cdef Session session
@@ -52,7 +53,7 @@ cdef class Repartition:
         """Records the connections that the journals know: the sessions were saved into this journal as if their clients were away."""
         cdef Session session
         for session in self.replay.with_connection:
-            self.worker.recorder.opened(session, True, 0, session.expiry_ms, None)
+            self.router.recorder.opened(session, True, 0, session.expiry_ms, None)
 
     def take_forwarded(self, inboxes) -> None:
         """Delivers messages that had not reached the rings of the broker that ended, as if they had: each to those sessions of its
@@ -88,25 +89,25 @@ cdef class Repartition:
         publication.borrow(message)
         try:
             if item[5] == RECORD_PUBLISH:
-                entry = self.worker.resolve(message.block, message.topic_size, None)
-                return self.worker.deliver_locally(entry, publication, None)
+                entry = self.router.resolve(message.block, message.topic_size, None)
+                return self.router.deliver_locally(entry, publication, None)
             group, filter = bytes_field(item, 8), bytes_field(item, 9)
-            if not self.worker.deliver_to_member(group, filter, item[6], publication):
+            if not self.router.deliver_to_member(group, filter, item[6], publication):
                 self.worker.inlets.next_member(group, filter, item[6], message, item[7] + 1)
         except Exception as error:
-            self.worker.drop_failed("recovery", message.topic, error)
+            self.router.drop_failed("recovery", message.topic, error)
         return 0
 
     cdef int retain_again(self, rings, list items) except -1:
         cdef Message message
         cdef Publication publication
-        arrived = self.worker.retained.arrived(rings)
+        arrived = self.router.retained.arrived(rings)
         for item in items:
             message = self.replay.message(item[4])
             if message is not None and item[3] >= arrived:
                 publication = Publication.__new__(Publication)
                 publication.borrow(message)
-                self.worker.retain(publication)
+                self.router.retain(publication)
         return 0
 
     def record_moved(self) -> None:

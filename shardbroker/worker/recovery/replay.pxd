@@ -7,6 +7,7 @@ from libc.stdint cimport uint64_t
 from shardbroker.session.image cimport SessionReader
 from shardbroker.session.session cimport Session
 from shardbroker.worker.one_pass cimport Worker
+from shardbroker.worker.router cimport Router
 
 # Marks in the producer of a CONSUMED record: a worker has taken its part of a ring that all workers take.
 cdef enum:
@@ -16,6 +17,7 @@ cdef enum:
 
 cdef class Replay(SessionReader):
     cdef Worker worker
+    cdef Router router                     # of the worker
     cdef readonly object owns              # client id -> whether it is this worker's
     cdef dict by_key                       # session number in the journal -> Session
     cdef set with_connection               # Sessions without an end of their last connection

@@ -26,7 +26,8 @@ cdef class Replay(SessionReader):
     """worker: one that does not serve yet, and writes no journal. owns: client id -> whether the session is this worker's."""
 
     def __init__(self, Worker worker not None, owns):
-        self.worker = self.context = worker
+        self.worker = worker
+        self.router = self.context = worker.router
         self.logged = FIRST_CYCLE
         self.owns = owns
         self.by_key = {}
@@ -98,15 +99,14 @@ cdef class Replay(SessionReader):
                 self.damage.append(Damage(block.path, block.offset, block.end, f"a record of kind {item[0]} cannot be used: {error!r}"))
 
     cdef int beat(self) except -1:
-        self.worker.counters_segment.beat(self.worker.number, <uint64_t>(time.monotonic() * 1000))
+        self.router.counters_segment.beat(self.worker.number, <uint64_t>(time.monotonic() * 1000))
         return 0
 
     # --- sessions -------------------------------------------------------------------------------------------------------------
 
     cdef Session open(self, list item, bint new):
-        cdef Worker worker = self.worker
         cdef Session session = self.session_of(item)
-        if <uint64_t>item[1] >> KEY_WORKER_SHIFT == <uint64_t>worker.number:
+        if <uint64_t>item[1] >> KEY_WORKER_SHIFT == <uint64_t>self.worker.number:
             self.newest_key = max(self.newest_key, <uint64_t>item[1])
         if self.homes is not None and self.homes.get(item[1]) != self.source:
             return None
@@ -119,15 +119,15 @@ cdef class Replay(SessionReader):
             self.forget(session)
             session = None
         if session is None:
-            session = Session(worker, item[1], item[2])
+            session = Session(self.router, item[1], item[2])
             session.created_ms = self.time_ms
             self.by_key[session.key] = session
-            previous = worker.sessions.get(session.client_id)
+            previous = self.router.sessions.get(session.client_id)
             if previous is not None:
                 self.forget(previous)
-            worker.sessions[session.client_id] = session
-            worker.by_key[session.key] = session
-            worker.gauge(SESSIONS_COUNT, 1)
+            self.router.sessions[session.client_id] = session
+            self.router.by_key[session.key] = session
+            self.router.gauge(SESSIONS_COUNT, 1)
         self.origins[session.key] = self.source
         self.connected(session, item)
         self.with_connection.add(session)
@@ -148,17 +148,16 @@ cdef class Replay(SessionReader):
         return self.by_key.get(item[1])
 
     cdef int forget(self, Session session) except -1:
-        cdef Worker worker = self.worker
         cdef Subscription subscription
         for subscription in session.all_subscriptions():
-            worker.unsubscribe(session, subscription.wire_filter, 0)
+            self.router.unsubscribe(session, subscription.wire_filter, 0)
         session.end()
         self.with_connection.discard(session)
         self.by_key.pop(session.key, None)
-        worker.by_key.pop(session.key, None)
-        if worker.sessions.get(session.client_id) is session:
-            del worker.sessions[session.client_id]
-        worker.gauge(SESSIONS_COUNT, -1)
+        self.router.by_key.pop(session.key, None)
+        if self.router.sessions.get(session.client_id) is session:
+            del self.router.sessions[session.client_id]
+        self.router.gauge(SESSIONS_COUNT, -1)
         return 0
 
     def on_session_ended(self, list item) -> None:
@@ -175,10 +174,10 @@ cdef class Replay(SessionReader):
             self.with_connection.discard(session)
 
     cdef int add_subscription(self, Session session, Subscription subscription) except -1:
-        return self.worker.subscribe(session, subscription)
+        return self.router.subscribe(session, subscription)
 
     cdef int remove_subscription(self, Session session, bytes wire_filter) except -1:
-        self.worker.unsubscribe(session, wire_filter, 0)
+        self.router.unsubscribe(session, wire_filter, 0)
         return 0
 
     # --- rings and messages under way -----------------------------------------------------------------------------------------

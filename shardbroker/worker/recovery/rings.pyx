@@ -29,6 +29,7 @@ cdef class RingRecovery:
         self.replay = replay
         self.repartition = repartition
         self.worker = replay.worker
+        self.router = replay.router
         self.arrivals = {}
 
     def query_others(self, inboxes, journal_of) -> None:
@@ -39,7 +40,7 @@ cdef class RingRecovery:
         cdef dict found = {}
         for (rings, destination), (_, items) in self.replay.forwarded.get(self.worker.number, {}).items():
             if destination == RETAINED_STORE:
-                self.arrivals[rings, destination] = self.worker.retained.arrived(rings)
+                self.arrivals[rings, destination] = self.router.retained.arrived(rings)
             elif (rings, destination) not in inboxes and until_arrived(items[0]):
                 if destination not in found:
                     found[destination] = consumed_from(journal_of(destination), self.worker.number)
@@ -78,7 +79,7 @@ cdef class RingRecovery:
             before = taken
             damage = (<Ring>ring).damage()
             if damage:
-                self.worker.log(DAMAGE, f"{inbox.name}: lane {producer}: {damage}; its messages are lost")
+                self.router.log(DAMAGE, f"{inbox.name}: lane {producer}: {damage}; its messages are lost")
                 continue
             while True:
                 record = ring.next(&size)
@@ -106,7 +107,7 @@ cdef class RingRecovery:
                 try:
                     self.forward_one(item, inboxes)
                 except Exception as error:
-                    self.worker.drop_failed("recovery", topic_of(self.replay.message(item[4])), error)
+                    self.router.drop_failed("recovery", topic_of(self.replay.message(item[4])), error)
 
     cdef int forward_one(self, list item, dict inboxes) except -1:
         cdef Inbox inbox = inboxes.get((item[1], item[2]))
@@ -124,7 +125,7 @@ cdef class RingRecovery:
                     return 0
                 self.worker.rings.outlet_of(item[2])     # the gate sees how far an open lane has arrived
                 message = self.replay.message(item[4])
-                return 0 if message is None else self.worker.recorder.forwarded(
+                return 0 if message is None else self.router.recorder.forwarded(
                     item[1], item[2], item[3], message, item[5], item[6], item[7], field_or_none(item, 8), field_or_none(item, 9), True)
         elif self.arrivals.get((item[1], item[2]), NEVER) > <uint64_t>item[3]:
             return 0                       # it had arrived, or the broker had ended by a drain
@@ -135,10 +136,10 @@ cdef class RingRecovery:
             publication = Publication.__new__(Publication)
             publication.borrow(message)
             publication.unrepeatable = True
-            return self.worker.retain(publication)
+            return self.router.retain(publication)
         deferred = defer_for_ring(message, item[2], item[5], item[6], item[7], bytes_field(item, 8), bytes_field(item, 9))
-        if not self.worker.outlets.put_deferred(deferred):
-            self.worker.defer(deferred)
+        if not self.router.outlets.put_deferred(deferred):
+            self.router.defer(deferred)
         return 0
 
 

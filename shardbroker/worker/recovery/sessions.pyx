@@ -11,6 +11,7 @@ from shardbroker.worker.deferred cimport (
 )
 from shardbroker.worker.one_pass cimport Worker
 from shardbroker.worker.recovery.replay cimport Replay
+from shardbroker.worker.router cimport Router
 from shm.records cimport RECORD_SHARED
 
 from shardbroker.logs.phrases import log_line
@@ -21,9 +22,10 @@ __all__ = ["record_sessions", "resume_sessions"]
 def record_sessions(Replay replay not None) -> None:
     """Every session is there: what happens to it from now on is recorded, and the routes of the worker are those of its sessions."""
     cdef Worker worker = replay.worker
+    cdef Router router = replay.router
     cdef Session session
     # A predecessor that began in the same second, or before the clock was set back, has given the numbers that would be next.
-    worker.next_key = max(worker.next_key, replay.newest_key)
+    router.next_key = max(router.next_key, replay.newest_key)
     for session in list(replay.by_key.values()):
         session.known = True
         session.logged = session.expiry_ms > 0
@@ -35,29 +37,30 @@ def record_sessions(Replay replay not None) -> None:
         item[4]: replay.messages.get(item[4])
         for forwarded in replay.forwarded.values() for _, items in forwarded.values() for item in items
     }
-    worker.recover_routes()
+    router.recover_routes()
 
 
 def resume_sessions(Replay replay not None) -> None:
     """All workers serve: connections that broke with their worker end, and what has expired meanwhile ends."""
-    cdef Worker worker = replay.worker
+    cdef Router router = replay.router
     cdef Session session
     for session in list(replay.by_key.values()):
-        if session.ended or session.link is not None or worker.sessions.get(session.client_id) is not session:
+        if session.ended or session.link is not None or router.sessions.get(session.client_id) is not session:
             continue
         try:
             if session in replay.with_connection:
-                worker.client_gone(session, UNSPECIFIED_ERROR, True)
+                router.client_gone(session, UNSPECIFIED_ERROR, True)
             else:
                 session.set_deadline()
         except Exception as error:
-            worker.log_failure(log_line("session not resumed", client_id=session.client_id), error)
+            router.log_failure(log_line("session not resumed", client_id=session.client_id), error)
 
 
 cdef int defer_again(Replay replay) except -1:
     """Messages that waited for room in a ring or for their time wait again. If the number of workers has changed, each worker takes those of
     the journals that its own replaces."""
     cdef Worker worker = replay.worker
+    cdef Router router = replay.router
     cdef Message message
     cdef Deferred deferred
     cdef set known = set()
@@ -83,12 +86,12 @@ cdef int defer_again(Replay replay) except -1:
         known.add((item[3], group, filter, deferred.destination))
         if source == worker.number:
             deferred.number = number
-            worker.last_deferred = max(worker.last_deferred, <uint64_t>number)
+            router.last_deferred = max(router.last_deferred, <uint64_t>number)
         else:
-            worker.last_deferred += 1
-            deferred.number = worker.last_deferred
+            router.last_deferred += 1
+            deferred.number = router.last_deferred
         if deferred.purpose == DEFERRED_FOR_TIME:
-            worker.delays.add(deferred)
+            router.delays.add(deferred)
         else:
-            worker.retry.append(deferred)
+            router.retry.append(deferred)
     return 0

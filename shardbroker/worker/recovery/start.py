@@ -77,7 +77,7 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
             except FileNotFoundError:
                 continue  # all workers have served for a while: what was in it is in the journals
             except (OSError, ValueError) as error:
-                worker.log(DAMAGE, f"ring of a broker that was killed: {error}; messages in it are lost")
+                worker.router.log(DAMAGE, f"ring of a broker that was killed: {error}; messages in it are lost")
                 continue
             if len(old.lanes) != len(left_over.inboxes):
                 continue  # that broker was killed while it made or removed them
@@ -110,6 +110,6 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
 
 def _log_damage(worker: Worker, damages: list[str]) -> None:
     for text in damages[:DAMAGE_LINES]:
-        worker.log(DAMAGE, text)
+        worker.router.log(DAMAGE, text)
     if len(damages) > DAMAGE_LINES:
-        worker.log(DAMAGE, f"{len(damages) - DAMAGE_LINES} more damaged places; `shardbroker journal verify` names all")
+        worker.router.log(DAMAGE, f"{len(damages) - DAMAGE_LINES} more damaged places; `shardbroker journal verify` names all")
