@@ -68,12 +68,17 @@ class ExclusiveTable:
             found = txn.get(_key(filter))
             return None if found is None else _decode(found)
 
-    def release(self, filter: bytes, session: int) -> None:
-        """Releases a filter if the session holds it. Raises ExclusiveTableFull: LMDB copies the page that it changes."""
+    def release(self, held: Iterable[tuple[bytes, int]]) -> None:
+        """Releases each filter that its session holds, in one transaction.
+
+        Raises ExclusiveTableFull: LMDB copies each page that it changes. Nothing is released then.
+        """
         with self._writing() as txn:
-            found = txn.get(_key(filter))
-            if found is not None and _decode(found).session == session:
-                txn.delete(_key(filter))
+            for filter, session in held:
+                key = _key(filter)
+                found = txn.get(key)
+                if found is not None and _decode(found).session == session:
+                    txn.delete(key)
 
     def replace(self, destination: int, claims: Iterable[Claim]) -> list[Claim]:
         """Makes `claims` the only ones of this destination; returns those that other sessions have taken meanwhile.

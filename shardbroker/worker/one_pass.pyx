@@ -50,6 +50,8 @@ cdef class Worker:
         cdef int wait_ms = TICK_MS if router.timers.armed or self.reporter.changes else IDLE_MS
         if router.route_changes and router.routes_due_ms < router.now_ms + <uint64_t>wait_ms:
             wait_ms = <int>(router.routes_due_ms - router.now_ms) if router.routes_due_ms > router.now_ms else 0
+        if router.releases_due_ms and router.releasing:
+            wait_ms = min(wait_ms, <int>(router.releases_due_ms - router.now_ms) if router.releases_due_ms > router.now_ms else 0)
         if self.reporter.events:
             wait_ms = min(wait_ms, <int>EVENT_DELAY_MS)
         if self.turn.limited:

@@ -75,7 +75,11 @@ cdef class Router(WorkerContext):
     cdef object auto_topics                # worker.features.rewrite.AutoTopics; None without topics
     cdef object announcer                  # worker.features.event_messages.EventMessages
     cdef readonly object owners            # shardbroker.stores.exclusive.ExclusiveTable or its like; None until sessions are there again
-    cdef dict releasing                    # filter -> (session key, position in the journal or 0): exclusive subscriptions that have ended
+    # Exclusive subscriptions that have ended: filter -> (session key, position of the end in the journal), by position. The position of
+    # those that have ended since the last release_some() is None.
+    cdef dict releasing
+    cdef uint64_t releases_due_ms          # when the next of them are released; 0: once the journal has their end
+    cdef bint releases_refused             # their table is full, which is logged
 
     # The entry of a topic from the cache; None if it is not there, or the epochs have moved since.
     cdef TopicEntry cached(self, const uint8_t* topic, uint32_t size)
@@ -149,7 +153,8 @@ cdef class Router(WorkerContext):
     # Whether this exclusive subscription is the session's now.
     cdef bint claim(self, Session session, bytes filter) except -1
     cdef int release_some(self, uint64_t next_sequence, uint64_t durable) except -1
-    cdef int release(self, uint64_t session, bytes filter) except -1
+    cdef int release(self, list due) except -1
+    cdef int end_exclusive(self, uint64_t session, bytes filter) except -1
     cdef int subscribe(self, Session session, Subscription subscription) except -1
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1
     cdef bint drop_subscription(self, Subscription subscription, uint64_t delay_ms) except -1

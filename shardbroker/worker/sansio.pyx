@@ -121,6 +121,9 @@ cdef class SansIoRouter(Router):
         self.replay_some()
         if self.journal is not None:
             self.journal.writer.seal(now_ms * 1000)
+            self.release_some(self.journal.writer.next_sequence, self.journal.writer.durable)
+        else:
+            self.release_some(0, 0)
 
     def keep_journal(self, JournalRecorder recorder not None) -> None:
         """Sessions that stay are recorded from here on; a pass is a block."""

@@ -2,15 +2,22 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from shardbroker.worker.router import RELEASES_A_PASS
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
+from shardbroker.config import load
 from shardbroker.control import Control
-from shardbroker.stores.exclusive import Claim, ExclusiveTable
+from shardbroker.mqtt import packets as mqtt
+from shardbroker.stores.exclusive import Claim, ExclusiveTable, ExclusiveTableFull
 from tests.behaviour.test_durability import ENDS, WORKERS, come_back, stay
 from tests.harness import Broker, Client, Publish, client_id_on, until, wire
 from tests.harness.wire import Suback
+from tests.sim.simulator import MemoryRoutes
 
 pytestmark = pytest.mark.own_broker
 Connect = Callable[..., Client]
@@ -176,6 +183,60 @@ def test_a_session_that_ended_with_its_worker_frees_it(own: Broker) -> None:
         until(lambda: take(second, "t") == 1)
 
 
+class Watched(ExclusiveTable):
+    """Counts write transactions; `is_full` makes them fail."""
+
+    transactions = 0
+    is_full = False
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        self.transactions += 1
+        if self.is_full:
+            raise ExclusiveTableFull("full")
+        with super()._writing() as txn:
+            yield txn
+
+
+def holder_of(filters: list[bytes], table: Watched) -> tuple[SansIoRouter, SansIoChannel]:
+    """A router and the connection that holds these filters."""
+    now_ms = 1_700_000_000_000
+    router = SansIoRouter(load(None, {}, ["mqtt.exclusive_subscription=true"]).settings, MemoryRoutes(), 0, now_ms)
+    assert router.keep_exclusive(table) == []
+    channel = router.connect("127.0.0.1:1")
+    channel.receive(mqtt.Connect(5, b"holder").encode(5))
+    channel.receive(mqtt.Subscribe(1, [(b"$exclusive/" + filter, 0) for filter in filters]).encode(5))
+    router.advance(now_ms)
+    assert {table.owner(filter) is not None for filter in filters} == {True}
+    return router, channel
+
+
+def test_those_that_end_together_are_released_in_one_transaction_a_pass(tmp_path: Path) -> None:
+    table, filters = Watched(tmp_path / "table"), [b"f/%d" % i for i in range(RELEASES_A_PASS + 100)]
+    router, channel = holder_of(filters, table)
+    channel.receive(mqtt.Unsubscribe(2, filters).encode(5))
+    for step, left in ((1, 100), (2, 0), (3, 0)):
+        before = table.transactions
+        router.advance(1_700_000_000_000 + 10 * step)
+        assert table.transactions - before == (step < 3)
+        assert len(table.page(b"", 10_000)[0]) == left
+
+
+def test_those_that_a_full_table_keeps_are_released_later(tmp_path: Path) -> None:
+    table = Watched(tmp_path / "table")
+    router, channel = holder_of([b"a", b"b"], table)
+    channel.receive(mqtt.Unsubscribe(2, [b"a", b"b"]).encode(5))
+    table.is_full = True
+    before = table.transactions
+    for step in range(10):
+        router.advance(1_700_000_000_000 + step)
+    assert table.transactions - before == 1, "it is not tried in each pass"
+    table.is_full = False
+    assert len(table.page(b"", 10)[0]) == 2
+    router.advance(1_700_000_001_000)
+    assert table.page(b"", 10)[0] == []
+
+
 def test_a_table_says_what_somebody_else_has_got_meanwhile(tmp_path: Path) -> None:
     table = ExclusiveTable(tmp_path / "table")
     assert table.replace(0, []) == [] and not (tmp_path / "table").exists()
@@ -185,6 +246,7 @@ def test_a_table_says_what_somebody_else_has_got_meanwhile(tmp_path: Path) -> No
     assert table.owner(b"t") == theirs and table.page(b"", 1) == ([theirs], b"t")
     assert table.replace(0, []) == [] and table.owner(b"u") is None
     assert table.claim(mine, ended=2) and table.owner(b"t") == mine
-    table.release(b"t", 2)
-    table.release(b"t", 1)
+    table.release([(b"t", 2)])
+    assert table.owner(b"t") == mine
+    table.release([(b"t", 1)])
     assert table.page(b"", 10) == ([], b"")

@@ -150,7 +150,7 @@ cdef int subscribe_one(
     if exclusive and not channel.router.claim(channel.session, filter):
         return QUOTA_EXCEEDED
     if present and previous.flags & OPTION_EXCLUSIVE and not exclusive:
-        channel.router.release(channel.session.key, filter)
+        channel.router.end_exclusive(channel.session.key, filter)
     subscription.subscriber = channel.session
     subscription.filter = filter
     subscription.group = group
