@@ -22,12 +22,13 @@ the last of them; every change is one transaction, so readers see all of it or n
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
 from shardbroker.mqtt.topics import matches
+
+from shm.keys import KEY_MAX, LONG_MARK, digest_of, levels_key_of
 
 __all__ = [
     "FilterRoutes",
@@ -39,11 +40,6 @@ __all__ = [
     "Search",
 ]
 
-KEY_MAX = 511
-"""Longest LMDB key, and longest dupsort value, bytes."""
-DIGEST = 16
-"""Size of a digest, bytes: collisions are out of reach, and the full text is compared nevertheless."""
-LONG_MARK = b"\xff"
 GROUP_MAX = KEY_MAX - 16
 """Longest group name stored in the value itself, bytes; the fields before it take 13."""
 REFERENCES = 4
@@ -98,10 +94,6 @@ class Match(NamedTuple):
     filters: list[bytes]
     destinations: tuple[int, ...]
     groups: list[Group]
-
-
-def _digest(text: bytes) -> bytes:
-    return blake2b(text, digest_size=DIGEST).digest()
 
 
 def _has_wildcard(filter: bytes) -> bool:
@@ -245,12 +237,11 @@ class RouteTable:
         if not _has_wildcard(filter):
             if len(filter) <= KEY_MAX:
                 return self._exact, filter, b""
-            return self._exact, LONG_MARK + _digest(filter), filter
+            return self._exact, LONG_MARK + digest_of(filter), filter
         key = filter.replace(b"/", b"\0")
         if len(key) <= KEY_MAX:
             return self._wild, key, b""
-        cut = key.rfind(b"\0", 0, KEY_MAX - DIGEST - 1)
-        return self._wild_long, key[: cut + 1] + LONG_MARK + _digest(filter), filter
+        return self._wild_long, levels_key_of(key, filter), filter
 
     def _remove(self, txn: lmdb.Transaction, db: Any, key: bytes, value: bytes) -> bool:
         """Removes one route and its references to long texts; returns whether the route existed."""
@@ -264,7 +255,7 @@ class RouteTable:
         return True
 
     def _hold(self, txn: lmdb.Transaction, text: bytes) -> None:
-        digest = _digest(text)
+        digest = digest_of(text)
         stored = _get(txn, digest, self._long)
         references = 1 if stored is None else int.from_bytes(stored[:REFERENCES], "big") + 1
         txn.put(digest, references.to_bytes(REFERENCES, "big") + text, db=self._long)
@@ -294,7 +285,7 @@ class RouteTable:
     def _match_exact(self, txn: lmdb.Transaction, topic: bytes, found: "_Collector") -> None:
         key = topic
         if len(topic) > KEY_MAX:
-            digest = _digest(topic)
+            digest = digest_of(topic)
             if self._text(txn, digest) != topic:
                 return
             key = LONG_MARK + digest
@@ -383,7 +374,7 @@ def _value(to: int, group: bytes, member: int) -> tuple[bytes, bytes]:
     head = b"\1" + head + member.to_bytes(8, "big")
     if len(group) <= GROUP_MAX:
         return head + group, b""
-    return head + LONG_MARK + _digest(group), group
+    return head + LONG_MARK + digest_of(group), group
 
 
 def _get(txn: lmdb.Transaction, key: bytes, db: Any) -> bytes | None:

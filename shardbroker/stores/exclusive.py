@@ -1,6 +1,6 @@
 """The owners of exclusive subscriptions: an LMDB environment on tmpfs in which each topic filter has one owner at most.
 
-    key       filter, or 0xFF and a digest of one longer than a key        (0xFF is not in UTF-8)
+    key       filter (shm/keys.py)
     value     destination u32 | session key u64 | size of the client id u16 | client id | filter      integers are big endian
 
 A claim checks and writes in one write transaction. LMDB admits one of these at a time, so that only one of two claims succeeds.
@@ -10,18 +10,15 @@ Owners are sessions. A session keeps its key for life, whichever worker it is on
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
 
+from shm.keys import key_of
+
 __all__ = ["Claim", "ExclusiveTable", "ExclusiveTableFull"]
 
-KEY_MAX = 511
-"""Size limit of an LMDB key, bytes."""
-DIGEST = 16
-"""Size of the digest that replaces a longer filter, bytes."""
 MAP_BYTES = 4 << 30
 """Virtual size of the environment; tmpfs needs memory only for pages in use."""
 _HEAD = struct.Struct(">IQH")
@@ -52,7 +49,7 @@ class ExclusiveTable:
 
         Raises ExclusiveTableFull.
         """
-        key = _key(claim.filter)
+        key = key_of(claim.filter)
         with self._writing() as txn:
             found = txn.get(key)
             if found is not None and _decode(found).session not in (claim.session, ended):
@@ -65,7 +62,7 @@ class ExclusiveTable:
         if not self._exists():
             return None
         with self._env().begin() as txn:
-            found = txn.get(_key(filter))
+            found = txn.get(key_of(filter))
             return None if found is None else _decode(found)
 
     def release(self, held: Iterable[tuple[bytes, int]]) -> None:
@@ -75,7 +72,7 @@ class ExclusiveTable:
         """
         with self._writing() as txn:
             for filter, session in held:
-                key = _key(filter)
+                key = key_of(filter)
                 found = txn.get(key)
                 if found is not None and _decode(found).session == session:
                     txn.delete(key)
@@ -85,7 +82,7 @@ class ExclusiveTable:
 
         Raises ExclusiveTableFull.
         """
-        wanted = {_key(claim.filter): claim for claim in claims}
+        wanted = {key_of(claim.filter): claim for claim in claims}
         if not wanted and not self._exists():
             return []
         lost = []
@@ -142,10 +139,6 @@ class ExclusiveTable:
             self._opened = lmdb.open(str(self._path), map_size=MAP_BYTES, sync=False, metasync=False, mode=0o600)
             self._opened.reader_check()
         return self._opened
-
-
-def _key(filter: bytes) -> bytes:
-    return filter if len(filter) <= KEY_MAX else b"\xff" + blake2b(filter, digest_size=DIGEST).digest()
 
 
 def _encode(claim: Claim) -> bytes:

@@ -1,23 +1,20 @@
 """The client registry: one small LMDB environment per worker on tmpfs, written by that worker, read by the manager.
 
-A client id is the key of its record; 0xFF and a digest replace one longer than an LMDB key. A record is a CBOR map whose keys are
+The key of a record is its client id (shm/keys.py). A record is a CBOR map whose keys are
 positions in FIELDS, since there may be a million records.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import cbor2
 import lmdb
 
+from shm.keys import KEY_MAX, key_of
+
 __all__ = ["Registry"]
 
-KEY_MAX = 511
-"""Size limit of an LMDB key, bytes."""
-DIGEST = 16
-"""Size of the digest that replaces a longer client id, bytes."""
 MAP_BYTES = 4 << 30
 """Virtual size of the environment; tmpfs needs memory only for pages in use."""
 FIELDS = (
@@ -43,22 +40,22 @@ class Registry:
         """Applies deletes, then puts, in one transaction. A record gets its `client_id` here. Raises lmdb.MapFullError."""
         with self._env.begin(write=True) as txn:
             for client_id in deletes:
-                txn.delete(_key(client_id))
+                txn.delete(key_of(client_id))
             for client_id, record in puts.items():
-                txn.put(_key(client_id), _encode(client_id, record))
+                txn.put(key_of(client_id), _encode(client_id, record))
 
     def get(self, client_id: bytes) -> dict[str, Any] | None:
         """Returns the record of a client, or None."""
         with self._env.begin() as txn:
-            value = txn.get(_key(client_id))
-            return None if value is None else _decode(_key(client_id), value)
+            value = txn.get(key_of(client_id))
+            return None if value is None else _decode(key_of(client_id), value)
 
     def items(self, after: bytes = b"", limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yields up to `limit` records after the client id `after`, in the order of the keys; `after` need not exist any more.
 
         Each PAGE is a snapshot. A record that is added or removed during the iteration may be missing; all others are found once.
         """
-        key = _key(after) if after else b""
+        key = key_of(after) if after else b""
         left = limit
         while left is None or left > 0:
             key, page = self._page(key, PAGE if left is None else min(PAGE, left))
@@ -108,7 +105,3 @@ def _encode(client_id: bytes, record: Mapping[str, Any]) -> bytes:
 def _decode(key: bytes, value: bytes) -> dict[str, Any]:
     found = {FIELDS[place]: value for place, value in cbor2.loads(value).items()}
     return {"client_id": key, **found}
-
-
-def _key(client_id: bytes) -> bytes:
-    return client_id if len(client_id) <= KEY_MAX else b"\xff" + blake2b(client_id, digest_size=DIGEST).digest()

@@ -21,7 +21,6 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import blake2b
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,14 +30,10 @@ import lmdb
 
 from shardbroker.mqtt.topics import matches
 from shardbroker.stores.files import sync_path
+from shm.keys import DIGEST, KEY_MAX, LONG_MARK, levels_key_of
 
 __all__ = ["Cursor", "Mark", "RetainedMessage", "RetainedStore", "RetainedStoreFull", "RetainedStoreRefused", "read_whole"]
 
-KEY_MAX = 511
-"""Size limit of an LMDB key, bytes."""
-DIGEST = 16
-"""Size of the digest that ends the key of a long topic, bytes."""
-LONG_MARK = b"\xff"
 MAP_BYTES = 64 << 30
 """Virtual size of the map; the file takes as much as the messages take."""
 SYS = b"$SYS\0"
@@ -420,8 +415,7 @@ class RetainedStore:
         key = topic.replace(b"/", b"\0")
         if len(key) <= KEY_MAX:
             return self._dbs[0], key
-        cut = key.rfind(b"\0", 0, KEY_MAX - DIGEST - 1)
-        return self._dbs[1], key[: cut + 1] + LONG_MARK + blake2b(topic, digest_size=DIGEST).digest()
+        return self._dbs[1], levels_key_of(key, topic)
 
 
 def read_whole(path: Path, map_bytes: int) -> RetainedStore:
