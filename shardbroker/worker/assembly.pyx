@@ -63,7 +63,7 @@ def assemble(
     worker.turn = Turn(router, rings, worker.durability)
     worker.backpressure = Backpressure(router, worker.turn, rings, memory)
     worker.inlets = Inlets(router, rings, worker.durability, worker.backpressure, inbox, counters.histogram(number, "ring.hop_us"))
-    worker.command_queue = CommandQueue(router, worker.durability, rings, worker.inlets)
+    worker.command_queue = CommandQueue(router, worker.durability, worker.inlets)
     worker.intake = Intake(router, worker.turn, Quotas(counters, settings.mqtt.limiter))
     worker.access_checks = AccessChecks(router, worker.turn, counters)
     worker.pass_times = counters.histogram(number, "pass_us")

@@ -3,7 +3,6 @@ from cython cimport final
 
 from shardbroker.worker.durability cimport Durability
 from shardbroker.worker.inlets cimport Inlets
-from shardbroker.worker.outlets cimport RingOutlets
 from shardbroker.worker.router cimport Router
 
 
@@ -11,11 +10,11 @@ from shardbroker.worker.router cimport Router
 cdef class CommandQueue:
     cdef Router router
     cdef Durability durability
-    cdef RingOutlets rings
     cdef Inlets inlets                     # its `commands` are those that have arrived
     cdef public object execute             # commands.Commands: callable(record) -> answer; Python, as its handlers are
     cdef list answers                      # records that the manager's ring had no room for yet
 
-    # Carries out as many as one step allows; the rest follows in the next pass. An answer leaves once the journal has its effects.
+    # Carries out as many as one step allows; the rest follows in the next pass.
     cdef int run(self) except -1
+    # Called once the effects of the pass are committed; the answers wait while the journal does not have them.
     cdef int send_answers(self) except -1

@@ -11,15 +11,13 @@ __all__ = ["CommandQueue"]
 
 @final
 cdef class CommandQueue:
-    def __init__(self, Router router not None, Durability durability not None, RingOutlets rings not None, Inlets inlets not None):
+    def __init__(self, Router router not None, Durability durability not None, Inlets inlets not None):
         self.router = router
         self.durability = durability
-        self.rings = rings
         self.inlets = inlets
         self.answers = []
 
     cdef int run(self) except -1:
-        cdef bint any = bool(self.inlets.commands)
         self.router.begin_step()
         while self.inlets.commands:
             try:
@@ -28,15 +26,13 @@ cdef class CommandQueue:
                 self.router.log_failure(log_line("command not answered"), error)
             if self.router.step_is_over():
                 break
-        if any:
-            self.router.commit(False)
-            self.durability.settle()
-            self.rings.commit()
-            self.router.reporter.commit()
-        return 0 if self.durability.behind else self.send_answers()
+        return 0
 
     cdef int send_answers(self) except -1:
-        cdef RingOutlet outlet = self.router.reporter.outlet()
+        cdef RingOutlet outlet
+        if self.durability.behind:
+            return 0                       # the journal does not have their effects yet
+        outlet = self.router.reporter.outlet()
         while self.answers:
             if not outlet.lane.put(self.answers[0]):
                 return 0

@@ -6,6 +6,7 @@ from cython cimport final
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcmp, memcpy
 
+from shardbroker.pubsub.message cimport fill
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
 from shardbroker.worker.deferred cimport defer_for_group
@@ -143,6 +144,7 @@ cdef class Inlets:
     cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1:
         cdef Publication publication = self.incoming
         cdef TopicEntry entry = None
+        cdef const uint8_t* names
         cdef bytes group, filter
         cdef bint is_plain = header.kind != RECORD_SHARED and not header.flags & FLAG_ORIGINATE
         publication.topic = body
@@ -155,32 +157,12 @@ cdef class Inlets:
                     return False
             if self.lane_lookups:          # what was found for this record holds for no other
                 self.lane_lookups.pop(producer, None)
-        publication.message = None
-        publication.logged = 0
-        body += header.topic_size
-        publication.properties = body
-        publication.properties_size = header.properties_size
-        body += header.properties_size
-        # Messages of one publisher often follow each other: its id is created once for them.
-        if publication.client_id is None or <uint32_t>PyBytes_GET_SIZE(publication.client_id) != header.client_size \
-                or memcmp(PyBytes_AS_STRING(publication.client_id), body, header.client_size):
-            publication.client_id = PyBytes_FromStringAndSize(<const char*>body, header.client_size)
-        body += header.client_size
-        group = PyBytes_FromStringAndSize(<const char*>body, header.group_size)
-        body += header.group_size
-        filter = PyBytes_FromStringAndSize(<const char*>body, header.filter_size)
-        body += header.filter_size
-        publication.payload = body
-        publication.payload_size = header.payload_size
-        publication.qos = header.flags & FLAG_QOS
-        publication.retain = header.flags & FLAG_RETAIN
-        publication.payload_format = header.payload_format
-        publication.id_high = header.id_high
-        publication.id_low = header.id_low
-        publication.expires_ms = header.expires_ms
+        names = borrow_record(publication, header, body)
         if self.router.watch and not header.flags & FLAG_ORIGINATE:
             self.router.watcher.arrived(self.draining_lane, publication)
         if header.kind == RECORD_SHARED:
+            group = PyBytes_FromStringAndSize(<const char*>names, header.group_size)
+            filter = PyBytes_FromStringAndSize(<const char*>names + header.group_size, header.filter_size)
             if not self.router.deliver_to_member(group, filter, header.member, publication):
                 self.next_member(group, filter, header.member, publication.keep(), header.attempts + 1)
         elif is_plain:
@@ -228,3 +210,26 @@ cdef class Inlets:
                     path.unlink()
             self.spent = []
         return 0
+
+
+cdef const uint8_t* borrow_record(Publication publication, const RecordHeader* header, const uint8_t* body) except NULL:
+    """Makes the publication one of this record, on the bytes of the record. Returns the names of group and filter in it.
+
+    Parts of the body, in this order: see shm/records.pxd.
+    """
+    cdef const uint8_t* properties = body + header.topic_size
+    cdef const uint8_t* client = properties + header.properties_size
+    cdef const uint8_t* names = client + header.client_size
+    cdef bytes client_id = publication.client_id
+    # Messages of one publisher often follow each other: its id is created once for them.
+    if client_id is None or <uint32_t>PyBytes_GET_SIZE(client_id) != header.client_size \
+            or memcmp(PyBytes_AS_STRING(client_id), client, header.client_size):
+        client_id = PyBytes_FromStringAndSize(<const char*>client, header.client_size)
+    fill(
+        publication, body, header.topic_size, properties, header.properties_size, names + header.group_size + header.filter_size,
+        header.payload_size, client_id, header.expires_ms, header.flags & FLAG_QOS, header.flags & FLAG_RETAIN, header.payload_format)
+    publication.id_high = header.id_high
+    publication.id_low = header.id_low
+    publication.message = None
+    publication.logged = 0
+    return names

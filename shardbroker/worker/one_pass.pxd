@@ -55,7 +55,7 @@ cdef class Worker:
 
     cdef int next_wait_ms(self) except -1
     cpdef int one_pass(self, int timeout_ms) except -1
-    cdef int send_all(self) except -1
+    cdef int settle_and_send(self) except -1
     cdef int serve_events(self, epoll_event* events, int count) except -1
     cdef int run_timers(self) except -1
     cdef int look_around(self) except -1

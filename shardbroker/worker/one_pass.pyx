@@ -47,11 +47,7 @@ cdef class Worker:
     cdef int next_wait_ms(self) except -1:
         """Returns how long the next pass may wait for something to do."""
         cdef Router router = self.router
-        cdef int wait_ms = TICK_MS if router.timers.armed or self.reporter.changes else IDLE_MS
-        if router.route_changes and router.routes_due_ms < router.now_ms + <uint64_t>wait_ms:
-            wait_ms = <int>(router.routes_due_ms - router.now_ms) if router.routes_due_ms > router.now_ms else 0
-        if router.releases_due_ms and router.releasing:
-            wait_ms = min(wait_ms, <int>(router.releases_due_ms - router.now_ms) if router.releases_due_ms > router.now_ms else 0)
+        cdef int wait_ms = router.due_in_ms(TICK_MS if router.timers.armed or self.reporter.changes else IDLE_MS)
         if self.reporter.events:
             wait_ms = min(wait_ms, <int>EVENT_DELAY_MS)
         if self.turn.limited:
@@ -80,6 +76,7 @@ cdef class Worker:
     cpdef int one_pass(self, int timeout_ms) except -1:
         cdef epoll_event events[EVENTS]
         cdef int count
+        cdef bint ran
         cdef Router router = self.router
         if timeout_ms and self.inlets.inbox is not None and not self.durability.behind:
             self.inlets.inbox.sleep()
@@ -118,10 +115,7 @@ cdef class Worker:
         if router.retry and router.serving:
             router.run_retries()
         if router.leaving:
-            try:
-                router.leave_some()
-            except Exception as error:
-                router.log_failure(log_line("subscription not removed"), error)
+            router.leave_some()
         router.commit(False)
         router.replays_moved = False
         if router.replaying and (self.durability.gate is None or not self.durability.gate.is_retaining()):
@@ -129,16 +123,17 @@ cdef class Worker:
             router.replay_some()
         if self.durability.cycle_left is not None:
             self.durability.go_on_with_cycle()
-        self.durability.settle()
-        self.send_all()
+        self.settle_and_send()
         self.inlets.release_lanes()
         self.flush_sockets()
-        if self.inlets.commands or self.command_queue.answers:
+        ran = bool(self.inlets.commands)
+        if ran:
             self.command_queue.run()
-        if router.route_changes or router.retained_changes or self.rings.touched:
-            router.commit(False)           # what a lost connection left behind while flushing
-            self.durability.settle()
-            self.send_all()
+        if ran or router.route_changes or router.retained_changes or self.rings.touched:
+            router.commit(False)           # effects of commands, and what a lost connection left behind while flushing
+            self.settle_and_send()
+        if self.command_queue.answers:
+            self.command_queue.send_answers()
         try:
             self.look_around()
         except Exception as error:
@@ -146,8 +141,9 @@ cdef class Worker:
         self.pass_times.record(router.read_clock() - self.turn.start_us)
         return 0
 
-    cdef int send_all(self) except -1:
-        """Other processes see what this pass has written for them."""
+    cdef int settle_and_send(self) except -1:
+        """The journal gets the effects of this pass; then other processes see what it has written for them."""
+        self.durability.settle()
         self.rings.commit()
         return self.reporter.commit()
 

@@ -164,6 +164,8 @@ cdef class Router(WorkerContext):
     cdef int retain(self, Publication publication) except -1
     # End of a pass: what is due becomes visible to every worker, then SUBACKs may go out. `now`: everything.
     cdef int commit(self, bint now) except -1
+    # Returns the time until routes or released subscriptions are due to be committed, but no more than `wait_ms`.
+    cdef int due_in_ms(self, int wait_ms) except -1
     cdef bint commit_routes(self) except -1
     cdef int commit_retained(self) except -1
     cdef int answer_subscribe(self, tuple suback, bint full) except -1

@@ -918,7 +918,10 @@ cdef class Router(WorkerContext):
             return 0
         subscriptions = self.leaving[0][1]
         for _ in range(min(LEAVE_BATCH, len(subscriptions))):
-            self.drop_subscription(<Subscription>subscriptions.pop(), 0)
+            try:
+                self.drop_subscription(<Subscription>subscriptions.pop(), 0)
+            except Exception as error:
+                self.log_failure(log_line("subscription not removed"), error)
         if not subscriptions:
             self.leaving.pop(0)
         return 0
@@ -1074,6 +1077,14 @@ cdef class Router(WorkerContext):
         if self.notifications and self.announcer.any_noted:
             self.announcer.publish()
         return 0
+
+    cdef int due_in_ms(self, int wait_ms) except -1:
+        cdef uint64_t due_ms = self.now_ms + <uint64_t>wait_ms
+        if self.route_changes:
+            due_ms = min(due_ms, self.routes_due_ms)
+        if self.releasing and self.releases_due_ms:
+            due_ms = min(due_ms, self.releases_due_ms)
+        return <int>(due_ms - self.now_ms) if due_ms > self.now_ms else 0
 
     cdef int answer_subscribe(self, tuple suback, bint full) except -1:
         answer, channel, packet_id, codes, subscribed, replays = suback
