@@ -28,6 +28,7 @@ cdef class Inlets:
     cdef Publication incoming              # of the ring record that is being delivered
     cdef dict lane_lookups                 # producer -> look-ups of the topic of the record that its lane waits with
     cdef object spill_source               # pathlib.Path: directory of spilled messages
+    cdef dict spilled                      # producer -> (file, contents) of the spilled record that its lane waits with
     cdef list spent                        # spilled messages that were read: files to be unlinked once they are safe
     # While the rings of another number of workers are read, each by all workers: keys of sessions that others have now, and whether
     # this worker is the one that looks after messages for members that no worker has. Else None.
@@ -43,6 +44,6 @@ cdef class Inlets:
     # False: its topic is still being looked up, and it has to be taken again in the next pass.
     cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1
     cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1
-    cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header)
+    cdef bytes take_spilled(self, int producer, const uint8_t* record, RecordHeader* header)
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1
     cdef int release_lanes(self) except -1

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 from cython cimport final
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
 from shardbroker.pubsub.message cimport fill
@@ -38,6 +39,7 @@ cdef class Inlets:
         self.spill_source = rings.topology.spill_dir
         self.incoming = Publication.__new__(Publication)
         self.lane_lookups = {}
+        self.spilled = {}
         self.spent = []
         self.commands = []
 
@@ -62,7 +64,8 @@ cdef class Inlets:
 
     cdef int drain_lane(self, int producer, Ring ring) except -1:
         cdef int taken = 0
-        self.router.budget = DRAIN_BUDGET // len(self.inbox.lanes)
+        cdef int64_t share = DRAIN_BUDGET // len(self.inbox.lanes)
+        self.router.budget = share
         self.draining_lane = producer
         while True:
             try:
@@ -71,6 +74,8 @@ cdef class Inlets:
             except Exception as error:
                 self.record_failed(producer, error)
         self.incoming.release()            # the borrowed record is about to be released
+        if self.lane_lookups and producer in self.lane_lookups:
+            self.router.look_further(<list>self.lane_lookups[producer], share)
         if taken:
             self.durability.drained.append((producer, ring, self.inbox))
         elif ring.release():
@@ -119,25 +124,29 @@ cdef class Inlets:
                 self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
             return True
         if header.flags & FLAG_SPILLED:
-            contents = self.take_spilled(record, &header)
+            contents = self.take_spilled(producer, record, &header)
             if contents is None:
                 return True                # read before this worker was killed and started again
             if not self.on_publish_record(producer, &header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header)):
-                self.spent.pop()           # it is read again
+                self.spilled[producer] = (self.spent.pop(), contents)
                 return False
             return True
         return self.on_publish_record(producer, &header, record + sizeof(header))
 
-    cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header):
-        """The whole record, which becomes `header` too; None if its file is gone. Raises OSError, ValueError."""
+    cdef bytes take_spilled(self, int producer, const uint8_t* record, RecordHeader* header):
+        """Returns the whole record, and its header in `header`; None if its file is gone. Raises OSError, ValueError."""
         cdef bytes contents
-        try:
-            path, contents = read_spilled(
-                self.spill_source, PyBytes_FromStringAndSize(<const char*>record + sizeof(header[0]), header.topic_size))
-        except FileNotFoundError:
-            return None
-        self.spent.append(path)
-        check_record(<const uint8_t*>PyBytes_AS_STRING(contents), PyBytes_GET_SIZE(contents))
+        if producer in self.spilled:
+            path, contents = self.spilled.pop(producer)
+            self.spent.append(path)
+        else:
+            try:
+                path, contents = read_spilled(
+                    self.spill_source, PyBytes_FromStringAndSize(<const char*>record + sizeof(header[0]), header.topic_size))
+            except FileNotFoundError:
+                return None
+            self.spent.append(path)
+            check_record(<const uint8_t*>PyBytes_AS_STRING(contents), PyBytes_GET_SIZE(contents))
         memcpy(header, PyBytes_AS_STRING(contents), sizeof(header[0]))
         return contents
 

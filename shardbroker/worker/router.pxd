@@ -94,6 +94,8 @@ cdef class Router(WorkerContext):
     cdef TopicEntry finish(self, Lookup lookup)
     # A part of the look-ups that wait; called once a pass.
     cdef int look_up_some(self) except -1
+    # Continues the look-up of this holder out of its turn, for `units` of the budget.
+    cdef int look_further(self, list holder, int64_t units) except -1
     # Everything a publish leads to. True if there are subscribers. The caller has checked room_for().
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1

@@ -218,8 +218,11 @@ cdef class Router(WorkerContext):
         return self.look_up(PyBytes_FromStringAndSize(<const char*>topic, size), holder)
 
     cdef TopicEntry look_up(self, bytes topic, list holder):
-        """Queues a look-up from its second turn on: one at a time continues, so only one grows. What it finds holds for the message
-        that it was begun for, even if the epochs have moved since: it would never end if it began again each time."""
+        """Queues a look-up from its second turn on: one at a time continues, so that one grows, and one more for each ring that waits.
+
+        What it finds holds for the message that it was begun for, even if the epochs have moved since: it would never end if it
+        began again each time.
+        """
         cdef Lookup lookup
         cdef Buckets buckets
         cdef int64_t left
@@ -259,7 +262,9 @@ cdef class Router(WorkerContext):
         while left > 0 and self.lookups:
             lookup = self.lookups[0]
             entry = self.cached(<const uint8_t*>PyBytes_AS_STRING(lookup.topic), <uint32_t>PyBytes_GET_SIZE(lookup.topic))
-            if entry is not None:
+            if lookup.entry is not None or lookup.error is not None:
+                pass                       # ended out of its turn, see look_further()
+            elif entry is not None:
                 lookup.entry = entry       # found by another look-up of this topic
             elif not lookup.abandoned:
                 try:
@@ -270,6 +275,18 @@ cdef class Router(WorkerContext):
                 except Exception as error:
                     lookup.error = error   # for its holder, which gives up the message
             self.lookups.popleft()
+        return 0
+
+    cdef int look_further(self, list holder, int64_t units) except -1:
+        cdef Lookup lookup
+        for lookup in holder:
+            if lookup.entry is None and lookup.error is None:
+                try:
+                    lookup.go_on(self.table, self.own_destination, units // VISIT_COST)
+                    if lookup.entry is not None:
+                        self.finish(lookup)
+                except Exception as error:
+                    lookup.error = error
         return 0
 
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1:
