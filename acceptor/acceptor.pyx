@@ -62,7 +62,8 @@ from shardbroker.logs.phrases import log_line
 __all__ = ["HOLD_LIMIT_S", "PENDING_MAX", "Acceptor"]
 
 cdef enum:
-    READ_BYTES = 65536                     # one recv, bytes
+    READ_BYTES = 65536                     # the buffer of recv, bytes
+    LOGIN_READ_BYTES = 16384               # one recv of a pending socket: what follows the CONNECT is kept by its worker until the verdict
     PUMP_BYTES = 262144                    # ciphertext and plaintext of one round of a pump, bytes
     HANDSHAKES = 16                        # steps of TLS handshakes a pass: a signature takes up to a millisecond
     HANDSHAKES_BESIDE = 4                  # the same while there are pumps, whose clients are delayed meanwhile
@@ -375,7 +376,7 @@ cdef class Acceptor:
                 continue
             pending = self.pending.get(fd)
             if pending is not None:
-                if (<Pending>pending).layer == TLS_LAYER:
+                if awaits_handshake(<Pending>pending):
                     handshakes.append(pending)
                 else:
                     self.read_some(<Pending>pending)
@@ -534,8 +535,8 @@ cdef class Acceptor:
             self.drop(<Pending>next(iter(self.pending.values())), CLIENT_CLOSED_REFUSED, "too many connections without CONNECT")
         if fd not in self.pending:
             return 0
-        # The first bytes of TLS arrive a round trip after the connection.
-        return self.wait_for_more(pending) if pending.layer == TLS_LAYER else self.read_some(pending)
+        # The first bytes of TLS arrive a round trip after the connection, or with the PROXY header: steps of handshakes are for one_pass.
+        return self.wait_for_more(pending) if awaits_handshake(pending) else self.read_some(pending)
 
     cdef bint may_come(self, Listener listener, const sockaddr_storage* address) except -1:
         cdef PeerAddress peer
@@ -589,7 +590,7 @@ cdef class Acceptor:
     # --- reading --------------------------------------------------------------------------------------------------------------
 
     cdef int read_some(self, Pending pending) except -1:
-        cdef ssize_t got = recv(pending.fd, self.buffer, READ_BYTES, MSG_DONTWAIT)
+        cdef ssize_t got = recv(pending.fd, self.buffer, LOGIN_READ_BYTES, MSG_DONTWAIT)
         cdef const uint8_t* client_id = NULL
         cdef const uint8_t* data = self.buffer   # a CONNECT that arrives whole is not copied
         cdef size_t size = <size_t>max(got, 0)
@@ -892,6 +893,11 @@ def demands_of(settings, at_start) -> dict:
     if settings.mountpoint:
         demands["mountpoint"] = settings.mountpoint
     return demands
+
+
+cdef bint awaits_handshake(Pending pending) noexcept:
+    """Returns whether the next bytes may be a step of a TLS handshake: they may follow a PROXY header at once."""
+    return pending.layer <= TLS_LAYER and pending.listener.context is not None
 
 
 cdef void put_peer(PeerAddress* peer, const sockaddr_storage* address) noexcept:
