@@ -636,6 +636,11 @@ cdef class Authorization:
                 self.forget_hooked()
             if self.no_match:
                 channel.context.count(AUTHORIZATION_NOMATCH)
+        elif self.decided:
+            # The result of a back end has just arrived and is in the cache as well. Kept here, it would outlive its entry there.
+            self.decided.pop(AuthRequest("publish", topic.decode(), qos, retain), None)
+            if not self.inquiries:
+                self.forget_hooked()
         channel.context.count(AUTHORIZATION_ALLOW if known == ALLOWED else AUTHORIZATION_DENY)
         if known == DENIED:
             self.report_denied("publish", topic)
