@@ -56,6 +56,14 @@ def test_a_viewer_looks_and_touches_nothing(rest: Rest, viewer: Rest) -> None:
     assert viewer.good("GET", "/clients")["data"] is not None
 
 
+def test_a_viewer_is_refused_before_its_body_is_read(served: ApiBroker, viewer: Rest) -> None:
+    """Nothing of the body is sent: an answer that waited for it would never come."""
+    with socket.create_connection(("127.0.0.1", served.api_port), timeout=20) as one:
+        head = f"POST /api/v5/publish HTTP/1.1\r\nHost: x\r\nAuthorization: {viewer.authorization}\r\nContent-Length: 1000\r\n\r\n"
+        one.sendall(head.encode())
+        assert one.recv(1000).startswith(b"HTTP/1.1 403 ")
+
+
 def test_a_token_expires(tmp_path: Path) -> None:
     with ApiBroker(2, {"api.token_expired_time": "1s"}, tmp_path) as broker:
         rest = Rest.logged_in(broker)

@@ -21,6 +21,13 @@ from tests.harness.broker import free_port
 from tests.harness.needed import needed_module
 
 TIMEOUT_S = 1.0
+CONNECTIONS = 8
+"""`*.pool_size`, the default."""
+MONITORS = {"mongodb": 1}
+"""The connection on which a library watches its server, beside the pool."""
+BORROWERS, SLOW_S, ONE_MORE_S = 20, 0.01, 0.2
+"""Requests at a time, what the server takes for each message, and for how long one connection too many is looked for."""
+PATIENCE_S = 20.0
 LDIF = """dn: dc=example,dc=org
 objectClass: dcObject
 objectClass: organization
@@ -36,6 +43,9 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.port = free_port()
         self.silent = False
+        self.delay_s = 0.0
+        self.most = 0
+        """Connections at a time."""
         self._target = target
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,6 +69,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.most = max(self.most, self.connections)
         far: asyncio.StreamWriter | None = None
         try:
             answers, far = await asyncio.open_connection("127.0.0.1", self._target)
@@ -77,6 +88,7 @@ class Proxy:
         while data := await reader.read(65536):
             while self.silent:
                 await asyncio.sleep(0.01)
+            await asyncio.sleep(self.delay_s)
             writer.write(data)
             await writer.drain()
         raise ConnectionError
@@ -218,7 +230,30 @@ async def web_server() -> tuple[web.AppRunner, int]:
     return runner, port
 
 
-async def scenario(case: Case, port: int) -> None:
+async def many_at_a_time(case: Case, connector: Connector[Any], proxy: Proxy) -> None:
+    """More requests than connections; where a request borrows one, it keeps it until all are lent."""
+    served = 0
+    enough = asyncio.Event()
+
+    async def borrow(text: str) -> None:
+        nonlocal served
+        async with connector.connection() as lent:
+            assert await case.echo(lent, text) == text
+            served += 1
+            await enough.wait()
+
+    connector._timeout_s, proxy.delay_s = PATIENCE_S, SLOW_S
+    async with asyncio.TaskGroup() as group, asyncio.timeout(PATIENCE_S):
+        for number in range(BORROWERS):
+            group.create_task(borrow(f"text{number}"))
+        while served < CONNECTIONS:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(ONE_MORE_S)
+        enough.set()
+    connector._timeout_s, proxy.delay_s = TIMEOUT_S, 0
+
+
+async def scenario(case: Case, port: int, connections: int) -> None:
     runner = None
     if not port:
         runner, port = await web_server()
@@ -234,7 +269,8 @@ async def scenario(case: Case, port: int) -> None:
     assert health.state is State.CONNECTING
     await connector.probe()
     assert health.state is State.CONNECTED and not health.last_error
-    await asyncio.gather(*(echo(f"text{number}") for number in range(20)))
+    await many_at_a_time(case, connector, proxy)
+    assert CONNECTIONS <= proxy.most <= connections
 
     with pytest.raises(Exception) as refused:
         async with connector.connection() as lent:
@@ -290,7 +326,7 @@ CASES = {"postgresql": _postgresql, "mysql": _mysql, "redis": _redis, "mongodb":
 def test_a_server_that_is_slow_then_lost_and_found_again(kind: str) -> None:
     case = CASES[kind]()
     with server_of(kind) as port, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as integrations has
-        runner.run(scenario(case, port))
+        runner.run(scenario(case, port, CONNECTIONS + MONITORS.get(kind, 0)))
 
 
 def test_settings_that_cannot_work_name_their_key() -> None:
