@@ -35,6 +35,7 @@ def short(answers: Answers) -> Iterator[Broker]:
     """A broker whose memory is taken by the queue of a client that is away. `early` has been connected since before."""
     settings: dict[str, object] = {
         "mqtt.max_mqueue_len": "infinity", "auth.chain": "http", "auth.http.url": answers.url, "auth.http.timeout": "1m",
+        "mqtt.idle_timeout": "1m",
     }  # fmt: skip
     with overloaded_broker(settings, LIMIT_MB, workers=1) as broker, ExitStack() as stack:
         broker.early = stack.enter_context(Client(broker.address, 5, "early", keepalive=0, timeout=20))  # type: ignore[attr-defined]
