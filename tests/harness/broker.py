@@ -24,10 +24,13 @@ import psutil
 
 from tests.harness.client import Address, Client
 from tests.harness.faults import faults
+from tests.harness.idle import never_asleep
 from tests.harness.wire import Publish
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
+GOODBYE_S = 0.05
+"""For clients that have just been closed: the broker notices."""
 PARTITIONS = 1024
 """Virtual session partitions: partition = crc32(client_id) % 1024, worker = partition % workers."""
 SHARED_DIR = Path("/dev/shm")
@@ -89,8 +92,9 @@ class ExternalBroker:
 class Broker:
     """A shardbroker of its own: a free port, a temporary data directory, a ready line to wait for.
 
-    Context manager; on exit it is stopped by SIGTERM and must exit with code 0, leave no child alive and
-    nothing of its own in /dev/shm. `data_dir` given from outside is kept, for restarts.
+    Context manager. On exit its workers and acceptors must be idle, unless clients are still connected. It is stopped by SIGTERM
+    and must exit with code 0, leave no child alive and nothing of its own in /dev/shm. `data_dir` given from outside is kept, for
+    restarts.
 
     Its output must say of no crash (tests.harness.faults), after each test and at the end: a process that a test kills is killed by
     `kill_process`, and other faults that are meant are announced by `expects`.
@@ -255,8 +259,10 @@ class Broker:
             return
         children = self.children()
         early = self.process.poll()
+        spinning: list[str] = []
         try:
             if early is None:
+                spinning = [] if self._terminated else self._spinning(children)
                 self.terminate()
             code = self.process.wait(STOP_TIMEOUT_S)
             text = "".join(self.output[-50:])
@@ -268,9 +274,34 @@ class Broker:
             assert not left, f"left in /dev/shm: {left}"
             self._await_output()
             self.check()
+            assert not spinning, f"never idle, although no client is connected: {spinning}"
         finally:
             self.kill()
             self._clean()
+
+    def _spinning(self, children: list[psutil.Process]) -> list[str]:
+        """Names of workers and acceptors that never sleep. None while clients are connected: they may have work for them."""
+        deadline = time.monotonic() + GOODBYE_S
+        while self._connections() != 0:
+            if time.monotonic() > deadline:
+                return []
+            time.sleep(0.005)
+        names: dict[int, str] = {}
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if re.match("sb-(worker|acceptor)", child.name()):
+                    names[child.pid] = child.name()
+        return [names[pid] for pid in never_asleep(names)]
+
+    def _connections(self) -> int | None:
+        """Clients that are connected, by the counters of all processes; None if these cannot be read."""
+        from shm.counters import Counters
+
+        for instance in self._instances:
+            for path in SHARED_DIR.glob(f"shardbroker-{instance}*/counters"):
+                with contextlib.suppress(OSError, ValueError):
+                    return int(Counters.attach(str(path)).totals()["connections.count"])
+        return None
 
     def kill(self) -> None:
         """SIGKILL for the whole process group that was started here."""

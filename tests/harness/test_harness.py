@@ -4,14 +4,17 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from tests.harness import Broker, Client, Connack, Pingresp, Publish, client_id_on, until, wire, worker_of
 from tests.harness.faults import faults
+from tests.harness.idle import never_asleep
 from tests.harness.wire import WireError
 
 
@@ -249,3 +252,32 @@ def test_no_client_can_write_what_looks_like_a_crash() -> None:
                     client.expect_close()
                 gone = 4 * n + at + 1
                 until(lambda gone=gone: sum(" client disconnected " in line for line in broker.output) >= gone)
+
+
+SPINNING = "print(flush=True)\nwhile True: pass"
+SLEEPING = "import time\nprint(flush=True)\nwhile True: time.sleep(0.05)"
+
+
+def test_processes_that_spin_are_told_from_idle_ones() -> None:
+    """Five for two cores: each of them has to wait for one, too."""
+    with ExitStack() as stack:
+
+        def start(program: str) -> int:
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            assert process.stdout is not None and process.stdout.readline()
+            return process.pid
+
+        spinning, sleeping = {start(SPINNING) for _ in range(5)}, {start(SLEEPING) for _ in range(2)}
+        assert never_asleep(spinning | sleeping, patience_s=0.5) == spinning
+        os.kill(ended := spinning.pop(), signal.SIGSTOP)
+        assert ended not in never_asleep([ended], patience_s=0.5), "it stands still"
+
+
+def test_a_broker_that_spins_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.harness.broker.never_asleep", lambda pids: {max(pids)})
+    broker = Broker(1)
+    broker.start()
+    with pytest.raises(AssertionError, match=r"never idle, although no client is connected: \['sb-(worker|acceptor)"):
+        broker.stop()
+    assert broker.process is not None and broker.process.poll() is not None and not broker.data_dir.exists()
