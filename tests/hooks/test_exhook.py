@@ -183,6 +183,21 @@ def test_only_what_is_wanted_is_told(outside: Outside, connect: Connect, topic: 
     }  # fmt: skip
 
 
+def test_a_program_that_comes_back_is_told_nothing_of_before(outside: Outside, connect: Connect, topic: str) -> None:
+    """It may want other events now than those that waited for it when it went."""
+    program = outside.wants("client.connected", "session.subscribed")
+    program.answers["OnClientConnected"] = hang
+    clients = [connect(on=outside) for _ in range(6)]  # of both connections to the program
+    for client in clients:
+        client.subscribe(f"{topic}/before")
+    until(lambda: outside.state().get("queued") == 2 * len(clients), outside.report)
+    outside.wants("client.subscribe")
+    for client in clients:
+        client.subscribe(f"{topic}/behind")
+    until(lambda: len(program.seen("OnClientSubscribe")) == len(clients), lambda: str(program.calls))
+    assert {name for name, _ in program.calls} == {"OnProviderLoaded", "OnClientSubscribe"}
+
+
 def test_what_one_client_does_is_told_in_order(outside: Outside, connect: Connect, topic: str) -> None:
     program = outside.wants("message.delivered")
     client = connect(on=outside)

@@ -115,6 +115,8 @@ class Program:
             if loaded:
                 await self._until_lost()
                 self.state = DISCONNECTED
+                for lane in self._lanes:
+                    lane.drop_events()
                 self._report("connection lost")
             if again_s is None:
                 return
@@ -258,6 +260,8 @@ class _Lane:
         self._program = program
         self._events: deque[tuple[str, Any, int]] = deque()
         self._filled = asyncio.Event()
+        self._sending: asyncio.Future[Any] | None = None
+        """The call of an event under way."""
         self._stubs: dict[tuple[str, str], Any] = {}
 
     async def call(self, method: Method, request: Any, waits: bool = True) -> Any:
@@ -279,6 +283,15 @@ class _Lane:
         self._events.append((point, request, size))
         self._filled.set()
 
+    def drop_events(self) -> None:
+        """Drops the events that wait, and the one under way: a program that comes back may require other points."""
+        if self._sending is not None:
+            self._sending.cancel()
+        while self._events:
+            point, _, size = self._events.popleft()
+            self._program.figures[point].dropped += 1
+            self._program.taken(size)
+
     async def run(self) -> None:
         while True:
             await self._filled.wait()
@@ -288,8 +301,13 @@ class _Lane:
                     if self._program.state != CONNECTED:
                         self._program.figures[point].dropped += 1
                         continue
-                    await self.call(METHODS[point], request)
+                    self._sending = asyncio.ensure_future(self.call(METHODS[point], request))
+                    await self._sending
                     self._program.figures[point].succeeded += 1
+                except asyncio.CancelledError:
+                    if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                        raise  # this lane is closed
+                    self._program.figures[point].dropped += 1
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     self._program.note_failure(point, error)
                 finally:
