@@ -28,11 +28,11 @@ import cbor2
 from shardbroker.access.contract import AuthRequest, Client
 
 __all__ = [
-    "UNSOLICITED",
     "MESSAGE_MAX",
-    "Request",
+    "UNSOLICITED",
     "AuthResult",
     "Kind",
+    "Request",
     "Status",
     "WireError",
     "decode_request",

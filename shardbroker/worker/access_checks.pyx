@@ -51,7 +51,7 @@ cdef class AccessChecks:
         self.look()
 
     cdef int take_results(self) except -1:
-        """As many as STEP_US allows: a login that ends takes as long as hundreds of messages."""
+        """Delivers results for at most STEP_US: the end of a login costs as much as hundreds of messages."""
         self.router.begin_step()
         for waiter, result in self.gate.take_results():
             self.deliver_result(waiter, result)
@@ -68,7 +68,7 @@ cdef class AccessChecks:
         return 0
 
     cdef int look(self) except -1:
-        """Questions that were not answered in time, and what has changed since."""
+        """Handles timeouts, and checks connections again after a change of rules or bans."""
         cdef Connection connection
         self.late = False
         self.router.begin_step()
@@ -91,7 +91,7 @@ cdef class AccessChecks:
                 if connection.fd >= 0 and connection.state == CONNECTED:
                     try:
                         connection.recheck(self.rules_moved)
-                    except Exception as error:     # it must not go on with rights that it may not have any more
+                    except Exception as error:     # it must not continue with rights it may have lost
                         connection.broken(error)
         return 0
 

@@ -1,12 +1,12 @@
-r"""What one connection is allowed: from CONNECT over the result about it to every topic it asks for.
+r"""Authentication and authorization of one connection, from CONNECT to each topic.
 
     start() -- banned, anonymous ------------------------------------> refused
        |--- no chain ---> checks ---> accepted
-       \--- asked ---> [held until the result] --- ok ---> checks ---> accepted
-                          |   ^                 \-- denied, no result in time ---> refused
+       \--- request --> [held until the result] --- ok ---> checks ---> accepted
+                          |   ^                 \-- denied, or no result in time ---> refused
                    AUTH challenge
 
-`checks`: the topic of the will, and the subscriptions of a resumed session. Suspended means that nothing is read from it.
+`checks`: the topic of the will, and the subscriptions of a resumed session. Held means that nothing is read from the socket.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -18,28 +18,28 @@ from shardbroker.worker.channel cimport Channel
 cdef class Authorization:
     cdef Channel channel
     cdef object gate                       # shardbroker.access.auth_client.AuthClient
-    cdef readonly object client            # shardbroker.access.contract.Client, without the password once that was sent
+    cdef readonly object client            # shardbroker.access.contract.Client; its password is dropped once sent
     cdef object packet                     # CONNECT, until it is accepted or refused
     cdef bytes client_id
-    cdef bytes prefix                      # mount point, of the topic of a will whose client is gone
-    cdef object authn                      # authentication of a listener that was added since the start; else None
+    cdef bytes prefix                      # mount point, of a will whose client has disconnected
+    cdef object authn                      # authentication of a listener added at run time; else None
     cdef bytes method                      # Authentication Method, None without
     cdef bytes data                        # Authentication Data for CONNACK
-    cdef uint64_t conversation             # id of the request that began an enhanced authentication
-    cdef uint64_t login                    # id of the request under way about who this is; 0: none
-    cdef bint challenged                   # an AUTH of the client is expected
-    cdef bint waits_for_hooks                   # `login` went to programs behind hooks, not to the chain
+    cdef uint64_t conversation             # id of the request that began the enhanced authentication
+    cdef uint64_t login                    # id of the pending login request; 0: none
+    cdef bint challenged                   # AUTH of the client is expected
+    cdef bint waits_for_hooks                   # `login` was sent to hook programs, not to the chain
     cdef bint no_match                     # decide() has applied acl.no_match
-    cdef bint unsure                       # one of them has not answered about the packet in hand
-    cdef readonly uint64_t ends_at_ms      # its credentials end then, 0: they do not
+    cdef bint unsure                       # a hook program did not respond for the current packet
+    cdef readonly uint64_t ends_at_ms      # expiry of the credentials; 0: none
     cdef bint superuser
-    cdef object own_acl                    # as the authenticator gave it
-    cdef list rules                        # ClientRules that decide here, in order
-    cdef uint32_t rules_of                 # generation that they were worked out for
-    cdef dict hooked                       # AuthRequest -> what callbacks of client.authorize have said, for the packet in hand; None mostly
-    cdef dict decided                      # AuthRequest -> bool: what the packet in hand, or the login, has asked for
-    cdef set inquiries                     # under way
-    cdef bint granted                      # it asks again what was allowed once: it stays so while no back end says anything else
+    cdef object own_acl                    # rules from the authenticator
+    cdef list rules                        # ClientRules that decide in this process, in order
+    cdef uint32_t rules_of                 # generation of `rules`
+    cdef dict hooked                       # AuthRequest -> decision of client.authorize, for the current packet; usually None
+    cdef dict decided                      # AuthRequest -> bool: remote decisions for the current packet or login
+    cdef set inquiries                     # pending
+    cdef bint granted                      # a topic that was allowed before: it stays allowed while no back end responds
 
     cdef bint banned(self) except -1
     cdef bint take_name(self, bytes username) except -1
@@ -65,15 +65,15 @@ cdef class Authorization:
     cdef int report_denied(self, str action, bytes topic) except -1
 
 
-# Who is behind a connection, as back ends and callbacks of hooks are told.
+# Returns the identity of a connection for back ends and hook callbacks.
 cdef object client_of(Channel channel, bytes client_id, bytes password)
 
 
 cdef class Inquiry:
     cdef Authorization access
-    cdef list open                         # requests that are still to be asked
-    cdef list asked                        # those under way
-    cdef bint of_hooks                     # they went to programs behind hooks, not to sources
+    cdef list open                         # requests to be sent
+    cdef list sent                         # requests sent
+    cdef bint of_hooks                     # sent to hook programs, not to sources
     cdef object then                       # called once all are decided
     cdef uint64_t id
 

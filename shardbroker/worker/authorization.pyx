@@ -1,4 +1,4 @@
-"""What one connection is allowed; see access.pxd."""
+"""Authentication and authorization of one connection; see authorization.pxd."""
 
 from cpython.bytes cimport PyBytes_GET_SIZE
 
@@ -38,32 +38,32 @@ __all__ = ["Authorization"]
 
 cdef uint64_t NEVER = <uint64_t>-1
 
-TOLD = {
+CLIENT_REASONS = {
     BAD_USER_NAME_OR_PASSWORD: "bad user name or password", NOT_AUTHORIZED: "not authorized", SERVER_UNAVAILABLE: "try again later",
     BANNED: "banned",
 }
-"""What a client is told; the log has the details. Who tries names must not learn which of them exist."""
+"""Reason strings of CONNACK; the log has the details. A client that guesses names must not learn which of them exist."""
 
 AUTHENTICATE, AUTHORIZE = "client.authenticate", "client.authorize"
-"""Points at which programs behind hooks are asked."""
+"""Hook points that programs outside the broker decide."""
 
 REQUESTS_A_MESSAGE = 64
-"""Topics that are asked about at a time."""
+"""Topics in one request."""
 
 WAITING_BYTES_MAX = 8 << 20
-"""Bytes of requests that one worker waits for, which integrations keep: 20,000 of usual size, 20 of the largest."""
+"""Bytes of the pending requests of one worker, which integrations keep in memory: 20,000 of usual size, 20 of the largest."""
 
 REQUEST_TOPIC_BYTES = 65536
-"""Of topics that are asked about at a time."""
+"""Bytes of the topics in one request."""
 
 
 cdef class Inquiry:
-    """Questions about topics that only back ends can decide."""
+    """Requests about topics that only back ends can decide."""
 
     def __init__(self, Authorization access, list requests, then):
         self.access = access
         self.open = requests
-        self.asked = []
+        self.sent = []
         self.then = then
 
     cdef bint send(self) except -1:
@@ -71,21 +71,21 @@ cdef class Inquiry:
         cdef Authorization access = self.access
         cdef int size = 0
         while self.open:
-            self.asked = []
+            self.sent = []
             size = 0
-            while self.open and len(self.asked) < REQUESTS_A_MESSAGE and size < REQUEST_TOPIC_BYTES:
+            while self.open and len(self.sent) < REQUESTS_A_MESSAGE and size < REQUEST_TOPIC_BYTES:
                 request = self.open[len(self.open) - 1]
                 if access.decide(request) is None:
                     of_hooks = access.hooked is not None and access.hooked.get(request) is PENDING
-                    if self.asked and of_hooks != self.of_hooks:
+                    if self.sent and of_hooks != self.of_hooks:
                         break
                     self.of_hooks = of_hooks
-                    self.asked.append(request)
+                    self.sent.append(request)
                     size += len(request.topic)
                 self.open.pop()
-            if not self.asked:
+            if not self.sent:
                 continue
-            details = [[one.action, one.topic, one.qos, one.retain] for one in self.asked]
+            details = [[one.action, one.topic, one.qos, one.retain] for one in self.sent]
             if self.of_hooks:
                 timeout = access.channel.context.hooked.exhook.patience(AUTHORIZE)
                 self.id = access.gate.request(Kind.HOOK_ACL, self, access.client, details, timeout)
@@ -100,32 +100,32 @@ cdef class Inquiry:
         return False
 
     cdef int answer_hooks(self, object decisions, bint unsure) except -1:
-        """Notes what programs behind hooks have said. What they leave open is for rules and sources."""
+        """Stores the decisions of hook programs. Rules and sources decide about the topics that are left."""
         cdef Authorization access = self.access
-        if decisions is None or len(decisions) != len(self.asked):
+        if decisions is None or len(decisions) != len(self.sent):
             unsure = True
             refused = access.channel.context.hooked.exhook.refuses(AUTHORIZE) and not access.granted
-            decisions = [False if refused else None] * len(self.asked)
+            decisions = [False if refused else None] * len(self.sent)
         if access.hooked is None:
             access.hooked = {}
         access.unsure = access.unsure or unsure
-        for request, decision in zip(self.asked, decisions):
+        for request, decision in zip(self.sent, decisions):
             access.hooked[request] = decision
             if decision is None:
                 self.open.append(request)
-        self.asked = []
+        self.sent = []
         return 0
 
     cdef int answer(self, object decisions, bint failed) except -1:
-        """Notes what was decided. What failed is not remembered beyond the packet in hand."""
+        """Stores the decisions of back ends. A failed request has no effect beyond the current packet."""
         cdef Authorization access = self.access
         cdef Channel channel = access.channel
         cdef AclCache acl_cache = channel.acl_cache
         cdef bint allowed
         acl = channel.router.acl
-        if decisions is None or len(decisions) != len(self.asked):
+        if decisions is None or len(decisions) != len(self.sent):
             failed = True
-        for place, request in enumerate(self.asked):
+        for place, request in enumerate(self.sent):
             if failed:
                 allowed = access.granted or acl.on_timeout == "allow"
             elif decisions[place] is None:
@@ -138,11 +138,11 @@ cdef class Inquiry:
                 acl_cache.remember(
                     request.topic.encode(), request.action == "subscribe", request.qos | request.retain << 2, allowed,
                     channel.context.now_ms + <uint64_t>(acl.cache.ttl * 1000), channel.router.access_generation)
-        self.asked = []
+        self.sent = []
         return 0
 
     def on_result(self, result) -> None:
-        """Called by the loop with what integrations has said, or that it said nothing in time."""
+        """Continues with the result from integrations; after a timeout, its status is FAILED."""
         cdef Channel channel = self.access.channel
         self.id = 0
         try:
@@ -178,7 +178,7 @@ cdef object client_of(Channel channel, bytes client_id, bytes password):
 
 
 cdef Channel absent_channel(Router router):
-    """Returns a closed channel, for what is done in the name of a client without a connection."""
+    """Returns a closed channel for actions on behalf of a client without a connection."""
     cdef Channel channel = Channel.__new__(Channel)
     channel.context = router
     channel.router = router
@@ -197,14 +197,14 @@ cdef class Authorization:
         if packet is not None:
             self.method = (packet.properties or {}).get(PropertyId.AUTHENTICATION_METHOD)
             password = packet.password
-            packet.password = None         # `client` has it until it was sent
+            packet.password = None         # `client` keeps it until it is sent
         self.prefix = b""
         self.decided = {}
         self.inquiries = set()
         self.authn = (channel.listener_facts() or {}).get("authn")
         self.client = client_of(channel, client_id, password)
 
-    # --- who is it? ---------------------------------------------------------------------------------------------------------------
+    # --- authentication ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begins the login of a client whose CONNECT is well-formed."""
@@ -220,7 +220,7 @@ cdef class Authorization:
             self.query_chain()
 
     cdef bint banned(self) except -1:
-        """Returns whether the client is banned, and then refuses it. Called at CONNECT, and again when more is known or bans may have changed."""
+        """Refuses a banned client and returns whether it was one. Called at CONNECT, and again once the user name is known."""
         ban = self.gate.ban_of(self.client)
         if ban is None:
             return False
@@ -229,7 +229,7 @@ cdef class Authorization:
         return True
 
     cdef bint take_name(self, bytes username) except -1:
-        """The authentication has told the user name, which takes the place of what CONNECT says. False: refused."""
+        """Replaces the user name of CONNECT by that of the authenticator. Returns False if the client is refused."""
         cdef Channel channel = self.channel
         cdef bytes bound = (channel.listener_facts() or {}).get("username")
         if bound is not None and bound != username:
@@ -256,7 +256,7 @@ cdef class Authorization:
         return 0
 
     def too_many_wait(self) -> bool:
-        """Whether this login is refused, since as many wait as may."""
+        """Refuses the login if the limits of pending logins are reached, and returns whether they were."""
         if self.gate.waiting < self.channel.router.auth.max_waiting and self.gate.waiting_bytes < WAITING_BYTES_MAX:
             return False
         self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
@@ -294,7 +294,7 @@ cdef class Authorization:
         return True
 
     cdef int on_hooks_result(self, object result) except -1:
-        """What programs behind hooks have said about who this is."""
+        """Continues the login with the result of hook programs."""
         if result.status == Status.OK:
             self.client = replace(self.client, password=None)
             self.logged_in([False, None, None, None, None])
@@ -308,7 +308,7 @@ cdef class Authorization:
         return 0
 
     def hooks_failed(self, str text) -> None:
-        """Who is not to be passed over has not answered."""
+        """Refuses the login: a hook program whose decision is required did not respond."""
         self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
         self.denied(SERVER_UNAVAILABLE, text)
 
@@ -322,7 +322,7 @@ cdef class Authorization:
         return self.channel.suspend_reading()
 
     def on_result(self, result) -> None:
-        """Called by the loop with what integrations has said, or that it said nothing in time."""
+        """Continues with the result from integrations; after a timeout, its status is FAILED."""
         cdef Channel channel = self.channel
         self.login = 0
         try:
@@ -344,14 +344,14 @@ cdef class Authorization:
             channel.broken(error)
 
     cdef int login_failed(self, str text) except -1:
-        """Applies auth.on_timeout: no authenticator has given a result."""
+        """Applies auth.on_timeout: there is no result of any authenticator."""
         self.channel.context.count(AUTHENTICATION_UNAVAILABLE)
         if self.channel.router.auth.on_timeout == "allow" and self.method is None:
             return self.logged_in([False, None, None, None, None])
         return self.denied(SERVER_UNAVAILABLE, text)
 
     cdef int logged_in(self, list details) except -1:
-        """[superuser, acl, expires at, authentication data, user name]"""
+        """Continues a successful login. details: [superuser, acl, expires at, authentication data, user name]."""
         cdef Channel channel = self.channel
         self.superuser, self.own_acl, expires_at, self.data, username = details
         if self.own_acl is not None:
@@ -373,13 +373,13 @@ cdef class Authorization:
         return 0
 
     cdef int denied(self, int reason_code, str text) except -1:
-        """CONNACK, or DISCONNECT to one that was to authenticate again [MQTT-4.12.1-2]."""
+        """Refuses the login with CONNACK, or a re-authentication with DISCONNECT [MQTT-4.12.1-2]."""
         cdef Channel channel = self.channel
         if channel.state == CONNECTED:
             channel.disconnect(NOT_AUTHORIZED, text)
             return channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"re-authentication: {text}", True)
         channel.context.count(PACKETS_CONNACK_AUTH_ERROR)
-        return channel.refuse(channel.version, reason_code, TOLD.get(reason_code, text), text)
+        return channel.refuse(channel.version, reason_code, CLIENT_REASONS.get(reason_code, text), text)
 
     # --- enhanced authentication (MQTT 5.0 §4.12) ------------------------------------------------------------------------------------
 
@@ -397,7 +397,7 @@ cdef class Authorization:
         return channel.resume_reading()
 
     def on_auth(self, packet) -> None:
-        """AUTH of the client: its answer, or the wish to authenticate again."""
+        """Handles AUTH: the response to a challenge, or the start of a re-authentication."""
         properties = packet.properties or {}
         if self.method is None:
             raise ProtocolError("AUTH although CONNECT had no authentication method", "MQTT-4.12.0-7")
@@ -427,7 +427,7 @@ cdef class Authorization:
         return 0
 
     cdef int note_will(self) except -1:
-        """Its will is to be judged by what it may do now."""
+        """Stores the present rights with the will, which is checked against them when it is published."""
         cdef Session session = self.channel.session
         cdef Will will = session.will
         if will is not None:
@@ -438,7 +438,7 @@ cdef class Authorization:
         return 0
 
     def connack_properties(self) -> dict:
-        """What CONNACK says of the authentication [MQTT-4.12.0-5] [MQTT-4.12.0-6]."""
+        """Returns the properties of CONNACK about the authentication [MQTT-4.12.0-5] [MQTT-4.12.0-6]."""
         if self.method is None:
             return {}
         return {PropertyId.AUTHENTICATION_METHOD: self.method} | (
@@ -447,12 +447,12 @@ cdef class Authorization:
     # --- from the result to CONNACK --------------------------------------------------------------------------------------------------
 
     cdef bint unchecked(self) except -1:
-        """Whether it may do everything."""
+        """Returns whether every topic is allowed without a check."""
         return self.superuser or (
             self.own_acl is None and not self.gate.has_sources and not self.channel.context.hooks & HOOK_CLIENT_AUTHORIZE)
 
     def check_and_accept(self) -> None:
-        """Returns the requests for topics known at CONNECT: of the will, and of the session that the client resumes."""
+        """Checks the topics known at CONNECT, of the will and of the session that the client resumes, and accepts the client then."""
         cdef Session session = self.channel.router.sessions.get(self.client_id)
         cdef list requests = []
         if self.banned() or not self.channel.mount(self.client.username):
@@ -492,13 +492,12 @@ cdef class Authorization:
     # --- wills, once the client is gone ------------------------------------------------------------------------------------------------
 
     def rights(self) -> dict[str, object]:
-        """What the login has said, for origin_of_will()."""
+        """Returns the rights from the login, for origin_of_will()."""
         return {"user": self.client.username, "superuser": bool(self.superuser), "acl": self.own_acl}
 
     @staticmethod
     def of_will(Router router not None, bytes client_id not None, dict origin not None) -> Authorization:
-        """Returns the rights of the sender of a will, from what Channel.origin_of_will() has kept: its connection is closed, maybe since
-        before a restart."""
+        """Returns the rights of the sender of a will, whose connection is closed, from the data of origin_of_will()."""
         cdef Channel channel = absent_channel(router)
         cdef Authorization access
         username = origin.get("username")
@@ -516,13 +515,13 @@ cdef class Authorization:
         return access
 
     def check_will(self, Will will not None) -> None:
-        """Publishes the will, if that is allowed still; perhaps later, when back ends have told."""
+        """Publishes the will if it is still allowed; later, if back ends have to decide."""
         cdef Router router = self.channel.router
         cdef bint denied = False
         try:
             request = self.will_request(will.message.topic, will.message.qos, will.message.retain)
         except MqttError:
-            request = None                # it is refused for what is wrong with it
+            request = None                # release_will() drops it as malformed
         if request is not None and not self.unchecked():
             if not self.inquire([request], lambda: self.check_will(will), False):
                 return
@@ -533,7 +532,7 @@ cdef class Authorization:
         router.release_will(will, router.sessions.get(self.client_id), denied)
 
     cdef object will_request(self, bytes topic, int qos, bint retain):
-        """About the topic behind `$delayed/<seconds>/`, as the client names it."""
+        """Returns the request about the topic behind `$delayed/<seconds>/`, without the mount point."""
         cdef uint64_t at_ms
         topic = self.channel.router.take_delay(topic, &at_ms)
         return AuthRequest("publish", topic.removeprefix(self.prefix).decode(), qos, bool(retain))
@@ -546,7 +545,7 @@ cdef class Authorization:
         ]
 
     cdef int drop_denied(self, Session session) except -1:
-        """Subscriptions that are not allowed any more end."""
+        """Ends the subscriptions that are no longer allowed."""
         cdef Subscription subscription
         cdef Channel channel = self.channel
         cdef bytes filter
@@ -590,7 +589,7 @@ cdef class Authorization:
         if self.gate.has_remote:
             return self.decided.get(request)
         if not self.gate.has_sources and self.own_acl is None:
-            return True                    # no rules are configured: it was a hook alone that had to be asked
+            return True                    # there are no rules: only hooks decide
         self.no_match = True
         return self.channel.router.acl.no_match == "allow"
 
@@ -598,7 +597,7 @@ cdef class Authorization:
         return [request for request in dict.fromkeys(requests) if self.decide(request) is None]
 
     def inquire(self, list requests, then, bint hold=True) -> bool:
-        """Whether all are decided. If not they are asked, the connection is held, and `then` is called once they are."""
+        """Returns whether all requests are decided. Otherwise it sends them, stops reading, and calls `then` after the results."""
         cdef Inquiry inquiry
         unknown = self.unknown_of(requests)
         if not unknown:
@@ -612,7 +611,7 @@ cdef class Authorization:
         return False
 
     def may_publish(self, bytes topic, int qos, bint retain, uint64_t serial) -> int:
-        """1: yes, 0: no, -1: the connection is held, and is asked about it once more."""
+        """Returns ALLOWED, DENIED, or UNKNOWN: then reading stops, and the packet is handled again after the result."""
         cdef Channel channel = self.channel
         cdef uint8_t combination = <uint8_t>(qos | retain << 2)
         cdef uint32_t generation = channel.router.access_generation
@@ -647,14 +646,14 @@ cdef class Authorization:
         return known
 
     def prepare(self, list topics) -> bool:
-        """Before a SUBSCRIBE: whether all of its filters are decided. If not, the connection is held until they are."""
+        """Returns whether all filters of a SUBSCRIBE are decided. Otherwise reading stops until they are."""
         return self.inquire([request for request in map(filter_request, topics) if request is not None], self.go_on)
 
     def may_subscribe(self, bytes wire_filter, int options) -> bool:
-        """After prepare()."""
+        """Returns whether a subscription is allowed. Called after prepare()."""
         request = filter_request((wire_filter, options))
         if request is None:
-            return True                    # it is refused for what is wrong with it
+            return True                    # SUBSCRIBE refuses it as malformed
         allowed = bool(self.decide(request))
         if self.no_match:
             self.channel.context.count(AUTHORIZATION_NOMATCH)
@@ -664,11 +663,11 @@ cdef class Authorization:
         return allowed
 
     def go_on(self) -> None:
-        """What the connection waits for is decided."""
+        """Reads on: the pending requests are decided."""
         self.channel.resume_reading()
 
     def packet_done(self) -> None:
-        """What was decided for the packet in hand is not needed any more."""
+        """Drops the decisions for the current packet."""
         self.decided.clear()
         self.forget_hooked()
 
@@ -677,16 +676,16 @@ cdef class Authorization:
         self.unsure = False
 
     cdef int report_denied(self, str action, bytes topic) except -1:
-        """One line in the log, unless there were many just now."""
+        """Sends an event for one line in the log, within a rate limit."""
         cdef Channel channel = self.channel
         if self.gate.may_report(channel.context.now_ms):
             channel.send_event(EVENT_DENIED, NOT_AUTHORIZED, SIDE_SERVER, f"{action} {topic.decode(errors='replace')}")
         return 0
 
-    # --- when something has changed ---------------------------------------------------------------------------------------------------
+    # --- changes of rules and bans ----------------------------------------------------------------------------------------------------
 
     def recheck(self) -> None:
-        """The rules have changed, or who this is: subscriptions that are not allowed any more end."""
+        """Checks the subscriptions again after a change of the rules or the user name."""
         cdef Session session = self.channel.session
         if self.channel.state != CONNECTED:
             return
@@ -694,14 +693,14 @@ cdef class Authorization:
             self.channel.acl_cache = None
             return
         if self.channel.acl_cache is None:
-            self.channel.acl_cache = AclCache(self.channel.router.acl.cache.max_size)    # nothing was checked at its login
+            self.channel.acl_cache = AclCache(self.channel.router.acl.cache.max_size)    # the login had no checks
         if self.inquire(self.topics_of(session), self.recheck, False):
             self.drop_denied(session)
             if not self.inquiries:
                 self.packet_done()
 
     def check_ban(self) -> None:
-        """The bans have changed."""
+        """Disconnects the client if a new ban matches it."""
         cdef Channel channel = self.channel
         ban = self.gate.ban_of(self.client)
         if ban is not None and channel.state == CONNECTED:

@@ -70,7 +70,7 @@ cdef class HookDispatcher:
         self.plugins = Plugins(self.registry, worker, log)
 
     def on_change(self, uint32_t mask) -> None:
-        """Points with callbacks have changed."""
+        """Applies a new mask of the points with callbacks."""
         self.router.hooks = mask
         if mask:
             gc.set_threshold(*YOUNG)
@@ -81,20 +81,20 @@ cdef class HookDispatcher:
     # --- clients --------------------------------------------------------------------------------------------------------------
 
     def connect(self, Channel channel, Connect packet) -> object:
-        """client.connect: None, or the Refusal."""
+        """Runs client.connect. Returns None, or a Refusal."""
         before = properties.named(packet.properties)
-        said = self.registry.fold(
+        result = self.registry.fold(
             "client.connect", before, connect_checked, known_client(channel),
             contract.Connection(packet.keepalive_s, bool(packet.clean_start), before.get("session_expiry_interval", 0), 0),
             failed=contract.Refusal(SERVER_UNAVAILABLE))
-        if isinstance(said, contract.Refusal):
-            return said
-        if said != before:
-            packet.properties = properties.numbered(said, properties.CONNECT)
+        if isinstance(result, contract.Refusal):
+            return result
+        if result != before:
+            packet.properties = properties.numbered(result, properties.CONNECT)
         return None
 
     def authenticate(self, object client) -> object:
-        """client.authenticate: an Answer, or PENDING."""
+        """Runs client.authenticate. Returns an Answer, or PENDING."""
         return self.registry.fold("client.authenticate", IGNORE, answer_checked, client, failed=deny(SERVER_UNAVAILABLE))
 
     def authorize(self, object client, object request) -> object:
@@ -102,12 +102,12 @@ cdef class HookDispatcher:
         return self.registry.fold("client.authorize", None, allowed_checked, client, request, failed=False)
 
     def connack(self, Channel channel, int reason_code, dict given) -> dict:
-        """client.connack: the properties to be sent."""
+        """Runs client.connack. Returns the properties to be sent."""
         before = properties.named(given)
-        said = self.registry.fold("client.connack", before, connack_checked, known_client(channel), reason_code)
-        if said == before:
+        result = self.registry.fold("client.connack", before, connack_checked, known_client(channel), reason_code)
+        if result == before:
             return given
-        changed = properties.numbered(said, properties.CONNACK)
+        changed = properties.numbered(result, properties.CONNACK)
         if channel.max_packet and <uint32_t>len(properties.CONNACK(changed).encode(5)) > channel.max_packet:
             return given                   # the client takes no packet of that size
         return changed
@@ -119,29 +119,29 @@ cdef class HookDispatcher:
         self.registry.fire("client.disconnected", known_client(channel), reason_code, connection_of(channel))
 
     def subscribe(self, Channel channel, Subscribe packet) -> list:
-        """client.subscribe: the topics of the packet as they are to be subscribed."""
+        """Runs client.subscribe. Returns the topics to be subscribed, with options."""
         cdef tuple before = tuple([subscription_from(topic, options) for topic, options in packet.topics])
-        said = self.registry.fold(
+        result = self.registry.fold(
             "client.subscribe", before, lambda given: subscriptions_checked(given, len(before)), known_client(channel),
             properties.named(packet.properties))
-        if said == before:
+        if result == before:
             return packet.topics
         return [
-            (one.topic.encode(), one.qos | one.no_local << 2 | one.retain_as_published << 3 | one.retain_handling << 4) for one in said
+            (one.topic.encode(), one.qos | one.no_local << 2 | one.retain_as_published << 3 | one.retain_handling << 4) for one in result
         ]
 
     def unsubscribe(self, Channel channel, Unsubscribe packet) -> list:
-        """client.unsubscribe: the filters as they are to be unsubscribed."""
+        """Runs client.unsubscribe. Returns the filters to be unsubscribed."""
         cdef tuple before = tuple([filter.decode(errors="replace") for filter in packet.filters])
-        said = self.registry.fold(
+        result = self.registry.fold(
             "client.unsubscribe", before, lambda given: filters_checked(given, len(before)), known_client(channel),
             properties.named(packet.properties))
-        return packet.filters if said == before else [filter.encode() for filter in said]
+        return packet.filters if result == before else [filter.encode() for filter in result]
 
     # --- sessions -------------------------------------------------------------------------------------------------------------
 
     def session(self, str point, Session session, Channel channel) -> None:
-        """session.created, session.resumed, session.discarded, session.takenover."""
+        """Runs session.created, session.resumed, session.discarded or session.takenover."""
         self.registry.fire(point, client_of(channel, session.client_id, None), session_of(session))
 
     def terminated(self, Session session, str reason) -> None:
@@ -157,17 +157,17 @@ cdef class HookDispatcher:
     # --- messages -------------------------------------------------------------------------------------------------------------
 
     def publish(self, Publication publication) -> Message:
-        """message.publish: what is to be published in place of this; None: nothing."""
+        """Runs message.publish. Returns the message to be published; None: dropped."""
         if self.exhook is not None:
             self.exhook.reached = False
         before = self.shown(publication)
         if is_own(publication.topic, publication.topic_size):
             return publication.keep()
-        said = self.registry.fold("message.publish", before, self.message_checked)
-        if said.dropped:
+        result = self.registry.fold("message.publish", before, self.message_checked)
+        if result.dropped:
             self.drop(publication)
             return None
-        return publication.keep() if said == before else self.remade(publication, before, said)
+        return publication.keep() if result == before else self.remade(publication, before, result)
 
     def drop(self, Publication publication) -> None:
         """Drops a message by decision of a hook."""
@@ -176,7 +176,7 @@ cdef class HookDispatcher:
         self.message_dropped(publication, "hook")
 
     cdef object shown(self, Publication publication):
-        """A message with the time that it has left."""
+        """Returns a message for callbacks, with its remaining Message Expiry Interval."""
         shown = message_of(publication)
         if publication.expires_ms:
             left_ms = publication.expires_ms - self.router.now_ms if publication.expires_ms > self.router.now_ms else 0
@@ -184,22 +184,22 @@ cdef class HookDispatcher:
             shown = shown.replace(properties=contract.Properties(shown.properties | {"message_expiry_interval": left_s}))
         return shown
 
-    cdef Message remade(self, Publication publication, object before, object said):
+    cdef Message remade(self, Publication publication, object before, object result):
         """Returns `before` with the changes of a callback."""
         cdef bytes topic, payload, encoded
         left_s = before.properties.get("message_expiry_interval")
-        topic, payload = said.topic.encode(), said.payload
-        known = properties.numbered(said.properties, properties.PUBLISH)
+        topic, payload = result.topic.encode(), result.payload
+        known = properties.numbered(result.properties, properties.PUBLISH)
         expiry_s = known.pop(PropertyId.MESSAGE_EXPIRY_INTERVAL, None)
         expires_ms = publication.expires_ms if expiry_s == left_s else 0 if expiry_s is None else self.router.now_ms + expiry_s * 1000
         encoded = encode_properties(known)
         identifier = publication.id_high.to_bytes(8, "big") + publication.id_low.to_bytes(8, "big")
         return make_message(
-            topic, payload, encoded, publication.client_id, identifier, expires_ms, said.qos, said.retain,
+            topic, payload, encoded, publication.client_id, identifier, expires_ms, result.qos, result.retain,
             known.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0), 0)
 
     def publish_message(self, Message message, uint64_t at_ms) -> Message:
-        """The same for a message of the broker itself. None also if it is published later, after the results of hook programs."""
+        """Runs message.publish for a message of the broker itself. Returns None also if it is published later, after hook programs decide."""
         message = self.publish(borrowed(message))
         return None if message is None or self.query_publish(None, message, message.qos, 0, at_ms) != GO_ON else message
 
@@ -228,9 +228,9 @@ cdef class HookDispatcher:
         self.drop(publication)
         return REFUSED
 
-    def asked_again(self, Channel channel, int packet_id) -> bool:
-        """Whether programs outside are still asked about this QoS 2 message of the client, which came on a connection before. The answer
-        goes to this one then: so far the message is nowhere but in memory."""
+    def is_undecided(self, Channel channel, int packet_id) -> bool:
+        """Returns whether a request to hook programs is pending for this QoS 2 message, sent on an earlier connection of the client. Its
+        result then goes to this connection: until then the message is in memory only."""
         cdef HookRequest request = self.undecided.get((channel.session, packet_id))
         if request is None:
             return False
@@ -238,7 +238,7 @@ cdef class HookDispatcher:
         return True
 
     def outcome_of(self, Message message, result) -> tuple:
-        """(whether it is refused, what is to be published), as programs outside have said of a message."""
+        """Returns (whether the message is refused, the message to be published) for a result of hook programs."""
         cdef Publication publication = borrowed(message)
         before = self.shown(publication)
         if result.status == Status.DENY:
@@ -249,8 +249,8 @@ cdef class HookDispatcher:
         if result.status == Status.OK:
             try:
                 topic, payload, qos = result.details
-                said = self.message_checked(before.replace(topic=topic, payload=payload, qos=qos))
-                return False, self.remade(publication, before, said)
+                changed = self.message_checked(before.replace(topic=topic, payload=payload, qos=qos))
+                return False, self.remade(publication, before, changed)
             except (MqttError, TypeError, ValueError) as error:
                 self.exhook.complain(log_line("exhook result rejected", point="message.publish", topic=before.topic, reason=error))
         if not self.exhook.refuses("message.publish", before.topic):
@@ -277,26 +277,26 @@ cdef class HookDispatcher:
         for channel in waiting:
             channel.resume_reading()
 
-    def message_checked(self, said) -> object:
+    def message_checked(self, result) -> object:
         """A Message that may be published. Raises what says why it may not."""
-        if not isinstance(said, contract.Message):
-            raise TypeError(f"result: must be a Message, got {type(said).__name__}")
-        cdef bytes topic = said.topic.encode()
+        if not isinstance(result, contract.Message):
+            raise TypeError(f"result: must be a Message, got {type(result).__name__}")
+        cdef bytes topic = result.topic.encode()
         if is_own(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic)):
-            raise ValueError(f"topic: must not be below $SYS/ or $event/, got {said.topic!r}")
+            raise ValueError(f"topic: must not be below $SYS/ or $event/, got {result.topic!r}")
         if len(topic) > TEXT_MAX:
             raise ValueError(f"topic: must be at most {TEXT_MAX} bytes, got {len(topic)}")
         check_topic_name(topic, self.router.max_topic_levels)
-        if not isinstance(said.payload, bytes):
-            raise TypeError(f"payload: must be bytes, got {type(said.payload).__name__}")
-        if len(topic) + len(said.payload) > self.router.max_packet_size:
-            raise ValueError(f"topic and payload: must be at most {self.router.max_packet_size} bytes (mqtt.max_packet_size), got {len(topic) + len(said.payload)}")
-        if type(said.qos) is not int or not 0 <= said.qos <= self.router.max_qos:
-            raise ValueError(f"qos: must be at most {self.router.max_qos} (mqtt.max_qos_allowed), got {said.qos!r}")
-        if type(said.retain) is not bool or (said.retain and not self.router.retain_available):
-            raise ValueError(f"retain: not allowed (mqtt.retain_available), got {said.retain!r}")
-        properties.numbered(said.properties, properties.PUBLISH)
-        return said
+        if not isinstance(result.payload, bytes):
+            raise TypeError(f"payload: must be bytes, got {type(result.payload).__name__}")
+        if len(topic) + len(result.payload) > self.router.max_packet_size:
+            raise ValueError(f"topic and payload: must be at most {self.router.max_packet_size} bytes (mqtt.max_packet_size), got {len(topic) + len(result.payload)}")
+        if type(result.qos) is not int or not 0 <= result.qos <= self.router.max_qos:
+            raise ValueError(f"qos: must be at most {self.router.max_qos} (mqtt.max_qos_allowed), got {result.qos!r}")
+        if type(result.retain) is not bool or (result.retain and not self.router.retain_available):
+            raise ValueError(f"retain: not allowed (mqtt.retain_available), got {result.retain!r}")
+        properties.numbered(result.properties, properties.PUBLISH)
+        return result
 
     def delivered(self, Channel channel, Publication publication, int qos, bint retain) -> None:
         message = message_of(publication).replace(qos=qos, retain=bool(retain))
@@ -317,7 +317,7 @@ cdef class HookDispatcher:
 
 
 cdef class HookRequest:
-    """A message that programs outside are asked about; its publisher is not read meanwhile."""
+    """A message that hook programs decide about. Its publisher is not read until then."""
     cdef HookDispatcher hooked
     cdef Channel channel                   # None: the broker itself publishes it
     cdef Session session                   # of the channel, which loses it when it is closed
@@ -327,8 +327,8 @@ cdef class HookRequest:
     cdef uint64_t at_ms                    # when it is to be published; 0: at once
 
     def on_result(self, result) -> None:
-        """Called by the loop with what integrations has said, or that it said nothing in time. The publisher may be gone by now; what it
-        has sent is published all the same."""
+        """Continues with the result from integrations; after a timeout, its status is FAILED. The message is published even if its
+        publisher has disconnected."""
         cdef Channel channel = self.channel
         cdef HookDispatcher hooked = self.hooked
         if self.qos == 2:
@@ -423,14 +423,14 @@ cdef object subscription_from(bytes topic, int options):
 # --- what callbacks return ----------------------------------------------------------------------------------------------------------
 
 
-def connect_checked(said) -> object:
-    if not isinstance(said, contract.Refusal):
-        properties.numbered(said, properties.CONNECT)
+def connect_checked(result) -> object:
+    if not isinstance(result, contract.Refusal):
+        properties.numbered(result, properties.CONNECT)
     else:
-        code_checked(said.reason_code)
-        if not isinstance(said.reason, str) or len(said.reason.encode()) > REASON_MAX:
+        code_checked(result.reason_code)
+        if not isinstance(result.reason, str) or len(result.reason.encode()) > REASON_MAX:
             raise ValueError(f"Refusal: reason must be text of up to {REASON_MAX} bytes")
-    return said
+    return result
 
 
 def code_checked(code) -> None:
@@ -438,47 +438,47 @@ def code_checked(code) -> None:
         raise ValueError(f"reason_code: must be a failure code of CONNACK, got {code!r}")
 
 
-def connack_checked(said) -> object:
-    properties.numbered(said, properties.CONNACK)
-    return said
+def connack_checked(result) -> object:
+    properties.numbered(result, properties.CONNACK)
+    return result
 
 
-def answer_checked(said) -> object:
-    if said is contract.PENDING:
-        return said
-    if not isinstance(said, Answer):
-        raise TypeError(f"result: must be allow(...), deny(...) or IGNORE, got {type(said).__name__}")
-    if said.outcome is Outcome.DENY:
-        code_checked(said.reason_code)
-    if said.expires_at is not None and not isinstance(said.expires_at, (int, float)):
-        raise TypeError(f"expires_at: must be Unix seconds, got {type(said.expires_at).__name__}")
-    return said
+def answer_checked(result) -> object:
+    if result is contract.PENDING:
+        return result
+    if not isinstance(result, Answer):
+        raise TypeError(f"result: must be allow(...), deny(...) or IGNORE, got {type(result).__name__}")
+    if result.outcome is Outcome.DENY:
+        code_checked(result.reason_code)
+    if result.expires_at is not None and not isinstance(result.expires_at, (int, float)):
+        raise TypeError(f"expires_at: must be Unix seconds, got {type(result.expires_at).__name__}")
+    return result
 
 
-def allowed_checked(said) -> object:
-    if said is not None and said is not contract.PENDING and not isinstance(said, bool):
-        raise TypeError(f"result: must be True, False or None, got {type(said).__name__}")
-    return said
+def allowed_checked(result) -> object:
+    if result is not None and result is not contract.PENDING and not isinstance(result, bool):
+        raise TypeError(f"result: must be True, False or None, got {type(result).__name__}")
+    return result
 
 
-def subscriptions_checked(said, int many) -> tuple:
-    if not isinstance(said, (list, tuple)) or len(said) != many or not all([isinstance(one, contract.Subscription) for one in said]):
+def subscriptions_checked(result, int many) -> tuple:
+    if not isinstance(result, (list, tuple)) or len(result) != many or not all([isinstance(one, contract.Subscription) for one in result]):
         raise ValueError(f"result: must be {many} Subscription")
-    for one in said:
+    for one in result:
         filter_checked(one.topic)
         if one.qos not in (0, 1, 2) or one.retain_handling not in (0, 1, 2):
             raise ValueError(f"subscription {one.topic!r}: qos and retain_handling must be 0, 1 or 2, got {one.qos!r} and {one.retain_handling!r}")
         if type(one.no_local) is not bool or type(one.retain_as_published) is not bool:
             raise ValueError(f"subscription {one.topic!r}: no_local and retain_as_published must be True or False")
-    return tuple(said)
+    return tuple(result)
 
 
-def filters_checked(said, int many) -> tuple:
-    if not isinstance(said, (list, tuple)) or len(said) != many:
+def filters_checked(result, int many) -> tuple:
+    if not isinstance(result, (list, tuple)) or len(result) != many:
         raise ValueError(f"result: must be {many} filters")
-    for one in said:
+    for one in result:
         filter_checked(one)
-    return tuple(said)
+    return tuple(result)
 
 
 def filter_checked(str filter not None) -> None:

@@ -358,7 +358,7 @@ cdef int repeated(Channel channel, PublishView* view, int arrival) except -1:
     if arrival == QOS2_IN_USE:
         return channel.report_failure(
             Pubrec, view.packet_id, PACKET_IDENTIFIER_IN_USE, PACKETS_PUBREC_SENT, f"packet id {view.packet_id} is in use")
-    if arrival == QOS2_REPEAT and context.hooks & HOOK_MESSAGE_PUBLISH and context.hooked.asked_again(channel, view.packet_id):
+    if arrival == QOS2_REPEAT and context.hooks & HOOK_MESSAGE_PUBLISH and context.hooked.is_undecided(channel, view.packet_id):
         return channel.suspend_reading()   # until hook servers have answered
     return acknowledge(channel, 2, view.packet_id, True)
 
