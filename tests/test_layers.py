@@ -43,6 +43,8 @@ MAY_USE = {
         "shm",
     ),
     "shardbroker.config": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
+    # Cores without sockets, files and clocks, which the simulation of a cluster drives as the link processes do.
+    "shardbroker.cluster": (),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     # Neither users nor rules: a sink stands on the same connections as an authenticator.

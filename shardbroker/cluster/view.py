@@ -1,0 +1,392 @@
+"""Membership without a core (`cluster.core.mode = none`): the members are the seeds, and each node judges its own links.
+
+    link of a peer    DOWN -> HELLO -> SYNCING -> UP <-> SUSPECT -> DOWN
+                      HELLO     a connection is being opened or has not been proved
+                      SYNCING   proved; the routes of one side are not complete on the other
+                      UP        both tables of routes are complete
+                      SUSPECT   no PONG for `suspect_ms`; after as long again the connection ends
+
+    state of the node ALONE | JOINING -> BOOTSTRAP -> LOCAL_REPLAY -> NORMAL -> DRAINING -> LEFT
+
+A seed is an address; the node behind it is known once it has proved who it is. Node ids are set by hand, and the first node that
+proves an id keeps it until its seed is removed: a second one is refused with the name of the first. One node of each pair dials,
+that with the lower address, so that two connections never cross.
+
+Invariants: a node id is bound to at most one seed; a link has a connection exactly in SYNCING, UP and SUSPECT; `epoch` grows with
+every change of the member set or of an incarnation and never otherwise. Time is monotonic and in milliseconds; the wall clock is
+only reported to peers, and nothing is decided by it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from hashlib import blake2b
+from random import Random
+
+from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.handshake import Identity
+from shardbroker.cluster.messages import Hello, Ping, Pong
+from shardbroker.cluster.outputs import Close, Dial, Established, Gone, Output, Send
+from shardbroker.cluster.rendezvous import owners
+
+__all__ = [
+    "SEEDS_MAX",
+    "SIGNALS",
+    "LinkState",
+    "NodeState",
+    "PeerLink",
+    "RouteState",
+    "View",
+    "ViewSettings",
+]
+
+SIGNALS = 0
+"""Channel of the signals."""
+SEEDS_MAX = 250
+"""Seeds: as many as there are node ids."""
+REDIAL_FIRST_MS, REDIAL_MAX_MS = 50, 2_000
+"""Pause before a lost connection is dialled again, doubled up to the maximum. The first one is short: a reset has to heal in 200
+ms."""
+DIGEST_BYTES = 16
+
+
+class LinkState(IntEnum):
+    """State of a peer's signal link."""
+
+    DOWN = 0
+    HELLO = 1
+    SYNCING = 2
+    UP = 3
+    SUSPECT = 4
+
+
+class RouteState(IntEnum):
+    """State of a peer's routes in the table of this node."""
+
+    DISCONNECTED = 0
+    BOOTSTRAP = 1
+    LOCAL_REPLAY = 2
+    NORMAL = 3
+
+
+class NodeState(IntEnum):
+    """State of a node. Numbers are part of the protocol (PING)."""
+
+    ALONE = 0
+    JOINING = 1
+    BOOTSTRAP = 2
+    LOCAL_REPLAY = 3
+    NORMAL = 4
+    DRAINING = 5
+    LEFT = 6
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """Times of a view, milliseconds."""
+
+    ping_ms: int = 500
+    """Between two pings of a link."""
+    suspect_ms: int = 2_000
+    """`cluster.suspect`: without a PONG for so long, a link is suspect."""
+    join_timeout_ms: int = 30_000
+    """`cluster.join_timeout`: a node serves after so long even if routes of some seed are missing, with an alarm."""
+    first_dial_ms: int = 2_000
+    """Spread of the first dials, so that nodes that start together do not dial together."""
+
+
+@dataclass
+class PeerLink:
+    """One seed other than this node."""
+
+    address: str
+    state: LinkState = LinkState.DOWN
+    node: Hello | None = None
+    """The node behind the address, as it last proved itself; None: never, or removed."""
+    connection: int | None = None
+    dial_ms: int = 0
+    """When to dial next; only for the side that dials."""
+    pause_ms: int = REDIAL_FIRST_MS
+    pong_ms: int = 0
+    ping_due_ms: int = 0
+    pings: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Number of each ping without PONG to the times it was sent at, monotonic and wall clock."""
+    rtt_ms: int = 0
+    skew_ms: int = 0
+    """Wall clock of the peer minus that of this node, to half a round trip."""
+    digest: bytes = b""
+    peer_state: NodeState = NodeState.JOINING
+    routes_in: RouteState = RouteState.DISCONNECTED
+    routes_out: bool = False
+    """The peer has this node's routes up to the head of their log at the time of the link."""
+    has_left: bool = False
+
+    @property
+    def is_connected(self) -> bool:
+        return self.connection is not None
+
+
+class View:
+    """The members of the cluster as one node sees them."""
+
+    def __init__(self, me: Identity, seeds: Iterable[str], settings: ViewSettings, rng: Random, now_ms: int) -> None:
+        self.me = me
+        self.settings = settings
+        self.epoch = 1
+        self.state = NodeState.JOINING
+        self.joined_late = False
+        """The node serves although routes of some seed are missing: an alarm."""
+        self.links: dict[str, PeerLink] = {}
+        self._rng = rng
+        self._started_ms = now_ms
+        self._ping_number = 0
+        self._members: tuple[tuple[int, int], ...] = ()
+        self._owners: tuple[int, ...] = ()
+        """Computed when needed: it takes some 10 ms with 23 nodes, and after a split the member set changes many times."""
+        self._digest = b""
+        self.set_seeds(seeds, now_ms)
+        self._settle(now_ms)
+
+    # --- members -------------------------------------------------------------------------------------------------------
+
+    def set_seeds(self, seeds: Iterable[str], now_ms: int) -> list[Output]:
+        """Makes these addresses the members. The node of a removed seed is gone, and its id is free."""
+        wanted = {address for address in seeds if address != self.me.address}
+        if len(wanted) >= SEEDS_MAX:
+            raise ValueError(f"cluster.static.seeds: must be at most {SEEDS_MAX} addresses, got {len(wanted) + 1}")
+        done: list[Output] = []
+        for address in [*self.links]:
+            if address not in wanted:
+                link = self.links.pop(address)
+                if link.connection is not None:
+                    done.append(Close(link.connection, ByeReason.NOT_A_MEMBER, f"{address} was removed from cluster.static.seeds"))
+                if link.node is not None:
+                    done.append(Gone(link.node.node_id))
+        for address in sorted(wanted - {*self.links}):
+            self.links[address] = PeerLink(address, dial_ms=now_ms + self._rng.randint(0, self.settings.first_dial_ms))
+        self._settle(now_ms)
+        return done
+
+    def link_of(self, node_id: int) -> PeerLink | None:
+        """Returns the link of a node id, or None if no seed has proved it."""
+        return next((link for link in self.links.values() if link.node is not None and link.node.node_id == node_id), None)
+
+    @property
+    def members(self) -> tuple[tuple[int, int], ...]:
+        """Returns (node id, incarnation) of this node and all that can own partitions, in the order of ids."""
+        return self._members
+
+    @property
+    def digest(self) -> bytes:
+        """Returns the digest of the member set: claims are compared by it, since epochs of nodes without a core are local."""
+        return self._digest
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Returns the owner of each partition; none while this node is alone and draining."""
+        if not self._owners and self._members:
+            self._owners = owners(node_id for node_id, _ in self._members)
+        return self._owners
+
+    @property
+    def isolated(self) -> bool:
+        """Returns whether fewer than half of the seeds are reachable; this node counts as one of them."""
+        reachable = 1 + sum(link.state in (LinkState.SYNCING, LinkState.UP) for link in self.links.values())
+        return 2 * reachable < 1 + len(self.links)
+
+    @property
+    def agreed(self) -> bool:
+        """Returns whether all peers that are up have the same member set."""
+        return all(link.digest == self.digest for link in self.links.values() if link.state == LinkState.UP)
+
+    def _settle(self, now_ms: int) -> None:
+        """Brings what depends on the links up to date: members, epoch, owners, state of the node."""
+        members = [(self.me.node_id, self.me.incarnation)] if self.state < NodeState.DRAINING else []
+        for link in self.links.values():
+            if link.node is not None and link.state in (LinkState.UP, LinkState.SUSPECT) and link.peer_state < NodeState.DRAINING:
+                members.append((link.node.node_id, link.node.incarnation))
+        if (found := tuple(sorted(members))) != self._members:
+            self.epoch += self._members != ()
+            self._members, self._owners = found, ()
+            self._digest = blake2b(repr(found).encode(), digest_size=DIGEST_BYTES, person=b"shard-members").digest()
+        self._advance(now_ms)
+
+    def _advance(self, now_ms: int) -> None:
+        """Moves the state of the node towards NORMAL; a node that is NORMAL stays so whatever its links do."""
+        if self.state >= NodeState.NORMAL:
+            return
+        if not self.links:
+            self.state = NodeState.ALONE
+            return
+        if all(link.routes_in == RouteState.NORMAL or link.has_left for link in self.links.values()):
+            self.state = NodeState.NORMAL
+        elif now_ms - self._started_ms >= self.settings.join_timeout_ms:
+            self.state, self.joined_late = NodeState.NORMAL, True
+        else:
+            syncing = [link.routes_in for link in self.links.values() if link.is_connected and link.routes_in]
+            least = min(syncing, default=RouteState.DISCONNECTED)
+            if least == RouteState.DISCONNECTED:
+                self.state = NodeState.JOINING
+            else:
+                self.state = NodeState.BOOTSTRAP if least == RouteState.BOOTSTRAP else NodeState.LOCAL_REPLAY
+
+    @property
+    def serves(self) -> bool:
+        """Returns whether the listeners are open."""
+        return self.state in (NodeState.ALONE, NodeState.NORMAL)
+
+    # --- connections ---------------------------------------------------------------------------------------------------
+
+    def dials(self, address: str) -> bool:
+        """Returns whether this node is the one that dials a peer."""
+        return self.me.address < address
+
+    def check(self, hello: Hello) -> PeerLink:
+        """Returns the link that a HELLO belongs to. Raises PeerFault if the identity is not welcome."""
+        me = self.me
+        if (hello.node_uuid, hello.incarnation) == (me.node_uuid, me.incarnation):
+            raise PeerFault(ByeReason.SELF, f"{hello.address} is the address of node {me.name} itself")
+        if hello.node_id == me.node_id or hello.address == me.address:
+            what = f"node id {me.node_id}" if hello.node_id == me.node_id else f"address {me.address}"
+            text = f"{what} of node {hello.name} belongs to node {me.name}: node.id must be unique"
+            raise PeerFault(ByeReason.DUPLICATE_ID, text)
+        link = self.links.get(hello.address)
+        if link is None:
+            raise PeerFault(ByeReason.NOT_A_MEMBER, f"{hello.address} is missing from cluster.static.seeds of node {me.name}")
+        holder = self.link_of(hello.node_id)
+        if holder is not None and holder is not link:
+            assert holder.node is not None
+            text = f"node id {hello.node_id} of node {hello.name} belongs to node {holder.node.name} at {holder.address}"
+            raise PeerFault(ByeReason.DUPLICATE_ID, f"{text}: node.id must be unique")
+        if link.node is not None and link.node.node_uuid != hello.node_uuid and link.is_connected:
+            text = f"address {hello.address} of node {hello.name} belongs to node {link.node.name}, which is connected"
+            raise PeerFault(ByeReason.DUPLICATE_ID, f"{text}: two data directories must not share an address")
+        return link
+
+    def greeting(self, address: str) -> None:
+        """Notes that a connection of a peer has begun its handshake."""
+        link = self.links.get(address)
+        if link is not None and link.state == LinkState.DOWN:
+            link.state = LinkState.HELLO
+
+    def established(self, hello: Hello, connection: int, now_ms: int) -> list[Output]:
+        """Takes a proved connection into use; an older one of the same peer is closed. Raises PeerFault as `check` does."""
+        link = self.check(hello)
+        done: list[Output] = []
+        if link.connection is not None:
+            done.append(Close(link.connection, ByeReason.REPLACED, f"node {hello.name} has opened a newer connection"))
+        known = link.node
+        is_new = known is not None and (known.node_uuid, known.node_id) != (hello.node_uuid, hello.node_id)
+        if known is not None and known.node_id != hello.node_id:
+            done.append(Gone(known.node_id))
+        link.node, link.connection, link.state = hello, connection, LinkState.SYNCING
+        link.pong_ms = link.ping_due_ms = now_ms
+        link.pings.clear()
+        link.pause_ms = REDIAL_FIRST_MS
+        link.routes_in, link.routes_out, link.has_left = RouteState.DISCONNECTED, False, False
+        link.peer_state, link.digest = NodeState.JOINING, b""
+        done.append(Established(hello.node_id, hello.incarnation, hello.address, is_new))
+        self._settle(now_ms)
+        return done
+
+    def lost(self, address: str, now_ms: int) -> None:
+        """Takes the end of a peer's connection, or of an attempt to open one."""
+        link = self.links.get(address)
+        if link is None:
+            return
+        link.state, link.connection = LinkState.DOWN, None
+        link.routes_in, link.routes_out = RouteState.DISCONNECTED, False
+        link.dial_ms = now_ms + self._rng.randint(link.pause_ms // 2, link.pause_ms)
+        link.pause_ms = min(2 * link.pause_ms, REDIAL_MAX_MS)
+        self._settle(now_ms)
+
+    def synced(self, address: str, routes_in: RouteState, routes_out: bool, now_ms: int) -> None:
+        """Takes the states of the routes on a link; the link is UP while both are complete."""
+        link = self.links[address]
+        if not link.is_connected or (link.routes_in, link.routes_out) == (routes_in, routes_out):
+            return
+        link.routes_in, link.routes_out = routes_in, routes_out
+        if link.state != LinkState.SUSPECT:
+            self._rise(link)
+        self._settle(now_ms)
+
+    def _rise(self, link: PeerLink) -> None:
+        link.state = LinkState.UP if link.routes_in == RouteState.NORMAL and link.routes_out else LinkState.SYNCING
+
+    def left(self, address: str, now_ms: int) -> list[Output]:
+        """Takes a peer's word that it leaves the cluster; its seed stays, so it may join again."""
+        link = self.links[address]
+        link.has_left = True
+        self._settle(now_ms)
+        return [Gone(link.node.node_id)] if link.node is not None else []
+
+    # --- liveness ------------------------------------------------------------------------------------------------------
+
+    def on_ping(self, link: PeerLink, ping: Ping, clock_ms: int, now_ms: int) -> list[Output]:
+        """Answers a ping. Raises PeerFault."""
+        if len(ping.digest) > DIGEST_BYTES or ping.state not in NodeState.__members__.values():
+            raise PeerFault(ByeReason.PROTOCOL_ERROR, f"PING state: must be 0 to {max(NodeState)}, got {ping.state}")
+        link.digest, link.peer_state = ping.digest, NodeState(ping.state)
+        self._settle(now_ms)
+        return [] if link.connection is None else [Send(link.connection, Pong(ping.number, clock_ms))]
+
+    def on_pong(self, link: PeerLink, pong: Pong, now_ms: int) -> None:
+        """Takes the answer to a ping. Raises PeerFault if no such ping is open."""
+        sent = link.pings.pop(pong.number, None)
+        if sent is None:
+            raise PeerFault(ByeReason.PROTOCOL_ERROR, f"PONG number: must be that of an open ping, got {pong.number}")
+        # Pings are answered in order, so what is older than the answered one will not be.
+        for number in [number for number in link.pings if number < pong.number]:
+            del link.pings[number]
+        link.pong_ms = now_ms
+        link.rtt_ms = now_ms - sent[0]
+        link.skew_ms = pong.clock_ms - sent[1] - link.rtt_ms // 2
+        if link.state == LinkState.SUSPECT:
+            self._rise(link)
+            self._settle(now_ms)
+
+    def tick(self, now_ms: int, clock_ms: int) -> list[Output]:
+        """Does what is due: dials, pings, judgement of silent links. To be called every 50 ms or so."""
+        done: list[Output] = []
+        if self.state == NodeState.LEFT:
+            return done
+        for link in self.links.values():
+            if link.connection is not None:
+                done += self._watch(link, link.connection, now_ms, clock_ms)
+            elif link.state == LinkState.DOWN and now_ms >= link.dial_ms and self.dials(link.address):
+                link.state = LinkState.HELLO
+                done.append(Dial(link.address, SIGNALS))
+        self._settle(now_ms)
+        return done
+
+    def _watch(self, link: PeerLink, connection: int, now_ms: int, clock_ms: int) -> list[Output]:
+        silent_ms = now_ms - link.pong_ms
+        if silent_ms >= 2 * self.settings.suspect_ms:
+            self.lost(link.address, now_ms)
+            return [Close(connection, ByeReason.TIMEOUT, f"no PONG from {link.address} for {silent_ms} ms")]
+        if silent_ms >= self.settings.suspect_ms:
+            link.state = LinkState.SUSPECT
+        if now_ms < link.ping_due_ms:
+            return []
+        self._ping_number += 1
+        link.ping_due_ms = now_ms + self.settings.ping_ms
+        # Open pings are few: a link without PONG ends after 2 * suspect_ms.
+        link.pings[self._ping_number] = now_ms, clock_ms
+        return [Send(connection, Ping(self._ping_number, clock_ms, self.digest, self.state))]
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def drain(self, now_ms: int) -> None:
+        """Begins the end of this node: it owns no partitions any more."""
+        self.state = NodeState.DRAINING
+        self._settle(now_ms)
+
+    def leave(self) -> list[Output]:
+        """Ends the membership: all connections are closed, and none is opened again."""
+        self.state = NodeState.LEFT
+        done: list[Output] = []
+        for link in self.links.values():
+            if link.connection is not None:
+                done.append(Close(link.connection, ByeReason.LEAVING, f"node {self.me.name} leaves the cluster"))
+            link.state, link.connection = LinkState.DOWN, None
+        return done

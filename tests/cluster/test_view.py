@@ -1,0 +1,166 @@
+"""Members, links and states of a node, with time as an argument."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.handshake import Identity
+from shardbroker.cluster.messages import Hello, Ping, Pong
+from shardbroker.cluster.outputs import Close, Dial, Established, Gone, Send
+from shardbroker.cluster.rendezvous import PARTITIONS, owners, rank
+from shardbroker.cluster.view import LinkState, NodeState, RouteState, View, ViewSettings
+from tests.cluster.test_handshake import identity
+
+SEEDS = [f"n{number}:5370" for number in range(1, 5)]
+
+
+def view(node_id: int = 1, seeds: list[str] = SEEDS) -> View:
+    return View(identity(node_id), seeds, ViewSettings(first_dial_ms=0), Random(1), 0)
+
+
+def hello(number: int, **fields: Any) -> Hello:
+    me: Identity = identity(number)
+    known = Hello(0, me.node_id, me.name, me.address, me.cluster, me.node_uuid, me.incarnation, 1, 1, 0, b"n" * 16)
+    return known._replace(**fields)
+
+
+def up(one: View, node_id: int, connection: int, now_ms: int) -> None:
+    one.established(hello(node_id), connection, now_ms)
+    one.synced(f"n{node_id}:5370", RouteState.NORMAL, True, now_ms)
+
+
+def test_a_link_rises_when_both_tables_are_complete_and_falls_by_silence() -> None:
+    one = view()
+    link = one.links["n2:5370"]
+    assert one.tick(0, 0) == [Dial(f"n{number}:5370", 0) for number in (2, 3, 4)]
+    assert link.state == LinkState.HELLO
+    assert one.established(hello(2), 7, 10) == [Established(2, 1002, "n2:5370", False)]
+    one.synced("n2:5370", RouteState.NORMAL, False, 20)
+    assert link.state == LinkState.SYNCING
+    one.synced("n2:5370", RouteState.NORMAL, True, 30)
+    assert link.state == LinkState.UP
+    (ping,) = [output.message for output in one.tick(40, 1_000) if isinstance(output, Send)]
+    assert isinstance(ping, Ping)
+    one.tick(2_010, 3_000)
+    assert link.state == LinkState.SUSPECT
+    one.on_pong(link, Pong(ping.number, 6_000), 2_020)
+    assert link.state == LinkState.UP
+    assert (link.rtt_ms, link.skew_ms) == (1_980, 6_000 - 1_000 - 990)
+    one.tick(4_020, 5_000)
+    assert link.state == LinkState.SUSPECT
+    closes = [output for output in one.tick(6_020, 7_000) if isinstance(output, Close)]
+    assert [(output.connection, output.reason) for output in closes] == [(7, ByeReason.TIMEOUT)]
+    assert link.state == LinkState.DOWN and link.connection is None
+
+
+def test_a_pong_without_ping_is_a_fault() -> None:
+    one = view()
+    up(one, 2, 7, 0)
+    with pytest.raises(PeerFault, match="open ping"):
+        one.on_pong(one.links["n2:5370"], Pong(99, 0), 10)
+
+
+def test_one_node_of_a_pair_dials() -> None:
+    assert [view(1).dials("n2:5370"), view(2).dials("n1:5370")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "text"),
+    [
+        ({"node_id": 1}, ByeReason.DUPLICATE_ID, "node id 1 of node n3 belongs to node n1"),
+        ({"node_id": 2}, ByeReason.DUPLICATE_ID, "node id 2 of node n3 belongs to node n2 at n2:5370"),
+        ({"address": "n9:5370"}, ByeReason.NOT_A_MEMBER, "missing from cluster.static.seeds"),
+        ({"address": "n1:5370"}, ByeReason.DUPLICATE_ID, "address n1:5370"),
+        ({"address": "n2:5370"}, ByeReason.DUPLICATE_ID, "belongs to node n2"),
+        ({"node_uuid": b"\1" * 16, "incarnation": 1001}, ByeReason.SELF, "itself"),
+    ],
+)
+def test_a_node_that_is_no_member_or_a_second_one_is_refused(fields: dict[str, Any], reason: ByeReason, text: str) -> None:
+    one = view()
+    up(one, 2, 7, 0)
+    with pytest.raises(PeerFault, match=text) as caught:
+        one.established(hello(3, **fields), 8, 10)
+    assert caught.value.reason == reason
+    assert one.links["n2:5370"].connection == 7
+
+
+def test_an_id_is_free_once_its_seed_is_removed() -> None:
+    one = view()
+    up(one, 2, 7, 0)
+    done = one.set_seeds([*SEEDS[:1], *SEEDS[2:]], 10)
+    assert [type(output) for output in done] == [Close, Gone]
+    one.established(hello(3, node_id=2), 8, 20)
+    assert one.link_of(2) is one.links["n3:5370"]
+
+
+def test_another_data_directory_at_an_address_is_new_and_only_while_the_old_node_is_away() -> None:
+    one = view()
+    up(one, 2, 7, 0)
+    with pytest.raises(PeerFault, match="two data directories"):
+        one.established(hello(2, node_uuid=b"z" * 16, incarnation=5), 8, 10)
+    one.lost("n2:5370", 20)
+    assert one.established(hello(2, node_uuid=b"z" * 16, incarnation=5), 8, 30) == [Established(2, 5, "n2:5370", True)]
+
+
+def test_a_newer_connection_of_the_same_node_replaces_the_old_one() -> None:
+    one = view()
+    up(one, 2, 7, 0)
+    done = one.established(hello(2, incarnation=2000), 8, 10)
+    assert [(output.connection, output.reason) for output in done if isinstance(output, Close)] == [(7, ByeReason.REPLACED)]
+    assert one.links["n2:5370"].connection == 8
+
+
+def test_fewer_than_half_of_the_seeds_is_isolated() -> None:
+    one = view()
+    assert one.isolated
+    up(one, 2, 7, 0)
+    assert not one.isolated, "2 of 4 is half"
+    assert not view(1, SEEDS[:2]).isolated, "a node of two is half of them"
+
+
+def test_epoch_digest_and_owners_follow_the_members() -> None:
+    one, other = view(1), view(2)
+    up(one, 2, 7, 0)
+    up(other, 1, 7, 0)
+    assert one.digest == other.digest and one.owners == other.owners
+    epoch = one.epoch
+    one.lost("n2:5370", 10)
+    assert (one.epoch, one.members) == (epoch + 1, ((1, 1001),))
+    one.established(hello(2, incarnation=2000), 8, 20)
+    one.synced("n2:5370", RouteState.NORMAL, True, 20)
+    assert one.digest != other.digest, "a restarted registrar has lost its table"
+
+
+def test_state_of_a_node_until_it_serves() -> None:
+    one = view()
+    assert (one.state, one.serves) == (NodeState.JOINING, False)
+    one.established(hello(2), 7, 0)
+    one.synced("n2:5370", RouteState.BOOTSTRAP, False, 10)
+    assert one.state == NodeState.BOOTSTRAP
+    one.synced("n2:5370", RouteState.LOCAL_REPLAY, False, 20)
+    assert one.state == NodeState.LOCAL_REPLAY
+    one.tick(29_999, 0)
+    assert not one.serves
+    one.tick(30_000, 0)
+    assert (one.state, one.joined_late) == (NodeState.NORMAL, True)
+    assert view(1, SEEDS[:1]).state == NodeState.ALONE
+
+
+def test_all_seeds_synced_is_normal_and_stays_so() -> None:
+    one = view(1, SEEDS[:2])
+    up(one, 2, 7, 0)
+    assert (one.state, one.joined_late) == (NodeState.NORMAL, False)
+    one.lost("n2:5370", 10)
+    assert one.serves
+
+
+def test_loss_of_a_node_moves_its_partitions_and_no_other() -> None:
+    before, after = owners(range(1, 24)), owners(range(1, 23))
+    assert all(old == new for old, new in zip(before, after, strict=True) if old != 23)
+    shares = [before.count(node_id) for node_id in range(1, 24)]
+    assert sum(shares) == PARTITIONS and min(shares) > 20 and max(shares) < 80
+    assert all(rank(range(1, 24), partition)[0] == before[partition] for partition in range(0, PARTITIONS, 50))
+    with pytest.raises(ValueError, match="at least one"):
+        owners([])
