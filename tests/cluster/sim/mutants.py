@@ -1,0 +1,160 @@
+"""Mistakes that the simulation has to find: each is one or a few replaced functions of the cores."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from shardbroker.cluster.messages import Message, RouteAck
+from shardbroker.cluster.rlog import RouteReceiver, RouteSender
+from shardbroker.cluster.signals import Signals
+from shardbroker.cluster.streams import Inbound, Outbound, StreamPositions, _ReceiveStream, _SendStream
+
+__all__ = ["MUTANTS", "mutated"]
+
+
+def _take_everything(self: StreamPositions, origin: int, identity: int, position: int) -> bool:
+    """A worker that has forgotten the positions of streams."""
+    key = origin, identity
+    if position > self._positions.get(key, 0):
+        self._positions[key] = self._changed[key] = position
+    return True
+
+
+def _acknowledge_at_once(self: Inbound, stream: _ReceiveStream) -> None:
+    """A link that reports records as on disk before workers have journaled them."""
+    while stream.put and not stream.put[0].waiting:
+        stream.memory = stream.disk = stream.put.popleft().end
+
+
+def _holds_any_log(self: RouteSender, log_id: int, position: int) -> bool:
+    """A sender that continues its log for a receiver of another one."""
+    return self._source.first - 1 <= position <= self._source.head
+
+
+def _start_anywhere(self: RouteReceiver) -> list[Any]:
+    """A receiver that believes that its position is one of the peer's log."""
+    from shardbroker.cluster.messages import RoutesFrom
+
+    _, self.position = self._store.mark(self._node_id) or (0, 0)
+    return [RoutesFrom(self._log_id, self.position)]
+
+
+def _resume_unchecked(self: RouteReceiver, log_id: int, position: int, head: int) -> list[Message]:
+    from shardbroker.cluster.view import RouteState
+
+    self._generation = 0
+    self.state, self._target = RouteState.LOCAL_REPLAY, head
+    self._store.begin(self._node_id)
+    self._store.complete(self._node_id, (self._log_id, position))
+    self._arrive()
+    return []
+
+
+def _keep_old_rows(self: RouteReceiver) -> list[Message]:
+    """A receiver that leaves the rows which a dump did not renew."""
+    if not self._sweeps:
+        return []
+    self._sweeps = False
+    self._store.complete(self._node_id, (self._log_id, self.position))
+    self._arrive()
+    return [RouteAck(self.position)]
+
+
+_resume = Outbound._resume
+_offered = Inbound._offered
+
+
+def _resume_at_sent(self: Outbound, stream: _SendStream, position: int) -> None:
+    """A sender that continues where it stopped, and not where the peer is."""
+    sent = stream.sent
+    _resume(self, stream, position)
+    stream.sent = max(sent, position)
+
+
+_data = Inbound._data
+
+
+def _data_with_gaps(self: Inbound, message: Any) -> list[Message]:
+    """A receiver that does not compare the start of a range with its position."""
+    stream = self._by_index.get(message.stream)
+    if stream is not None:
+        stream.received = max(stream.received, message.start)
+    return _data(self, message)
+
+
+def _wait_for_all(self: Signals) -> list[int]:
+    """A SUBACK wait that ignores cuts: it waits for peers whose link is down."""
+    acked = {connection.address: connection.sender.acked for connection in self._connections.values() if connection.sender}
+    return [acked.get(address, 0) for address in self.view.links]
+
+
+def _wait_for_nothing(self: Signals) -> list[int]:
+    """A SUBACK that does not wait."""
+    return []
+
+
+_make_data = Outbound._data
+
+
+def _release_sent(self: Outbound, stream: _SendStream, records: Any) -> Any:
+    """A sender that gives up what it has sent."""
+    data = _make_data(self, stream, records)
+    stream.released = max(stream.released, data.end)
+    return data
+
+
+_pump = Outbound.pump
+
+
+def _ring_before_spool(self: Outbound) -> list[Any]:
+    """A sender that sends its rings before the spool is empty."""
+    cursor, self._cursor = self._cursor, self._spool.head
+    ring = _pump(self)
+    self._cursor = cursor
+    return [*ring, *_pump(self)]
+
+
+def _forget_resume(self: Inbound, offer: Any) -> _ReceiveStream:
+    """A receiver that takes every offer for a new stream, and ends those that it knew."""
+    self._streams.pop(offer.identity, None)
+    return _offered(self, offer)
+
+
+def _keep_nothing(self: StreamPositions, origin: int, identities: tuple[int, ...]) -> None:
+    """A worker that forgets all streams of a node whenever it connects."""
+    for key in [key for key in self._positions if key[0] == origin]:
+        del self._positions[key]
+        self._changed[key] = None
+
+
+Patches = list[tuple[type, str, Callable[..., Any]]]
+MUTANTS: dict[str, Patches] = {
+    "receiver forgets dedupe": [(StreamPositions, "take", _take_everything)],
+    "ack before journal": [(Inbound, "_advance", _acknowledge_at_once)],
+    "log applied without checking the incarnation": [
+        (RouteSender, "_holds", _holds_any_log),
+        (RouteReceiver, "start", _start_anywhere),
+        (RouteReceiver, "_resume", _resume_unchecked),
+    ],
+    "bootstrap without purge of old rows": [(RouteReceiver, "work", _keep_old_rows)],
+    "resume at the sent position": [(Outbound, "_resume", _resume_at_sent), (Inbound, "_data", _data_with_gaps)],
+    "SUBACK wait ignores cuts": [(Signals, "_acked", _wait_for_all)],
+    "SUBACK does not wait": [(Signals, "_acked", _wait_for_nothing)],
+    "released when sent": [(Outbound, "_data", _release_sent)],
+    "ring before spool": [(Outbound, "pump", _ring_before_spool)],
+    "positions kept for no stream": [(StreamPositions, "keep", _keep_nothing)],
+}
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """Applies a mutant for the duration of a block."""
+    patches = [patch.object(*one) for one in MUTANTS[name]]
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()

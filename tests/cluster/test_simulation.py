@@ -1,0 +1,76 @@
+"""The cluster cores in CI: seeds of small clusters, some of 23 nodes, and mutants that have to be found.
+
+A failing seed is replayed with `python -m tests.cluster.sim --seeds 1 --first SEED --nodes N --steps S`.
+"""
+
+import random
+
+import pytest
+
+from tests.cluster.sim.cluster import Cluster, run
+from tests.cluster.sim.mutants import MUTANTS, mutated
+
+SMALL, SMALL_STEPS = 5, 500
+LARGE, LARGE_STEPS = 23, 150
+SEEDS_FOR_A_MUTANT = 20
+NOT_FOUND = {"ack before journal"}
+"""Mutants that 20 seeds do not find yet; test_streams.py finds this one."""
+
+
+def numbers_of(one: Cluster) -> tuple[int, ...]:
+    return one.network.messages, one.events.now_us, len(one.messages), one.checked, one.faults
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_small_cluster_fixed_seed(seed: int) -> None:
+    run(seed, SMALL, SMALL_STEPS)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_small_cluster_random_seed(number: int) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    run(seed, SMALL, SMALL_STEPS)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_23_nodes(seed: int) -> None:
+    assert run(seed, LARGE, LARGE_STEPS).checked > 0
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    assert numbers_of(run(7, SMALL, SMALL_STEPS)) == numbers_of(run(7, SMALL, SMALL_STEPS))
+
+
+def test_runs_are_not_vacuous() -> None:
+    runs = [run(seed, SMALL, SMALL_STEPS) for seed in range(6)]
+    assert sum(one.checked for one in runs) > 500
+    assert sum(one.faults for one in runs) > 100
+    assert {one.level.value for one in runs} == {"process", "machine"}
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS.keys() - NOT_FOUND))
+def test_a_mutant_is_found(name: str) -> None:
+    with mutated(name):
+        for seed in range(1, SEEDS_FOR_A_MUTANT + 1):
+            try:
+                run(seed, SMALL, SMALL_STEPS)
+            except AssertionError:
+                return
+    pytest.fail(f"{name}: not found within {SEEDS_FOR_A_MUTANT} seeds")
+
+
+@pytest.mark.parametrize("step", range(1, 200, 13))
+def test_a_node_may_crash_at_any_step_of_a_quiet_cluster(step: int) -> None:
+    cluster = Cluster(step, 3)
+    cluster.events.run(3_000)
+    node = cluster.nodes[0]
+    if node.runs:
+        node.countdown = step
+    for _ in range(40):
+        for one in cluster.running():
+            cluster.publish(one)
+            cluster.subscribe_or_not(one)
+        cluster.events.run(20)
+    cluster.heal()
+    cluster.check()
