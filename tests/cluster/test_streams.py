@@ -9,6 +9,7 @@ from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.messages import Data, DataAck, Record, Resume, StreamAck, StreamOffer, StreamResume, Streams
 from shardbroker.cluster.streams import Inbound, Keep, Level, Outbound, OutboundSettings, PeerState, StreamPositions
 from tests.cluster.sim.disk import MemoryInlet, MemoryRing, MemorySpool
+from tests.cluster.sim.mutants import mutated
 
 
 class Inlets:
@@ -89,6 +90,12 @@ def test_at_level_machine_records_are_kept_until_they_are_on_the_disk_of_the_pee
     pair.inlets.take()
     pair.carry()
     assert pair.ring.released == 41 and pair.out.is_empty
+
+
+def test_an_acknowledgement_before_the_journal_fails_the_test_above() -> None:
+    """20 seeds of the simulation do not find this mutant: it loses records only by a power cut within milliseconds."""
+    with mutated("ack before journal"), pytest.raises(AssertionError):
+        test_at_level_machine_records_are_kept_until_they_are_on_the_disk_of_the_peer()
 
 
 def test_a_new_link_process_is_sent_what_the_worker_then_drops() -> None:
