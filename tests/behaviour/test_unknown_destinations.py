@@ -142,7 +142,7 @@ def test_it_is_logged_once_for_each_worker(broker: Broker, unknown: int) -> None
             for client in (first, second):
                 client.publish(f"far/{n}", b"lost", 1, wait=False)
                 assert client.expect(Puback).code == REFUSED
-    phrase = f"destination unknown destination={destination_name(unknown)}:"
+    phrase = f"destination unknown destination={destination_name(unknown)}"
     until(lambda: sum(phrase in line for line in broker.output) == WORKERS)
     time.sleep(0.2)
     assert sum(phrase in line for line in broker.output) == WORKERS
