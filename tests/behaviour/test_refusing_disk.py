@@ -45,7 +45,8 @@ class Ballast:
     def __init__(self, disk: Path, left: int) -> None:
         self.path = disk / "ballast"
         room = os.statvfs(disk)
-        self.path.write_bytes(bytes(room.f_bavail * room.f_bsize - left))
+        with self.path.open("wb", buffering=0) as file:
+            file.write(bytes(room.f_bavail * room.f_bsize - left))  # fewer, if the broker has written meanwhile
 
     def remove(self) -> None:
         self.path.unlink()
