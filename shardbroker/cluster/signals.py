@@ -231,9 +231,10 @@ class Signals:
         return done
 
     def _synced(self, link: PeerLink, sender: RouteSender, receiver: RouteReceiver, now_ms: int) -> None:
-        """Reports the states of the routes to the view. A link rises once the peer also has the routes whose SUBACKs were sent
-        while it was not UP, so that nothing published there misses them; later ones wait for the peer, or are late."""
-        is_complete = sender.is_complete and (link.routes_out or sender.acked >= self.suback.sent)
+        """Reports the states of the routes to the view. A link rises, from SUSPECT too, once the peer also has the routes whose
+        SUBACKs were sent while it was not UP, so that nothing published there misses them; later ones wait for the peer, or are
+        late."""
+        is_complete = sender.is_complete and (link.state == LinkState.UP or sender.acked >= self.suback.sent)
         self.view.synced(link.address, receiver.state, is_complete, now_ms)
 
     def _purge(self) -> None:

@@ -301,17 +301,18 @@ class View:
         self._settle(now_ms)
 
     def synced(self, address: str, routes_in: RouteState, routes_out: bool, now_ms: int) -> None:
-        """Takes the states of the routes on a link; the link is UP while both are complete."""
+        """Takes the states of the routes on a link, which is UP while both are complete; from SUSPECT it also needs a PONG."""
         link = self.links[address]
-        if not link.is_connected or (link.routes_in, link.routes_out) == (routes_in, routes_out):
+        is_suspect = link.state == LinkState.SUSPECT
+        if not link.is_connected or (not is_suspect and (link.routes_in, link.routes_out) == (routes_in, routes_out)):
             return
         link.routes_in, link.routes_out = routes_in, routes_out
-        if link.state != LinkState.SUSPECT:
-            self._rise(link)
+        if routes_in == RouteState.NORMAL and routes_out:
+            if now_ms - link.pong_ms < self.settings.suspect_ms:
+                link.state = LinkState.UP
+        elif not is_suspect:
+            link.state = LinkState.SYNCING
         self._settle(now_ms)
-
-    def _rise(self, link: PeerLink) -> None:
-        link.state = LinkState.UP if link.routes_in == RouteState.NORMAL and link.routes_out else LinkState.SYNCING
 
     def left(self, address: str, now_ms: int) -> list[Output]:
         """Takes a peer's word that it leaves the cluster; its seed stays, so it may join again."""
@@ -331,7 +332,7 @@ class View:
         return [] if link.connection is None else [Send(link.connection, Pong(ping.number, clock_ms))]
 
     def on_pong(self, link: PeerLink, pong: Pong, now_ms: int) -> None:
-        """Takes the answer to a ping. Raises PeerFault if no such ping is open."""
+        """Takes the answer to a ping; `synced` has to follow, which ends SUSPECT. Raises PeerFault if no such ping is open."""
         sent = link.pings.pop(pong.number, None)
         if sent is None:
             raise PeerFault(ByeReason.PROTOCOL_ERROR, f"PONG number: must be that of an open ping, got {pong.number}")
@@ -341,9 +342,6 @@ class View:
         link.pong_ms = now_ms
         link.rtt_ms = now_ms - sent[0]
         link.skew_ms = pong.clock_ms - sent[1] - link.rtt_ms // 2
-        if link.state == LinkState.SUSPECT:
-            self._rise(link)
-            self._settle(now_ms)
 
     def tick(self, now_ms: int, clock_ms: int) -> list[Output]:
         """Does what is due: dials, pings, judgement of silent links. To be called every 50 ms or so."""

@@ -46,6 +46,7 @@ def test_a_link_rises_when_both_tables_are_complete_and_falls_by_silence() -> No
     one.tick(2_010, 3_000)
     assert link.state == LinkState.SUSPECT
     one.on_pong(link, Pong(ping.number, 6_000), 2_020)
+    one.synced("n2:5370", RouteState.NORMAL, True, 2_020)
     assert link.state == LinkState.UP
     assert (link.rtt_ms, link.skew_ms) == (1_980, 6_000 - 1_000 - 990)
     one.tick(4_020, 5_000)
@@ -53,6 +54,22 @@ def test_a_link_rises_when_both_tables_are_complete_and_falls_by_silence() -> No
     closes = [output for output in one.tick(6_020, 7_000) if isinstance(output, Close)]
     assert [(output.connection, output.reason) for output in closes] == [(7, ByeReason.TIMEOUT)]
     assert link.state == LinkState.DOWN and link.connection is None
+
+
+def test_a_suspect_link_rises_once_the_peer_has_the_routes() -> None:
+    """SUBACKs do not wait for a suspect peer: it may lack routes when its PONG arrives (seed 1205 of the simulation)."""
+    one = view()
+    up(one, 2, 7, 0)
+    link = one.links["n2:5370"]
+    (ping,) = [output.message for output in one.tick(10, 0) if isinstance(output, Send) and output.connection == 7]
+    one.tick(2_010, 0)
+    one.synced("n2:5370", RouteState.NORMAL, True, 2_020)
+    assert link.state == LinkState.SUSPECT
+    one.on_pong(link, Pong(ping.number, 0), 2_030)  # type: ignore[union-attr]
+    one.synced("n2:5370", RouteState.NORMAL, False, 2_030)
+    assert link.state == LinkState.SUSPECT and 2 in dict(one.members)
+    one.synced("n2:5370", RouteState.NORMAL, True, 2_040)
+    assert link.state == LinkState.UP
 
 
 def test_a_pong_without_ping_is_a_fault() -> None:
