@@ -2,9 +2,8 @@
 
 import signal
 
-from shm.counters import Counters, ProcessState
-
 from acceptor.acceptor import Acceptor
+from shm.counters import Counters, ProcessState
 from shm.topology import Topology
 
 __all__ = ["run"]

@@ -11,15 +11,14 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from shardbroker.transport.tls import Records, TlsRecordError
-from shardbroker.transport.websocket import Framing, WebSocketError
-from shm.counters import Counter
-
 from acceptor.proxy import parse_proxy_header
 from acceptor.refusal import Refused
 from acceptor.secrets import KeyLog, Secrets
 from acceptor.tls import certificate_names
 from acceptor.upgrade import Upgrade
+from shardbroker.transport.tls import Records, TlsRecordError
+from shardbroker.transport.websocket import Framing, WebSocketError
+from shm.counters import Counter
 
 __all__ = ["PROXY", "READY", "TLS", "UPGRADE", "Opening"]
 

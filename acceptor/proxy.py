@@ -8,9 +8,8 @@ import struct
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from shm.counters import Counter
-
 from acceptor.refusal import Refused
+from shm.counters import Counter
 
 __all__ = ["HEADER_MAX", "ProxyHeader", "parse_proxy_header"]
 

@@ -4,11 +4,11 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from shm.counters import Counter
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from acceptor.refusal import Refused
+from shm.counters import Counter
 
 __all__ = ["UPGRADE_MAX", "Upgrade"]
 

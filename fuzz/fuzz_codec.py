@@ -16,6 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from shardbroker.config import load
+from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
     Auth,
     Connack,
@@ -35,9 +37,6 @@ from shardbroker.mqtt.packets import (
     decode,
 )
 from shardbroker.worker.sansio import SansIoRouter
-
-from shardbroker.config import load
-from shardbroker.mqtt.errors import MqttError
 from tests.sim.simulator import MemoryRoutes
 
 VERSIONS = (3, 4, 5)

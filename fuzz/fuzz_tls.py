@@ -24,6 +24,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384, HashAlgorithm
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
 from shardbroker.transport.tls import Records, TlsRecordError
 
 CHANGE_CIPHER_SPEC, ALERT, HANDSHAKE, DATA = 20, 21, 22, 23

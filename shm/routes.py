@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
-from shardbroker.mqtt.topics import matches
 
+from shardbroker.mqtt.topics import matches
 from shm.keys import KEY_MAX, LONG_MARK, digest_of, levels_key_of
 
 __all__ = [

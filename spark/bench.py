@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
+
 from pyspark_shardbroker.columns import JOURNAL
 from pyspark_shardbroker.export import Export, run
 from pyspark_shardbroker.journals import find_journals, pieces
@@ -30,7 +31,6 @@ from pyspark_shardbroker.options import Wanted
 from pyspark_shardbroker.reading import read_piece
 from pyspark_shardbroker.segments import Segment
 from pyspark_shardbroker.session import make_session
-
 from shardbroker.journal import open_journal
 from shardbroker.journal.schema import Kind, encode
 

@@ -5,11 +5,10 @@ The core parses PUBLISH and its acknowledgements by the hot parsers, and the res
 
 from collections.abc import Iterable
 
-from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
-
 from fuzz.engine import exact, pieces
 from fuzz.fuzz_codec import CONNECTS, CORPUS
 from shardbroker.config import load
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 from tests.sim.simulator import MemoryRoutes
 
 MAX_LEN = 400

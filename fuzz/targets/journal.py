@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shardbroker.journal.checksum import crc32
-
 from shardbroker.journal.errors import JournalTooNew
 from shardbroker.journal.layout import (
     BLOCK_HEADER_BYTES,

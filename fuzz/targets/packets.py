@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 
-from shardbroker.mqtt.packets import decode
-
 from fuzz.engine import exact
 from fuzz.fuzz_codec import SEEDS, VERSIONS
 from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.packets import decode
 
 MAX_LEN = 600
 

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 
 from acceptor.peek import peek_client_id
-from shardbroker.mqtt.packets import Connect, Will, decode
-
 from fuzz.engine import exact
 from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.packets import Connect, Will, decode
 
 MAX_LEN = 300
 PACKET_MAX = 4096

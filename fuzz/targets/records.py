@@ -6,12 +6,11 @@ import struct
 from collections import deque
 from collections.abc import Iterable
 
+from fuzz.engine import exact
 from shardbroker.logs.lines import client_line
 from shm.events import EventError, kind_of, unpack_event
 from shm.records import NOTE, encode_note, encode_publish, encode_record, encode_spilled, note_of, open_record
 from shm.ring import Inbox
-
-from fuzz.engine import exact
 
 MAX_LEN = 400
 LANE_BYTES = 65536

@@ -7,10 +7,9 @@ changes bytes in marked records. Raw bytes would never pass the tag.
 import random
 from collections.abc import Iterable
 
-from shardbroker.transport.tls import Records, TlsRecordError
-
 from fuzz.engine import exact, pieces
 from fuzz.fuzz_tls import STATE_BYTES, SUITES, Key, packed_state
+from shardbroker.transport.tls import Records, TlsRecordError
 
 MAX_LEN = 400
 KEYS_SEED = 1

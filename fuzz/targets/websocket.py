@@ -3,9 +3,8 @@
 import itertools
 from collections.abc import Iterable
 
-from shardbroker.transport.websocket import Framing, WebSocketError, client_frame
-
 from fuzz.engine import pieces
+from shardbroker.transport.websocket import Framing, WebSocketError, client_frame
 
 MAX_LEN = 700
 FRAME_MAX = 400

@@ -9,7 +9,6 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from shm.counters import Counters, ProcessState
 
 from shardbroker.access.accounts import AccountError, Accounts
 from shardbroker.access.hashing import hash_password
@@ -18,6 +17,7 @@ from shardbroker.api.timeouts import TimeoutProtocol
 from shardbroker.config.listeners import parse_address
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
+from shm.counters import Counters, ProcessState
 from shm.in_force import InForce
 from shm.roles import API
 from shm.topology import Topology

@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict, deque
 
 import uvloop
-from shm.counters import Counters, ProcessState
 
 from shardbroker.access.contract import Answer, BackendError, Outcome
 from shardbroker.access.failing import note_failing
@@ -34,6 +33,7 @@ from shardbroker.integrations.failures import describe
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import log_line, of_process
 from shardbroker.mqtt.spec import ReasonCode
+from shm.counters import Counters, ProcessState
 from shm.in_force import InForce
 from shm.topology import Topology
 

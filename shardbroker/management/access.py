@@ -12,8 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from shm.counters import Counters
-
 from shardbroker.access.auth_client import file_rules, publish_rules, rules_dir, users_dir
 from shardbroker.access.contract import AuthRequest, Client
 from shardbroker.access.files import FileError
@@ -21,6 +19,7 @@ from shardbroker.access.hashing import hash_password
 from shardbroker.access.rules import RuleError, RuleSet
 from shardbroker.access.scram import scram_user
 from shardbroker.access.stores import BAN_KINDS, Ban, RuleStore, StoreError, User, UserStore
+from shm.counters import Counters
 from shm.runtime import find_runtime_dir
 from shm.topology import COUNTERS
 

@@ -4,15 +4,14 @@ import os
 import time
 from collections.abc import Sequence
 
-from shm.counters import Counters
-from shm.records import encode_publish
-from shm.ring import Inbox
-
 from shardbroker.access.failing import failing
 from shardbroker.logs.log import Log
 from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm, overload_level
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.disk_alarms import DiskAlarms
+from shm.counters import Counters
+from shm.records import encode_publish
+from shm.ring import Inbox
 from shm.topology import Topology
 
 __all__ = ["AlarmWatch"]

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from shm.counters import Counters
-
 from shardbroker.control.losses import LOSSES, losses
 from shardbroker.logs.phrases import Line, log_line
+from shm.counters import Counters
 
 __all__ = ["Alarm", "AlarmList", "LossAlarm", "MemoryAlarm", "MemoryLevel", "StandingAlarm", "overload_level"]
 

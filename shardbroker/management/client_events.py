@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable
 
-from shm.counters import Counters
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, KIND_FLAPPING, EventError, kind_of, unpack_event
-
 from shardbroker.logs.lines import client_line
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import log_line
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.flapping import FlappingBans
+from shm.counters import Counters
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, KIND_FLAPPING, EventError, kind_of, unpack_event
 
 __all__ = ["ClientEvents"]
 

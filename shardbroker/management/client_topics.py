@@ -10,13 +10,12 @@ import time
 from contextlib import closing
 from itertools import islice
 
-from shm.epochs import Epochs
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent, clients_prefix
-
 from shardbroker.config.settings import SysEvents
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import closing_word
 from shardbroker.mqtt.topics import check_topic_name, matches
+from shm.epochs import Epochs
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, SIDES, ClientEvent, clients_prefix
 from shm.routes import RouteTable
 
 __all__ = ["ClientTopics"]

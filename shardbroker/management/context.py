@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shm.counters import Counters
-
 from shardbroker.logs.log import Log
 from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
@@ -18,6 +16,7 @@ from shardbroker.management.workers import Workers
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore
+from shm.counters import Counters
 from shm.routes import RouteTable
 from shm.topology import Topology
 

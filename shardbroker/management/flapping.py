@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from shm.counters import Counters
-
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import log_line
 from shardbroker.management.access import AccessAdmin, AccessError
 from shardbroker.management.configuration import Configuration
+from shm.counters import Counters
 
 __all__ = ["FlappingBans"]
 

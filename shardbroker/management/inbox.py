@@ -3,15 +3,14 @@
 import os
 from collections.abc import Callable
 
-from shm.records import ANSWER, DAMAGE, EVENT, NOTE, TRACE, note_of, open_record
-from shm.ring import Inbox
-
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line
 from shardbroker.management.alarm_watch import AlarmWatch
 from shardbroker.management.client_events import ClientEvents
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
+from shm.records import ANSWER, DAMAGE, EVENT, NOTE, TRACE, note_of, open_record
+from shm.ring import Inbox
 from shm.topology import Topology
 
 __all__ = ["ManagerInbox"]

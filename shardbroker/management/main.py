@@ -15,8 +15,6 @@ from functools import partial
 from typing import Any
 
 import uvloop
-from shm.counters import Counters, ProcessState
-from shm.epochs import Epochs
 
 from shardbroker.access.auth_client import publish_rules
 from shardbroker.access.files import FileError
@@ -50,6 +48,8 @@ from shardbroker.management.workers import Workers
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore
+from shm.counters import Counters, ProcessState
+from shm.epochs import Epochs
 from shm.routes import RouteTable
 from shm.topology import Topology
 

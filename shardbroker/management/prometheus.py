@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
-
 from shardbroker import __version__
 from shardbroker.control.losses import LOSSES
 from shardbroker.hooks.wanted import PLUGINS_FILE
 from shardbroker.management.context import Context
 from shardbroker.management.exhook_state import read_state
+from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
 
 __all__ = ["CONTENT_TYPE", "render"]
 

@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shm.counters import GAUGES, NAMES, Counter
-
 import shm
 from shardbroker.control.losses import LOSSES, NO_LOSSES
+from shm.counters import GAUGES, NAMES, Counter
 
 __all__ = ["reference"]
 

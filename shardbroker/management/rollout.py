@@ -5,13 +5,12 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
-from shm.counters import Counters, ProcessState
-
 from shardbroker.config import Settings
 from shardbroker.control import ControlError
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.stores.files import replace_file
 from shm.channels import SUPERVISOR
+from shm.counters import Counters, ProcessState
 from shm.in_force import encode_in_force, read_in_force, settings_file
 from shm.topology import Topology
 

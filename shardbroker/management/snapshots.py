@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from shm.destinations import destination_name
-from shm.events import EXPIRY_NEVER
-
 from shardbroker import __version__
 from shardbroker.control import ControlError
 from shardbroker.management.context import Context, breathe
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import parse_subscription
 from shardbroker.stores.files import sync_path
+from shm.destinations import destination_name
+from shm.events import EXPIRY_NEVER
 
 __all__ = ["DIRECTORY", "FORMAT", "MANIFEST", "newest_us", "take"]
 

@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from shm.counters import HISTOGRAMS, Counter, Counters
-from shm.records import encode_publish
-from shm.ring import Inbox
-
 from shardbroker.control.losses import lost
 from shardbroker.management.alarms import overload_level
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.sys_topics import SysTopics
 from shardbroker.stores.retained import RetainedStore, RetainedStoreFull, RetainedStoreRefused
+from shm.counters import HISTOGRAMS, Counter, Counters
+from shm.records import encode_publish
+from shm.ring import Inbox
 from shm.routes import RouteTable
 from shm.topology import Topology
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 import cbor2
+
+from shardbroker.control import ControlError
 from shm.counters import Counters, ProcessState
 from shm.records import COMMAND, encode_record, encode_spilled, open_record
 from shm.ring import Inbox
-
-from shardbroker.control import ControlError
 from shm.spill import read_spilled
 from shm.topology import Topology
 

@@ -15,9 +15,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import psutil
-from shm.counters import Counters
-from shm.epochs import Epochs
-from shm.ring import Inbox
 
 from shardbroker.access.auth_client import publish_rules
 from shardbroker.access.files import FileError
@@ -31,7 +28,10 @@ from shardbroker.supervisor.held import HeldListener, HeldSockets
 from shardbroker.supervisor.listening import StartError, listen, unlisten
 from shm.channels import CHANNELS, SUPERVISOR, Pairs
 from shm.cleanup import cleanup, set_aside
+from shm.counters import Counters
+from shm.epochs import Epochs
 from shm.partitions import Division
+from shm.ring import Inbox
 from shm.roles import ROLES, Cores, Place, Role, lay_places
 from shm.runtime import find_runtime_dir, make_runtime_dir
 from shm.topology import RETAINED_DIR, Topology

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from shm.counters import Counters
 
 from acceptor.control import Order, discard_orders, send_order, take_answer
 from acceptor.tls import watched_files
@@ -19,6 +18,7 @@ from shardbroker.config.errors import explain
 from shardbroker.config.listeners import LISTENERS_MAX, Listener
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.supervisor.listening import StartError, check_tls, listen, unlisten
+from shm.counters import Counters
 from shm.topology import ListenerSockets, Topology
 
 __all__ = ["Listeners"]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from math import inf
 
 from multiprocess.connection import wait
-from shm.counters import Counters, ProcessState
 
 from shardbroker import __version__
 from shardbroker.config import Loaded, Settings
@@ -21,6 +20,7 @@ from shardbroker.supervisor.listeners import Listeners
 from shardbroker.supervisor.notify import LEAST_WATCHDOG_S, STATUS_S, Notifier, Watchdog
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
+from shm.counters import Counters, ProcessState
 from shm.in_force import read_in_force
 from shm.requests import answer, end_requests, take_request
 from shm.roles import ROLES, Role, load

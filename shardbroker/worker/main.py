@@ -8,12 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from shm.counters import Counters, ProcessState
-from shm.destinations import worker_destination
-from shm.epochs import Epochs
-from shm.records import DAMAGE
-from shm.ring import Inbox
-
 import shardbroker.worker.observers.commands  # noqa: F401 - registers them
 from shardbroker.access.auth_client import AuthClient
 from shardbroker.access.contract import Client
@@ -37,7 +31,12 @@ from shardbroker.worker.observers.observers import Observers
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery.start import recover
 from shardbroker.worker.retaining import SyncedRetained
+from shm.counters import Counters, ProcessState
+from shm.destinations import worker_destination
+from shm.epochs import Epochs
 from shm.in_force import InForce
+from shm.records import DAMAGE
+from shm.ring import Inbox
 from shm.routes import RouteTable
 from shm.topology import Topology
 

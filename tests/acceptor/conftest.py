@@ -15,11 +15,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from acceptor.handover import receive_one
-from shm.counters import Counters, ProcessState
 
+from acceptor.handover import receive_one
 from acceptor.main import run
 from shardbroker.config.listeners import Listener, ZoneLimiter
+from shm.counters import Counters, ProcessState
 from shm.roles import ROLES, Cores, lay_places
 from shm.topology import ListenerSockets, Topology
 

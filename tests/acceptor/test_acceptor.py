@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
-from shm.counters import ProcessState
 
+from shm.counters import ProcessState
 from tests.acceptor.conftest import FakeBroker, wait_until
 from tests.acceptor.connects import connect, id_for, user_property, worker_of
 

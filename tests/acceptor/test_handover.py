@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+
 from acceptor.handover import encode_header, receive_one, send_one
 
 INLINE_MAX = 32768

@@ -1,10 +1,10 @@
 """The client id is found in whatever pieces a CONNECT comes, and nothing is taken for one that is none."""
 
 import pytest
-from acceptor.peek import peek_client_id
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acceptor.peek import peek_client_id
 from tests.acceptor.connects import connect, user_property, varint
 
 VERSIONS = pytest.mark.parametrize("version", [3, 4, 5])

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shardbroker.worker.router import RELEASES_A_PASS
-from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.control import Control
 from shardbroker.mqtt import packets as mqtt
 from shardbroker.stores.exclusive import Claim, ExclusiveTable, ExclusiveTableFull
+from shardbroker.worker.router import RELEASES_A_PASS
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 from tests.behaviour.test_durability import ENDS, WORKERS, come_back, stay
 from tests.harness import Broker, Client, Publish, client_id_on, until, wire
 from tests.harness.wire import Suback

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from shardbroker.worker.sansio import SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
 from shardbroker.mqtt.spec import PropertyId
+from shardbroker.worker.sansio import SansIoRouter
 from tests.harness import Broker, Client, Closed, Connack, Disconnect, Publish, statement, until, wire
 from tests.sim.simulator import MemoryRoutes
 

@@ -10,12 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from shardbroker.worker.assembly import assemble
-from shardbroker.worker.memory import MemoryWatch
-from shardbroker.worker.recovery.replay import Replay
-from shm.counters import Counters
-from shm.epochs import Epochs
-from shm.ring import Inbox
 
 from shardbroker.config import Settings
 from shardbroker.journal import Block, read_segment
@@ -23,6 +17,12 @@ from shardbroker.journal.layout import segment_paths
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore
 from shardbroker.supervisor.layout import lay_out, tear_down
+from shardbroker.worker.assembly import assemble
+from shardbroker.worker.memory import MemoryWatch
+from shardbroker.worker.recovery.replay import Replay
+from shm.counters import Counters
+from shm.epochs import Epochs
+from shm.ring import Inbox
 from shm.routes import RouteTable
 from tests.harness import Broker, Client
 from tests.harness.wire import Will

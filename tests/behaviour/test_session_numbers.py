@@ -5,8 +5,13 @@ import time
 from pathlib import Path
 
 from acceptor.handover import encode_header, send_one
+from shardbroker.config import Settings
+from shardbroker.journal import open_journal
 from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.mqtt.packets import Connect
+from shardbroker.stores.registry import Registry
+from shardbroker.stores.retained import RetainedStore
+from shardbroker.supervisor.layout import lay_out, tear_down
 from shardbroker.worker.assembly import assemble
 from shardbroker.worker.memory import MemoryWatch
 from shardbroker.worker.recovery.replay import Replay
@@ -15,12 +20,6 @@ from shardbroker.worker.sansio import SansIoRouter
 from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.ring import Inbox
-
-from shardbroker.config import Settings
-from shardbroker.journal import open_journal
-from shardbroker.stores.registry import Registry
-from shardbroker.stores.retained import RetainedStore
-from shardbroker.supervisor.layout import lay_out, tear_down
 from shm.routes import RouteTable
 from tests.sim.simulator import MemoryRoutes
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 import pytest
-from shm.destinations import DestinationKind, destination, destination_name
-from shm.epochs import Epochs
 
 from shardbroker.control import Control
+from shm.destinations import DestinationKind, destination, destination_name
+from shm.epochs import Epochs
 from shm.routes import RouteChange, RouteTable
 from shm.runtime import find_runtime_dir
 from tests.harness import Broker, Client, Closed, Puback, Publish, Pubrec, Will, client_id_on, until

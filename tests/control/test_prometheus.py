@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from shm.counters import HISTOGRAMS, NAMES
 
 from shardbroker.control import Control
+from shm.counters import HISTOGRAMS, NAMES
 from tests.harness import Broker, Client, Publish, client_id_on, free_port
 
 pytestmark = pytest.mark.own_broker

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import jwt
-from shm.counters import Counters
 
 from shardbroker.config import load
 from shardbroker.management.access import AccessAdmin
+from shm.counters import Counters
 from tests.access.guarded import Answers, http_server
 from tests.access.scram_client import ScramClient
 from tests.edge.certificates import Authority

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shm.counters import Counters
 
+from shm.counters import Counters
 from tests.edge.conftest import Edge
 from tests.harness import Client, client_id_on, wire
 

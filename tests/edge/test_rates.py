@@ -4,8 +4,8 @@ import socket
 import time
 
 import pytest
-from shardbroker.worker.rates import Rates
 
+from shardbroker.worker.rates import Rates
 from tests.edge.conftest import Edge
 from tests.harness import Client
 

@@ -6,11 +6,11 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from shardbroker.transport.tls import Records, TlsRecordError
 
 from acceptor.secrets import KeyLog, Secrets
 from acceptor.tls import build_context
 from shardbroker.config.listeners import Tls
+from shardbroker.transport.tls import Records, TlsRecordError
 from tests.edge.certificates import Authority
 
 SIZES = (0, 1, 64, 16384, 16385, 100_000)

@@ -4,8 +4,8 @@ import cbor2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shardbroker.journal.encode import log_for_test
 
+from shardbroker.journal.encode import log_for_test
 from shardbroker.journal.schema import FIELDS, Field, Kind, MessageFlag, SchemaError, Value, decode_items, encode
 from tests.journal.samples import HOT, any_record, fields_of
 

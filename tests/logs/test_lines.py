@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shardbroker.logs.lines import client_line, escaped, stamp
 from shm.events import (
     EXPIRY_NEVER,

@@ -2,10 +2,9 @@
 
 import json
 
-from shm.counters import NAMES
-
 from shardbroker.control.losses import LOSSES, NO_LOSSES
 from shardbroker.management.alarms import LossAlarm, MemoryAlarm
+from shm.counters import NAMES
 
 MB = 1 << 20
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from shm.destinations import worker_destination
-from shm.epochs import Epochs
-from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent
 
 from shardbroker.config.settings import SysEvents
 from shardbroker.management.client_topics import ClientTopics
+from shm.destinations import worker_destination
+from shm.epochs import Epochs
+from shm.events import KIND_CONNECTED, KIND_DISCONNECTED, ClientEvent
 from shm.routes import RouteChange, RouteTable
 
 CLIENTS = b"$SYS/brokers/n@1/clients/"

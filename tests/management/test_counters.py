@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shm.counters import NAMES, Counters
 
+from shm.counters import NAMES, Counters
 from tests.access.guarded import Guarded
 from tests.access.scram_client import ScramClient
 from tests.harness import Broker, Client, Publish, Pubrec, client_id_on, until, wire

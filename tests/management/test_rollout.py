@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shm.counters import Counters, ProcessState
 
 from shardbroker.config import Settings
 from shardbroker.control import ControlError
 from shardbroker.management.rollout import Rollout
 from shm.channels import SUPERVISOR
+from shm.counters import Counters, ProcessState
 from shm.in_force import InForce
 from shm.roles import ACCEPTOR, INTEGRATIONS, MANAGER, ROLES, WORKER, Cores, lay_places
 from shm.topology import Topology

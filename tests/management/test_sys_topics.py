@@ -1,9 +1,8 @@
 """Names and values of $SYS topics."""
 
-from shm.counters import NAMES
-
 from shardbroker import __version__
 from shardbroker.management.sys_topics import SysTopics
+from shm.counters import NAMES
 
 PREFIX = "$SYS/brokers/n@1"
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from shardbroker.mqtt.packets import decode
-from shardbroker.mqtt.topics import check_topic_name
-from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
 from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.packets import decode
 from shardbroker.mqtt.spec import PacketType, PropertyId
+from shardbroker.mqtt.topics import check_topic_name
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 from tests.mqtt.test_packets import PACKETS_5, properties, text
 from tests.sim.simulator import MemoryRoutes
 

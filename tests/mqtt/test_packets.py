@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import (
     Auth,
     Connack,
@@ -22,8 +24,6 @@ from shardbroker.mqtt.packets import (
     Will,
     decode,
 )
-
-from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import PROPERTIES, REASON_CODES, PacketType, PropertyId, Wire
 
 text = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=20).map(str.encode)

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shardbroker.mqtt.topics import check_topic_filter, check_topic_name, matches, parse_subscription
 
 from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import check_topic_filter, check_topic_name, matches, parse_subscription
 
 
 def allowed(check: object, text: bytes) -> bool:

@@ -10,12 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from shardbroker.config import load
+from shardbroker.journal import open_journal
 from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.mqtt.packets import Connect, Publish, Subscribe
 from shardbroker.worker.sansio import SansIoRouter
-
-from shardbroker.config import load
-from shardbroker.journal import open_journal
 from tests.sim.simulator import MemoryRoutes
 
 PACKET_IDS = 65_535

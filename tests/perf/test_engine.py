@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from perf.engine import LoadError
 
 from perf import engine as engine_module
+from perf.engine import LoadError
 from perf.launch import LaunchError, Running, launched
 from perf.measure import Result, run_plan, sound
 from perf.plan import Plan

@@ -5,6 +5,7 @@ from math import ceil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from perf.histogram import Histogram
 
 STEP = 1 / 64

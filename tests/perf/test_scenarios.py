@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perf.engine import LoadError
 
+from perf.engine import LoadError
 from perf.fleet import check_room
 from perf.measure import Result, run_plan, sound
 from perf.plan import Plan, PlanError

@@ -1,6 +1,7 @@
 """What an idle client costs is a promise (docs/performance.md): a field more in these objects is paid for by every client."""
 
 import pytest
+
 from shardbroker.pubsub.subscriptions import Subscription
 from shardbroker.session.session import Session
 from shardbroker.worker.connection import Connection

@@ -15,16 +15,15 @@ import time
 from pathlib import Path
 
 from acceptor.handover import encode_header, send_one
+from shardbroker.config import load
 from shardbroker.mqtt.packets import Connect, Publish, Subscribe
+from shardbroker.stores.registry import Registry
+from shardbroker.supervisor.layout import lay_out, tear_down
 from shardbroker.worker.assembly import assemble
 from shardbroker.worker.memory import MemoryWatch
 from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.ring import Inbox
-
-from shardbroker.config import load
-from shardbroker.stores.registry import Registry
-from shardbroker.supervisor.layout import lay_out, tear_down
 from shm.routes import RouteTable
 from tests.harness import client_id_on
 from tests.perf.core_load import ANSWERS, MESSAGES, acknowledgements

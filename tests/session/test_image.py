@@ -6,13 +6,13 @@ from typing import Any
 
 import cbor2
 import pytest
-from shardbroker.journal.checksum import crc32
-from shardbroker.journal.images import ImageError, read_image, write_image
-from shardbroker.worker.sansio import SansIoRouter
 
 from shardbroker.config import load
+from shardbroker.journal.checksum import crc32
+from shardbroker.journal.images import ImageError, read_image, write_image
 from shardbroker.journal.schema import Kind, decode_items
 from shardbroker.mqtt import packets as mqtt
+from shardbroker.worker.sansio import SansIoRouter
 from tests.sim.simulator import MemoryRoutes
 
 NOW_MS = 1_700_000_000_000

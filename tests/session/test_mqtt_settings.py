@@ -6,11 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shardbroker.worker.assembly import assemble
-from shardbroker.worker.memory import MemoryWatch
-from shm.counters import Counters, ProcessState
-from shm.epochs import Epochs
-from shm.ring import Inbox
 
 from shardbroker.config import Settings, load
 from shardbroker.config.c_fields import c_fields
@@ -20,7 +15,12 @@ from shardbroker.management.rollout import Rollout
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore
 from shardbroker.supervisor.layout import lay_out, tear_down
+from shardbroker.worker.assembly import assemble
+from shardbroker.worker.memory import MemoryWatch
+from shm.counters import Counters, ProcessState
+from shm.epochs import Epochs
 from shm.in_force import InForce
+from shm.ring import Inbox
 from shm.routes import RouteTable
 
 KEYS = [key for key, _, _ in c_fields(Mqtt)]

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
-
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 from tests.sim.simulator import MemoryRoutes
 
 LAST_ID = 65535

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from shardbroker.worker.sansio import SansIoRouter
 
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
 from shardbroker.mqtt.spec import PropertyId
+from shardbroker.worker.sansio import SansIoRouter
 from tests.sim.simulator import MemoryRoutes
 
 TOPICS = (b"flow/a", b"flow/b")

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shm.destinations import worker_destination
-
 from shardbroker.stores.retained import RetainedMessage, RetainedStore
+from shm.destinations import worker_destination
 from shm.routes import RouteChange, RouteTable
 
 SIZES = (10_000, 100_000)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from shm.destinations import (
     NUMBER_MAX,
     DestinationKind,
@@ -12,7 +13,6 @@ from shm.destinations import (
     destination_number,
     worker_destination,
 )
-
 from shm.routes import RouteChange, RouteTable
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from shardbroker.mqtt.topics import matches
+from shm.cleanup import cleanup, forget_left_over, set_aside
 from shm.counters import GAUGES, HISTOGRAMS, NAMES, Counter, Counters, ProcessState, bucket_range, dotted
 from shm.epochs import Epochs
 from shm.events import ClientEvent, pack_event, unpack_event
 from shm.ring import Inbox
-
-from shm.cleanup import cleanup, forget_left_over, set_aside
 from tests.shm.processes import running
 
 LANE = 1 << 16

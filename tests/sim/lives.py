@@ -7,9 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
-
 from shardbroker.mqtt import packets as mqtt
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 
 GRAIN_MS = 64
 """How late a timer of the core may be: one slot of its wheel."""

@@ -17,11 +17,10 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
-from shardbroker.mqtt.topics import matches
-from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
-
 from shardbroker.config import load
 from shardbroker.mqtt import packets as mqtt
+from shardbroker.mqtt.topics import matches
+from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 from shm.routes import Group, Match, RouteChange
 from tests.sim.lives import GRAIN_MS, LONG_S, Mortal, Sleeper
 

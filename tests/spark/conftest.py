@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark_shardbroker.session import make_session
 
+from pyspark_shardbroker.session import make_session
 from tests.harness.needed import needed
 
 SETTINGS = {

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_shardbroker.records import KINDS
-
 from shardbroker.journal import Block, open_journal, read
 from shardbroker.journal.schema import Kind, Record, encode
 

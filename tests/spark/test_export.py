@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+
 from pyspark_shardbroker.errors import OptionError
 from pyspark_shardbroker.export import Export, compact, run
-
 from shardbroker.control import Control
 from shardbroker.journal.exports import exports, note_export
 from tests.harness.broker import Broker, client_id_on

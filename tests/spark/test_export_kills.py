@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
 from pyspark_shardbroker.export import Export, compact, run
 from pyspark_shardbroker.files import Files
-
 from tests.spark.samples import expected, write_journal
 
 pytestmark = pytest.mark.timeout(400)

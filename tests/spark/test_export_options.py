@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row, SparkSession
+
 from pyspark_shardbroker.errors import OptionError
 from pyspark_shardbroker.export import Export, compact, run
-
 from shardbroker.journal import open_journal
 from shardbroker.journal.schema import Kind, Record, encode
 from tests.spark.samples import PASS_US, START_US, expected, message_id, write_journal

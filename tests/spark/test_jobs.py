@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark_shardbroker import jobs
 
+from pyspark_shardbroker import jobs
 from shardbroker.journal import open_journal
 from shardbroker.journal.schema import Kind, encode
 from tests.spark.samples import START_US, message_id

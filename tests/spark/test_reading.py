@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from pyspark_shardbroker import decode, parquet, segments
 from pyspark_shardbroker.columns import JOURNAL
 from pyspark_shardbroker.errors import DamageError, OptionError, ShardbrokerSourceError, TooNewError
@@ -19,9 +20,8 @@ from pyspark_shardbroker.positions import Positions
 from pyspark_shardbroker.reading import read_piece, scan_piece
 from pyspark_shardbroker.records import FIELDS, KINDS
 from pyspark_shardbroker.segments import WINDOW_BYTES, Damage, Segment
-from shardbroker.journal.encode import measure
-
 from shardbroker.journal import Block, open_journal, read
+from shardbroker.journal.encode import measure
 from shardbroker.journal.layout import segment_paths
 from shardbroker.journal.schema import FIELDS as BROKER_FIELDS
 from shardbroker.journal.schema import Kind, Record, encode

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+
 from pyspark_shardbroker.errors import DamageError, OptionError, ShardbrokerSourceError
 from pyspark_shardbroker.snapshots import SNAPSHOT_TABLES, find_files, read_file
-
 from shardbroker.control import Control
 from tests.harness.broker import Broker, client_id_on
 from tests.harness.client import Client

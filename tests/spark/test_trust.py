@@ -4,11 +4,11 @@ import random
 from pathlib import Path
 
 import pytest
+
 from pyspark_shardbroker.journals import Journal, pieces
 from pyspark_shardbroker.options import Wanted
 from pyspark_shardbroker.reading import read_piece, scan_piece
 from pyspark_shardbroker.segments import Damage
-
 from shardbroker.journal import Block, open_journal, read, repair, trusted
 from shardbroker.journal import Damage as BrokerDamage
 from shardbroker.journal.schema import Kind, encode

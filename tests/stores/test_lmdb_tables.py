@@ -11,12 +11,12 @@ import multiprocess
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shm.destinations import worker_destination
 
 from shardbroker.stores import registry, retained
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedMessage, RetainedStore
 from shm import routes
+from shm.destinations import worker_destination
 from shm.routes import (
     Group,
     RouteChange,

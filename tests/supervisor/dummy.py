@@ -17,10 +17,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from shm.counters import Counters, ProcessState
-
 from shardbroker.config import load
 from shardbroker.supervisor import StartError, Supervisor
+from shm.counters import Counters, ProcessState
 from shm.roles import ROLES, Role
 from shm.topology import Topology
 

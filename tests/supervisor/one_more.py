@@ -17,7 +17,6 @@ from typing import Any
 
 from shm.counters import Counters, ProcessState
 from shm.ring import Inbox
-
 from shm.roles import ROLES, Role, load
 from shm.topology import Topology
 from tests.supervisor.dummy import main, note

@@ -11,9 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from shm.records import encode_publish, encode_spilled
 
 from shm import runtime
+from shm.records import encode_publish, encode_spilled
 from tests.harness import Broker, Client, Publish
 
 pytestmark = pytest.mark.own_broker

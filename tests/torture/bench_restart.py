@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from shardbroker.mqtt.packets import Connect, Publish
 
+from shardbroker.mqtt.packets import Connect, Publish
 from tests.harness import Broker, Client
 
 BATCH = 5_000

@@ -4,6 +4,7 @@ import random
 import struct
 
 import pytest
+
 from shardbroker.transport.websocket import Framing, WebSocketError, client_frame, close_code_of
 
 BINARY, CONTINUATION, PING, PONG, CLOSE, FIN = 2, 0, 9, 10, 8, 0x80

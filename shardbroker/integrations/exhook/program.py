@@ -284,7 +284,7 @@ class _Lane:
         self._filled.set()
 
     def drop_events(self) -> None:
-        """Drops the events that wait, and the one under way: a program that comes back may require other points."""
+        """Drops the queued events and the one under way: the program may require other points after it connects again."""
         if self._sending is not None:
             self._sending.cancel()
         while self._events:

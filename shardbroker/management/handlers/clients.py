@@ -5,12 +5,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from shm.events import EXPIRY_NEVER
-
 from shardbroker.control import ControlError
 from shardbroker.control.verbs import BulkKick, ClientFilter, ClientList, ManyClients, OneClient
 from shardbroker.management.context import Context, breathe, handles
 from shardbroker.management.paging import decode_cursor, encode_cursor
+from shm.events import EXPIRY_NEVER
 
 __all__ = ["client_row", "matching"]
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import psutil
-from shm.counters import HISTOGRAMS, ProcessState
 
 from shardbroker import __version__
 from shardbroker.control import ControlError
@@ -16,6 +15,7 @@ from shardbroker.control.losses import losses, lost
 from shardbroker.control.verbs import LogLevel, Metrics, OneWorker, Params
 from shardbroker.management.context import Context, handles
 from shardbroker.management.prometheus import render
+from shm.counters import HISTOGRAMS, ProcessState
 from shm.roles import Place
 
 SEAL_S = 3.0

@@ -5,8 +5,6 @@ The registry has the clients, their workers have the subscriptions, and the rout
 
 from typing import Any
 
-from shm.destinations import destination_name
-
 from shardbroker.control import ControlError
 from shardbroker.control.feature_verbs import ExclusiveList
 from shardbroker.control.verbs import AddSubscription, DeleteSubscription, SubscriptionList, TopicList
@@ -15,6 +13,7 @@ from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import FAILURE, REASON_CODES
 from shardbroker.mqtt.topics import matches, parse_subscription
+from shm.destinations import destination_name
 
 CLIENTS_AT_ONCE = 200
 """Clients in one command."""

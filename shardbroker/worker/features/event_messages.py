@@ -9,11 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shm.events import clients_prefix
-
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import closing_word
 from shardbroker.mqtt.topics import check_topic_name
+from shm.events import clients_prefix
 
 __all__ = ["EVENTS", "EventMessages"]
 

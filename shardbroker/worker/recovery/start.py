@@ -3,10 +3,6 @@
 import time
 from contextlib import suppress
 
-from shm.counters import Counters
-from shm.records import DAMAGE
-from shm.ring import Inbox
-
 from shardbroker.journal import open_journal
 from shardbroker.journal.layout import segment_paths
 from shardbroker.journal.recorder import JournalRecorder
@@ -15,7 +11,10 @@ from shardbroker.worker.recovery.repartition import Repartition
 from shardbroker.worker.recovery.replay import Replay
 from shardbroker.worker.recovery.rings import RingRecovery
 from shardbroker.worker.recovery.sessions import record_sessions, resume_sessions
+from shm.counters import Counters
 from shm.partitions import workers_of
+from shm.records import DAMAGE
+from shm.ring import Inbox
 from shm.topology import Topology
 
 __all__ = ["recover"]
