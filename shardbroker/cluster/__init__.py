@@ -8,7 +8,7 @@ simulation of a whole cluster (`tests/cluster`) and in a process. From the botto
     handshake                    identity and proof of a connection
     view                         members, links, state of the node
     rlog                         routes: each node owns its own and streams their log
-    streams                      messages: positions, spool, exactly once
+    outbound, inbound            messages: positions, spool, exactly once
     signals, data                the two kinds of channel, each a set of connections with the cores above
 
 Decisions and findings: docs/design/0011-cluster.md.

@@ -11,9 +11,10 @@ from random import Random
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.handshake import AUTH_TIMEOUT_MS, Handshake, Identity
+from shardbroker.cluster.inbound import Inbound, Inlets
 from shardbroker.cluster.messages import Bye, Data, DataAck, Hello, Message, Resume, Streams, Welcome
+from shardbroker.cluster.outbound import Outbound
 from shardbroker.cluster.outputs import Close, Dial, Output, Refused, Send
-from shardbroker.cluster.streams import Inbound, Inlets, Outbound
 
 __all__ = ["DataChannel", "Peer"]
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 __all__ = [
     "FRAME_BYTES_MAX",
     "POSITION_MAX",
+    "STREAMS_MAX",
     "Bye",
     "Data",
     "DataAck",
@@ -39,6 +40,8 @@ FRAME_BYTES_MAX = 2 << 20
 """Bytes of a frame: a batch of 1 MB and the filter that crosses its limit."""
 POSITION_MAX = (1 << 63) - 1
 """Largest position, incarnation or identity: it fits a signed and an unsigned 64-bit field."""
+STREAMS_MAX = 1_024
+"""Streams of a peer: 64 workers, and 15 more rings of each that a killed broker left."""
 
 
 class Hello(NamedTuple):

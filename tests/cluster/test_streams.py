@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from shardbroker.cluster import streams
+from shardbroker.cluster import inbound
 from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.inbound import Inbound, Keep, StreamPositions
 from shardbroker.cluster.messages import Data, DataAck, Record, Resume, StreamAck, StreamOffer, StreamResume, Streams
-from shardbroker.cluster.streams import Inbound, Keep, Level, Outbound, OutboundSettings, PeerState, StreamPositions
+from shardbroker.cluster.outbound import Level, Outbound, OutboundSettings, PeerState
 from tests.cluster.sim.disk import MemoryInlet, MemoryRing, MemorySpool
 from tests.cluster.sim.mutants import mutated
 
@@ -239,7 +240,7 @@ def test_a_full_worker_stops_the_reading_of_its_link() -> None:
 
 
 def test_an_overflow_of_four_megabytes_is_not_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "OVERFLOW_BYTES", 100)
+    monkeypatch.setattr(inbound, "OVERFLOW_BYTES", 100)
     pair = Pair()
     pair.inlets.inlet.capacity = 0
     pair.connect()

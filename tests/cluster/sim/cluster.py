@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from random import Random
 from unittest.mock import patch
 
-from shardbroker.cluster import rlog, streams
+from shardbroker.cluster import inbound, outbound, rlog
 from shardbroker.cluster.faults import ByeReason
-from shardbroker.cluster.streams import Level
+from shardbroker.cluster.outbound import Level
 from shardbroker.cluster.view import LinkState
 from tests.cluster.sim.events import Events
 from tests.cluster.sim.network import Network
@@ -42,10 +42,10 @@ POLL_US = 1_000
 SMALL_LIMITS = {
     (rlog, "BATCH_ROUTES"): 5,
     (rlog, "WINDOW_BATCHES"): 3,
-    (streams, "DATA_BYTES"): 500,
-    (streams, "PUMP_BYTES"): 1_500,
-    (streams, "SPOOL_WINDOW_BYTES"): 1_000,
-    (streams, "OVERFLOW_BYTES"): 1_000,
+    (outbound, "DATA_BYTES"): 500,
+    (outbound, "PUMP_BYTES"): 1_500,
+    (outbound, "SPOOL_WINDOW_BYTES"): 1_000,
+    (inbound, "OVERFLOW_BYTES"): 1_000,
 }
 """Limits that a run has to reach."""
 FAULTS = {ByeReason.WRONG_CLUSTER, ByeReason.DUPLICATE_ID, ByeReason.NOT_AUTHENTICATED, ByeReason.PROTOCOL_ERROR, ByeReason.LIMIT}

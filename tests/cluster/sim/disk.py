@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
+from shardbroker.cluster.inbound import Keep
 from shardbroker.cluster.messages import Record, Route
+from shardbroker.cluster.outbound import SpoolEntry, SpoolFull
 from shardbroker.cluster.rlog import RouteKey
-from shardbroker.cluster.streams import Keep, SpoolEntry, SpoolFull
 
 __all__ = ["File", "MemoryInlet", "MemoryRing", "MemoryRoutes", "MemorySpool"]
 

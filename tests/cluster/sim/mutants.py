@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from shardbroker.cluster.inbound import Inbound, StreamPositions, _ReceiveStream
 from shardbroker.cluster.messages import Message, RouteAck
+from shardbroker.cluster.outbound import Outbound, _SendStream
 from shardbroker.cluster.rlog import RouteReceiver, RouteSender
 from shardbroker.cluster.signals import Signals
-from shardbroker.cluster.streams import Inbound, Outbound, StreamPositions, _ReceiveStream, _SendStream
 
 __all__ = ["MUTANTS", "mutated"]
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from shardbroker.cluster.data import DataChannel
 from shardbroker.cluster.handshake import Identity, cluster_uuid
+from shardbroker.cluster.inbound import Keep, StreamPositions
 from shardbroker.cluster.messages import Bye, Record, Route
+from shardbroker.cluster.outbound import Level, Outbound, OutboundSettings
 from shardbroker.cluster.outputs import Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
 from shardbroker.cluster.rlog import MemoryRouteLog, SubackWait
 from shardbroker.cluster.signals import Signals
-from shardbroker.cluster.streams import Keep, Level, Outbound, OutboundSettings, StreamPositions
 from shardbroker.cluster.view import LinkState, NodeState, ViewSettings
 from tests.cluster.sim.disk import File, MemoryInlet, MemoryRing, MemoryRoutes, MemorySpool
 from tests.cluster.sim.network import End
