@@ -59,8 +59,6 @@ LISTED = (
     Listed("only some tests of the module run", "tests/(management|api)/", "the last test of a module sums up the others"),
     Listed("a session that a Clean Start ends takes its messages with it", "tests/behaviour/test_shared.py",
            "MQTT 5.0 section 4.8.2 says SHOULD; a Clean Start discards the whole session"),
-    Listed("two sessions may hold one exclusive subscription after a kill", "tests/torture/test_torture.py",
-           "seen once in 200 kills, with seed 3746293641; the cause is open"),
     Listed(".*", "tests/", "a broker that runs elsewhere differs as tests/conformance/known_differences.py says", external=True),
 )  # fmt: skip
 
