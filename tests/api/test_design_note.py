@@ -34,7 +34,7 @@ class RetainedStore:
 class Control:
     """Carries out verbs without a broker, with the checks of the manager."""
 
-    async def ask(self, verb: str, /, requested_by: str = "", **given: Any) -> Any:
+    async def call(self, verb: str, /, requested_by: str = "", **given: Any) -> Any:
         try:
             params = VERBS[verb].params.model_validate(given)
         except ValidationError as error:

@@ -48,7 +48,7 @@ def test_an_open_page_may_change_nothing_once_its_account_is_a_viewer(tmp_path: 
     asked: list[str] = []
 
     class Control:
-        async def ask(self, verb: str, **_: Any) -> None:
+        async def call(self, verb: str, **_: Any) -> None:
             asked.append(verb)
 
     changes = [name for name, verb in VERBS.items() if verb.changes]

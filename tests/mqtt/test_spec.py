@@ -17,6 +17,7 @@ NAMESAKES = {
     "perf/arrivals.pyx": "states of a client",
     "shardbroker/access/rules.py": "actions of a rule, as bits",
     "shardbroker/access/wire.py": "kinds of requests",
+    "shardbroker/cluster/faults.py": "reasons of BYE between nodes",
     "shardbroker/journal/schema.py": "a file format, which does not follow this table",
     "shardbroker/transport/websocket.pyx": "close codes of WebSocket",
 }
