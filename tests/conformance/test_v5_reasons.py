@@ -41,7 +41,7 @@ def test_mqtt_3_4_2_2_failures_are_told_in_words(connect: Connect, topic: str) -
         "filter 2: topic filter invalid",
         "topics below $SYS/ and $event/ are reserved",
         "topics below $SYS/ and $event/ are reserved",
-        "the payload is not UTF-8, as its Payload Format Indicator says",
+        "payload is not valid UTF-8 although Payload Format Indicator is 1",
         "packet id 30582 is in use",
         "no message with packet id 30583 is in flight",
         "no message with packet id 30584 is in flight",
