@@ -18,6 +18,7 @@ cdef enum:
     KIND_RECEIVED = 13
     KIND_RELEASED = 14
     KIND_SYNCED = 23
+    KIND_ARRIVED = 26
     ACK_PUBACK = 4
     ACK_PUBREC = 5
     ACK_PUBCOMP = 7
@@ -39,3 +40,4 @@ cdef int log_dropped(RecordBuffer buffer, uint64_t session, uint64_t id_high, ui
 cdef int log_received(RecordBuffer buffer, uint64_t session, uint16_t packet_id, uint64_t id_high, uint64_t id_low) except -1
 cdef int log_released(RecordBuffer buffer, uint64_t session, uint16_t packet_id, int reason) except -1
 cdef int log_synced(RecordBuffer buffer, uint64_t position) except -1
+cdef int log_arrived(RecordBuffer buffer, uint64_t origin, uint64_t stream, uint64_t position, bint over) except -1

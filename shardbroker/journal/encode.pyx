@@ -116,6 +116,13 @@ cdef int log_synced(RecordBuffer buffer, uint64_t position) except -1:
     return 0
 
 
+cdef int log_arrived(RecordBuffer buffer, uint64_t origin, uint64_t stream, uint64_t position, bint over) except -1:
+    cdef uint8_t* at = put_array(buffer.room(HEADS * UINT_BYTES), 5 if over else 4)
+    at = put_uint(put_uint(put_uint(put_uint(at, KIND_ARRIVED), origin), stream), position)
+    buffer.commit(put_uint(at, 1) if over else at)
+    return 0
+
+
 # --- for tests and figures, which cannot call the above ------------------------------------------------------------------------
 
 
@@ -148,6 +155,8 @@ def log_for_test(Writer writer not None, str kind, dict fields):
         log_released(writer, fields["session"], fields["packet_id"], fields["reason"])
     elif kind == "SYNCED":
         log_synced(writer, fields["position"])
+    elif kind == "ARRIVED":
+        log_arrived(writer, fields["origin"], fields["stream"], fields["position"], fields.get("over") is not None)
     else:
         raise KeyError(kind)
 

@@ -30,6 +30,7 @@ cdef class BufferRecorder(Recorder):
 cdef class JournalRecorder(BufferRecorder):
     cdef readonly Writer writer            # `buffer`, by its own type
     cdef readonly uint32_t cycle           # from 1 on
+    cdef uint64_t division                 # number of the division of sessions (shm/partitions.py) of which the worker is one; 0: unknown
     # Captured messages that may not be safe yet: those below the mark, and those behind it. Once what is below it is safe, the
     # others take their place.
     cdef uint64_t captured_mark, captured_below, captured_behind
@@ -38,6 +39,8 @@ cdef class JournalRecorder(BufferRecorder):
     cdef int snapshot(self, Subscriber session) except -1
     # Records of a ring up to this position were dealt with.
     cdef int consumed(self, uint64_t rings, uint64_t producer, uint64_t position, bytes weights) except -1
+    # Records of a stream of another node up to this position were dealt with; `over`: the stream has ended.
+    cdef int arrived_from(self, uint64_t origin, uint64_t stream, uint64_t position, bint over) except -1
     # What block this ends was written when everything below `durable` was on the disk.
     cdef int synced(self) except -1
     # So many messages were to be captured, and are in no block that was written or will be; the count begins again.

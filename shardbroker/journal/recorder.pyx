@@ -3,7 +3,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from shardbroker.journal.encode cimport (
-    log_acknowledged, log_delivered, log_dropped, log_message, log_queued, log_received, log_released, log_session_named, log_synced,
+    log_acknowledged, log_arrived, log_delivered, log_dropped, log_message, log_queued, log_received, log_released, log_session_named, log_synced,
 )
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.delivery cimport Delivery
@@ -142,11 +142,12 @@ cdef class BufferRecorder(Recorder):
 
 
 cdef class JournalRecorder(BufferRecorder):
-    """writer: the worker's journal."""
+    """writer: the worker's journal. division: number of the division of sessions by which it is written."""
 
-    def __init__(self, Writer writer not None):
+    def __init__(self, Writer writer not None, division=0):
         self.buffer = self.writer = writer
         self.cycle = 1
+        self.division = division
 
     cdef int name(self, Subscriber session) except -1:
         """A segment names each session before the first other record of it, so that it can be read alone."""
@@ -222,6 +223,9 @@ cdef class JournalRecorder(BufferRecorder):
     cdef int consumed(self, uint64_t rings, uint64_t producer, uint64_t position, bytes weights) except -1:
         return self.add(Kind.CONSUMED, {"rings": rings, "producer": producer, "position": position, "weights": weights})
 
+    cdef int arrived_from(self, uint64_t origin, uint64_t stream, uint64_t position, bint over) except -1:
+        return log_arrived(self.writer, origin, stream, position, over)
+
     cdef int forwarded(
         self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,
         bytes group, bytes filter, bint until_arrived,
@@ -242,7 +246,7 @@ cdef class JournalRecorder(BufferRecorder):
         return self.add(Kind.HELD, {
             "number": number, "purpose": purpose, "id": message.id_high.to_bytes(8, "big") + message.id_low.to_bytes(8, "big"),
             "destination": destination, "record": kind, "member": member, "attempts": attempts, "group": group or None,
-            "filter": filter or None, "at_ms": at_ms or None,
+            "filter": filter or None, "at_ms": at_ms or None, "division": self.division or None,
         })
 
     cdef int deferred_done(self, uint64_t number) except -1:

@@ -73,6 +73,7 @@ class Kind(IntEnum):
     SYNCED = 23
     HELD = 24
     LET_GO = 25
+    ARRIVED = 26
 
 
 class Field(IntEnum):
@@ -147,6 +148,8 @@ class DeferredFor(IntEnum):
     """The ring of `destination`, as this `record`."""
     TIME = 4
     """All subscribers as of `at_ms`."""
+    LOCAL = 5
+    """Subscribers of this worker; the message came from another one."""
 
 
 class WillEnd(IntEnum):
@@ -215,9 +218,10 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.SYNCED: (("position", _UINT), ("arrived", _MAYBE)),
     Kind.HELD: (
         ("number", _UINT), ("purpose", _UINT), ("id", _BYTES), ("destination", _UINT), ("record", _UINT), ("member", _UINT),
-        ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES), ("at_ms", _MAYBE),
+        ("attempts", _UINT), ("group", _BYTES), ("filter", _BYTES), ("at_ms", _MAYBE), ("division", _MAYBE),
     ),
     Kind.LET_GO: (("number", _UINT),),
+    Kind.ARRIVED: (("origin", _UINT), ("stream", _UINT), ("position", _UINT), ("over", _MAYBE)),
 }  # fmt: skip
 """The fields of each kind, in their order after the kind."""
 

@@ -3,6 +3,7 @@
 All workers take the same rings, each for the sessions that it has now. `take_part` and `take_all` enclose what was under way to one worker
 of the broker that ended.
 """
+from shardbroker.pubsub.message cimport Message
 from shardbroker.worker.one_pass cimport Worker
 from shardbroker.worker.recovery.replay cimport Replay
 from shardbroker.worker.router cimport Router
@@ -20,4 +21,6 @@ cdef class Repartition:
     # Records that a ring has been taken up to `position`: this worker's own ring, or its part of one that all workers take.
     cdef int note_taken(self, rings, int producer, position) except -1
     cdef int take_one(self, list item) except -1
+    cdef tuple mark(self)
+    cdef int take_message(self, Message message) except -1
     cdef int retain_again(self, rings, list items) except -1

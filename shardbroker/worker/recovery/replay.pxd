@@ -13,6 +13,7 @@ from shardbroker.worker.router cimport Router
 cdef enum:
     TAKER_SHIFT = 16                       # of the worker's number plus one
     TAKERS_SHIFT = 32                      # of the number of workers, beside it
+    ONE_MESSAGE = 0xFFFF                   # in place of a producer: not a ring was taken, but the deferred message with the id position | rings
 
 
 cdef class Replay(SessionReader):
@@ -32,9 +33,12 @@ cdef class Replay(SessionReader):
     # Rings, and messages under way.
     cdef readonly dict consumed            # (rings, producer) -> position
     cdef dict notes                        # the same with takers' marks -> (position, weights): as the journal has it
-    cdef dict takers                       # rings -> (worker, Division) that had taken all of them when an earlier start was killed
+    cdef dict takers                       # rings, or (high, low) of a message -> (worker, Division) that took it at a start that was killed
+    cdef dict streams                      # source -> (origin, identity) -> position: messages of other nodes, see worker/arrivals.pxd
     cdef dict forwarded                    # worker -> (rings, destination) -> block, records of messages for it that may never have left
     cdef dict deferred                     # (worker, number) -> record of a message that waits for room in a ring or for its time
+    cdef readonly uint64_t division        # number of the division whose deferred messages count; 0: all do
+    cdef set stale                         # numbers of this journal's deferred messages that do not count
     # The reading itself.
     cdef readonly list damage              # journal.Damage found on the way
     cdef readonly uint64_t records, bytes
@@ -46,5 +50,7 @@ cdef class Replay(SessionReader):
     cdef int forget(self, Session session) except -1      # the session has ended, and nothing of it is left
 
 
+# Whether a deferred message is for the subscribers of one worker, which may be with several workers now.
+cdef bint is_for_members(list item)
 # Whether a forwarded message is kept on record until the journal of its destination has it.
 cdef bint until_arrived(list item)

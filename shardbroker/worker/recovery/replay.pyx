@@ -2,7 +2,10 @@
 
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.image cimport bytes_field, field_or_none
+from shardbroker.worker.deferred cimport DEFERRED_FOR_LOCAL, DEFERRED_FOR_RING
 from shm.counters cimport SESSIONS_COUNT
+from shm.destinations cimport WORKER, kind_of
+from shm.records cimport RECORD_PUBLISH
 
 import time
 
@@ -23,9 +26,10 @@ ENDED, MOVED = int(Kind.SESSION_ENDED), int(EndReason.MOVED)
 
 
 cdef class Replay(SessionReader):
-    """worker: one that does not serve yet, and writes no journal. owns: client id -> whether the session is this worker's."""
+    """worker: one that does not serve yet, and writes no journal. owns: client id -> whether the session is this worker's.
+    division: number of the division by which the journals were written last, 0 if that is unknown."""
 
-    def __init__(self, Worker worker not None, owns):
+    def __init__(self, Worker worker not None, owns, division=0):
         self.worker = worker
         self.router = self.context = worker.router
         self.logged = FIRST_CYCLE
@@ -39,13 +43,17 @@ cdef class Replay(SessionReader):
         self.consumed = {}
         self.notes = {}
         self.takers = {}
+        self.streams = {}
         self.forwarded = {}
         self.deferred = {}
+        self.division = division
+        self.stale = set()
         self.damage = []
 
     def clear(self) -> None:
         """Everything has been used."""
         self.forwarded = {}
+        self.deferred = {}
         self.foreign = []
         self.messages = {}
         self.by_key = {}
@@ -150,7 +158,7 @@ cdef class Replay(SessionReader):
     cdef int forget(self, Session session) except -1:
         cdef Subscription subscription
         for subscription in session.all_subscriptions():
-            self.router.unsubscribe(session, subscription.wire_filter, 0)
+            self.router.subscriptions.unsubscribe(session, subscription.wire_filter, 0)
         session.end()
         self.with_connection.discard(session)
         self.by_key.pop(session.key, None)
@@ -174,21 +182,42 @@ cdef class Replay(SessionReader):
             self.with_connection.discard(session)
 
     cdef int add_subscription(self, Session session, Subscription subscription) except -1:
-        return self.router.subscribe(session, subscription)
+        return self.router.subscriptions.subscribe(session, subscription)
 
     cdef int remove_subscription(self, Session session, bytes wire_filter) except -1:
-        self.router.unsubscribe(session, wire_filter, 0)
+        self.router.subscriptions.unsubscribe(session, wire_filter, 0)
         return 0
 
     # --- rings and messages under way -----------------------------------------------------------------------------------------
 
     def on_consumed(self, list item) -> None:
-        self.notes[item[1], item[2]] = item[3], field_or_none(item, 4)
+        cdef bint one_message = item[2] & 0xFFFF == ONE_MESSAGE
+        if not one_message:
+            self.notes[item[1], item[2]] = item[3], field_or_none(item, 4)
         if item[2] >> TAKER_SHIFT == 0:
             self.consumed[item[1], item[2]] = item[3]
         else:
             division = Division(item[2] >> TAKERS_SHIFT, tuple(bytes_field(item, 4)))
-            self.takers.setdefault(item[1], set()).add(((item[2] >> TAKER_SHIFT & 0xFFFF) - 1, division))
+            taken = (item[3], item[1]) if one_message else item[1]
+            self.takers.setdefault(taken, set()).add(((item[2] >> TAKER_SHIFT & 0xFFFF) - 1, division))
+
+    def on_arrived(self, list item) -> None:
+        if field_or_none(item, 4):
+            self.streams.get(self.source, {}).pop((item[1], item[2]), None)
+        else:
+            self.streams.setdefault(self.source, {})[item[1], item[2]] = item[3]
+
+    def stream_positions(self) -> dict[tuple[int, int], int]:
+        """Returns how far the streams of other nodes were dealt with.
+
+        After the number of workers has changed, what one of them had not dealt with is delivered again.
+        """
+        cdef dict found = {}
+        cdef list sources = list(self.streams.values())
+        for positions in sources:
+            for stream in positions:
+                found[stream] = min([one.get(stream, 0) for one in sources])
+        return found
 
     def on_forwarded(self, list item) -> None:
         cdef dict forwarded = self.forwarded.setdefault(self.source, {})
@@ -205,10 +234,21 @@ cdef class Replay(SessionReader):
             self.forwarded.pop(self.source, None)
 
     def on_held(self, list item) -> None:
-        self.deferred[self.source, item[1]] = item
+        cdef object division = field_or_none(item, 11)
+        if division is None or division == self.division or not self.division:
+            self.deferred[self.source, item[1]] = item
+        elif self.source == self.worker.number:
+            # Written for other workers: by an earlier division, or at a start that was killed before it was one.
+            self.stale.add(item[1])
 
     def on_let_go(self, list item) -> None:
         self.deferred.pop((self.source, item[1]), None)
+        if self.source == self.worker.number:
+            self.stale.discard(item[1])
+
+
+cdef bint is_for_members(list item):
+    return item[2] == DEFERRED_FOR_LOCAL or (item[2] == DEFERRED_FOR_RING and item[5] == RECORD_PUBLISH and kind_of(item[4]) == WORKER)
 
 
 cdef bint until_arrived(list item):

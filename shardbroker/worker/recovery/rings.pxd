@@ -12,4 +12,5 @@ cdef class RingRecovery:
     cdef Repartition repartition
     cdef dict arrivals                     # (rings, destination) -> position up to which that worker's journal has what was sent
 
-    cdef int forward_one(self, list item, dict inboxes) except -1
+    cdef int forward_one(self, int source, list item, dict inboxes) except -1
+    cdef str ring_name(self, long destination)

@@ -1,18 +1,17 @@
 """Recovered sessions and deferred messages: from now on recorded, and once all workers serve, resumed."""
 
-from libc.stdint cimport uint64_t
-
 from shardbroker.mqtt.spec cimport UNSPECIFIED_ERROR
 from shardbroker.pubsub.message cimport Message
 from shardbroker.session.image cimport bytes_field, field_or_none
 from shardbroker.session.session cimport Session
 from shardbroker.worker.deferred cimport (
-    DEFERRED_FOR_GROUP, DEFERRED_FOR_RING, DEFERRED_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring, defer_for_time,
+    DEFERRED_FOR_GROUP, DEFERRED_FOR_LOCAL, DEFERRED_FOR_RING, DEFERRED_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_local,
+    defer_for_ring, defer_for_time,
 )
 from shardbroker.worker.one_pass cimport Worker
-from shardbroker.worker.recovery.replay cimport Replay
+from shardbroker.worker.recovery.replay cimport Replay, is_for_members
 from shardbroker.worker.router cimport Router
-from shm.records cimport RECORD_SHARED
+from shm.destinations cimport WORKER, kind_of
 
 from shardbroker.logs.phrases import log_line
 
@@ -33,11 +32,11 @@ def record_sessions(Replay replay not None) -> None:
         replay.end_lost(session)
         worker.reporter.note_session(session)
     defer_again(replay)
-    replay.messages = {
-        item[4]: replay.messages.get(item[4])
-        for forwarded in replay.forwarded.values() for _, items in forwarded.values() for item in items
-    }
-    router.recover_routes()
+    used = {item[4] for forwarded in replay.forwarded.values() for _, items in forwarded.values() for item in items}
+    if replay.homes is not None:
+        used.update([item[3] for item in replay.deferred.values() if is_for_members(item)])
+    replay.messages = {message_id: replay.messages.get(message_id) for message_id in used}
+    router.route_changes.replace_all()
 
 
 def resume_sessions(Replay replay not None) -> None:
@@ -57,41 +56,52 @@ def resume_sessions(Replay replay not None) -> None:
 
 
 cdef int defer_again(Replay replay) except -1:
-    """Messages that waited for room in a ring or for their time wait again. If the number of workers has changed, each worker takes those of
-    the journals that its own replaces."""
+    """Messages that waited for room in a ring, for a look-up or for their time wait again. If the number of workers has changed, a delayed
+    message belongs to the worker of its publisher, so that its messages stay in order, and another one to the worker that replaces the one
+    where it was. It gets a new number: until all workers serve, the record with the old one counts, and then only the new one does."""
     cdef Worker worker = replay.worker
     cdef Router router = replay.router
     cdef Message message
     cdef Deferred deferred
-    cdef set known = set()
-    for (source, number), item in sorted(replay.deferred.items(), key=lambda entry: (entry[0][0] != worker.number, entry[0])):
+    cdef bint moving = replay.homes is not None
+    cdef int owner
+    cdef list own = [number for source, number in replay.deferred if source == worker.number]
+    router.retries.last_number = max(own + list(replay.stale), default=0)
+    for number in replay.stale:
+        router.recorder.deferred_done(number)
+    replay.stale = set()
+    for (source, number), item in sorted(replay.deferred.items()):
         message = replay.message(item[3])
-        if source % worker.topology.workers != worker.number or message is None:
+        if message is None:
             continue
+        if moving:
+            owner = source % worker.topology.workers
+            if item[2] == DEFERRED_FOR_TIME and message.client_id:
+                owner = worker.topology.division.worker_of(message.client_id)
+            if owner != worker.number or is_for_members(item):
+                continue
         group, filter = bytes_field(item, 8), bytes_field(item, 9)
-        if item[2] == DEFERRED_FOR_RING and replay.homes is None:
+        if item[2] == DEFERRED_FOR_RING and (not moving or kind_of(item[4]) != WORKER):
             deferred = defer_for_ring(message, item[4], item[5], item[6], item[7], group, filter)
-        elif item[2] == DEFERRED_FOR_RING and item[5] != RECORD_SHARED:
-            continue                       # its worker's sessions are divided among several workers now: docs/design/0002-durability.md
         elif item[2] == DEFERRED_FOR_RING:
             deferred = defer_for_group(message, group, filter, 0, item[7])
         elif item[2] == DEFERRED_FOR_GROUP:
             deferred = defer_for_group(message, group, filter, item[6], item[7])
         elif item[2] == DEFERRED_FOR_TIME:
             deferred = defer_for_time(message, field_or_none(item, 10) or 0)
+        elif item[2] == DEFERRED_FOR_LOCAL:
+            deferred = defer_for_local(message)
         else:
             deferred = defer_for_all(message)
-        if (item[3], group, filter, deferred.destination) in known:
-            continue                       # an earlier start took it from the other journal and was killed after that
-        known.add((item[3], group, filter, deferred.destination))
-        if source == worker.number:
+        if moving:
+            router.retries.last_number += 1
+            deferred.number = router.retries.last_number
+        else:
             deferred.number = number
-            router.last_deferred = max(router.last_deferred, <uint64_t>number)
-        else:
-            router.last_deferred += 1
-            deferred.number = router.last_deferred
         if deferred.purpose == DEFERRED_FOR_TIME:
-            router.delays.add(deferred)
+            router.retries.delays.add(deferred)
+        elif deferred.purpose == DEFERRED_FOR_LOCAL:
+            router.retries.set_aside(deferred)
         else:
-            router.retry.append(deferred)
+            router.retries.waiting.append(deferred)
     return 0

@@ -2,20 +2,23 @@
 
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from shardbroker.journal import open_journal
 from shardbroker.journal.layout import segment_paths
 from shardbroker.journal.recorder import JournalRecorder
+from shardbroker.journal.schema import DeferredFor
 from shardbroker.worker.one_pass import Worker
 from shardbroker.worker.recovery.repartition import Repartition
 from shardbroker.worker.recovery.replay import Replay
 from shardbroker.worker.recovery.rings import RingRecovery
 from shardbroker.worker.recovery.sessions import record_sessions, resume_sessions
 from shm.counters import Counters
-from shm.partitions import workers_of
+from shm.destinations import DestinationKind, destination
+from shm.partitions import PARTITIONS, workers_of
 from shm.records import DAMAGE
 from shm.ring import Inbox
-from shm.topology import Topology
+from shm.topology import PEER_INBOX, LeftOver, Topology
 
 __all__ = ["recover"]
 
@@ -23,6 +26,8 @@ DAMAGE_LINES = 20
 """Damaged places that have a log line of their own."""
 BLOCK_BYTES = 1 << 30
 """Largest block: a pass is one block, whatever it holds."""
+LANES_BEFORE_LINKS = 2
+"""Lanes between those of workers and those with messages of other nodes: the manager, and the link process for signals."""
 RETRY_S = 0.1
 """Between two tries to write what was recovered, while the disk refuses."""
 
@@ -34,8 +39,9 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
         return topology.division.worker_of(client_id) == number
 
     # Once all workers have served, each has its sessions in its own journal; what other journals have of them is old.
-    moving = topology.written_by not in (0, topology.division.number) and not Counters.attach(topology.counters_name).serving
-    replay = Replay(worker, owns)
+    written_by = topology.division.number if Counters.attach(topology.counters_name).serving else topology.written_by
+    moving = written_by not in (0, topology.division.number)
+    replay = Replay(worker, owns, written_by if workers_of(written_by) <= PARTITIONS else 0)
     repartition = Repartition(replay)
     rings = RingRecovery(replay, repartition)
     own = topology.journal_dir(number)
@@ -61,16 +67,20 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
         segment_bytes=topology.settings.journal.segment_bytes,
         pending_max=topology.settings.durability.max_pending_bytes,
     )
-    recorder = JournalRecorder(journal)
+    recorder = JournalRecorder(journal, topology.division.number)
     worker.durability.keep_journal(
         recorder, sum(path.stat().st_size for path in segment_paths(own)), rings.latest_arrivals(inbox)
     )
+    worker.durability.streams.restore(replay.stream_positions())
     if synced:
         worker.durability.guard_outputs()
     record_sessions(replay)
+    if moving:
+        repartition.take_deferred(DeferredFor.LOCAL)  # each was in its ring before what is there now
     old_rings = {}
     for left_over in topology.left_over:
-        for process, name in enumerate(left_over.inboxes[:-1]):  # the last one is the manager's
+        workers = _workers_of(left_over, topology)
+        for process, name in enumerate(left_over.inboxes[:workers]):
             try:
                 old = Inbox.attach(name)
             except FileNotFoundError:
@@ -82,9 +92,12 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
                 continue  # that broker was killed while it made or removed them
             old_rings[old.identity, process] = old
             if process == number or moving:
-                rings.take_old_rings(old, process, left_over.spill_dir)
+                rings.take_old_rings(old, process, left_over.spill_dir, workers + LANES_BEFORE_LINKS)
+        for name in left_over.peers:
+            _attach_peer(worker, old_rings, name)
     if moving:
         repartition.take_forwarded(old_rings)
+        repartition.take_deferred(DeferredFor.RING)
         worker.durability.save_sessions()
         repartition.note_connected()
     counters = Counters.attach(topology.counters_name)
@@ -95,6 +108,8 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
         if process != number:
             other = Inbox.attach(topology.inbox_name(process))
             old_rings[other.identity, process] = other
+    for path in topology.rings_dir.glob(f"{PEER_INBOX}*"):
+        _attach_peer(worker, old_rings, str(path))
     if not moving:
         rings.query_others(old_rings, topology.journal_dir)
 
@@ -105,6 +120,29 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
         replay.clear()
 
     worker.started = resume
+
+
+def _attach_peer(worker: Worker, rings: dict[tuple[int, int], Inbox], name: str) -> None:
+    """Adds rings to another node to `rings`: they show which messages for it have left this worker."""
+    node = int(Path(name).name.removeprefix(PEER_INBOX).partition("-")[0])
+    try:
+        inbox = Inbox.attach(name)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        worker.router.log(DAMAGE, f"ring to a node: {error}; messages in it are lost")
+        return
+    rings[inbox.identity, destination(DestinationKind.NODE, node)] = inbox
+
+
+def _workers_of(left_over: LeftOver, topology: Topology) -> int:
+    """Returns the number of workers of a broker that was killed: behind their inboxes are the manager's and those of its links."""
+    found = len(left_over.inboxes) - 1
+    links = max((int(peer.rpartition("-")[2]) for peer in left_over.peers), default=0)
+    if links:
+        return found - links - 1
+    known = workers_of(topology.written_by)
+    return min(found, known) if topology.links and known else found
 
 
 def _log_damage(worker: Worker, damages: list[str]) -> None:
