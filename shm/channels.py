@@ -41,6 +41,8 @@ CHANNELS = (
     Channel("notices", "acceptor", "manager", "acceptor.notices", socket.SOCK_DGRAM, shared=True),  # CBOR
     Channel("access", "worker", "integrations", "shardbroker.access.wire"),  # CBOR; answered
     Channel("events", "worker", "integrations", "shardbroker.hooks.exhook"),  # CBOR
+    Channel("subacks", "worker", "link", "shardbroker.link.subacks"),  # 16 bytes, to link-0 only; answered
+    Channel("sockets", "link", "link", "shardbroker.link.sockets"),  # a mark, with the socket of a peer; from link-0 only
 )
 
 Pairs = Mapping[str, tuple[tuple[tuple[int, int], ...], ...]]

@@ -60,6 +60,7 @@ cpdef enum Counter:
     MESSAGES_DROPPED_RECEIVE_MAXIMUM       # above mqtt.max_awaiting_rel
     MESSAGES_DROPPED_FAILED                # processing failed; the log line `message dropped` has the reason
     MESSAGES_DROPPED_UNROUTABLE            # the worker does not know a destination of the topic; publishers are refused with 0x83
+    MESSAGES_DROPPED_UNREACHABLE           # QoS 0 for a node of the cluster that cannot be reached, and whose ring is full
     DELIVERY_DROPPED                       # deliveries to one client; the reasons follow
     DELIVERY_DROPPED_NO_LOCAL              # its own message, with No Local or mqtt.ignore_loop_deliver
     DELIVERY_DROPPED_TOO_LARGE             # for its Maximum Packet Size
@@ -112,6 +113,10 @@ cpdef enum Counter:
     PACKETS_PUBLISH_QUOTA_EXCEEDED         # refused, as the clients of its listener, or all clients, exceed their publish quota
     OVERLOAD_RATE_PAUSED                   # times that reading from a client stopped because it exceeds the rate of its listener
     MESSAGES_DELAYED                       # accepted for later publication
+    LINK_ESTABLISHED                       # signal connections of other nodes that have proved the cookie
+    LINK_CLOSED                            # those of them that have ended
+    LINK_REFUSED                           # connections with other nodes that were refused, by either side
+    SUBACK_LATE                            # sent before all reachable nodes had the route, with cluster.suback = cluster
     CONNECTIONS_COUNT                      # open connections
     SESSIONS_COUNT
     SUBSCRIPTIONS_COUNT                    # except for shared ones

@@ -63,10 +63,10 @@ class ProcessState(IntEnum):
 
 GROUPS = frozenset({
     "authentication", "authentication.success", "authorization", "bytes", "client", "client.closed", "delivery", "delivery.dropped",
-    "events", "journal", "messages", "messages.dropped", "messages.qos0", "messages.qos1", "messages.qos2", "overload", "packets",
+    "events", "journal", "link", "messages", "messages.dropped", "messages.qos0", "messages.qos1", "messages.qos2", "overload", "packets",
     "packets.auth", "packets.connack", "packets.connect", "packets.disconnect", "packets.pingreq", "packets.pingresp", "packets.puback",
     "packets.pubcomp", "packets.publish", "packets.pubrec", "packets.pubrel", "packets.suback", "packets.subscribe",
-    "packets.unsuback", "packets.unsubscribe", "retained", "session",
+    "packets.unsuback", "packets.unsubscribe", "retained", "session", "suback",
 })
 """Prefixes of dotted names, up to the last dot. A counter of a new group needs an entry here, too."""
 

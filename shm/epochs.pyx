@@ -105,6 +105,12 @@ cdef class Epochs:
         """Voids the caches that a change of this filter's routes concerns (slow path for Python processes)."""
         self.bump(bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter)))
 
+    def bump_many(self, list filters not None) -> None:
+        """Voids the caches that changes of these filters' routes concern."""
+        cdef bytes filter
+        for filter in filters:
+            self.bump(bucket_of(<const uint8_t*>PyBytes_AS_STRING(filter), PyBytes_GET_SIZE(filter)))
+
     def of(self, bytes topic not None) -> int:
         """Returns the epoch that a cache entry of this topic is checked against (slow path)."""
         cdef Buckets buckets

@@ -2,6 +2,9 @@
 
     RecordHeader | topic | properties | client id | group | filter | payload        (sizes are in the header)
 
+In the lane of a link process each record begins with an ArrivalHeader: the message is of another node, and its parts are as they
+were in the ring there.
+
 A record too large for a ring is spilled: the ring carries the header with FLAG_SPILLED and the name of a file in the spill
 directory as its topic; the reader maps the file, whose contents are the whole record, and unlinks it.
 """
@@ -16,6 +19,7 @@ cdef enum RecordKind:
     RECORD_ANSWER = 6                  # the worker's answer to it
     RECORD_NOTE = 7                    # to the manager: a line for its log, with the level in the topic
     RECORD_TRACE = 8                   # to the manager: an event for traces, CBOR in the payload, see worker/observers/traces.pxd
+    RECORD_KEEP = 9                    # from a link process: streams of a node that go on, u64 identities in the payload
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits
@@ -40,6 +44,12 @@ cdef packed struct RecordHeader:
     uint64_t id_low                    # node 16 | process 32 | sequence 16
     uint64_t expires_ms                # Unix ms, 0: never
     uint64_t member                    # session key of the selected member
+
+cdef packed struct ArrivalHeader:
+    uint32_t origin                    # node id
+    uint32_t zero
+    uint64_t identity                  # of the stream, which is that of the ring on the origin; 0: RECORD_KEEP
+    uint64_t position                  # in the stream, behind the record; 0: RECORD_KEEP
 
 cdef uint64_t record_size(const RecordHeader* header) noexcept
 # Checks that the sizes in the header match the record. Raises ValueError.

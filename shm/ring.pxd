@@ -10,6 +10,13 @@ leaves nothing behind; a consumer killed before `release` finds its records agai
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+cdef enum:
+    RECORD_HEADER = 8                      # size and reserved word before each payload
+    FILLER = 0xFFFFFFFF                    # size of a record that only fills the end of the data area
+
+cdef inline uint64_t padded(uint32_t size) noexcept:
+    return (<uint64_t>size + RECORD_HEADER + 7) & ~<uint64_t>7
+
 
 cdef class Ring:
     cdef uint8_t* base                 # start of the lane in the mapping; layout in ring.pyx
@@ -32,6 +39,8 @@ cdef class Ring:
     cdef void commit_to(self, uint64_t position) noexcept
     # Producer. Is everything up to a position on the consumer's disk? If not, marks the lane as awaited: the consumer rings back.
     cdef bint is_secure(self, uint64_t position) noexcept
+    cdef uint64_t on_disk(self) noexcept       # producer: position up to which everything is on the consumer's disk
+    cdef uint64_t released(self) noexcept      # producer: position before which the consumer has returned the room
     # Consumer. Everything up to a position is on the disk; True if the producer waits for that and must be rung.
     cdef bint secure(self, uint64_t position) noexcept
     # Consumer. Returns the next payload and its size, NULL if the lane is empty. Valid until `release`.
@@ -42,6 +51,8 @@ cdef class Ring:
     cdef uint64_t taken(self) noexcept         # position after the last record returned by `next`
     # Consumer. Continues at a position reached before a restart; never backwards.
     cdef void skip_to(self, uint64_t position) noexcept
+    # Consumer. Returns the address of a position that is committed and not released; a record never crosses the end of the data area.
+    cdef const uint8_t* at(self, uint64_t position) noexcept
     # Consumer. Makes `next` return its last record, of this size, again.
     cdef void untake(self, uint32_t size) noexcept
     # Consumer. Releases all records returned by `next`; True if the producer waits for room and must be rung.

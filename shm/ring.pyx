@@ -29,8 +29,6 @@ __all__ = ["Inbox", "Ring"]
 cdef enum:
     PAGE = 4096                            # bytes
     LINE = 64                              # a cache line, bytes
-    RECORD_HEADER = 8                      # size and reserved word before each payload
-    FILLER = 0xFFFFFFFF                    # size of a record that only fills the end of the data area
     SLEEPING_AT = 2048                     # offset of the sleep flag in the header page
     MAGIC = 0x31474E4952425300             # "\0SBRING1"
     LANES_MAX = 65536                      # far more than there are processes
@@ -47,10 +45,6 @@ cdef enum LaneField:
 
 cdef inline uint64_t* word(uint8_t* base, int field) noexcept:
     return <uint64_t*>(base + field * LINE)
-
-
-cdef inline uint64_t padded(uint32_t size) noexcept:
-    return (<uint64_t>size + RECORD_HEADER + 7) & ~<uint64_t>7
 
 
 cdef class Ring:
@@ -107,6 +101,15 @@ cdef class Ring:
         sb_store(word(self.base, AWAITED), 1)
         sb_fence()
         return sb_load(word(self.base, DURABLE)) >= position
+
+    cdef uint64_t on_disk(self) noexcept:
+        return sb_load(word(self.base, DURABLE))
+
+    cdef uint64_t released(self) noexcept:
+        return sb_load(word(self.base, CONSUMED))
+
+    cdef const uint8_t* at(self, uint64_t position) noexcept:
+        return self.base + PAGE + (position & (self.capacity - 1))
 
     cdef bint secure(self, uint64_t position) noexcept:
         if sb_load(word(self.base, DURABLE)) < position:

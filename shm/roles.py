@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 __all__ = [
-    "ACCEPTOR", "API", "INTEGRATIONS", "MANAGER", "ROLES", "WORKER", "Cores", "Place", "Role", "lay_places", "load",
+    "ACCEPTOR", "API", "INTEGRATIONS", "LINK", "MANAGER", "ROLES", "WORKER", "Cores", "Place", "Role", "lay_places", "load",
 ]  # fmt: skip
 
-WORKER, MANAGER, INTEGRATIONS, API, ACCEPTOR = "worker", "manager", "integrations", "api", "acceptor"
+WORKER, MANAGER, LINK, INTEGRATIONS, API, ACCEPTOR = "worker", "manager", "link", "integrations", "api", "acceptor"
 """Names of the rows of ROLES."""
 
 
@@ -48,7 +48,8 @@ class Role:
     needed: str | None = None
     """`needed(settings, listeners)`: whether the process runs. A process that becomes needed is started, and then stays."""
     loads_late: bool = False
-    """The entry point is loaded only in its own process, not before the fork: it needs an extra that may be missing."""
+    """The entry point is loaded only in its own process, not before the fork: most brokers do not need it, or it needs an extra
+    that may be missing."""
     accepts: bool = False
     """Owns the listening sockets with its number. Draining begins with these processes, which leave the state READY."""
     sends_away: bool = False
@@ -90,12 +91,19 @@ def _acceptors(settings: Any, cores: Cores) -> int:
     return min(2, len(cores.usable)) if settings.process.acceptors == "auto" else int(settings.process.acceptors)
 
 
+def _links(settings: Any, cores: Cores) -> int:
+    """Number 0 has the signals of all peers, each other one data."""
+    return 1 + int(settings.cluster.links) if settings.cluster.enable else 0
+
+
 ROLES = (
     Role(
         WORKER, "shardbroker.worker.main:run", drain_order=10, inbox=True, count=_workers,
         cores=lambda cores, number: (cores.workers[number % len(cores.workers)],), sends_away=True, watched=True,
     ),
     Role(MANAGER, "shardbroker.management.main:run", drain_order=50, inbox=True),
+    # After the last records of workers.
+    Role(LINK, "shardbroker.link.main:run", drain_order=25, inbox=True, count=_links, loads_late=True),
     Role(INTEGRATIONS, "shardbroker.integrations.main:run", drain_order=40,
          needed="shardbroker.access.auth_client:needs_integrations"),
     Role(API, "shardbroker.api.main:run", drain_order=30, needed="shardbroker.config.api:needs_api", loads_late=True),

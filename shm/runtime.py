@@ -1,8 +1,9 @@
 """The one directory of a broker in shared memory, and the reasons to trust its content.
 
     /dev/shm/shardbroker-<instance>[-<random>]     mode 0700, of the broker's user
-        counters  epochs                           segments
+        counters  epochs  view                     segments
         rings/inbox-<p>  rings/spill/              rings, and messages too large for them
+        rings/peer-<node>-<link>                   rings to nodes of a cluster
         routes/  exclusive/  registry-<w>/         LMDB
         left-<ns>/                                 `rings` of a broker that was killed, oldest first
 

@@ -11,13 +11,15 @@ from shm.channels import Pairs
 from shm.partitions import Division
 from shm.roles import Place
 
-__all__ = ["COUNTERS", "INBOX", "RETAINED_DIR", "RINGS_DIR", "SPILL_DIR", "LeftOver", "ListenerSockets", "Topology"]
+__all__ = [
+    "COUNTERS", "INBOX", "PEER_INBOX", "RETAINED_DIR", "RINGS_DIR", "SPILL_DIR", "LeftOver", "ListenerSockets", "Topology",
+]  # fmt: skip
 
 RETAINED_DIR = "retained"
 """Directory of the retained messages, in the data directory."""
 COUNTERS = "counters"
 """Segment in the runtime directory."""
-RINGS_DIR, INBOX, SPILL_DIR = "rings", "inbox-", "spill"
+RINGS_DIR, INBOX, PEER_INBOX, SPILL_DIR = "rings", "inbox-", "peer-", "spill"
 """In the runtime directory, and in that of the rings, which survives a killed broker by one rename."""
 
 
@@ -47,6 +49,8 @@ class LeftOver:
     inboxes: tuple[str, ...]
     """Path of each process's inbox, which may already be removed."""
     spill_dir: Path
+    peers: tuple[str, ...] = ()
+    """Paths of the inboxes of cluster nodes, named as in `Topology.peer_inbox_name`."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,12 @@ class Topology:
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"
+    link_socket: int = -1
+    """Listening descriptor for connections of other nodes; -1 without a cluster."""
+    link_address: str = ""
+    """Address of this node among the members of its cluster."""
+    peer_ring_bytes: int = 0
+    """Capacity of a ring from one worker to one peer, a power of two."""
 
     def close_listeners(self, acceptor: int | None) -> None:
         """Closes the listening sockets of other acceptors, or all of them (None), in a new process. Otherwise a removed listener
@@ -130,6 +140,15 @@ class Topology:
         return len(self.places_of("acceptor"))
 
     @cached_property
+    def links(self) -> int:
+        """Returns the number of link processes, that for signals included; 0 without a cluster."""
+        return len(self.places_of("link"))
+
+    def link_of(self, worker: int) -> int:
+        """Returns the number of the link process that has the data of a worker; only in a cluster."""
+        return 1 + worker % (self.links - 1)
+
+    @cached_property
     def manager(self) -> int:
         """Returns the process number of the manager."""
         return self.slot_of("manager")
@@ -142,6 +161,10 @@ class Topology:
     def inbox_name(self, process: int) -> str:
         """Returns the path of a process's inbox."""
         return str(self.rings_dir / f"{INBOX}{process}")
+
+    def peer_inbox_name(self, node: int, link: int) -> str:
+        """Returns the path of the rings from all workers to a node, by number of the worker, that link process `link` reads."""
+        return str(self.rings_dir / f"{PEER_INBOX}{node}-{link}")
 
     @property
     def rings_dir(self) -> Path:
@@ -160,6 +183,16 @@ class Topology:
         return self.runtime_dir / "routes"
 
     @property
+    def remote_routes_dir(self) -> Path:
+        """Returns the directory of the routes of other nodes."""
+        return self.runtime_dir / "routes-remote"
+
+    @property
+    def view_name(self) -> str:
+        """Returns the path of the segment with the members of the cluster."""
+        return str(self.runtime_dir / "view")
+
+    @property
     def exclusive_dir(self) -> Path:
         return self.runtime_dir / "exclusive"
 
@@ -174,6 +207,11 @@ class Topology:
     def journal_dir(self, worker: int) -> Path:
         """Returns the directory of a worker's journal: its sessions, and the messages captured for analytics."""
         return self.data_dir / "journal" / str(worker)
+
+    @property
+    def spool_dir(self) -> Path:
+        """Returns the directory of messages for nodes that are not reachable."""
+        return self.data_dir / "spool"
 
     @property
     def retained_dir(self) -> Path:
