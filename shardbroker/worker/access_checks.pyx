@@ -9,6 +9,7 @@ from shm.posix cimport EPOLLIN
 
 from shardbroker.logs.phrases import log_line
 from shardbroker.worker.authorization import Authorization
+from shardbroker.worker.login import Login
 
 __all__ = ["AccessChecks"]
 
@@ -31,7 +32,7 @@ cdef class AccessChecks:
         self.settings = checked_by(settings)
         self.gate = self.router.access_gate = gate
         self.router.auth, self.router.acl = gate.auth, gate.acl
-        self.router.access_type = Authorization
+        self.router.login_type, self.router.access_type = Login, Authorization
         self.fd = gate.fileno()
         self.seen = self.counters.access_generation_c()
         self.router.access_generation = self.rules_generation()

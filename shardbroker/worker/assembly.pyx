@@ -19,6 +19,7 @@ from shm.counters cimport Counters
 from shm.epochs cimport Epochs
 from shm.posix cimport CLOCK_MONOTONIC, CLOCK_REALTIME, EPOLLIN, clock_gettime, timespec
 from shm.ring cimport Inbox
+from shm.view cimport ViewSegment
 
 from shm.destinations import worker_destination
 
@@ -44,13 +45,17 @@ def assemble(
         settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
         worker_destination(number), topology.node_id)
     router.clock_offset_ms = (wall.tv_sec - steady.tv_sec) * 1000 + (wall.tv_nsec - steady.tv_nsec) // 1000000
-    router.counters_segment = counters
+    router.counters_segment = router.retries.counters_segment = counters
     router.memory = memory
-    router.capture_topics(settings.journal.capture)
+    router.resolver.capture_topics(settings.journal.capture)
     router.change_topics(settings)
     if memory.mark:
-        router.cache.weight_limit = min(router.cache.weight_limit, memory.mark // <uint64_t>(CACHE_SHARE * topology.workers))
-    router.outlets = rings = RingOutlets(router, topology, number)
+        router.resolver.cache.weight_limit = min(
+            router.resolver.cache.weight_limit, memory.mark // <uint64_t>(CACHE_SHARE * topology.workers))
+    rings = RingOutlets(router, topology, number)
+    router.set_outlets(rings)
+    if topology.links:
+        rings.join(ViewSegment.attach(topology.view_name))
     router.reporter = Reporter(router, rings, counters, epochs, registry, router.sessions)
     worker.topology = topology
     worker.number = number

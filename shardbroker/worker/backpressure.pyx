@@ -79,7 +79,7 @@ cdef class Backpressure:
         if self.router.watch:
             self.router.watcher.tick()
         self.router.memory_level = self.memory.look(self.router.now_ms)
-        self.router.cache.grow_old(self.router.now_ms, self.router.memory_level > 0)
+        self.router.resolver.cache.grow_old(self.router.now_ms, self.router.memory_level > 0)
         if self.router.memory_level:
             for client_id in self.memory.choose(self.router.now_ms):
                 worker = self.rings.topology.division.worker_of(client_id)

@@ -220,15 +220,15 @@ cdef class Channel(ClientOutput):
         return False
 
     cdef list own_lookups(self):
-        """Returns the list of look-ups of the current PUBLISH, for Router.look_up()."""
+        """Returns the list of look-ups of the current PUBLISH, for TopicResolver.look_up()."""
         self.looking = True
-        return self.router.channel_lookups.setdefault(self, [])
+        return self.router.resolver.channel_lookups.setdefault(self, [])
 
     cdef int end_lookups(self) except -1:
         """Abandons look-ups of the current PUBLISH that are still queued: it is done, or its connection has ended."""
         cdef Lookup lookup
         self.looking = False
-        for lookup in self.router.channel_lookups.pop(self, ()):
+        for lookup in self.router.resolver.channel_lookups.pop(self, ()):
             lookup.abandoned = True
         return 0
 
@@ -246,7 +246,7 @@ cdef class Channel(ClientOutput):
                     and not self.context.hooks & HOOK_CLIENT_AUTHORIZE:
                 return 0
             # There were no bans and no rules at its CONNECT.
-            self.access = self.router.access_type(self, None, self.session.client_id)
+            self.access = self.router.access_type(self, self.session.client_id)
         self.access.check_ban()
         if rules:
             self.access.recheck()

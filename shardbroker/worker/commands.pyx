@@ -228,7 +228,7 @@ def subscriptions(Worker worker, dict args) -> dict[str, Any]:
 def subscribers(Worker worker, dict args) -> dict[str, Any]:
     """Returns the subscriptions with exactly this filter, without those of shared groups unless `group` is given."""
     cdef bytes filter = args["filter"]
-    cdef SubscriptionTable table = worker.router.table
+    cdef SubscriptionTable table = worker.router.subscriptions.table
     present = table.filters.get(filter) if args["group"] is None else table.shared.get((args["group"], filter))
     found = [] if present is None else [present] if isinstance(present, Subscription) else (<dict>present).values()
     rows = [row_of(<Session>(<Subscription>one).subscriber, <Subscription>one) for one in islice(found, SUBSCRIBERS_MAX)]
@@ -248,7 +248,7 @@ def subscribe(Worker worker, dict args) -> list[int]:
     # Without the mount point of its listener: operators use the topics of the broker.
     codes = [subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
     worker.router.commit(True)
-    worker.router.start_replay(session, replays)
+    worker.router.replays.start(session, replays)
     return codes
 
 
@@ -259,7 +259,7 @@ def unsubscribe(Worker worker, dict args) -> list[bool]:
     found = []
     for wire_filter in args["topics"]:
         wire_filter = wire_filter.removeprefix(EXCLUSIVE)
-        was_there = worker.router.unsubscribe(session, wire_filter, 0)
+        was_there = worker.router.subscriptions.unsubscribe(session, wire_filter, 0)
         if was_there and session.logged:
             worker.router.recorder.unsubscribed(session, wire_filter)
         found.append(was_there)
@@ -289,11 +289,11 @@ def publish(Worker worker, dict args) -> dict[str, Any]:
     message = make_message(
         args["topic"], args["payload"], properties, client_id, id, expires_ms, args["qos"], args["retain"], payload_format, 0)
     try:
-        topic = worker.router.admit(message, None, &at_ms)
+        topic = worker.router.admission.admit(message, None, &at_ms)
     except MqttError as error:
         raise CommandError("BAD_REQUEST", f"topic: {error}") from None
     if at_ms:
-        reason = worker.router.no_delay()
+        reason = worker.router.retries.refusal()
         if reason is not None:
             raise CommandError("NOT_AVAILABLE", reason)
     if topic != message.topic:
@@ -321,7 +321,7 @@ def list_delayed(Worker worker, dict args) -> list[dict[str, Any]]:
     """Returns at most `limit` delayed messages with an order above `after`; an empty list is the end."""
     cdef uint64_t size = 0
     rows: list[dict[str, Any]] = []
-    for deferred in worker.router.delays.page(args["after"], min(args["limit"], DELAYED_PAGE)):
+    for deferred in worker.router.retries.delays.page(args["after"], min(args["limit"], DELAYED_PAGE)):
         rows.append(row_of_delayed(<Deferred>deferred))
         size += (<Deferred>deferred).message.topic_size
         if size >= <uint64_t>PAGE_BYTES:
@@ -332,16 +332,16 @@ def list_delayed(Worker worker, dict args) -> list[dict[str, Any]]:
 @command("delayed show")
 def show_delayed(Worker worker, dict args) -> dict[str, Any] | None:
     """One by its message id, with its payload; None if it does not wait here."""
-    cdef Deferred deferred = worker.router.delays.find(args["id"])
+    cdef Deferred deferred = worker.router.retries.delays.find(args["id"])
     return None if deferred is None else {**row_of_delayed(deferred), "payload": deferred.message.payload}
 
 
 @command("delayed delete")
 def delete_delayed(Worker worker, dict args) -> bool:
     """Whether it waited here."""
-    cdef Deferred deferred = worker.router.delays.find(args["id"])
+    cdef Deferred deferred = worker.router.retries.delays.find(args["id"])
     if deferred is not None:
-        worker.router.forget_delayed(deferred)
+        worker.router.retries.forget(deferred)
     return deferred is not None
 
 

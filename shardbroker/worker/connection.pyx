@@ -288,7 +288,7 @@ cdef class Connection(Channel):
     cdef int ack(self, uint8_t first, uint16_t packet_id, uint8_t reason_code, int counter) except -1:
         self.promised = True
         if self.guard is not None:
-            self.guard.workers |= self.turn.outlets.forwarded_to
+            self.guard.forwarded_to |= self.turn.outlets.forwarded_to
             self.turn.outlets.forwarded_to = 0
         return Channel.ack(self, first, packet_id, reason_code, counter)
 

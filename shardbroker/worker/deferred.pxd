@@ -1,6 +1,6 @@
 """A message that its publisher would not send again and that found no room in a ring: it waits in the worker, and in its journal.
 
-    Router.defer()        -> HELD in the block of the pass in which the ring had no room
+    Retries.defer()       -> HELD in the block of the pass in which the ring had no room
     Router.run_retries()  -> tried once a pass; LET_GO in the block of the pass that succeeds
 """
 from libc.stdint cimport uint8_t, uint64_t
@@ -13,6 +13,7 @@ cdef enum Purpose:                         # schema.DeferredFor
     DEFERRED_FOR_GROUP = 2                     # to some member of a shared group
     DEFERRED_FOR_RING = 3                      # into one ring, as the record that found no room
     DEFERRED_FOR_TIME = 4                      # to all subscribers at its due time, see delayed.pxd
+    DEFERRED_FOR_LOCAL = 5                     # to subscribers of this worker, once its topic is looked up
 
 
 cdef class Deferred:
@@ -33,3 +34,4 @@ cdef Deferred defer_for_all(Message message)
 cdef Deferred defer_for_group(Message message, bytes group, bytes filter, uint64_t failed, int attempts)
 cdef Deferred defer_for_ring(Message message, long destination, int record, uint64_t member, int attempts, bytes group, bytes filter)
 cdef Deferred defer_for_time(Message message, uint64_t at_ms)
+cdef Deferred defer_for_local(Message message)

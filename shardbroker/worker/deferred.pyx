@@ -32,6 +32,10 @@ cdef Deferred defer_for_time(Message message, uint64_t at_ms):
     return deferred
 
 
+cdef Deferred defer_for_local(Message message):
+    return defer(DEFERRED_FOR_LOCAL, message, b"", b"", 0, 0)
+
+
 cdef Deferred defer(int purpose, Message message, bytes group, bytes filter, uint64_t member, int attempts):
     cdef Deferred deferred = Deferred.__new__(Deferred)
     deferred.purpose = purpose

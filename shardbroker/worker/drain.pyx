@@ -71,7 +71,7 @@ cdef int take_the_rest(Worker worker, uint64_t deadline_ms) except -1:
     before = None
     while worker.router.now_ms < deadline_ms:
         worker.one_pass(STEP_MS)
-        if worker.router.retry or not worker.durability.is_settled():
+        if worker.router.retries.waiting or worker.router.retries.unresolved_count or not worker.durability.is_settled():
             continue
         worker.router.counters_segment.set_state(worker.number, ProcessState.DRAINED)
         now = rings_at_rest(worker, inboxes)

@@ -10,6 +10,7 @@ from libc.stdint cimport uint64_t
 
 from shardbroker.journal.recorder cimport JournalRecorder
 from shardbroker.journal.writer cimport Writer
+from shardbroker.worker.arrivals cimport StreamPositions
 from shardbroker.worker.disk cimport DiskWatch
 from shardbroker.worker.sync_gate cimport SyncGate
 from shardbroker.worker.outlets cimport RingOutlets
@@ -29,6 +30,7 @@ cdef class Durability:
     cdef uint64_t settled                  # position of the journal that the last settle() came to
     cdef list drained                      # lanes with records taken since the last release: (producer, Ring, Inbox)
     cdef bint note_consumed                # records were taken whose sender needs that in the journal
+    cdef readonly StreamPositions streams  # from other nodes
     cdef dict arrivals                     # (rings, producer) -> (position, weights): records dealt with that came through older rings
     cdef uint64_t cycle_from               # position of the journal where the current cycle of snapshots began
     cdef list cycle_left                   # sessions still to be written in it; None between two

@@ -32,9 +32,10 @@ cdef class Durability:
         self.inbox = inbox
         self.drained = []
         self.arrivals = {}
+        self.streams = StreamPositions()
         self.retention = settings.journal.retention
         self.cycle_bytes = self.cycle_due_bytes = settings.journal.cycle_bytes
-        self.disk = router.disk = DiskWatch(settings.durability, counters.slot(rings.number))
+        self.disk = router.retaining.disk = DiskWatch(settings.durability, counters.slot(rings.number))
 
     def keep_journal(self, JournalRecorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
         """Starts to record sessions. old_bytes, arrivals: what the journal contains already."""
@@ -45,10 +46,10 @@ cdef class Durability:
     def guard_outputs(self) -> None:
         """Level `machine`: the journal syncs, and nothing leaves before that. What was recovered is on the disk."""
         cdef Ring ring
-        self.router.retained.incarnation = self.recorder.writer.incarnation
-        self.rings.store = StoreOutlet(self.recorder, self.router.retained)
+        self.router.retaining.store.incarnation = self.recorder.writer.incarnation
+        self.rings.store = StoreOutlet(self.recorder, self.router.retaining.store)
         self.gate = self.rings.gate = SyncGate(
-            self.recorder.writer, self.rings.store, self.rings.by_process, self.rings.doorbells, self.rings.workers)
+            self.recorder.writer, self.rings.store, self.rings.by_process, self.rings.nodes, self.rings.doorbells, self.rings.workers)
         for producer, ring in enumerate(self.inbox.lanes):
             if ring.secure(ring.taken()):
                 self.rings.ring(producer)
@@ -56,20 +57,23 @@ cdef class Durability:
     def save_sessions(self) -> None:
         """Writes every session into this journal: some were recovered from the journals of other workers."""
         self.recorder.next_cycle()         # the messages are in other journals too
+        self.streams.write_all(self.recorder)
         for session in self.router.sessions.values():
             self.recorder.snapshot(<Session>session)
-        for deferred in (*self.router.retry, *self.router.delays.waiting.values()):
-            self.router.record_deferred(<Deferred>deferred)
+        for deferred in (*self.router.retries.all(), *self.router.retries.delays.waiting.values()):
+            self.router.retries.record(<Deferred>deferred)
 
     cdef int settle(self) except -1:
         """Writes the effects of this pass as one block of the journal: all of it has happened, or nothing."""
         cdef Writer writer
         if self.recorder is None:
-            return self.router.release_some(0, 0) if self.router.releasing else 0
+            if self.streams.changed:
+                self.streams.write(None)
+            return self.router.exclusive.release_durable(0, 0) if self.router.exclusive.releasing else 0
         writer = self.recorder.writer
         if self.gate is not None:
             self.settle_synced(writer)
-            return self.release_exclusive(writer) if self.router.releasing else 0
+            return self.release_exclusive(writer) if self.router.exclusive.releasing else 0
         if writer.next_sequence != writer.durable or self.disk.stage:
             if not self.behind:           # else it is in the block that waits
                 self.write_consumed()
@@ -79,16 +83,16 @@ cdef class Durability:
             if writer.error or self.disk.stage or writer.is_full():
                 self.watch_disk()
         self.behind = writer.durable < writer.next_sequence and not (self.disk.goes_on and writer.error)
-        if self.router.retained_retry_ms and self.router.retained_changes:
+        if self.router.retaining.is_behind():
             self.behind = True            # retained messages must not be acknowledged either
-        return self.release_exclusive(writer) if self.router.releasing else 0
+        return self.release_exclusive(writer) if self.router.exclusive.releasing else 0
 
     cdef int release_exclusive(self, Writer writer) except -1:
         """Releases exclusive subscriptions whose end is in the journal."""
         cdef uint64_t durable = writer.durable
         if self.disk.goes_on and writer.error:
             durable = writer.next_sequence     # nothing waits for this disk
-        return self.router.release_some(writer.next_sequence, durable)
+        return self.router.exclusive.release_durable(writer.next_sequence, durable)
 
     cdef int settle_synced(self, Writer writer) except -1:
         """The same at level `machine`: a sync is requested, and output that is on the disk is released."""
@@ -111,6 +115,8 @@ cdef class Durability:
         cdef Ring ring
         for producer, ring, inbox in self.drained:
             self.recorder.consumed((<Inbox>inbox).identity, producer, ring.taken(), None)
+        if self.streams.changed:
+            self.streams.write(self.recorder)
         return 0
 
     cdef int cycle_if_due(self) except -1:
@@ -122,7 +128,7 @@ cdef class Durability:
     cdef int begin_cycle(self) except -1:
         self.recorder.next_cycle()
         self.cycle_from = self.recorder.writer.next_sequence
-        self.cycle_left = [*self.router.sessions.values(), *self.router.delays.waiting.values()]
+        self.cycle_left = [*self.router.sessions.values(), *self.router.retries.delays.waiting.values()]
         return self.write_arrivals()
 
     cdef int write_arrivals(self) except -1:
@@ -132,13 +138,13 @@ cdef class Durability:
             self.recorder.consumed(rings, producer, position, weights)
         for producer, ring in enumerate(self.inbox.lanes):
             self.recorder.consumed(self.inbox.identity, producer, ring.taken(), None)
-        return 0
+        return self.streams.write_all(self.recorder)
 
     cdef int save_again(self, object left) except -1:
         """Writes one session or delayed message in its current state."""
         if isinstance(left, Session):
             return self.recorder.snapshot(<Session>left)
-        return self.router.record_deferred(<Deferred>left) if self.router.delays.has(<Deferred>left) else 0
+        return self.router.retries.record(<Deferred>left) if self.router.retries.delays.has(<Deferred>left) else 0
 
     cdef int watch_disk(self) except -1:
         """Updates the stage of a disk that does not take the journal, or did not until now."""
@@ -147,7 +153,7 @@ cdef class Durability:
             self.cycle_left = None
         elif stage == DISK_AGAIN and self.router.serving and self.cycle_left is None and not self.disk.written_anew:
             self.begin_cycle()
-        return self.router.check_disk()
+        return self.router.retaining.check_disk()
 
     cdef int take_snapshots(self) except -1:
         """Writes some more sessions; once all are written, older segments can be removed."""
@@ -159,8 +165,8 @@ cdef class Durability:
             self.save_again(self.cycle_left.pop())
         if not self.cycle_left:
             self.cycle_left = None
-            for deferred in self.router.retry:
-                self.router.record_deferred(<Deferred>deferred)
+            for deferred in self.router.retries.all():
+                self.router.retries.record(<Deferred>deferred)
             position = self.cycle_from
             self.recorder.checkpoint(position)
             if self.disk.stage:
@@ -205,7 +211,7 @@ cdef class Durability:
         if self.gate is not None:
             if self.gate.all_arrived():
                 self.recorder.arrived()      # the next start need not look into other workers' rings
-            self.router.retained.close()
+            self.router.retaining.store.close()
         if self.recorder is not None:
             self.recorder.writer.close(timeout_s)
 

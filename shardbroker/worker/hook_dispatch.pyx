@@ -16,10 +16,11 @@ from shardbroker.mqtt.spec cimport FAILURE, PUBLISH_FIRST, SERVER_UNAVAILABLE
 from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_QOS, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription
 from shardbroker.session.session cimport Session
+from shardbroker.worker.admission cimport is_own
 from shardbroker.worker.authorization cimport client_of
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.packets.publish cimport publish_decided, publish_refused
-from shardbroker.worker.router cimport Router, is_own
+from shardbroker.worker.router cimport Router
 from shm.counters cimport MESSAGES_DROPPED, MESSAGES_DROPPED_HOOK
 
 from shardbroker.access.contract import Answer, Client, IGNORE, Outcome, deny
@@ -261,7 +262,7 @@ cdef class HookDispatcher:
     cdef int publish_later(self, Message message, uint64_t at_ms) except -1:
         """Defers a message while a ring is full, or until its due time."""
         if at_ms:
-            return self.router.delay(borrowed(message), at_ms)
+            return self.router.retries.delay(borrowed(message), at_ms)
         self.router.publish_in_order(message, self.router.sessions.get(message.client_id))
         return 0
 

@@ -6,6 +6,7 @@ from cython cimport final
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.worker.backpressure cimport Backpressure
 from shardbroker.worker.durability cimport Durability
 from shardbroker.worker.outlets cimport RingOutlets
@@ -25,10 +26,10 @@ cdef class Inlets:
     cdef Histogram hop_times
     cdef list commands                     # of the manager, not carried out yet
     cdef int draining_lane                 # process whose records are being dealt with
+    cdef int first_link, end_links         # lanes from here up to there have records of other nodes, each behind an ArrivalHeader
+    cdef bint arriving                     # the record that is being dealt with is one of them
     cdef Publication incoming              # of the ring record that is being delivered
-    cdef dict lane_lookups                 # producer -> look-ups of the topic of the record that its lane waits with
     cdef object spill_source               # pathlib.Path: directory of spilled messages
-    cdef dict spilled                      # producer -> (file, contents) of the spilled record that its lane waits with
     cdef list spent                        # spilled messages that were read: files to be unlinked once they are safe
     # While the rings of another number of workers are read, each by all workers: keys of sessions that others have now, and whether
     # this worker is the one that looks after messages for members that no worker has. Else None.
@@ -40,10 +41,15 @@ cdef class Inlets:
     cdef int drain_manager(self) except -1
     cdef int drain_lane(self, int producer, Ring ring) except -1
     cdef int take_records(self, int producer, Ring ring, int* taken) except -1
+    # The same for a lane with records of other nodes.
+    cdef int take_arrivals(self, int producer, Ring ring, int* taken) except -1
+    cdef bint on_arrival(self, int producer, const uint8_t* record, uint32_t size) except -1
+    cdef int deliver_by_index(self, TopicEntry entry, bytes group, bytes filter, RecordHeader* header) except -1
     cdef int record_failed(self, int producer, object error) except -1
-    # False: its topic is still being looked up, and it has to be taken again in the next pass.
+    # False: too many messages wait for look-ups, and it has to be taken again in the next pass.
     cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1
-    cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1
-    cdef bytes take_spilled(self, int producer, const uint8_t* record, RecordHeader* header)
+    cdef bint on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1
+    cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header)
+    cdef int set_aside(self, Message message, list lookups) except -1
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1
     cdef int release_lanes(self) except -1

@@ -8,14 +8,17 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
 from shardbroker.pubsub.message cimport fill
-from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.session cimport Session
-from shardbroker.worker.deferred cimport defer_for_group
+from shardbroker.worker.arrivals cimport Stream
+from shardbroker.worker.deferred cimport Deferred, defer_for_group, defer_for_local
+from shardbroker.worker.retries cimport Retries
+from shm.destinations cimport NODE, NUMBER_BITS, WORKER, kind_of
 from shm.records cimport (
-    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_PAUSE, RECORD_SHARED, check_record,
+    FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_KEEP, RECORD_PAUSE, RECORD_PUBLISH,
+    RECORD_SHARED, ArrivalHeader, check_record,
 )
 
-from shm.spill import read_spilled
+from shm.spill import read_spilled, spill_path
 
 __all__ = ["Inlets"]
 
@@ -38,15 +41,19 @@ cdef class Inlets:
         self.hop_times = hop_times
         self.spill_source = rings.topology.spill_dir
         self.incoming = Publication.__new__(Publication)
-        self.lane_lookups = {}
-        self.spilled = {}
         self.spent = []
         self.commands = []
+        links = [place.slot for place in rings.topology.places_of("link")[1:]]     # number 0 has signals only
+        if links:
+            self.first_link = links[0]
+            self.end_links = links[len(links) - 1] + 1
 
     cdef int drain_lanes(self) except -1:
         cdef int producer
         if self.durability.behind:
             return self.drain_manager()    # what the journal cannot take stays in the rings, and so with the publishers
+        if self.router.retries.unresolved_count:
+            self.router.deliver_unresolved()
         for producer in range(len(self.inbox.lanes)):
             if producer != self.rings.number:
                 self.drain_lane(producer, self.inbox.lane(producer))
@@ -64,18 +71,18 @@ cdef class Inlets:
 
     cdef int drain_lane(self, int producer, Ring ring) except -1:
         cdef int taken = 0
-        cdef int64_t share = DRAIN_BUDGET // len(self.inbox.lanes)
-        self.router.budget = share
+        self.router.budget = DRAIN_BUDGET // <int64_t>len(self.inbox.lanes)
         self.draining_lane = producer
         while True:
             try:
-                self.take_records(producer, ring, &taken)
+                if self.first_link <= producer < self.end_links:
+                    self.take_arrivals(producer, ring, &taken)
+                else:
+                    self.take_records(producer, ring, &taken)
                 break
             except Exception as error:
                 self.record_failed(producer, error)
         self.incoming.release()            # the borrowed record is about to be released
-        if self.lane_lookups and producer in self.lane_lookups:
-            self.router.look_further(<list>self.lane_lookups[producer], share)
         if taken:
             self.durability.drained.append((producer, ring, self.inbox))
         elif ring.release():
@@ -100,16 +107,92 @@ cdef class Inlets:
                 return 0
         return 0
 
+    cdef int take_arrivals(self, int producer, Ring ring, int* taken) except -1:
+        """The clock of `sent_us` is another node's, so these have no hop time."""
+        cdef const uint8_t* record
+        cdef uint32_t size
+        while taken[0] < RECORDS and self.router.budget > 0:
+            self.router.budget -= 1
+            record = ring.next(&size)
+            if record == NULL:
+                return 0
+            taken[0] += 1
+            if not self.on_arrival(producer, record, size):
+                ring.untake(size)
+                taken[0] -= 1
+                return 0
+        return 0
+
+    cdef bint on_arrival(self, int producer, const uint8_t* record, uint32_t size) except -1:
+        """A record of another node: dropped if it was sent again. False: as on_record(). Raises ValueError for what no node may send."""
+        cdef ArrivalHeader arrival
+        cdef RecordHeader header
+        cdef Stream stream
+        cdef uint64_t before
+        cdef bint done = True
+        self.incoming.topic = NULL
+        if size < sizeof(arrival):
+            raise ValueError(f"record of {size} bytes: must have at least {sizeof(arrival)} from a link process")
+        memcpy(&arrival, record, sizeof(arrival))
+        record += sizeof(arrival)
+        size -= sizeof(arrival)
+        check_record(record, size)
+        memcpy(&header, record, sizeof(header))
+        if header.kind == RECORD_KEEP:
+            self.durability.streams.keep(arrival.origin, identities_of(record + sizeof(header), header.payload_size))
+            return True
+        if header.kind != RECORD_PUBLISH and header.kind != RECORD_SHARED or header.flags & FLAG_ORIGINATE:
+            raise ValueError(f"record of kind {header.kind} and flags {header.flags}: must be a message to deliver from another node")
+        stream = self.durability.streams.stream_of(arrival.origin, arrival.identity)
+        if arrival.position <= stream.position:
+            if header.flags & FLAG_SPILLED:
+                name = PyBytes_FromStringAndSize(<const char*>record + sizeof(header), header.topic_size)
+                self.spent.append(spill_path(self.spill_source, name))
+            return True
+        before = stream.position
+        self.durability.streams.move(stream, arrival.position)     # also behind a record that fails
+        self.draining_lane = <int>(NODE << NUMBER_BITS | arrival.origin)       # for traces
+        self.arriving = True
+        try:
+            done = self.on_record(producer, record, size)
+        finally:
+            self.arriving = False
+        if not done:
+            self.durability.streams.move(stream, before)
+        return done
+
+    cdef int deliver_by_index(self, TopicEntry entry, bytes group, bytes filter, RecordHeader* header) except -1:
+        """To the member with this index among those of this node, in the order of the route table; to another one if it is gone.
+
+        All records of a group arrive at one worker, which drops what was sent again: a node that sends a second time may know other
+        members, but the group gets the message once.
+        """
+        cdef Publication publication = self.incoming
+        cdef tuple members = (), chosen = None
+        cdef uint8_t attempts = header.attempts
+        if entry is not None:              # else its look-up takes several passes, and any member does
+            for name, found, all_members in entry.groups:
+                if name == group and found == filter:
+                    members = tuple([member for member in <tuple>all_members if kind_of(member[0]) == WORKER])
+        publication.unrepeatable = True    # its publisher's node has it acknowledged
+        if not members or not self.router.serving:
+            return self.next_member(group, filter, 0, publication.keep(), attempts + 1)
+        chosen = <tuple>members[header.member % <uint64_t>len(members)]
+        if chosen[0] != self.rings.number:
+            return self.router.forward_shared(chosen[0], chosen[1], (group, filter), publication, attempts)
+        if self.router.deliver_to_member(group, filter, chosen[1], publication):
+            return 0
+        return self.router.deliver_shared((group, filter, members), publication, None, attempts + 1, chosen)
+
     cdef int record_failed(self, int producer, object error) except -1:
         """Drops a record that has failed; the position in the ring is behind it."""
         cdef bytes topic = b""
-        self.lane_lookups.pop(producer, None)
         if self.incoming.topic != NULL:
             topic = PyBytes_FromStringAndSize(<const char*>self.incoming.topic, self.incoming.topic_size)
         return self.router.drop_failed("ring", topic, error)
 
     cdef bint on_record(self, int producer, const uint8_t* record, uint32_t size) except -1:
-        """False: its topic is still being looked up, and it has to be taken again in the next pass."""
+        """False: too many messages wait for look-ups, and it has to be taken again in the next pass."""
         cdef RecordHeader header
         cdef bytes contents
         self.incoming.topic = NULL
@@ -124,62 +207,72 @@ cdef class Inlets:
                 self.commands.append(PyBytes_FromStringAndSize(<const char*>record, size))
             return True
         if header.flags & FLAG_SPILLED:
-            contents = self.take_spilled(producer, record, &header)
+            if self.router.serving and not self.router.retries.can_set_aside():
+                return False               # before the file is read
+            contents = self.take_spilled(record, &header)
             if contents is None:
                 return True                # read before this worker was killed and started again
-            if not self.on_publish_record(producer, &header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header)):
-                self.spilled[producer] = (self.spent.pop(), contents)
-                return False
-            return True
-        return self.on_publish_record(producer, &header, record + sizeof(header))
+            return self.on_publish_record(&header, <const uint8_t*>PyBytes_AS_STRING(contents) + sizeof(header))
+        return self.on_publish_record(&header, record + sizeof(header))
 
-    cdef bytes take_spilled(self, int producer, const uint8_t* record, RecordHeader* header):
+    cdef bytes take_spilled(self, const uint8_t* record, RecordHeader* header):
         """Returns the whole record, and its header in `header`; None if its file is gone. Raises OSError, ValueError."""
         cdef bytes contents
-        if producer in self.spilled:
-            path, contents = self.spilled.pop(producer)
-            self.spent.append(path)
-        else:
-            try:
-                path, contents = read_spilled(
-                    self.spill_source, PyBytes_FromStringAndSize(<const char*>record + sizeof(header[0]), header.topic_size))
-            except FileNotFoundError:
-                return None
-            self.spent.append(path)
-            check_record(<const uint8_t*>PyBytes_AS_STRING(contents), PyBytes_GET_SIZE(contents))
+        try:
+            path, contents = read_spilled(
+                self.spill_source, PyBytes_FromStringAndSize(<const char*>record + sizeof(header[0]), header.topic_size))
+        except FileNotFoundError:
+            return None
+        self.spent.append(path)
+        check_record(<const uint8_t*>PyBytes_AS_STRING(contents), PyBytes_GET_SIZE(contents))
         memcpy(header, PyBytes_AS_STRING(contents), sizeof(header[0]))
         return contents
 
-    cdef bint on_publish_record(self, int producer, RecordHeader* header, const uint8_t* body) except -1:
+    cdef bint on_publish_record(self, RecordHeader* header, const uint8_t* body) except -1:
         cdef Publication publication = self.incoming
+        cdef Retries retries = self.router.retries
         cdef TopicEntry entry = None
+        cdef list lookups = None
         cdef const uint8_t* names
         cdef bytes group, filter
         cdef bint is_plain = header.kind != RECORD_SHARED and not header.flags & FLAG_ORIGINATE
-        publication.topic = body
-        publication.topic_size = header.topic_size
-        if is_plain:
-            entry = self.router.cached(body, header.topic_size)
-            if entry is None:
-                entry = self.router.resolve(body, header.topic_size, self.lane_lookups.setdefault(producer, []))
-                if entry is None:
-                    return False
-            if self.lane_lookups:          # what was found for this record holds for no other
-                self.lane_lookups.pop(producer, None)
         names = borrow_record(publication, header, body)
+        if is_plain:
+            if not retries.unresolved_count or publication.client_id not in retries.unresolved:
+                entry = self.router.resolver.cached(body, header.topic_size)
+            # Else it stays behind those of this publisher that wait.
+            if entry is None:
+                if self.router.serving and not retries.can_set_aside():
+                    return False
+                if publication.client_id not in retries.unresolved:
+                    lookups = []
+                    entry = self.router.resolver.resolve(body, header.topic_size, lookups)
         if self.router.watch and not header.flags & FLAG_ORIGINATE:
             self.router.watcher.arrived(self.draining_lane, publication)
         if header.kind == RECORD_SHARED:
             group = PyBytes_FromStringAndSize(<const char*>names, header.group_size)
             filter = PyBytes_FromStringAndSize(<const char*>names + header.group_size, header.filter_size)
-            if not self.router.deliver_to_member(group, filter, header.member, publication):
+            if self.arriving:
+                self.deliver_by_index(self.router.resolver.resolve(body, header.topic_size, None), group, filter, header)
+            elif not self.router.deliver_to_member(group, filter, header.member, publication):
                 self.next_member(group, filter, header.member, publication.keep(), header.attempts + 1)
         elif is_plain:
-            self.router.deliver_locally(entry, publication, None)
+            if entry is None:
+                self.set_aside(publication.keep(), lookups)
+            else:
+                self.router.deliver_locally(entry, publication, None)
+        elif self.arriving:
+            raise ValueError("spilled record: must be a message to deliver from another node")
         elif self.router.serving:                 # else it is of a manager that is gone
             self.router.stamp(publication)
             self.router.publish_message(publication.keep(), None, 0)
         return True
+
+    cdef int set_aside(self, Message message, list lookups) except -1:
+        """Keeps a message whose look-up takes several passes, so that those of other publishers behind it in the ring do not wait."""
+        cdef Deferred late = defer_for_local(message)
+        late.lookups = lookups
+        return self.router.retries.set_aside(late)
 
     cdef int next_member(self, bytes group, bytes filter, uint64_t failed, Message message, int attempts) except -1:
         """The member that another worker chose is gone: this worker tries the others, once it knows who they are."""
@@ -190,7 +283,7 @@ cdef class Inlets:
             if failed in self.elsewhere or (not self.heir if member is None else member.ended):
                 return 0
         if not self.router.serving or not self.router.hand_on(group, filter, message, attempts, failed, None):
-            self.router.defer(defer_for_group(message, group, filter, failed, attempts))
+            self.router.retries.defer(defer_for_group(message, group, filter, failed, attempts))
         return 0
 
     cdef bint lanes_waiting(self) except -1:
@@ -219,6 +312,11 @@ cdef class Inlets:
                     path.unlink()
             self.spent = []
         return 0
+
+
+cdef set identities_of(const uint8_t* start, uint32_t size):
+    """Returns the identities in the payload of a RECORD_KEEP."""
+    return {*memoryview(PyBytes_FromStringAndSize(<const char*>start, size - size % 8)).cast("Q")}
 
 
 cdef const uint8_t* borrow_record(Publication publication, const RecordHeader* header, const uint8_t* body) except NULL:

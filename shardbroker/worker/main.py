@@ -36,6 +36,7 @@ from shm.destinations import worker_destination
 from shm.epochs import Epochs
 from shm.in_force import InForce
 from shm.records import DAMAGE
+from shm.remote_routes import RemoteRoutes
 from shm.ring import Inbox
 from shm.routes import RouteTable
 from shm.topology import Topology
@@ -98,7 +99,9 @@ def _start(topology: Topology, number: int) -> Worker:
     topology = replace(topology, settings=in_force.settings)
     counters.reset_gauges(number)
     counters.set_state(number, ProcessState.STARTING)
-    routes = RouteTable(topology.routes_dir)
+    remote = RemoteRoutes(topology.remote_routes_dir) if topology.links else None
+    bell = topology.doorbells[topology.slot_of("link")] if topology.links else -1
+    routes = RouteTable(topology.routes_dir, log=remote is not None, remote=remote, node=topology.node_id, bell=bell)
     epochs = Epochs.attach(topology.epochs_name)
     inbox = Inbox.attach(topology.inbox_name(number))
     retained, set_aside = _retained(topology, number)
@@ -131,6 +134,9 @@ def _start(topology: Topology, number: int) -> Worker:
     (access,) = topology.sending_ends("access", number)
     gate = AuthClient(lambda: in_force.settings, topology.data_dir, topology.runtime_dir, access)
     worker.access_checks.begin(gate, in_force.settings)
+    cluster = topology.settings.cluster
+    if cluster.enable and cluster.suback == "cluster":
+        worker.hold_subacks(topology.sending_ends("subacks", number)[0])
     # The data plane's objects form no lasting cycles; a collection over a million sessions would stop the loop, and many of them
     # take a fifth of the time of a recovery.
     gc.collect()
@@ -139,7 +145,7 @@ def _start(topology: Topology, number: int) -> Worker:
         routes.purge(worker_destination(number))
     else:
         recover(worker, topology, number, inbox)
-    for claim in worker.router.keep_exclusive(ExclusiveTable(topology.exclusive_dir)):
+    for claim in worker.router.subscriptions.keep_exclusive(ExclusiveTable(topology.exclusive_dir), worker.router.sessions):
         worker.router.log("warning", log_line("exclusive subscription lost", client_id=claim.client_id, filter=claim.filter))
     epochs.bump_all()
     hooked = HookDispatcher(worker.router, number, worker.router.log)

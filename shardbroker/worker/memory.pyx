@@ -36,7 +36,7 @@ cdef enum:
     KEPT_BYTES = 268435456                 # free memory at the end of the heap that a busy worker keeps, bytes
     KEPT_SHARE = 8                         # of the memory limit, if that is less
     MAPPED_BYTES = 16777216                # an allocation of this size is mapped on its own, bytes
-    WORTH_TRIMMING = 16777216              # memory above that of the start from which it is tried at all, bytes
+    WORTH_TRIMMING = 16777216              # memory above that of the start from which it is tried while memory is not short, bytes
 
 OTHER_PROCESS_BYTES = 16 << 20
 """Memory of a process that holds no messages: the supervisor, and those of roles.py that are no workers."""
@@ -99,9 +99,10 @@ cdef class MemoryWatch:
         slot.values[<int>MEMORY_BYTES_COUNT] = self.own
         level = self.judge(self.taken())
         if (level > self.level or now_ms >= self.tidy_at_ms) and now_ms >= self.trim_at_ms:
-            # A heap that is free counts as taken until it is given back.
+            # A heap that is free counts as taken until it is given back. While memory is short, every part of it counts: what each
+            # worker leaves alone otherwise may together be enough to keep newcomers out for ever.
             self.tidy_at_ms = now_ms + <uint64_t>(TIDY_MS if level == CALM else TIDY_SHORT_MS)
-            if self.own > self.floor + WORTH_TRIMMING:
+            if self.own > self.floor + <uint64_t>(WORTH_TRIMMING if level == CALM else 0):
                 self.trim(now_ms)
                 slot.values[<int>MEMORY_BYTES_COUNT] = self.own
                 level = self.judge(self.taken())

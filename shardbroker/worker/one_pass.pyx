@@ -52,19 +52,25 @@ cdef class Worker:
             wait_ms = min(wait_ms, <int>EVENT_DELAY_MS)
         if self.turn.limited:
             wait_ms = min(wait_ms, <int>RATE_MS)
-        if self.turn.dirty or self.turn.busy or router.lookups or router.leaving or router.replays_moved or (
+        if self.turn.dirty or self.turn.busy or router.resolver.waiting or router.subscriptions.leaving or router.replays.moved or (
                 self.inlets.commands) or (self.turn.unread and not router.disk_full) or self.access_checks.late or (
                 router.notifications and router.announcer.any_noted):
             wait_ms = 0
-        elif router.replaying or router.retry or self.turn.parked or self.durability.cycle_left or self.command_queue.answers or (
+        elif router.replays.sessions or router.retries.waiting or router.retries.unresolved_count or self.turn.parked or self.durability.cycle_left or self.command_queue.answers or (
                 not router.serving):
             wait_ms = 1
         return BEHIND_MS if self.durability.behind else wait_ms
 
+    def hold_subacks(self, int link) -> None:
+        """Holds SUBACKs until other nodes have their routes. link: the end of the channel to link-0."""
+        self.router.subacks.wait_for_peers(link)
+        self.turn.make_place(link)
+        self.turn.listen_to(link, EPOLLIN)
+
     def serve(self) -> None:
         """Opens the worker to clients. All workers have recovered their sessions, so no message can miss one of them."""
         self.router.serving = True
-        self.router.first_visits = FIRST_VISITS
+        self.router.resolver.first_visits = FIRST_VISITS
         for end in self.topology.receiving_ends("handover", self.number):
             self.intake.channels[end] = True
             self.turn.listen_to(end, EPOLLIN)
@@ -99,8 +105,8 @@ cdef class Worker:
         if self.access_checks.is_due():
             self.access_checks.look()      # a ban holds for the next connection, after any time without one
         # What has waited longest comes first.
-        if router.lookups:
-            router.look_up_some()
+        if router.resolver.waiting:
+            router.resolver.go_on()
         if self.turn.parked:
             self.backpressure.resume_parked()
         if self.turn.busy:
@@ -112,15 +118,15 @@ cdef class Worker:
         self.serve_events(events, count)
         self.inlets.drain_lanes()
         self.run_timers()
-        if router.retry and router.serving:
+        if router.retries.waiting and router.serving:
             router.run_retries()
-        if router.leaving:
-            router.leave_some()
+        if router.subscriptions.leaving:
+            router.subscriptions.go_on()
         router.commit(False)
-        router.replays_moved = False
-        if router.replaying and (self.durability.gate is None or not self.durability.gate.is_retaining()):
+        router.replays.moved = False
+        if router.replays.sessions and (self.durability.gate is None or not self.durability.gate.is_retaining()):
             router.begin_step()
-            router.replay_some()
+            router.replays.go_on()
         if self.durability.cycle_left is not None:
             self.durability.go_on_with_cycle()
         self.settle_and_send()
@@ -129,7 +135,7 @@ cdef class Worker:
         ran = bool(self.inlets.commands)
         if ran:
             self.command_queue.run()
-        if ran or router.route_changes or router.retained_changes or self.rings.touched:
+        if ran or router.route_changes.changes or router.retaining.changes or self.rings.touched:
             router.commit(False)           # effects of commands, and what a lost connection left behind while flushing
             self.settle_and_send()
         if self.command_queue.answers:
@@ -163,6 +169,8 @@ cdef class Worker:
                             read(fd, &rung, sizeof(rung))
                         elif fd == self.access_checks.fd:
                             self.access_checks.take_results()
+                        elif fd == self.router.subacks.link:
+                            self.router.subacks.take_answers()
                         elif fd in self.intake.channels:
                             self.intake.accept_some(fd)
                         continue

@@ -8,14 +8,22 @@ Kinds of destinations are in shm/destinations.pxd, the outlets of a worker in ou
 from libc.stdint cimport int64_t, uint64_t
 
 from shardbroker.pubsub.message cimport Publication
+from shm.destinations cimport WORKER, kind_of, number_of
 from shm.records cimport RecordHeader
 
 cdef enum:
     NO_ROOM = -1                           # in place of a position
+    LANE_BITS = 64                         # of a set of destinations: those that share a bit are waited for without need
+
+cdef inline uint64_t lane_bit(long destination) noexcept:
+    # Workers from the one end and nodes from the other, so that they share bits only where there are many of them.
+    cdef int number = number_of(destination) % LANE_BITS
+    return <uint64_t>1 << (number if kind_of(destination) == WORKER else LANE_BITS - 1 - number)
 
 
 cdef class Outlet:
     cdef readonly long destination
+    cdef uint64_t bit                      # lane_bit(destination)
 
     # Whether there is room for records of `size` bytes in all.
     cdef bint room_for(self, uint64_t size) except -1

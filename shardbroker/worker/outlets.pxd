@@ -1,13 +1,16 @@
 """Messages that leave a worker: from the destination of a route to the outlet that takes them.
 
     Router.forward()  -> Outlets.put(destination) -> Outlet.put()       a record in the ring of another worker; large ones in a file
-    Router.retain()   -> Outlets.put_retained()   -> Outlet.put()       level `machine`: its number in the journal
+    RetainedChanges.retain() -> Outlets.put_retained() -> Outlet.put()  level `machine`: its number in the journal
     end of a pass     -> Outlets.commit()         -> Outlet.commit()    the other worker sees all records of the pass at once
     after a sync      -> SyncGate                 -> Outlet.secured()   acknowledgements leave
 
     kind WORKER    RingOutlet     the lane of this worker in the inbox of another one
+    kind NODE      RingOutlet     the lane of this worker in the inbox of the link process that sends its messages to that node
     kind STORE     StoreOutlet    the store of retained messages, at level `machine`
     other kinds    no outlet      has_all() is False before a message is delivered anywhere, so that its publisher is refused
+
+A node's rings exist before the first route to it. While its link is down, QoS 0 that has no room in them is dropped.
 
 A destination has a kind and a number (shm/destinations.pxd). The manager has an inbox and is no destination: of_process() alone
 returns its lane.
@@ -25,16 +28,19 @@ from shardbroker.worker.sync_gate cimport SyncGate
 from shm.destinations cimport WORKER, kind_of, number_of
 from shm.records cimport RecordHeader
 from shm.ring cimport Inbox, Ring
+from shm.view cimport ViewSegment
 
 
 cdef class Outlets:
     """The base has no outlet: all messages stay in this worker."""
-    cdef uint64_t forwarded_to             # workers with messages since the last acknowledgement, a bit each: number % 64
+    cdef uint64_t forwarded_to             # destinations with messages since the last acknowledgement: lane_bit() of each
 
     # Whether each destination of the entry has an outlet. One without is logged once.
     cdef bint has_all(self, TopicEntry entry) except -1
     # Whether all destinations of the entry have room for a message of `size` bytes; one without rings once it has.
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1
+    # The same for a message with QoS 0, which is dropped where it has no room in the rings to a node that cannot be reached.
+    cdef bint room_for_qos0(self, TopicEntry entry, uint64_t size) except -1
     # False: no room.
     cdef bint put(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     # The journal records that the message is to be retained. The caller has checked `publication.unrepeatable`.
@@ -59,19 +65,28 @@ cdef class RingOutlets(Outlets):
     cdef uint64_t pass_us                  # CLOCK_MONOTONIC at the start of this pass
     cdef uint64_t spill_number
     cdef set unknown                       # destinations without an outlet that were logged
+    cdef dict nodes                        # node id -> RingOutlet, attached at first use
+    cdef ViewSegment view                  # the members of the cluster; None: this broker is alone
+    cdef uint64_t view_version             # of the view as of the last look
     cdef list touched                      # outlets with something to commit
     cdef RingOutlet last_touched           # the one of them that was written to last
 
     cdef int note_unknown(self, long destination) except -1
-    # None: no worker has this destination.
+    # None: there is no outlet for this destination.
     cdef inline RingOutlet outlet_of(self, long destination):
         cdef RingOutlet outlet
         if kind_of(destination) != WORKER or number_of(destination) >= self.workers:
-            return None
+            return self.of_node(destination)
         outlet = <RingOutlet>self.by_process[number_of(destination)]
         return outlet if outlet is not None else self.of_process(<int>number_of(destination))
     # Of another process of this broker with an inbox, by its number.
     cdef RingOutlet of_process(self, int process)
+    # None: it is no node, or one that this broker has no rings to.
+    cdef RingOutlet of_node(self, long destination)
+    # Gives up the rings to nodes that have left.
+    cdef int look_at_view(self) except -1
+    cdef bint is_reachable(self, RingOutlet outlet) noexcept
+    cdef bint has_room(self, TopicEntry entry, uint64_t size, bint droppable) except -1
     cdef int note_forward(
         self, Outlet outlet, uint64_t position, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1
     cdef int touch(self, RingOutlet outlet) except -1
@@ -83,8 +98,11 @@ cdef class RingOutlets(Outlets):
 
 @final
 cdef class RingOutlet(Outlet):
-    """A lane in the inbox of another process."""
+    """A lane in the inbox of another process, or of a node."""
     cdef RingOutlets outlets
+    cdef int process                       # whose doorbell is rung
+    cdef int node                          # node id; 0: it is another process of this broker
+    cdef uint64_t is_new, gone             # of the node's row in the view when the ring was attached
     cdef Ring lane
     cdef Inbox inbox
     cdef bint touched
@@ -96,7 +114,7 @@ cdef class RingOutlet(Outlet):
 
 @final
 cdef class StoreOutlet(Outlet):
-    """The store of retained messages. Its changes are committed by Router.commit_retained(), in a batch a pass.
+    """The store of retained messages. Its changes are committed by RetainedChanges.commit(), in a batch a pass.
 
     Positions number the changes that are in the journal too; end() counts the batches.
     """

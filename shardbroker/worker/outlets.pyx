@@ -8,10 +8,11 @@ from libc.errno cimport EAGAIN, errno
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memset
 
-from shardbroker.worker.outlet cimport NO_ROOM
-from shm.counters cimport MESSAGES_FORWARD
-from shm.destinations cimport RETAINED_STORE
+from shardbroker.worker.outlet cimport NO_ROOM, lane_bit
+from shm.counters cimport MESSAGES_DROPPED_UNREACHABLE, MESSAGES_FORWARD
+from shm.destinations cimport NODE, RETAINED_STORE
 from shm.posix cimport write
+from shm.view cimport VIEW_ROWS, ViewRow
 from shm.records cimport FLAG_NOTED, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_PUBLISH, RECORD_SHARED, record_size
 
 from shm.destinations import destination_name
@@ -23,7 +24,7 @@ __all__ = ["Outlets", "RingOutlet", "RingOutlets", "StoreOutlet"]
 cdef enum:
     CLIENT_ID_ROOM = 65536                 # bytes that the publisher's client id may add to a record
     UNKNOWN_MAX = 1000                     # destinations that are logged
-    LANE_BITS = 64                         # of `forwarded_to`
+    LINK_UP = 3                            # LinkState of shardbroker/cluster/view.py
 
 
 cdef class Outlets:
@@ -32,6 +33,9 @@ cdef class Outlets:
 
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
         return True
+
+    cdef bint room_for_qos0(self, TopicEntry entry, uint64_t size) except -1:
+        return self.room_for(entry, size)
 
     cdef bint put(self, long destination, RecordHeader* header, Publication publication, bytes group, bytes filter) except -1:
         raise NotImplementedError("Outlets.put")
@@ -76,19 +80,65 @@ cdef class RingOutlets(Outlets):
         self.workers = topology.workers
         self.by_process = [None] * topology.processes
         self.doorbells = tuple(topology.doorbells)
+        self.nodes = {}
         self.touched = []
         self.unknown = set()
+
+    def join(self, ViewSegment view not None) -> None:
+        """Makes the nodes of a cluster destinations."""
+        self.view = view
+        self.view_version = view.version()
 
     cdef RingOutlet of_process(self, int process):
         cdef RingOutlet outlet = <RingOutlet>self.by_process[process]
         if outlet is None:
             outlet = RingOutlet.__new__(RingOutlet)
             outlet.outlets = self
-            outlet.destination = process
+            outlet.destination = outlet.process = process
+            outlet.bit = lane_bit(process)
             outlet.inbox = Inbox.attach(self.topology.inbox_name(process))
             outlet.lane = outlet.inbox.lane(self.number)
             self.by_process[process] = outlet
         return outlet
+
+    cdef RingOutlet of_node(self, long destination):
+        cdef RingOutlet outlet
+        cdef ViewRow* row
+        cdef int node = <int>number_of(destination)
+        if kind_of(destination) != NODE or self.view is None or not 0 < node < VIEW_ROWS:
+            return None
+        outlet = <RingOutlet>self.nodes.get(node)
+        if outlet is not None:
+            return outlet
+        link = self.topology.link_of(self.number)
+        outlet = RingOutlet.__new__(RingOutlet)
+        outlet.outlets = self
+        outlet.destination = destination
+        outlet.bit = lane_bit(destination)
+        outlet.process = self.topology.slot_of("link", link)
+        outlet.node = node
+        row = self.view.row(self.view.version(), node)
+        outlet.is_new, outlet.gone = row.is_new, row.gone
+        try:
+            outlet.inbox = Inbox.attach(self.topology.peer_inbox_name(node, link))
+        except FileNotFoundError:
+            return None
+        outlet.lane = outlet.inbox.lane(self.number)
+        self.nodes[node] = outlet
+        return outlet
+
+    cdef int look_at_view(self) except -1:
+        cdef RingOutlet outlet
+        cdef ViewRow* row
+        self.view_version = self.view.version()
+        for outlet in list(self.nodes.values()):
+            row = self.view.row(self.view_version, outlet.node)
+            if (row.is_new != outlet.is_new or row.gone != outlet.gone) and not outlet.touched:
+                del self.nodes[outlet.node]    # its rings may have been removed
+        return 0
+
+    cdef bint is_reachable(self, RingOutlet outlet) noexcept:
+        return outlet.node == 0 or self.view.link_state(outlet.node) == LINK_UP
 
     cdef bint has_all(self, TopicEntry entry) except -1:
         cdef long destination
@@ -110,12 +160,18 @@ cdef class RingOutlets(Outlets):
         return 0
 
     cdef bint room_for(self, TopicEntry entry, uint64_t size) except -1:
+        return self.has_room(entry, size, False)
+
+    cdef bint room_for_qos0(self, TopicEntry entry, uint64_t size) except -1:
+        return self.has_room(entry, size, True)
+
+    cdef bint has_room(self, TopicEntry entry, uint64_t size, bint droppable) except -1:
         cdef RingOutlet outlet
         cdef long destination
         cdef uint64_t whole
         for destination in entry.destinations:
             outlet = self.outlet_of(destination)
-            if outlet is not None and not outlet.room_for(size):
+            if outlet is not None and not outlet.room_for(size) and not (droppable and not self.is_reachable(outlet)):
                 return False
         for group in entry.groups:
             # Every group may choose a member on the same worker: room for all their records, beside the plain one.
@@ -124,7 +180,7 @@ cdef class RingOutlets(Outlets):
                 if destination == self.number:
                     continue
                 outlet = self.outlet_of(destination)
-                if outlet is not None and not outlet.room_for(whole):
+                if outlet is not None and not outlet.room_for(whole) and not (droppable and not self.is_reachable(outlet)):
                     return False
         return True
 
@@ -150,14 +206,17 @@ cdef class RingOutlets(Outlets):
         header.expires_ms = publication.expires_ms
         position = outlet.put(header, publication, group, filter)
         if position == NO_ROOM:
-            return False
+            if publication.qos or self.is_reachable(outlet):
+                return False
+            self.context.count(MESSAGES_DROPPED_UNREACHABLE)
+            return True
         if self.context.watch:
             self.context.watcher.forwarded(destination, publication)
         if noted:
             if self.gate is not None:
                 self.gate.noted.add(outlet)
             self.note_forward(outlet, <uint64_t>position, header, publication, group, filter)
-        self.forwarded_to |= <uint64_t>1 << (destination % LANE_BITS)
+        self.forwarded_to |= outlet.bit
         self.touch(outlet)
         self.context.count(MESSAGES_FORWARD)
         return True
@@ -197,6 +256,8 @@ cdef class RingOutlets(Outlets):
             for outlet in touched:
                 outlet.touched = False
                 outlet.commit()
+        if self.view is not None and self.view.version() != self.view_version:
+            self.look_at_view()
         return 0
 
     cdef int put_plain(self, int process, RecordHeader* header, bytes text) except -1:
@@ -286,7 +347,7 @@ cdef class RingOutlet(Outlet):
 
     cdef int wake(self) except -1:
         if self.inbox.must_ring():
-            self.outlets.ring(<int>self.destination)
+            self.outlets.ring(self.process)
         return 0
 
 

@@ -20,7 +20,6 @@ from shardbroker.worker.channel cimport CLOSING, Channel
 from shardbroker.worker.outlets cimport Outlets
 from shardbroker.worker.protocol cimport feed
 from shardbroker.worker.router cimport Router
-from shm.epochs cimport WILDCARD_BUCKET
 from shm.address cimport parse_address
 
 __all__ = ["SansIoChannel", "SansIoRouter"]
@@ -50,7 +49,7 @@ cdef class SansIoChannel(Channel):
 
     def put_under_rules(self, bytes topic not None) -> None:
         """From now on it is looked up what it may publish, and that it may publish to this topic is known."""
-        cdef TopicEntry entry = self.router.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), None)
+        cdef TopicEntry entry = self.router.resolver.resolve(<const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), None)
         cdef uint32_t generation = self.router.access_generation
         cdef int combination
         self.acl_cache = AclCache(1)
@@ -84,7 +83,8 @@ cdef class SansIoRouter(Router):
 
     def __init__(self, settings, routes, int number, uint64_t now_ms, retained=None, seed=None):
         Router.__init__(self, settings, now_ms, None, routes, retained, None, number, 0, seed)
-        self.outlets = self.lists = SansIoOutlets.__new__(SansIoOutlets)
+        self.lists = SansIoOutlets.__new__(SansIoOutlets)
+        self.set_outlets(self.lists)
         self.outgoing = []
 
     @property
@@ -115,15 +115,17 @@ cdef class SansIoRouter(Router):
     def advance(self, uint64_t now_ms) -> None:
         """The end of a pass at this time."""
         self.now_ms = now_ms
+        if self.subacks.held:
+            self.subacks.take_answers()
         self.timers.advance(now_ms)
         self.run_retries()
         self.commit(True)
-        self.replay_some()
+        self.replays.go_on()
         if self.journal is not None:
             self.journal.writer.seal(now_ms * 1000)
-            self.release_some(self.journal.writer.next_sequence, self.journal.writer.durable)
+            self.exclusive.release_durable(self.journal.writer.next_sequence, self.journal.writer.durable)
         else:
-            self.release_some(0, 0)
+            self.exclusive.release_durable(0, 0)
 
     def keep_journal(self, JournalRecorder recorder not None) -> None:
         """Sessions that stay are recorded from here on; a pass is a block."""
@@ -131,7 +133,7 @@ cdef class SansIoRouter(Router):
 
     def forget_topics(self) -> None:
         """What a changed epoch does: another shard's subscriptions have moved."""
-        self.local_epochs[<int>WILDCARD_BUCKET] += 1
+        self.resolver.invalidate_all()
 
     def deliver(self, tuple record) -> None:
         """A record that another shard has sent here."""
@@ -139,13 +141,17 @@ cdef class SansIoRouter(Router):
         cdef TopicEntry entry
         message, share, member, attempts = record
         publication.borrow(<Message>message)
-        entry = self.resolve(publication.topic, publication.topic_size, None)
+        entry = self.resolver.resolve(publication.topic, publication.topic_size, None)
         if share is None:
             self.deliver_locally(entry, publication, None)
         elif not self.deliver_to_member(share[0], share[1], member, publication):
             for group in entry.groups:
                 if (group[0], group[1]) == share:
                     self.deliver_shared(group, publication, None, attempts + 1, (self.own_destination, member))
+
+    def counted(self, int counter) -> int:
+        """Returns a counter of this router."""
+        return self.counters[counter]
 
     def leftovers(self) -> dict:
         """Per client id: packet ids in flight, messages queued, packet ids awaiting PUBREL."""

@@ -31,7 +31,7 @@ cdef class OutputFence:
     cdef uint64_t sent                     # bytes that its socket has taken, ever
     cdef uint64_t cleared
     cdef uint64_t marked
-    cdef uint64_t workers                  # that its acknowledged messages were forwarded to, a bit each: number % 64
+    cdef uint64_t forwarded_to             # destinations of its acknowledged messages: lane_bit() of each
     cdef object owed                       # collections.deque of (end, needs), oldest first; None: nothing
 
 
@@ -51,6 +51,7 @@ cdef class SyncGate:
     cdef Writer writer
     cdef Outlet store                      # of retained messages; None: they are not stored
     cdef list outlets                      # worker -> Outlet, or None before its first use; RingOutlets.by_process
+    cdef dict nodes                        # node id -> Outlet; RingOutlets.nodes
     cdef tuple doorbells                   # eventfd of each process
     cdef int workers
     cdef object groups                     # collections.deque of Group
@@ -74,7 +75,7 @@ cdef class SyncGate:
 
     cdef bint is_safe(self) except -1
     cdef Group open_group(self)
-    cdef tuple needs_of(self, uint64_t workers)
+    cdef tuple needs_of(self, uint64_t destinations)
     cdef int complete(self, Group group) except -1
     cdef int owe(self, OutputFence guard, uint64_t end, tuple needs) except -1
     cdef int blocked(self, tuple needs) except? -2

@@ -11,9 +11,6 @@ from shm.posix cimport write
 
 __all__ = ["SyncGate"]
 
-cdef enum:
-    WORKER_BITS = 64                       # of a fence: workers beyond share a bit, and are waited for without need
-
 
 @final
 cdef class OutputFence:
@@ -31,12 +28,13 @@ cdef class Group:
 
 @final
 cdef class SyncGate:
-    """writer: the worker's journal, with syncs. outlets: RingOutlets.by_process. doorbells: eventfd of each process."""
+    """writer: the worker's journal, with syncs. outlets, nodes: of RingOutlets. doorbells: eventfd of each process."""
 
-    def __init__(self, Writer writer not None, Outlet store, list outlets not None, tuple doorbells not None, int workers):
+    def __init__(self, Writer writer not None, Outlet store, list outlets not None, dict nodes not None, tuple doorbells not None, int workers):
         self.writer = writer
         self.store = store
         self.outlets = outlets
+        self.nodes = nodes
         self.doorbells = doorbells
         self.workers = workers
         self.groups = deque()
@@ -73,8 +71,8 @@ cdef class SyncGate:
         if not waits and guard.cleared == guard.marked:
             guard.cleared = guard.marked = end
             return pending
-        needs = self.needs_of(guard.workers)
-        guard.workers = 0
+        needs = self.needs_of(guard.forwarded_to)
+        guard.forwarded_to = 0
         guard.marked = end
         if self.is_safe():
             self.owe(guard, end, needs)
@@ -87,17 +85,20 @@ cdef class SyncGate:
             group.marks[guard] = (end, needs)
         return <size_t>(guard.cleared - guard.sent)
 
-    cdef tuple needs_of(self, uint64_t workers):
-        """Returns (outlet, end) for each of these workers: how far its disk must be."""
+    cdef tuple needs_of(self, uint64_t destinations):
+        """Returns (outlet, end) for each of these workers and nodes: how far its disk must be."""
         cdef list needs
         cdef Outlet outlet
         cdef int worker
-        if workers == 0:
+        if destinations == 0:
             return ()
         needs = []
         for worker in range(self.workers):
-            if workers >> (worker % WORKER_BITS) & 1 and self.outlets[worker] is not None:
-                outlet = <Outlet>self.outlets[worker]
+            outlet = <Outlet>self.outlets[worker]
+            if outlet is not None and destinations & outlet.bit:
+                needs.append((outlet, outlet.end()))
+        for outlet in self.nodes.values():
+            if destinations & outlet.bit:
                 needs.append((outlet, outlet.end()))
         return tuple(needs)
 

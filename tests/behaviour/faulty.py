@@ -31,9 +31,10 @@ def _faulty_subscribed(filter: bytes, options: Any) -> dict[str, Any]:
 
 def _faulty_step(search: Search, most: int) -> Match | None:
     if search._topic.startswith(b"breaks/%b/" % Path("/proc/self/comm").read_bytes().strip()):
-        if search._begun:
+        part = search._part
+        if part._begun:
             raise RuntimeError("a fault of the test")
-        search._begun, search.visits = True, most
+        part._begun, search.visits = True, most
         return None
     return _step(search, most)
 

@@ -12,7 +12,7 @@ from shardbroker.config import load
 from shardbroker.control import Control
 from shardbroker.mqtt import packets as mqtt
 from shardbroker.stores.exclusive import Claim, ExclusiveTable, ExclusiveTableFull
-from shardbroker.worker.router import RELEASES_A_PASS
+from shardbroker.worker.exclusive import RELEASES_A_PASS
 from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 from tests.behaviour.test_durability import ENDS, WORKERS, come_back, stay
 from tests.harness import Broker, Client, Publish, client_id_on, until, wire
@@ -202,7 +202,7 @@ def holder_of(filters: list[bytes], table: Watched) -> tuple[SansIoRouter, SansI
     """A router and the connection that holds these filters."""
     now_ms = 1_700_000_000_000
     router = SansIoRouter(load(None, {}, ["mqtt.exclusive_subscription=true"]).settings, MemoryRoutes(), 0, now_ms)
-    assert router.keep_exclusive(table) == []
+    assert router.subscriptions.keep_exclusive(table, router.sessions) == []
     channel = router.connect("127.0.0.1:1")
     channel.receive(mqtt.Connect(5, b"holder").encode(5))
     channel.receive(mqtt.Subscribe(1, [(b"$exclusive/" + filter, 0) for filter in filters]).encode(5))

@@ -22,6 +22,10 @@ LIMIT_MB = 400
 SETTLE_S = 0.5
 BACK_S = 20.0
 """How long memory may take to come back."""
+STEP_S = 2.5
+"""Within this a worker whose memory is short gives back what is free."""
+STAY = 10
+"""Connections of `too_many_connections` that stay to its end."""
 MB = 1 << 20
 NONE = RoundTrips(0, 0, 0, 0)
 
@@ -458,8 +462,12 @@ def memory_runs_short(apart: bool = False, limit_mb: int = 250, size: int = 2000
     return outcome
 
 
-def too_many_connections(limit_mb: int = 200, most: int = 6000, will_bytes: int = 60_000) -> Outcome:
-    """Connections whose wills fill the memory, until newcomers are refused."""
+def too_many_connections(limit_mb: int = 200, most: int = 6000, will_bytes: int = 60_000, in_steps: bool = False) -> Outcome:
+    """Connections whose wills fill the memory, until newcomers are refused.
+
+    in_steps: a fifth is closed before the others, and a few stay, whose memory is at the end of the heap. So each worker gives back
+    what the first have left, and what the others leave is no more than it keeps while there is enough.
+    """
     with overloaded_broker({}, limit_mb) as broker:
         with watched("connections until memory is short", broker) as outcome, ExitStack() as stack:
             old = client_id_on(0, broker.workers, "old")
@@ -467,12 +475,14 @@ def too_many_connections(limit_mb: int = 200, most: int = 6000, will_bytes: int 
                 client.drop()
             will = wire.Will("will", bytes(will_bytes))
             refusals = 0
+            connected: list[Client] = []
             for n in range(most):
                 one = stack.enter_context(Client(broker.address, 5, f"will{n}", will=will, keepalive=0, connect=False, timeout=10))
                 one.send_raw(wire.connect(one.client_id, 5, will=will, keepalive=0))
                 code = one.expect(wire.Connack).code
                 # What is taken may still fall a little, when workers give back what is free.
                 refusals = refusals + 1 if code else 0
+                connected += [] if code else [one]
                 if refusals == 20:
                     break
             outcome.seen |= {"connected": n, "refused_v5": code, "refused_v4": refused(broker, 4)}
@@ -480,7 +490,15 @@ def too_many_connections(limit_mb: int = 200, most: int = 6000, will_bytes: int 
                 outcome.seen["session_present"] = float(client.connack is not None and client.connack.session_present)
                 outcome.seen["suback"] = max(client.subscribe("some/topic", 1, check=False).codes)
             outcome.seen["full_mb"] = pss_mb(broker)
-            stack.close()
+            if in_steps:
+                del connected[-STAY:]
+                for one in connected[::5]:
+                    one.close()
+                time.sleep(STEP_S)
+                for one in connected:
+                    one.close()
+            else:
+                stack.close()
             end = time.monotonic() + BACK_S
             while time.monotonic() < end and refused(broker, 5):
                 time.sleep(0.2)

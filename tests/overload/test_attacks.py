@@ -21,8 +21,6 @@ PING_MS = 300
 """Longest round trip beside an attack: what one pass of the attack took before."""
 FILTERS, READS, ATTEMPTS = 80_000, 4, 10
 """In one packet of 1 MB; passes that read it, 256 KB each."""
-CACHES_MB = 80
-"""What three generations of the topic cache may take, and a heap that has grown."""
 
 
 def check(outcome: Outcome, by_ring: bool = False) -> None:
@@ -217,8 +215,8 @@ def test_a_connect_of_all_fields_at_their_longest_is_taken_and_a_longer_one_is_n
 def test_long_topics_take_little_memory(allowed: bool) -> None:
     outcome = attacks.long_topics(topics=3000, allowed=allowed)
     check(outcome)
-    assert outcome.most < outcome.before + (CACHES_MB if allowed else 30), outcome
-    assert outcome.after < outcome.before + 30, outcome
+    assert outcome.most < outcome.before + 30, outcome
+    assert outcome.after < outcome.before * 1.1, outcome
 
 
 def test_aliases_take_little_memory() -> None:

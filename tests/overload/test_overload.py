@@ -89,8 +89,9 @@ def test_memory_runs_short(apart: bool) -> None:
     assert outcome.seen["alarm"] and outcome.seen["alarm_ended"] and outcome.seen["accepted_again"]
 
 
-def test_newcomers_are_refused_while_memory_is_short() -> None:
-    outcome = scenarios.too_many_connections(limit_mb=200)
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_newcomers_are_refused_while_memory_is_short(in_steps: bool) -> None:
+    outcome = scenarios.too_many_connections(limit_mb=200, in_steps=in_steps)
     check(outcome)
     assert outcome.most < 200
     assert (outcome.seen["refused_v5"], outcome.seen["refused_v4"]) == (0x97, 0x03)

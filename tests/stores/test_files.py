@@ -27,6 +27,7 @@ OTHERWISE = {
         "management/snapshots.py": "a directory that has been filled; it is synced",
         "stores/files.py": "the helper itself",
         "stores/retained.py": "a file is set aside",
+        "link/signals.py": "rings to a peer, in shared memory, appear whole",
         "stores/retained_check.py": "a directory takes the place of another, and a check that was killed goes on there",
         "supervisor/layout.py": "a journal is set aside",
     },

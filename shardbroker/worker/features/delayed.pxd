@@ -1,7 +1,7 @@
 """Delayed messages: `$delayed/<seconds>/<topic>` (docs/features.md).
 
-    Router.delay()         -> HELD with a time, in the block of the pass that acknowledges the message
-    Delays.take_due()      -> at the due time: into Router.retry, a batch at a time
+    Retries.delay()        -> HELD with a time, in the block of the pass that acknowledges the message
+    Delays.take_due()      -> at the due time: into Retries.waiting, a batch at a time
     Router.run_retries()   -> published; LET_GO in the block of the pass that succeeds
 
 They wait in the worker that accepted them, which is that of the publisher's client id.

@@ -12,6 +12,7 @@ from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.watcher cimport WATCH_TRACES
 from shardbroker.worker.observers.observer cimport TOPICS_KNOWN
 from shm.address cimport PeerAddress, address_text, parse_address
+from shm.destinations cimport NODE, kind_of, number_of
 from shm.events cimport EVENT_CONNECTED, EVENT_DISCONNECTED
 from shm.ring cimport Ring
 
@@ -257,11 +258,11 @@ cdef class Traces(Observer):
 
     cdef void forwarded(self, long worker, Publication publication) noexcept:
         self.message("forwarded", None, publication.topic[:publication.topic_size], publication.client_id, {
-            "to_worker": worker, "qos": publication.qos, "size": publication.payload_size})
+            "to_node" if kind_of(worker) == NODE else "to_worker": number_of(worker), "qos": publication.qos, "size": publication.payload_size})
 
     cdef void arrived(self, int worker, Publication publication) noexcept:
         self.message("arrived", None, publication.topic[:publication.topic_size], publication.client_id, {
-            "from_worker": worker, "worker": self.worker, "qos": publication.qos, "size": publication.payload_size})
+            "from_node" if kind_of(worker) == NODE else "from_worker": number_of(worker), "worker": self.worker, "qos": publication.qos, "size": publication.payload_size})
 
     # --- time -------------------------------------------------------------------------------------------------------------------
 

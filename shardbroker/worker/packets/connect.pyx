@@ -70,8 +70,9 @@ cdef int on_connect(Channel channel, Connect packet) except -1:
     if packet.will is not None and not is_will_supported(channel, packet.will):
         return 0
     if needs_access(channel, properties, facts):
-        channel.access = channel.router.access_type(channel, packet, client_id)
-        channel.access.start()
+        channel.access = channel.router.access_type(channel, client_id, packet.password)
+        channel.access.login = channel.router.login_type(channel.access, packet)
+        channel.access.login.start()
         return 0
     context.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
     username = channel.username
@@ -132,7 +133,7 @@ cdef bint is_will_supported(Channel channel, WillPacket will) except -1:
             channel.version, RETAIN_NOT_SUPPORTED, "retained will not allowed: mqtt.retain_available is false")
         return False
     check_topic_name(will.topic, channel.context.max_topic_levels)
-    channel.router.take_delay(will.topic, &at_ms)
+    channel.router.admission.take_delay(will.topic, &at_ms)
     return True
 
 
@@ -280,7 +281,7 @@ cdef dict connack_properties(Channel channel, Connect packet, dict properties, b
     if context.response_information and properties.get(PropertyId.REQUEST_RESPONSE_INFORMATION, 0):
         answer[PropertyId.RESPONSE_INFORMATION] = context.response_information  # [MQTT-3.1.2-28]
     if channel.access is not None:
-        answer |= channel.access.connack_properties()
+        answer |= channel.access.login.connack_properties()
     return answer
 
 
@@ -302,7 +303,7 @@ cdef Will admitted_will(Channel channel, WillPacket packet, bytes client_id):
     cdef Will will = will_of(packet, client_id)
     cdef uint64_t at_ms
     try:
-        channel.router.admit(will.message, channel.username, &at_ms)
+        channel.router.admission.admit(will.message, channel.username, &at_ms)
     except MqttError as error:
         channel.refuse(channel.version, error.reason_code, f"will: {error}")
         return None
@@ -322,7 +323,7 @@ cdef Will will_of(WillPacket packet, bytes client_id):
 
 
 cdef dict origin_of_will(Channel channel):
-    """Returns the sender of a will, for the journal, and for the rules once the connection is closed (Access.of_will)."""
+    """Returns the sender of a will, for the journal, and for the rules once the connection is closed (Authorization.of_will)."""
     cdef dict facts = channel.listener_facts() or {}
     cdef dict origin = {
         "username": None if channel.username is None else channel.username.decode(), "peer": address_text(&channel.peer),
@@ -339,9 +340,9 @@ cdef dict origin_of_will(Channel channel):
 
 cdef int on_auth(Channel channel, object packet) except -1:
     channel.context.count(PACKETS_AUTH_RECEIVED)
-    if channel.access is None:
+    if channel.access is None or channel.access.login is None:
         raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
-    channel.access.on_auth(packet)
+    channel.access.login.on_auth(packet)
     return 0
 
 

@@ -16,9 +16,10 @@ from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.session cimport QOS2_FULL, QOS2_IN_USE, QOS2_NEW, QOS2_REPEAT
 from shardbroker.session.watcher cimport unlikely
+from shardbroker.worker.admission cimport is_own, is_text
 from shardbroker.worker.channel cimport SIDE_SERVER, TopicAliases
 from shardbroker.worker.memory cimport REFUSE
-from shardbroker.worker.router cimport Router, is_own, is_text
+from shardbroker.worker.router cimport Router
 from shm.counters cimport (
     MESSAGES_DROPPED_RECEIVE_MAXIMUM, MESSAGES_QOS0_RECEIVED, MESSAGES_RECEIVED, PACKETS_PUBACK_SENT, PACKETS_PUBLISH_AUTH_ERROR,
     PACKETS_PUBLISH_ERROR, PACKETS_PUBLISH_RECEIVED, PACKETS_PUBREC_SENT,
@@ -27,8 +28,8 @@ from shm.counters cimport (
 from shardbroker.mqtt.errors import MqttError, ProtocolError
 from shardbroker.mqtt.packets import Puback, Pubrec
 from shardbroker.mqtt.topics import check_topic_name
+from shardbroker.worker.admission import OWN_TOPICS
 from shardbroker.worker.features.delayed import DELAYED
-from shardbroker.worker.router import OWN_TOPICS
 
 cdef enum:
     ALIAS_BYTES = 100                      # what an alias takes beside its topic
@@ -58,7 +59,7 @@ cdef bint on_publish(Channel channel, uint8_t first, const uint8_t* body, uint32
         view.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
     if view.topic[0] == c"$" and not take_delay(channel, &view, &at_ms):
         return True
-    if channel.suback_waits:
+    if channel.suback_waits and channel.router.subacks.waiting:
         channel.router.commit(True)        # its SUBSCRIBE arrived in this pass
     entry = permitted_topic(channel, &view, &refused)
     if entry is not None and entry.rewrite is not None:
@@ -96,7 +97,7 @@ cdef bint publish(Channel channel, TopicEntry entry, Publication publication, Pu
     if unlikely(channel.context.watch):
         watch_publish(channel, entry, publication, view, at_ms)
     if at_ms:
-        channel.router.delay(publication, at_ms)
+        channel.router.retries.delay(publication, at_ms)
     else:
         has_subscribers = channel.router.publish(entry, publication, channel.session)
     publication.message = None
@@ -189,7 +190,7 @@ cdef bint take_delay(Channel channel, PublishView* view, uint64_t* at_ms) except
     if not topic.startswith(DELAYED):
         return True
     try:
-        real = channel.router.take_delay(topic, at_ms)
+        real = channel.router.admission.take_delay(topic, at_ms)
     except MqttError as error:
         channel.context.count(PACKETS_PUBLISH_RECEIVED)
         reject(channel, view, error.reason_code, str(error))
@@ -202,7 +203,7 @@ cdef bint take_delay(Channel channel, PublishView* view, uint64_t* at_ms) except
 cdef TopicEntry permitted_topic(Channel channel, PublishView* view, bint* refused):
     """Returns the cache entry of a topic that the client may publish to. None: denied and answered (`refused`), or not known yet."""
     cdef Router router = channel.router
-    cdef TopicEntry entry = router.cached(view.topic, view.topic_size)
+    cdef TopicEntry entry = router.resolver.cached(view.topic, view.topic_size)
     if entry is None:
         return looked_up(channel, view, refused)
     if channel.acl_cache is not None and not channel.acl_cache.passes(
@@ -215,11 +216,11 @@ cdef TopicEntry permitted_topic(Channel channel, PublishView* view, bint* refuse
 cdef TopicEntry looked_up(Channel channel, PublishView* view, bint* refused):
     """The same for a topic that is not in the cache. Rights are checked first: a denied topic must leave nothing in the cache."""
     cdef bytes topic
-    channel.router.check_name(view.topic, view.topic_size)
+    channel.router.resolver.check_name(view.topic, view.topic_size)
     topic = PyBytes_FromStringAndSize(<const char*>view.topic, view.topic_size)
     if channel.acl_cache is not None and not channel.looking and not is_permitted(channel, topic, 0, view, refused):
         return None
-    return channel.router.look_up(topic, channel.own_lookups())
+    return channel.router.resolver.look_up(topic, channel.own_lookups())
 
 
 cdef bint is_permitted(Channel channel, bytes topic, uint64_t serial, PublishView* view, bint* refused) except -1:
@@ -252,13 +253,13 @@ cdef int deny(Channel channel, bytes topic, PublishView* view) except -1:
 
 cdef TopicEntry rewritten(Channel channel, TopicEntry entry, PublishView* view):
     """Returns the entry of the topic that a rewrite rule leads to; the given one if the result is no topic name. None: being looked up."""
-    cdef bytes topic = channel.router.rewritten(entry.rewrite, entry.topic, channel.session.client_id, channel.username)
+    cdef bytes topic = channel.router.admission.rewritten(entry.rewrite, entry.topic, channel.session.client_id, channel.username)
     cdef TopicEntry target
     if topic is None:
         return entry
-    target = channel.router.cached(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
+    target = channel.router.resolver.cached(<const uint8_t*>PyBytes_AS_STRING(topic), <uint32_t>PyBytes_GET_SIZE(topic))
     if target is None:
-        target = channel.router.look_up(topic, channel.own_lookups())
+        target = channel.router.resolver.look_up(topic, channel.own_lookups())
         if target is None:
             return None
     view.topic = <const uint8_t*>PyBytes_AS_STRING(target.topic)
@@ -274,7 +275,10 @@ cdef bint has_room(Channel channel, TopicEntry entry, PublishView* view, uint64_
     cdef bint disk_full = channel.context.disk_full
     if (entry.leaves or disk_full) and not at_ms and not channel.router.room_for(
             entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
-        return False
+        # Nor may a node that cannot be reached stop publishers of QoS 0.
+        if view.qos or disk_full or not channel.router.outlets.room_for_qos0(
+                entry, <uint64_t>view.topic_size + view.properties_size + view.payload_size):
+            return False
     return not (disk_full and (view.retain or at_ms))
 
 
@@ -315,7 +319,7 @@ cdef bint may_delay(Channel channel, PublishView* view) except -1:
     cdef str reason
     if view.qos == 2 and channel.session.awaiting_rel is not None and view.packet_id in channel.session.awaiting_rel:
         return True
-    reason = channel.router.no_delay()
+    reason = channel.router.retries.refusal()
     if reason is not None:
         reject(channel, view, QUOTA_EXCEEDED, reason)
     return reason is None
@@ -365,7 +369,7 @@ cdef int repeated(Channel channel, PublishView* view, int arrival) except -1:
 
 cdef inline uint64_t expires_ms(Router router, PublishView* view) noexcept:
     if view.has_expiry or router.message_expiry_ms:
-        return router.expires_ms(view.has_expiry, view.expiry_s)
+        return router.admission.expires_ms(view.has_expiry, view.expiry_s)
     return 0
 
 
@@ -401,7 +405,7 @@ cdef bint publish_decided(Channel channel, Session session, Message message, int
     if message is not None and at_ms:
         publication = Publication.__new__(Publication)
         publication.borrow(message)
-        channel.router.delay(publication, at_ms)
+        channel.router.retries.delay(publication, at_ms)
         has_subscribers = True
     elif message is not None:
         has_subscribers = channel.router.has_subscribers(message.topic)

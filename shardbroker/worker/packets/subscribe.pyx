@@ -60,7 +60,7 @@ cdef int auto_subscribe(Channel channel) except -1:
 
 
 cdef int begin_subscribing(Channel channel, uint16_t packet_id, object identifier, object topics) except -1:
-    channel.subscribing = (SUBSCRIBE, packet_id, identifier, topics, bytearray(), [], [], channel.router.full_tables)
+    channel.subscribing = (SUBSCRIBE, packet_id, identifier, topics, bytearray(), [], [], channel.router.route_changes.full_tables)
     return go_on_subscribing(channel)
 
 
@@ -79,8 +79,8 @@ cdef int go_on_subscribing(Channel channel) except -1:
             if channel.closed:
                 return 0
         else:
-            if packet_id and channel.router.rewriting is not None:
-                wire_filter = channel.router.rewriting.filter(wire_filter, channel.session.client_id, channel.username)
+            if packet_id and channel.router.admission.rewriting is not None:
+                wire_filter = channel.router.admission.rewriting.filter(wire_filter, channel.session.client_id, channel.username)
             code = subscribe_mounted(channel, wire_filter, options, identifier, subscribed, replays)
         if code >= UNSPECIFIED_ERROR:
             context.count(PACKETS_SUBSCRIBE_ERROR)
@@ -91,12 +91,12 @@ cdef int go_on_subscribing(Channel channel) except -1:
     channel.subscribing = None
     if packet_id and channel.acl_cache is not None:
         channel.access.packet_done()
-    if full_tables != channel.router.full_tables:
+    if full_tables != channel.router.route_changes.full_tables:
         # An earlier pass found no room for some of its routes.
-        codes[:] = channel.router.undo_subscribe(channel, bytes(codes), subscribed)
+        codes[:] = channel.router.subscriptions.undo(channel.session, bytes(codes), subscribed)
         replays = []
     channel.suback_waits = True
-    channel.router.subacks.append((send_suback, channel, packet_id, bytes(codes), subscribed, replays))
+    channel.router.subacks.waiting.append((send_suback, channel, packet_id, bytes(codes), subscribed, replays))
     return 0
 
 
@@ -147,10 +147,10 @@ cdef int subscribe_one(
         return QUOTA_EXCEEDED
     if context.memory_level >= REFUSE and not present:
         return QUOTA_EXCEEDED
-    if exclusive and not channel.router.claim(channel.session, filter):
+    if exclusive and not channel.router.exclusive.claim(channel.session, filter):
         return QUOTA_EXCEEDED
     if present and previous.flags & OPTION_EXCLUSIVE and not exclusive:
-        channel.router.end_exclusive(channel.session.key, filter)
+        channel.router.exclusive.end(channel.session.key, filter)
     subscription.subscriber = channel.session
     subscription.filter = filter
     subscription.group = group
@@ -158,7 +158,7 @@ cdef int subscribe_one(
     subscription.qos = options & OPTION_QOS
     subscription.flags = options & OPTION_FLAGS | (OPTION_EXCLUSIVE if exclusive else 0)
     subscription.identifier = identifier
-    channel.router.subscribe(channel.session, subscription)
+    channel.router.subscriptions.subscribe(channel.session, subscription)
     subscribed.append((subscription.wire_filter, subscription))
     if context.hooks & HOOK_SESSION_SUBSCRIBED:
         context.hooked.subscribed(channel.session, subscription)
@@ -181,7 +181,7 @@ def send_suback(Channel channel not None, int packet_id, bytes codes not None, l
         if channel.version < 5:
             codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
         channel.report_failure(Suback, packet_id, codes, PACKETS_SUBACK_SENT, failed_filters(codes))
-    channel.router.start_replay(channel.session, replays)
+    channel.router.replays.start(channel.session, replays)
 
 
 # --- UNSUBSCRIBE ----------------------------------------------------------------------------------------------------------------
@@ -218,14 +218,14 @@ cdef int unsubscribe_one(Channel channel, bytes wire_filter) except -1:
     cdef bint found
     try:
         check_topic_filter(parse_subscription(wire_filter)[1], channel.context.max_topic_levels)
-        if channel.router.rewriting is not None:
-            wire_filter = channel.router.rewriting.filter(wire_filter, channel.session.client_id, channel.username)
+        if channel.router.admission.rewriting is not None:
+            wire_filter = channel.router.admission.rewriting.filter(wire_filter, channel.session.client_id, channel.username)
         if channel.mounted:
             wire_filter = channel.mounted_filter(wire_filter)
     except MqttError as error:
         return error.reason_code
     wire_filter = wire_filter.removeprefix(EXCLUSIVE)
-    found = channel.router.unsubscribe(channel.session, wire_filter, 0)
+    found = channel.router.subscriptions.unsubscribe(channel.session, wire_filter, 0)
     if found and channel.context.notifications & NOTIFY_UNSUBSCRIBED:
         channel.publish_event(NOTIFY_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
     if found and channel.session.logged:
