@@ -5,7 +5,7 @@ signal link has been proved, in the same incarnation; before that it is refused 
 data are otherwise independent: messages go on while `link-0` restarts. The driver is the same as that of signals.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
@@ -13,12 +13,12 @@ from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.handshake import AUTH_TIMEOUT_MS, Handshake, Identity
 from shardbroker.cluster.inbound import Inbound, Inlets
 from shardbroker.cluster.messages import Bye, Data, DataAck, Hello, Message, Resume, Streams, Welcome
-from shardbroker.cluster.outbound import Outbound
+from shardbroker.cluster.outbound import LaneRing, Outbound
 from shardbroker.cluster.outputs import Close, Dial, Output, Refused, Send
 
 __all__ = ["DataChannel", "Peer"]
 
-REDIAL_FIRST_MS, REDIAL_MAX_MS = 50, 2_000
+REDIAL_FIRST_MS, REDIAL_MAX_MS = 50, 500
 """Pause before a lost connection is dialled again, doubled up to the maximum."""
 UNPROVED_MAX = 512
 """Accepted connections without proof at the same time."""
@@ -95,6 +95,11 @@ class DataChannel:
         peer.dial_ms, peer.pause_ms = min(peer.dial_ms, now_ms), REDIAL_FIRST_MS
         return done
 
+    def hurry(self, node_id: int, now_ms: int) -> None:
+        """Dials a peer again without a pause: its signal link is up. The driver has given up attempts that are under way."""
+        peer = self.peers[node_id]
+        peer.dial_ms, peer.pause_ms = min(peer.dial_ms, now_ms), REDIAL_FIRST_MS
+
     def gone(self, node_id: int, now_ms: int) -> list[Output]:
         """Drops what is kept for a node that is gone. Positions of its streams remain: it may be back with what it has not sent."""
         peer = self.peers.get(node_id)
@@ -107,6 +112,13 @@ class DataChannel:
         peer.outbound.drop_all()
         peer.is_reachable = False
         return done
+
+    def add_rings(self, node_id: int, rings: Iterable[LaneRing]) -> list[Output]:
+        """Takes rings to a peer that were created after the peer was added."""
+        peer = self.peers[node_id]
+        messages = [message for ring in rings for message in peer.outbound.add_ring(ring)]
+        self._touched.add(node_id)
+        return [] if peer.connection is None else [Send(peer.connection, message) for message in messages]
 
     @property
     def is_drained(self) -> bool:
@@ -136,6 +148,15 @@ class DataChannel:
         peer.is_dialling = False
         peer.dial_ms = now_ms + self._rng.randint(peer.pause_ms // 2, peer.pause_ms)
         peer.pause_ms = min(2 * peer.pause_ms, REDIAL_MAX_MS)
+
+    def refuse(self, number: int, fault: PeerFault, now_ms: int) -> list[Output]:
+        """Ends a connection for a fault that the driver has found."""
+        return self._end(number, fault, now_ms) if number in self._connections else []
+
+    def peer_of(self, number: int) -> Peer | None:
+        """Returns the peer of a connection, or None before its proof."""
+        connection = self._connections.get(number)
+        return None if connection is None else connection.peer
 
     def closed(self, number: int, now_ms: int) -> None:
         """Takes the end of a connection."""

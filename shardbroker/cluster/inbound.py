@@ -1,14 +1,14 @@
 """Messages from a peer: ranges of its streams go to the rings of workers, and positions back to the peer; outbound.py has the rest.
 
-A range of DATA starts where the one before ended; anything else ends the connection. Its records are acknowledged in memory once
-all are in rings, and on disk once the journals of all workers that got them have their positions. What a full ring does not take
-waits in the overflow, and the connection is not read above its limit.
+A range of DATA starts where the one before ended; anything else ends the connection. The driver checks its records and puts them
+into rings (Inlets). They are acknowledged in memory once all are in rings, and on disk once the journals of all workers that got
+them have their positions. What a full ring does not take waits in the overflow, and the connection is not read above its limit.
 
 A worker drops records that its journal covers already (StreamPositions), so a link process may be killed and started at any time.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from shardbroker.cluster.messages import (
     Data,
     DataAck,
     Message,
-    Record,
+    Records,
     Resume,
     StreamAck,
     StreamOffer,
@@ -27,14 +27,10 @@ from shardbroker.cluster.messages import (
     Streams,
 )
 
-__all__ = ["Inbound", "Inlets", "Keep", "StreamPositions"]
+__all__ = ["Inbound", "Inlets", "Keep", "Placed", "Rest", "StreamPositions"]
 
-RECORDS_MAX = 65_536
-"""Records of a message: a record of 200 B is usual, and an empty one has 40 B in the ring."""
-BODY_MAX = 268_435_456 + (64 << 10)
-"""Bytes of a record: the largest MQTT packet, and the header of the record."""
-RECORD_BYTES = 40
-"""Bytes of a record besides its body."""
+KEEP_BYTES = 100
+"""Bytes of a Keep besides its identities."""
 LANES_MAX = 4_096
 OVERFLOW_BYTES = 4 << 20
 """Bytes that wait for a full worker before a connection is not read any more."""
@@ -45,16 +41,37 @@ class Keep(NamedTuple):
 
     identities: tuple[int, ...]
 
+    @property
+    def size(self) -> int:
+        """Returns its bytes in the overflow."""
+        return KEEP_BYTES + 8 * len(self.identities)
+
+
+class Rest(Protocol):
+    """What the full ring of a worker did not take: records, or a Keep."""
+
+    @property
+    def size(self) -> int:
+        """Returns its bytes in the overflow."""
+
+
+class Placed(NamedTuple):
+    """What has become of the records of a range."""
+
+    ends: Mapping[int, int]        # worker to the position in its ring behind the last record put there
+    rests: Mapping[int, Rest]      # worker to what its ring did not take
+
 
 class Inlets(Protocol):
     """Rings from a link process to the workers of its node."""
 
-    def workers_of(self, record: Record) -> Sequence[int]:
-        """Returns the workers that take a record."""
+    def put(self, origin: int, identity: int, start: int, end: int, records: Records, full: Collection[int]) -> Placed:
+        """Puts the records of a range of a node's stream into the rings of the workers that take them, except for `full` workers.
+        Raises PeerFault for records that are malformed or not in the range."""
 
-    def put(self, worker: int, origin: int, identity: int, item: Record | Keep) -> int | None:
-        """Puts a record of a node's stream, or a Keep, into the ring of a worker; returns the position behind it, or None if the
-        ring is full."""
+    def put_rest(self, worker: int, origin: int, identity: int, rest: Rest) -> tuple[int, Rest | None]:
+        """Puts a rest, or a Keep, into the ring of a worker. Returns the position behind it, 0 if nothing was put, and what the
+        ring did not take."""
 
     def secured(self, worker: int) -> int:
         """Returns the position in the ring of a worker up to which its disk has everything."""
@@ -63,18 +80,13 @@ class Inlets(Protocol):
         """Returns all workers."""
 
 
-def _size(item: Record | Keep) -> int:
-    """Returns the bytes that an item takes in the overflow."""
-    return RECORD_BYTES + (len(item.body) if isinstance(item, Record) else 8 * len(item.identities))
-
-
 @dataclass
 class _Mark:
     """The end of a received range, and what its records wait for."""
 
     end: int
     waiting: int = 0
-    """Records of the range that wait for room in a worker's ring."""
+    """Workers in whose rings not all records of the range are."""
     needs: dict[int, int] = field(default_factory=dict)
     """Worker to the position in its ring behind the last record of the range."""
 
@@ -104,7 +116,8 @@ class Inbound:
         self._inlets = inlets
         self._streams: dict[int, _ReceiveStream] = {}
         self._by_index: dict[int, _ReceiveStream] = {}
-        self._overflow: dict[int, deque[tuple[int, Record | Keep, _Mark]]] = {}
+        self._overflow: dict[int, deque[tuple[int, Rest, _Mark]]] = {}
+        """Only workers for which something waits."""
         self._overflow_bytes = 0
 
     def connected(self) -> None:
@@ -162,7 +175,8 @@ class Inbound:
         for identity in {*self._streams} - {*identities}:
             del self._streams[identity]
         for worker in self._inlets.workers():
-            self._put(worker, 0, Keep(identities), _Mark(0))
+            self._wait(worker, 0, Keep(identities), _Mark(0))
+        self.pump()
 
     def forget(self) -> None:
         """Ends all streams; the peer is gone, or has another data directory."""
@@ -176,44 +190,39 @@ class Inbound:
             raise PeerFault(ByeReason.PROTOCOL_ERROR, f"DATA stream: must be that of an offered stream, got {index}")
         if start != stream.received:
             raise PeerFault(ByeReason.PROTOCOL_ERROR, f"DATA start: must be {stream.received}, got {start}")
-        if not start < end <= POSITION_MAX or len(records) > RECORDS_MAX:
-            raise PeerFault(ByeReason.PROTOCOL_ERROR, f"DATA: {len(records)} records from {start} to {end} are out of range")
-        last = start
-        for record in records:
-            if not last < record.position <= end or record.qos not in (0, 1, 2) or len(record.body) > BODY_MAX:
-                text = f"DATA record: position must be {last + 1} to {end} and QoS 0 to 2, got {record.position} and {record.qos}"
-                raise PeerFault(ByeReason.PROTOCOL_ERROR, text)
-            last = record.position
-        mark = _Mark(end)
+        if not start < end <= POSITION_MAX:
+            raise PeerFault(ByeReason.PROTOCOL_ERROR, f"DATA end: must be {start + 1} to {POSITION_MAX}, got {end}")
+        ends, rests = self._inlets.put(self.node_id, stream.identity, start, end, records, self._overflow.keys())
+        mark = _Mark(end, 0, dict(ends))
         stream.received = end
         stream.put.append(mark)
-        for record in records:
-            for worker in self._inlets.workers_of(record):
-                self._put(worker, stream.identity, record, mark)
+        for worker, rest in rests.items():
+            self._wait(worker, stream.identity, rest, mark)
         return []
 
-    def _put(self, worker: int, identity: int, item: Record | Keep, mark: _Mark) -> None:
-        if not self._overflow.get(worker):
-            position = self._inlets.put(worker, self.node_id, identity, item)
-            if position is not None:
-                mark.needs[worker] = position
-                return
+    def _wait(self, worker: int, identity: int, rest: Rest, mark: _Mark) -> None:
         mark.waiting += 1
-        self._overflow.setdefault(worker, deque()).append((identity, item, mark))
-        self._overflow_bytes += _size(item)
+        self._overflow.setdefault(worker, deque()).append((identity, rest, mark))
+        self._overflow_bytes += rest.size
 
     def pump(self) -> None:
         """Puts what waits into the rings of workers that have room again."""
+        if not self._overflow:
+            return
         for worker, waiting in self._overflow.items():
             while waiting:
-                identity, item, mark = waiting[0]
-                position = self._inlets.put(worker, self.node_id, identity, item)
-                if position is None:
+                identity, rest, mark = waiting[0]
+                position, left = self._inlets.put_rest(worker, self.node_id, identity, rest)
+                if position:
+                    mark.needs[worker] = position
+                self._overflow_bytes -= rest.size
+                if left is not None:
+                    self._overflow_bytes += left.size
+                    waiting[0] = identity, left, mark
                     break
                 waiting.popleft()
                 mark.waiting -= 1
-                mark.needs[worker] = position
-                self._overflow_bytes -= _size(item)
+        self._overflow = {worker: waiting for worker, waiting in self._overflow.items() if waiting}
 
     def acks(self) -> list[Message]:
         """Returns the positions that have moved since the last call, at most one message."""

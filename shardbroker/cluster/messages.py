@@ -4,22 +4,42 @@ Names follow the frame types of the protocol. A message is immutable and holds n
 and nonces are checked by the core that receives them; the codec bounds the size of a frame (FRAME_BYTES_MAX).
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 __all__ = [
     "FRAME_BYTES_MAX",
     "POSITION_MAX",
     "STREAMS_MAX",
+    "Announce",
     "Bye",
+    "Claim",
     "Data",
     "DataAck",
+    "Done",
+    "End",
+    "Ended",
+    "Find",
+    "Found",
+    "Grant",
+    "Held",
     "Hello",
+    "Here",
+    "Key",
     "Leaving",
     "Message",
+    "Moved",
+    "NoState",
     "Ping",
     "Pong",
-    "Record",
+    "Queued",
+    "Rebuild",
+    "Records",
+    "Refuse",
+    "Release",
     "Resume",
+    "Retry",
+    "Revoke",
     "Route",
     "RouteAck",
     "RouteEntries",
@@ -29,11 +49,20 @@ __all__ = [
     "RoutesFrom",
     "RoutesPart",
     "RoutesResume",
+    "SessionMessage",
+    "Sessions",
+    "State",
+    "StateAck",
     "StreamAck",
     "StreamOffer",
     "StreamResume",
     "Streams",
+    "Tail",
+    "TailAck",
+    "Take",
+    "Wait",
     "Welcome",
+    "Who",
 ]
 
 FRAME_BYTES_MAX = 2 << 20
@@ -159,12 +188,28 @@ class RouteAck(NamedTuple):
     position: int
 
 
-class Record(NamedTuple):
-    """A message in a stream. Its position is that behind its last byte in the ring, so no two records share one."""
+class Records(Protocol):
+    """Records of one stream, in the order of their positions. A core knows only how far they reach; the driver knows what they are.
 
-    position: int
-    qos: int
-    body: bytes
+    The position of a record is that behind its last byte in the ring, so no two records share one.
+    """
+
+    @property
+    def end(self) -> int:
+        """Returns the position of the last record."""
+
+    @property
+    def size(self) -> int:
+        """Returns their bytes in a message."""
+
+    def counts(self) -> Mapping[int, int]:
+        """Returns the number of records by QoS."""
+
+    def behind(self, position: int) -> "Records | None":
+        """Returns the records behind a position; None: all are before it."""
+
+    def kept(self) -> "Records | None":
+        """Returns the records without those of QoS 0, or None if there are no others."""
 
 
 class StreamOffer(NamedTuple):
@@ -202,7 +247,7 @@ class Data(NamedTuple):
     stream: int
     start: int
     end: int
-    records: tuple[Record, ...]
+    records: Records
 
 
 class StreamAck(NamedTuple):
@@ -218,6 +263,255 @@ class DataAck(NamedTuple):
 
     positions: tuple[StreamAck, ...]
 
+
+# --- sessions ----------------------------------------------------------------------------------------------------------
+
+
+class Key(NamedTuple):
+    """A client id or an exclusive filter as the registry knows it."""
+
+    partition: int                 # crc32 % PARTITIONS
+    hash: int                      # keyed 64-bit hash
+
+
+class Held(NamedTuple):
+    """A session that a node holds."""
+
+    key: Key
+    generation: int                # stamp of the grant by which the node holds it
+    stamp: int                     # of the last connect
+    is_connected: bool
+    is_moving: bool = False        # being given to another node, or created at this moment
+
+
+class Queued(NamedTuple):
+    """A message of a session's queue. Ids of messages begin with a stamp, so their order is that of publishing."""
+
+    id: int
+    topic: bytes
+    qos: int
+    body: bytes = b""
+
+
+class Claim(NamedTuple):
+    """Asks the registrar for the right to a session. `is_provisional`: whatever the member sets are."""
+
+    number: int
+    key: Key
+    digest: bytes                  # of the claimant's member set
+    is_provisional: bool
+
+
+class Wait(NamedTuple):
+    """The claim is in the queue of its key."""
+
+    number: int
+
+
+class Retry(NamedTuple):
+    """The claim is void, since the member sets differ or another node is the registrar."""
+
+    number: int
+
+
+class Refuse(NamedTuple):
+    """The claim has waited too long, or too many wait."""
+
+    number: int
+
+
+class Grant(NamedTuple):
+    """The claimant may take the session from its holder, or create it."""
+
+    number: int
+    key: Key
+    generation: int
+    holder: int                    # node id; 0: none
+    is_provisional: bool
+
+
+class Done(NamedTuple):
+    """A granted claim has ended; with `held` the claimant now holds the session. `was_taken`: the holder has given it up."""
+
+    key: Key
+    generation: int
+    held: Held | None
+    was_taken: bool
+
+
+class Announce(NamedTuple):
+    """A session that the sender holds without a grant of this registrar."""
+
+    held: Held
+
+
+class Release(NamedTuple):
+    """A session has ended."""
+
+    key: Key
+    generation: int
+
+
+class Revoke(NamedTuple):
+    """Another node holds the session: the receiver's one is stale, and is merged."""
+
+    key: Key
+    generation: int                # of the session that is revoked
+    winner: int
+
+
+class Rebuild(NamedTuple):
+    """Asks for the sessions of partitions."""
+
+    number: int
+    digest: bytes
+    partitions: bytes              # bitmap
+
+
+class Sessions(NamedTuple):
+    """Part of the answer to Rebuild."""
+
+    number: int
+    held: tuple[Held, ...]
+    is_last: bool
+
+
+class Moved(NamedTuple):
+    """The receiver has become the registrar of partitions in the sender's view, so what it knows of the sender is out of date."""
+
+    partitions: bytes              # bitmap
+
+
+class Who(NamedTuple):
+    """Asks whether a node holds a session. `ends`: generation of an import that the answer None ends; 0: no import."""
+
+    number: int
+    key: Key
+    digest: bytes                  # b"": whatever the member sets are
+    ends: int = 0
+
+
+class Here(NamedTuple):
+    """Answer to Who."""
+
+    number: int
+    key: Key
+    held: Held | None
+    ends: int = 0
+
+
+class Find(NamedTuple):
+    """Asks the registrar where a session is. `denied`: a node that does not hold it; 0: none."""
+
+    key: Key
+    denied: int = 0
+
+
+class Found(NamedTuple):
+    """Answer to Find; node 0: no member holds it."""
+
+    key: Key
+    node: int
+
+
+class Take(NamedTuple):
+    """Takes a session from its holder."""
+
+    key: Key
+    generation: int
+    name: str                      # client id
+    clean: bool
+
+
+class NoState(NamedTuple):
+    """The session is not given: TakeFault."""
+
+    key: Key
+    generation: int
+    fault: int
+
+
+class State(NamedTuple):
+    """Part of a session, numbered from 1."""
+
+    key: Key
+    generation: int
+    number: int
+    body: bytes
+    is_last: bool
+
+
+class StateAck(NamedTuple):
+    """The whole session is in the journal of the receiver, which holds it from now on."""
+
+    key: Key
+    generation: int
+
+
+class Tail(NamedTuple):
+    """Messages of a session that has moved or is stale, in the order of ids, for its holder. The last part of a stale one has the
+    ids that it has delivered."""
+
+    key: Key
+    number: int
+    stamp: int                     # of the last connect at the sender
+    queued: tuple[Queued, ...]
+    uid: int                       # of the sender's session
+    is_stale: bool = False
+    is_last: bool = False
+    base: int = 0                  # `SeenIds.base` of a stale session
+    delivered: tuple[int, ...] = ()
+
+
+class TailAck(NamedTuple):
+    """The messages are in the journal of the holder, less those that it had. `is_holder` False: to be sent elsewhere."""
+
+    key: Key
+    number: int
+    uid: int
+    is_holder: bool
+
+
+class End(NamedTuple):
+    """All peers have the routes of the new holder: the old one drops its own."""
+
+    key: Key
+    generation: int
+
+
+class Ended(NamedTuple):
+    """DONE of the protocol: the old holder had nothing left to send at this moment."""
+
+    key: Key
+    generation: int
+
+SessionMessage = (
+    Claim
+    | Wait
+    | Retry
+    | Refuse
+    | Grant
+    | Done
+    | Announce
+    | Release
+    | Revoke
+    | Rebuild
+    | Sessions
+    | Moved
+    | Who
+    | Here
+    | Find
+    | Found
+    | Take
+    | NoState
+    | State
+    | StateAck
+    | Tail
+    | TailAck
+    | End
+    | Ended
+)
+"""Messages of sessions, which `Signals` passes on: `sessions.checked` bounds their fields."""
 
 Message = (
     Hello
@@ -238,4 +532,5 @@ Message = (
     | Resume
     | Data
     | DataAck
+    | SessionMessage
 )

@@ -35,7 +35,7 @@ from shardbroker.cluster.messages import (
     Data,
     DataAck,
     Message,
-    Record,
+    Records,
     Resume,
     StreamOffer,
     Streams,
@@ -44,7 +44,7 @@ from shardbroker.cluster.messages import (
 __all__ = ["LaneRing", "Level", "Outbound", "OutboundSettings", "PeerState", "Spool", "SpoolEntry", "SpoolFull"]
 
 DATA_BYTES = 256 << 10
-"""Bytes of the records in one message; a record that crosses the limit is the last of its message."""
+"""Bytes of the records in one message, and in one entry of the spool; a record that crosses the limit is the last one."""
 PUMP_BYTES = 1 << 20
 """Bytes that one call sends, as one `sendmsg`."""
 SPOOL_WINDOW_BYTES = 1 << 20
@@ -82,8 +82,8 @@ class LaneRing(Protocol):
     def released(self) -> int:
         """Returns the position before which the room has been given back."""
 
-    def records(self, after: int, most_bytes: int) -> Sequence[Record]:
-        """Returns records behind a position, at least one if there is one."""
+    def records(self, after: int, most_bytes: int) -> Records | None:
+        """Returns records behind a position, at least one if there is one, else None."""
 
     def release(self, position: int) -> None:
         """Gives the room before a position back to the worker."""
@@ -97,12 +97,12 @@ class SpoolFull(Exception):
 
 
 class SpoolEntry(NamedTuple):
-    """A record in the spool. Sequences are consecutive."""
+    """Records of one stream in the spool. Sequences are consecutive."""
 
     sequence: int
     lane: int
     identity: int
-    record: Record
+    records: Records
 
 
 class Spool(Protocol):
@@ -124,8 +124,8 @@ class Spool(Protocol):
     def bytes(self) -> int:
         """Returns the size of the entries."""
 
-    def append(self, lane: int, identity: int, records: Sequence[Record]) -> None:
-        """Appends records. Raises SpoolFull."""
+    def append(self, lane: int, identity: int, records: Records) -> None:
+        """Appends an entry. Raises SpoolFull."""
 
     def read(self, first: int, most_bytes: int) -> Sequence[SpoolEntry]:
         """Returns entries from a sequence on, at least one if there is one."""
@@ -215,7 +215,7 @@ class Outbound:
             self._streams[identity] = _SendStream(lane, identity, None, 0, 0)
         for entry in self._entries_of_spool():
             stream = self._streams[entry.identity]
-            stream.moved = entry.record.position
+            stream.moved = entry.records.end
             stream.spooled += 1
         # Workers of an earlier link process may wait for these.
         self._unsynced.extend((spool.head - 1, stream.identity, stream.moved) for stream in self._streams.values())
@@ -261,6 +261,11 @@ class Outbound:
         return self.state in (PeerState.LIVE, PeerState.DRAINING)
 
     @property
+    def has_left_over(self) -> bool:
+        """Returns whether a ring of a killed broker has records that are not in the spool yet."""
+        return bool(self._left_over)
+
+    @property
     def is_empty(self) -> bool:
         """Returns whether nothing is kept for the peer."""
         rings = all(stream.ring is None or stream.ring.head == stream.ring.released for stream in self._streams.values())
@@ -270,15 +275,15 @@ class Outbound:
         """Drops everything that is kept for the peer, which is gone; returns the numbers by QoS."""
         dropped: Counter[int] = Counter()
         for entry in self._entries_of_spool():
-            dropped[entry.record.qos] += 1
+            dropped.update(entry.records.counts())
             self._streams[entry.identity].spooled -= 1
-            self._streams[entry.identity].released = max(self._streams[entry.identity].released, entry.record.position)
+            self._streams[entry.identity].released = max(self._streams[entry.identity].released, entry.records.end)
         self._spool.clear()
         for stream in self._streams.values():
             if stream.ring is not None:
                 while records := stream.ring.records(max(stream.moved, stream.released), PUMP_BYTES):
-                    dropped.update(record.qos for record in records)
-                    stream.moved = stream.released = records[-1].position
+                    dropped.update(records.counts())
+                    stream.moved = stream.released = records.end
                 stream.ring.release(stream.head)
                 stream.ring.secure(stream.head)
         self._cursor = self._spool.head
@@ -426,21 +431,19 @@ class Outbound:
         ring = stream.ring
         if ring is None:
             return True
-        while records := ring.records(max(stream.moved, stream.released), PUMP_BYTES):
-            kept = [record for record in records if record.qos]
-            first = self._spool.head
-            try:
-                self._spool.append(stream.lane, stream.identity, kept)
-            except SpoolFull:
-                self.spool_failing = True
-                return False
-            self.spool_failing = False
-            self.dropped[0] += len(records) - len(kept)
-            stream.spooled += len(kept)
-            stream.moved = records[-1].position
-            if self._spool.head > first:
-                # The last entry covers those before it, and QoS 0 behind them.
-                self._unsynced.append((self._spool.head - 1, stream.identity, stream.moved))
+        while records := ring.records(max(stream.moved, stream.released), DATA_BYTES):
+            if kept := records.kept():
+                try:
+                    self._spool.append(stream.lane, stream.identity, kept)
+                except SpoolFull:
+                    self.spool_failing = True
+                    return False
+                self.spool_failing = False
+                stream.spooled += 1
+                # The entry covers QoS 0 behind its records too.
+                self._unsynced.append((self._spool.head - 1, stream.identity, records.end))
+            self.dropped[0] += records.counts().get(0, 0)
+            stream.moved = records.end
         if stream.moved > ring.released:
             ring.release(stream.moved)
         return True
@@ -449,10 +452,10 @@ class Outbound:
         while self._spool.bytes > self.settings.spool_bytes:
             for entry in self._spool.read(self._spool.first, 1):
                 stream = self._streams[entry.identity]
-                self.dropped[entry.record.qos] += 1
+                self.dropped.update(entry.records.counts())
                 stream.spooled -= 1
                 # The next range that is sent covers the gap.
-                stream.released = max(stream.released, entry.record.position)
+                stream.released = max(stream.released, entry.records.end)
                 if self._in_flight and self._in_flight[0][0] == entry.sequence:
                     self._in_flight_bytes -= self._in_flight.popleft()[3]
                 self._cursor = max(self._cursor, entry.sequence + 1)
@@ -476,35 +479,26 @@ class Outbound:
                 after = max(stream.sent, stream.moved, stream.released)
                 if not (records := stream.ring.records(after, min(most_bytes, DATA_BYTES))):
                     break
-                most_bytes -= sum(len(record.body) for record in records)
+                most_bytes -= records.size
                 out.append(self._data(stream, records))
         return out
 
     def _pump_spool(self, out: list[Data], most_bytes: int) -> int:
         """Adds what the window allows of the spool; returns how many bytes are left."""
         while most_bytes > 0 and self._cursor < self._spool.head and self._in_flight_bytes < SPOOL_WINDOW_BYTES:
-            entries = self._spool.read(self._cursor, min(most_bytes, DATA_BYTES))
-            start = 0
-            while start < len(entries):
-                end = start + 1
-                while end < len(entries) and entries[end].identity == entries[start].identity:
-                    end += 1
-                run = entries[start:end]
-                stream = self._streams[run[0].identity]
-                for entry in run:
-                    size = len(entry.record.body)
-                    most_bytes -= size
-                    self._in_flight.append((entry.sequence, entry.identity, entry.record.position, size))
-                    self._in_flight_bytes += size
-                if records := [entry.record for entry in run if entry.record.position > stream.sent]:
-                    out.append(self._data(stream, records))
-                start = end
-            self._cursor = entries[-1].sequence + 1
+            for sequence, _, identity, records in self._spool.read(self._cursor, min(most_bytes, DATA_BYTES)):
+                stream = self._streams[identity]
+                most_bytes -= records.size
+                self._in_flight.append((sequence, identity, records.end, records.size))
+                self._in_flight_bytes += records.size
+                if unsent := records.behind(stream.sent):
+                    out.append(self._data(stream, unsent))
+                self._cursor = sequence + 1
         self._settle()
         return most_bytes
 
-    def _data(self, stream: _SendStream, records: Sequence[Record]) -> Data:
+    def _data(self, stream: _SendStream, records: Records) -> Data:
         assert stream.index is not None
-        data = Data(stream.index, stream.sent, records[-1].position, tuple(records))
+        data = Data(stream.index, stream.sent, records.end, records)
         stream.sent = data.end
         return data

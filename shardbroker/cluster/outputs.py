@@ -3,9 +3,34 @@
 from typing import NamedTuple
 
 from shardbroker.cluster.faults import ByeReason
-from shardbroker.cluster.messages import Message
+from shardbroker.cluster.messages import Key, Message, SessionMessage, Tail
 
-__all__ = ["Close", "Dial", "Established", "Gone", "Output", "Refused", "Send", "SubackDue"]
+__all__ = [
+    "Accepted",
+    "Arrived",
+    "Close",
+    "Create",
+    "Dial",
+    "EndSession",
+    "Established",
+    "Export",
+    "Flow",
+    "Forget",
+    "Gone",
+    "Import",
+    "Kick",
+    "Merge",
+    "MovedAway",
+    "Output",
+    "Refused",
+    "Rejected",
+    "Restore",
+    "Send",
+    "SessionOutput",
+    "SubackDue",
+    "Taken",
+    "ToNode",
+]
 
 
 class Dial(NamedTuple):
@@ -60,4 +85,134 @@ class SubackDue(NamedTuple):
     is_late: bool
 
 
-Output = Dial | Send | Close | Refused | Established | Gone | SubackDue
+class Arrived(NamedTuple):
+    """A message of sessions has arrived from a node."""
+
+    node_id: int
+    message: SessionMessage
+
+
+Output = Dial | Send | Close | Refused | Established | Gone | SubackDue | Arrived
+
+
+# --- sessions; `uid` is the driver's number of a session, never used twice ------------------------------------------------
+
+
+class ToNode(NamedTuple):
+    """Send a message of sessions to a node; to this node itself by `received`. Without a link it is dropped."""
+
+    node_id: int
+    message: SessionMessage
+
+
+class Accepted(NamedTuple):
+    """A client is served. `present`: its session existed."""
+
+    ticket: int
+    uid: int
+    present: bool
+
+
+class Rejected(NamedTuple):
+    """A client is not served: CONNACK with a reason code."""
+
+    ticket: int
+    reason: int
+
+
+class Create(NamedTuple):
+    """Create a session in the journal, then call `created`."""
+
+    key: Key
+    name: str
+    generation: int
+    floor: int                     # stamp: of `SeenIds`; 0: there is no other session of the key
+    clean: bool
+
+
+class Export(NamedTuple):
+    """Disconnect the client (0x8E), and call `exported` with the parts of the session. Messages delivered from now on are late."""
+
+    uid: int
+    generation: int
+
+
+class Import(NamedTuple):
+    """Put a session into the journal as one block, then call `imported`."""
+
+    key: Key
+    name: str
+    generation: int
+    floor: int                     # stamp: of `SeenIds`
+    parts: tuple[bytes, ...]
+
+
+class MovedAway(NamedTuple):
+    """Note in the journal that a session is at another node, and remove from its queue what was exported. What arrives for it
+    later is queued; then, and after each change of the queue, call `arrived`."""
+
+    uid: int
+
+
+class Restore(NamedTuple):
+    """The session is served here again."""
+
+    uid: int
+
+
+class Kick(NamedTuple):
+    """Disconnect the client of a session (0x8E), and note in the journal that it is stale: after a restart its client must not
+    find it before it is merged."""
+
+    uid: int
+
+
+class EndSession(NamedTuple):
+    """Disconnect the client (0x8E) and end the session: another node has begun a new one for its client, with clean start."""
+
+    uid: int
+
+
+class Merge(NamedTuple):
+    """Append to a session what is new of the messages, in one journal block, then call `merged`."""
+
+    uid: int
+    node_id: int
+    tail: Tail
+
+
+class Taken(NamedTuple):
+    """The holder has these messages: remove them from the queue of a session that has moved."""
+
+    uid: int
+    ids: tuple[int, ...]
+
+
+class Flow(NamedTuple):
+    """Direct deliveries of an imported session need not be held any more."""
+
+    uid: int
+
+
+class Forget(NamedTuple):
+    """Remove what was kept of a session that has moved, its routes included."""
+
+    uid: int
+
+
+SessionOutput = (
+    ToNode
+    | Accepted
+    | Rejected
+    | Create
+    | Export
+    | Import
+    | MovedAway
+    | Restore
+    | Kick
+    | EndSession
+    | Merge
+    | Taken
+    | Flow
+    | Forget
+)

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 from itertools import islice
 from typing import Protocol
 
@@ -56,6 +57,7 @@ __all__ = [
     "RouteSource",
     "RouteStore",
     "SubackWait",
+    "order_of",
 ]
 
 LOG_ENTRIES = 1_000_000
@@ -80,8 +82,20 @@ ACK_STALL_MS = 10_000
 SUBACKS_MAX = 100_000
 """SUBACKs that wait at the same time; beyond it the oldest is sent, and counted as late."""
 
+ORDER_BYTES = 511
+"""Bytes of a place in a dump: what a key of LMDB takes."""
+
 RouteKey = tuple[bytes, bytes]
-"""Filter and group name: the order of a dump."""
+"""Filter and group name."""
+
+
+def order_of(key: RouteKey) -> bytes:
+    """Returns the place of a route in a dump, which is in the order of these bytes: by filter and group, the longest ones last.
+
+    No two routes share a place. NUL is in no filter and 0xFF in no UTF-8 text.
+    """
+    text = b"\0".join(key)
+    return text if len(text) <= ORDER_BYTES else b"\xff" + blake2b(text, digest_size=16).digest()
 
 
 class RouteSource(Protocol):
@@ -96,10 +110,10 @@ class RouteSource(Protocol):
         """Returns the position of the newest entry; 0 if there never was one."""
 
     def entries(self, first: int, most: int) -> Sequence[Route]:
-        """Returns at most `most` entries from position `first` on, which is kept."""
+        """Returns at most `most` entries from position `first` on; none if that one was removed since the caller read `first`."""
 
     def rows(self, after: RouteKey | None, most: int) -> Sequence[Route]:
-        """Returns at most `most` routes behind a key, in the order of keys; fewer only at the end."""
+        """Returns at most `most` routes behind a key, in the order of order_of(); fewer only at the end."""
 
 
 class RouteStore(Protocol):
@@ -130,7 +144,7 @@ class MemoryRouteLog:
     def __init__(self, keep: int = LOG_ENTRIES) -> None:
         self.head = 0
         self.routes: dict[RouteKey, Route] = {}
-        self._keys: list[RouteKey] = []
+        self._keys: list[tuple[bytes, RouteKey]] = []
         self._entries: deque[Route] = deque(maxlen=keep)
 
     @property
@@ -146,10 +160,10 @@ class MemoryRouteLog:
                 continue
             if not route.members:
                 del self.routes[key]
-                del self._keys[bisect_right(self._keys, key) - 1]
+                del self._keys[bisect_right(self._keys, (order_of(key), key)) - 1]
             else:
                 if known is None:
-                    insort(self._keys, key)
+                    insort(self._keys, (order_of(key), key))
                 self.routes[key] = route
             self._entries.append(route)
             self.head += 1
@@ -160,8 +174,8 @@ class MemoryRouteLog:
         return list(islice(self._entries, start, start + most))
 
     def rows(self, after: RouteKey | None, most: int) -> list[Route]:
-        start = 0 if after is None else bisect_right(self._keys, after)
-        return [self.routes[key] for key in self._keys[start : start + most]]
+        start = 0 if after is None else bisect_right(self._keys, (order_of(after), after))
+        return [self.routes[key] for _, key in self._keys[start : start + most]]
 
 
 def _cut(routes: Sequence[Route]) -> tuple[Route, ...]:
@@ -178,6 +192,9 @@ def _checked(routes: Sequence[Route], least_members: int) -> None:
     """Raises PeerFault if a batch, or a field of one of its routes, is out of range."""
     if not 0 < len(routes) <= BATCH_ROUTES:
         raise PeerFault(ByeReason.LIMIT, f"batch of routes: must have 1 to {BATCH_ROUTES}, got {len(routes)}")
+    texts = b"".join([text for route in routes for text in route[:2]])
+    if b"\0" in texts or b"\xff" in texts:
+        raise PeerFault(ByeReason.PROTOCOL_ERROR, "filter and group of a route: must be UTF-8 without NUL")
     for route in routes:
         if not 0 < len(route.filter) <= TEXT_MAX or len(route.group) > TEXT_MAX:
             sizes = f"{len(route.filter)} and {len(route.group)}"
@@ -318,6 +335,8 @@ class RouteSender:
                 self._phase = _Phase.WAITING
                 return
             entries = _cut(source.entries(self._sent + 1, BATCH_ROUTES))
+            if not entries:
+                continue  # overrun meanwhile
             out.append(RouteEntries(self._log_id, self._sent + 1, entries))
             self._sent += len(entries)
 
@@ -336,7 +355,7 @@ class RouteReceiver:
         self._target = 0
         self._generation = 0
         self._parts = 0
-        self._last: RouteKey | None = None
+        self._last = b""
         self._sweeps = False
         """The dump is complete, and rows of older ones are being removed."""
 
@@ -355,7 +374,7 @@ class RouteReceiver:
                 self._check_log(log_id)
                 self._check_position("ROUTES_BEGIN", position, self.position)
                 self._generation = self._store.begin(self._node_id)
-                self.state, self.position, self._last, self._sweeps = RouteState.BOOTSTRAP, position, None, False
+                self.state, self.position, self._last, self._sweeps = RouteState.BOOTSTRAP, position, b"", False
                 return []
             case RoutesPart(number, rows):
                 return self._part(number, rows)
@@ -386,10 +405,10 @@ class RouteReceiver:
         if number != self._parts + 1:
             raise PeerFault(ByeReason.PROTOCOL_ERROR, f"ROUTES_PART number: must be {self._parts + 1}, got {number}")
         for route in rows:
-            key = route.filter, route.group
-            if self._last is not None and key <= self._last:
+            place = order_of((route.filter, route.group))
+            if place <= self._last:
                 raise PeerFault(ByeReason.PROTOCOL_ERROR, "ROUTES_PART: must be in the order of filters and groups")
-            self._last = key
+            self._last = place
         self._check_room(len(rows))
         self._store.put(self._node_id, self._generation, rows, None)
         self._parts = number

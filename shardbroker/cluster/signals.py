@@ -26,10 +26,12 @@ from shardbroker.cluster.messages import (
     RoutesFrom,
     RoutesPart,
     RoutesResume,
+    SessionMessage,
     Welcome,
 )
-from shardbroker.cluster.outputs import Close, Established, Gone, Output, Refused, Send
+from shardbroker.cluster.outputs import Arrived, Close, Established, Gone, Output, Refused, Send
 from shardbroker.cluster.rlog import DumpSlots, RouteReceiver, RouteSender, RouteSource, RouteStore, SubackWait
+from shardbroker.cluster.sessions import checked
 from shardbroker.cluster.view import SIGNALS, LinkState, NodeState, PeerLink, View, ViewSettings
 
 __all__ = ["UNPROVED_MAX", "Signals"]
@@ -64,13 +66,15 @@ class Signals:
         now_ms: int,
         settings: ViewSettings | None = None,
         suback: SubackWait | None = None,
+        auth_timeout_ms: int = AUTH_TIMEOUT_MS,
     ) -> None:
         self.me = me
         self.view = View(me, seeds, settings or ViewSettings(), rng, now_ms)
-        self.suback = suback or SubackWait()
+        self.suback = SubackWait() if suback is None else suback
         # An earlier process may have sent the SUBACK of any of them.
         self.suback.sent = source.head
         self._cookie, self._source, self._store, self._nonces = cookie, source, store, nonces
+        self._auth_timeout_ms = auth_timeout_ms
         self._slots = DumpSlots()
         self._connections: dict[int, _Connection] = {}
         self._purges: set[int] = set()
@@ -84,7 +88,7 @@ class Signals:
         if not address and unproved >= UNPROVED_MAX:
             return [Close(number, ByeReason.LIMIT, f"more than {UNPROVED_MAX} connections without proof")]
         handshake = Handshake(
-            self.me, self._cookie, self._nonces(), SIGNALS, bool(address), now_ms + AUTH_TIMEOUT_MS, expected_address=address
+            self.me, self._cookie, self._nonces(), SIGNALS, bool(address), now_ms + self._auth_timeout_ms, expected_address=address
         )
         self._connections[number] = _Connection(number, handshake, address)
         return [Send(number, message) for message in handshake.start()]
@@ -148,6 +152,10 @@ class Signals:
                 answers = receiver.receive(message)
             case Leaving():
                 return self._gone(self.view.left(connection.address, now_ms))
+            case _ if isinstance(message, SessionMessage):
+                node = connection.handshake.peer
+                assert node is not None
+                return [Arrived(node.node_id, checked(message))]
             case _:
                 raise PeerFault(ByeReason.PROTOCOL_ERROR, f"{type(message).__name__}: not allowed on the signal channel")
         self._synced(link, sender, receiver, now_ms)
@@ -192,6 +200,11 @@ class Signals:
                 self._store.begin(one.node_id)
                 self._purges.add(one.node_id)
         return done
+
+    def to_node(self, node_id: int, message: SessionMessage) -> list[Output]:
+        """Sends a message of sessions to a node, if its link is connected."""
+        link = self.view.link_of(node_id)
+        return [] if link is None or link.connection is None else [Send(link.connection, message)]
 
     # --- routes --------------------------------------------------------------------------------------------------------
 
@@ -249,7 +262,7 @@ class Signals:
         done: list[Output] = []
         for connection in [*self._connections.values()]:
             if not connection.handshake.is_done and now_ms >= connection.handshake.deadline_ms:
-                fault = PeerFault(ByeReason.TIMEOUT, f"no proof within {AUTH_TIMEOUT_MS} ms: cluster.link.auth_timeout")
+                fault = PeerFault(ByeReason.TIMEOUT, f"no proof within {self._auth_timeout_ms} ms: cluster.link.auth_timeout")
                 done += self._end(connection.number, fault, now_ms)
         for one in self.view.tick(now_ms, clock_ms):
             done.append(one)
@@ -288,6 +301,25 @@ class Signals:
                 connection.sender.close()
         self._connections.clear()
         return done
+
+    def is_proved(self, number: int) -> bool:
+        """Returns whether the peer of a connection has proved the cookie."""
+        connection = self._connections.get(number)
+        return connection is not None and connection.handshake.is_done
+
+    @property
+    def head(self) -> int:
+        """Returns the position of the newest entry of this node's route log."""
+        return self._source.head
+
+    def progress(self) -> dict[int, tuple[int, int]]:
+        """Returns for each connected node the position of the route log that it has stored, and the number of entries that it has
+        not stored."""
+        return {
+            connection.handshake.peer.node_id: (connection.sender.acked, connection.sender.lag)
+            for connection in self._connections.values()
+            if connection.sender is not None and connection.handshake.peer is not None
+        }
 
     def link_of(self, number: int) -> PeerLink | None:
         """Returns the link that a connection belongs to, or None."""

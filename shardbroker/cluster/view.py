@@ -44,9 +44,9 @@ SIGNALS = 0
 """Channel of the signals."""
 SEEDS_MAX = 250
 """Seeds: as many as there are node ids."""
-REDIAL_FIRST_MS, REDIAL_MAX_MS = 50, 2_000
+REDIAL_FIRST_MS, REDIAL_MAX_MS = 50, 500
 """Pause before a lost connection is dialled again, doubled up to the maximum. The first one is short: a reset has to heal in 200
-ms."""
+ms. So is the longest one: a split has to heal in 2 s, of which an attempt that times out takes another one."""
 DIGEST_BYTES = 16
 
 
@@ -166,6 +166,13 @@ class View:
             self.links[address] = PeerLink(address, dial_ms=now_ms + self._rng.randint(0, self.settings.first_dial_ms))
         self._settle(now_ms)
         return done
+
+    def restore(self, node_id: int, name: str, address: str, node_uuid: bytes, incarnation: int) -> None:
+        """Takes over what an earlier process of this node knew of a seed, so that the id stays bound to it."""
+        link = self.links.get(address)
+        if link is not None and link.node is None:
+            cluster, nothing = self.me.cluster, bytes(16)
+            link.node = Hello(SIGNALS, node_id, name, address, cluster, node_uuid, incarnation, 0, 0, 0, nothing)
 
     def link_of(self, node_id: int) -> PeerLink | None:
         """Returns the link of a node id, or None if no seed has proved it."""

@@ -177,6 +177,8 @@ ENDED: list[Any] = [*BEGUN, RoutesPart(1, tuple(routes(1))), RoutesEnd(1, 5)]
         (BEGUN, RoutesPart(1, (Route(b"x", members=0),))),
         (BEGUN, RoutesPart(1, (Route(b"x", b"g", 10_000_001),))),
         (BEGUN, RoutesPart(1, (Route(b"x", flags=256),))),
+        (BEGUN, RoutesPart(1, (Route(b"x\0y"),))),
+        (BEGUN, RoutesPart(1, (Route(b"x", b"\xff"),))),
         (BEGUN, RoutesEnd(1, 5)),
         (BEGUN, RoutesEnd(0, 4)),
         (ENDED, RouteEntries(LOG, 7, tuple(routes(1)))),

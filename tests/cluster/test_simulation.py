@@ -8,7 +8,8 @@ import random
 import pytest
 
 from tests.cluster.sim.cluster import Cluster, run
-from tests.cluster.sim.mutants import MUTANTS, mutated
+from tests.cluster.sim.mutants import MUTANTS, SESSION_MUTANTS, mutated
+from tests.cluster.sim.sessions import RoamingCluster, RoamingNode
 
 SMALL, SMALL_STEPS = 5, 500
 LARGE, LARGE_STEPS = 23, 150
@@ -72,5 +73,59 @@ def test_a_node_may_crash_at_any_step_of_a_quiet_cluster(step: int) -> None:
             cluster.publish(one)
             cluster.subscribe_or_not(one)
         cluster.events.run(20)
+    cluster.heal()
+    cluster.check()
+
+
+# --- sessions that move ----------------------------------------------------------------------------------------------------
+
+ROAMING, ROAMING_STEPS = 4, 200
+SESSIONS_NOT_FOUND = {
+    "registrar forgets fencing",
+    "claimant forgets fencing",
+    "TAKE ignores the generation",
+    "import without floor",
+}
+"""Mutants that 20 seeds do not find yet; test_registry.py and test_claims.py find them."""
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_sessions_move_fixed_seed(seed: int) -> None:
+    run(seed, ROAMING, ROAMING_STEPS, RoamingCluster)
+
+
+def test_runs_with_sessions_are_not_vacuous() -> None:
+    one = run(4, ROAMING, ROAMING_STEPS, RoamingCluster)
+    assert isinstance(one, RoamingCluster)
+    assert one.checked > 100
+    assert one.takeovers > 10
+    assert one.pairs > 5
+    assert one.merges > 10
+
+
+@pytest.mark.parametrize("name", sorted(SESSION_MUTANTS.keys() - SESSIONS_NOT_FOUND))
+def test_a_mutant_of_sessions_is_found(name: str) -> None:
+    with mutated(name):
+        for seed in range(1, SEEDS_FOR_A_MUTANT + 1):
+            try:
+                run(seed, ROAMING, ROAMING_STEPS, RoamingCluster)
+            except (AssertionError, KeyError):
+                return
+    pytest.fail(f"{name}: not found within {SEEDS_FOR_A_MUTANT} seeds")
+
+
+@pytest.mark.parametrize("step", range(1, 120, 17))
+def test_a_node_may_crash_at_any_step_of_a_takeover(step: int) -> None:
+    cluster = RoamingCluster(step, 3)
+    cluster.events.run(6_000)
+    client = cluster.clients["c0"]
+    nodes = [node for node in cluster.running() if isinstance(node, RoamingNode)]
+    cluster.connect(client, nodes[0], False)
+    cluster.events.run(1_000)
+    cluster.cut_off(client)
+    cluster.publish(nodes[0], client.topic)
+    nodes[step % 2].countdown = step
+    cluster.connect(client, nodes[1], False)
+    cluster.events.run(7_000)
     cluster.heal()
     cluster.check()

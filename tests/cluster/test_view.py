@@ -83,6 +83,17 @@ def test_one_node_of_a_pair_dials() -> None:
     assert [view(1).dials("n2:5370"), view(2).dials("n1:5370")] == [True, False]
 
 
+def test_a_peer_that_is_away_for_long_is_still_dialled_twice_a_second() -> None:
+    """A split has to heal within 2 s, of which an attempt without an answer takes another one."""
+    one, address = view(), "n2:5370"
+    pauses = []
+    for now_ms in range(0, 100_000, 5_000):
+        one.tick(now_ms, 0)
+        one.lost(address, now_ms + 4_000)
+        pauses.append(one.links[address].dial_ms - now_ms - 4_000)
+    assert pauses[0] <= 50 and max(pauses) <= 500
+
+
 @pytest.mark.parametrize(
     ("fields", "reason", "text"),
     [

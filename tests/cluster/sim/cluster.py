@@ -76,13 +76,16 @@ class Cluster:
         self.is_healing = False
         self.checked = 0
         self.convergence_checks = 0
-        self.nodes = [Node(self, index) for index in range(nodes)]
+        self.nodes = [self.make_node(index) for index in range(nodes)]
         self.seeds = [node.address for node in self.nodes]
         self.by_address = {node.address: node for node in self.nodes}
         late = rng.randint(0, nodes // 5)
         self.to_join = self.nodes[nodes - late :]
         for node in self.nodes[: nodes - late]:
             self.events.after(rng.randint(0, 200_000), node.start)
+
+    def make_node(self, index: int) -> Node:
+        return Node(self, index)
 
     # --- what nodes report ---------------------------------------------------------------------------------------------
 
@@ -314,17 +317,17 @@ class Cluster:
         return checked
 
 
-def run(seed: int, nodes: int = 23, steps: int = 300) -> Cluster:
+def run(seed: int, nodes: int = 23, steps: int = 300, kind: type[Cluster] = Cluster) -> Cluster:
     """Makes one run. Raises AssertionError with the seed in it."""
     with ExitStack() as stack:
         for (module, name), value in SMALL_LIMITS.items():
             stack.enter_context(patch.object(module, name, value))
-        return _run(seed, nodes, steps)
+        return _run(seed, nodes, steps, kind)
 
 
-def _run(seed: int, nodes: int, steps: int) -> Cluster:
+def _run(seed: int, nodes: int, steps: int, kind: type[Cluster]) -> Cluster:
     try:
-        cluster = Cluster(seed, nodes)
+        cluster = kind(seed, nodes)
         cluster.events.run(3_000)
         for _ in range(steps):
             cluster.act()

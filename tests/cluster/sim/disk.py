@@ -5,17 +5,17 @@ Of the rest, a power cut leaves any prefix: records are written in order, and a 
 """
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from shardbroker.cluster.inbound import Keep
-from shardbroker.cluster.messages import Record, Route
+from shardbroker.cluster.inbound import Keep, Placed
+from shardbroker.cluster.messages import Records, Route
 from shardbroker.cluster.outbound import SpoolEntry, SpoolFull
 from shardbroker.cluster.rlog import RouteKey
 
-__all__ = ["File", "MemoryInlet", "MemoryRing", "MemoryRoutes", "MemorySpool"]
+__all__ = ["File", "MemoryInlet", "MemoryRecords", "MemoryRing", "MemoryRoutes", "MemorySpool", "Record", "place", "place_rest"]
 
 RECORD_BYTES = 40
 RELEASED_KEPT = 30
@@ -40,6 +40,42 @@ class File:
         self.synced = len(self.records)
 
 
+class Record(NamedTuple):
+    """A message in a stream."""
+
+    position: int
+    qos: int
+    body: bytes
+
+
+class MemoryRecords(NamedTuple):
+    """Records of one stream."""
+
+    records: tuple[Record, ...]
+
+    @property
+    def end(self) -> int:
+        return self.records[-1].position
+
+    @property
+    def size(self) -> int:
+        return sum(len(record.body) + RECORD_BYTES for record in self.records)
+
+    def counts(self) -> dict[int, int]:
+        return dict(Counter(record.qos for record in self.records))
+
+    def behind(self, position: int) -> "MemoryRecords | None":
+        return _records(record for record in self.records if record.position > position)
+
+    def kept(self) -> "MemoryRecords | None":
+        return _records(record for record in self.records if record.qos)
+
+
+def _records(records: Iterable[Record]) -> MemoryRecords | None:
+    found = tuple(records)
+    return MemoryRecords(found) if found else None
+
+
 class MemoryRing:
     """A ring from a worker to a peer: both ends."""
 
@@ -58,13 +94,13 @@ class MemoryRing:
         self._ends.append(self.head)
         return self.head
 
-    def records(self, after: int, most_bytes: int) -> list[Record]:
+    def records(self, after: int, most_bytes: int) -> MemoryRecords | None:
         start = bisect_right(self._ends, after)
         end, size = start, 0
         while end < len(self._records) and (size < most_bytes or end == start):
             size += len(self._records[end].body)
             end += 1
-        return self._records[start:end]
+        return _records(self._records[start:end])
 
     def release(self, position: int) -> None:
         assert self.released <= position <= self.head, f"ring: released {self.released} -> {position}, head {self.head}"
@@ -93,13 +129,12 @@ class MemorySpool:
     def first(self) -> int:
         return self._entries[0].sequence if self._entries else self.head
 
-    def append(self, lane: int, identity: int, records: Sequence[Record]) -> None:
+    def append(self, lane: int, identity: int, records: Records) -> None:
         if self.is_full:
             raise SpoolFull
-        for record in records:
-            self._entries.append(SpoolEntry(self.head, lane, identity, record))
-            self.head += 1
-            self.bytes += len(record.body) + RECORD_BYTES
+        self._entries.append(SpoolEntry(self.head, lane, identity, records))
+        self.head += 1
+        self.bytes += records.size
         if not self._syncs:
             self.synced = self.head
 
@@ -107,7 +142,7 @@ class MemorySpool:
         start = max(0, first - self.first)
         end, size = start, 0
         while end < len(self._entries) and (size < most_bytes or end == start):
-            size += len(self._entries[end].record.body)
+            size += self._entries[end].records.size
             end += 1
         return self._entries[start:end]
 
@@ -115,7 +150,7 @@ class MemorySpool:
         count = min(first - self.first, len(self._entries))
         assert count >= 0, "spool: released backwards"
         for entry in self._entries[:count]:
-            self.bytes -= len(entry.record.body) + RECORD_BYTES
+            self.bytes -= entry.records.size
             self._old.append(entry)
         del self._entries[:count]
 
@@ -136,7 +171,7 @@ class MemorySpool:
         back = rng.randint(0, len(self._old)) if power_cut else 0
         again = MemorySpool(self._syncs)
         for entry in [*list(self._old)[len(self._old) - back :], *entries]:
-            again.append(entry.lane, entry.identity, [entry.record])
+            again.append(entry.lane, entry.identity, entry.records)
         again.synced = again.head
         again._old.extendleft(reversed(list(self._old)[: len(self._old) - back]))
         return again
@@ -157,6 +192,37 @@ class MemoryInlet:
         self.head += size
         self.items.append((self.head, origin, identity, item))
         return self.head
+
+
+def place(
+    put: Callable[[int, Record], int | None],
+    workers_of: Callable[[Record], Sequence[int]],
+    records: Iterable[Record],
+    full: Collection[int],
+) -> Placed:
+    """Puts records into the inlets of their workers, as the driver does."""
+    ends: dict[int, int] = {}
+    rests: dict[int, list[Record]] = {}
+    for record in records:
+        for worker in workers_of(record):
+            position = None if worker in full or worker in rests else put(worker, record)
+            if position is None:
+                rests.setdefault(worker, []).append(record)
+            else:
+                ends[worker] = position
+    return Placed(ends, {worker: MemoryRecords(tuple(rest)) for worker, rest in rests.items()})
+
+
+def place_rest(put: Callable[[Record | Keep], int | None], rest: Any) -> tuple[int, Any]:
+    """Puts what an inlet did not take before, as the driver does."""
+    end = 0
+    items = [rest] if isinstance(rest, Keep) else rest.records
+    for number, item in enumerate(items):
+        position = put(item)
+        if position is None:
+            return end, rest if isinstance(rest, Keep) else MemoryRecords(items[number:])
+        end = position
+    return end, None
 
 
 class MemoryRoutes:

@@ -5,13 +5,18 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from shardbroker.cluster.claims import Claims, SessionState
 from shardbroker.cluster.inbound import Inbound, StreamPositions, _ReceiveStream
+from shardbroker.cluster.merge import Appended, SeenIds, append
 from shardbroker.cluster.messages import Message, RouteAck
 from shardbroker.cluster.outbound import Outbound, _SendStream
+from shardbroker.cluster.outputs import Taken
+from shardbroker.cluster.registry import Registry
 from shardbroker.cluster.rlog import RouteReceiver, RouteSender
 from shardbroker.cluster.signals import Signals
+from tests.cluster.sim import sessions
 
-__all__ = ["MUTANTS", "mutated"]
+__all__ = ["MUTANTS", "SESSION_MUTANTS", "mutated"]
 
 
 def _take_everything(self: StreamPositions, origin: int, identity: int, position: int) -> bool:
@@ -148,10 +153,108 @@ MUTANTS: dict[str, Patches] = {
 }
 
 
+def _forget_nothing(self: Registry, node: int, claim: Any, now_ms: int, clock_ms: int) -> Any:
+    """A registrar that answers any claim, and does not wait for the answers of members."""
+    known = {partition: table.known for partition, table in self._tables.items()}
+    for table in self._tables.values():
+        table.known = {*self.members}
+    done = _claim(self, node, claim._replace(digest=self.digest), now_ms, clock_ms)
+    for partition, nodes in known.items():
+        self._tables[partition].known = nodes
+    return done
+
+
+_claim = Registry.claim
+
+
+def _grant_at_once(self: Registry, node: int, claim: Any, now_ms: int, clock_ms: int) -> Any:
+    """A registrar that grants a claim while another one of its key is not done."""
+    lock = self._locks.pop(claim.key, None)
+    done = _claim(self, node, claim, now_ms, clock_ms)
+    if lock is not None and claim.key not in self._locks:
+        self._locks[claim.key] = lock
+    return done
+
+
+def _void_nothing(self: Claims, claim: Any, now_ms: int) -> list[Any]:
+    """A claimant that takes grants of another member set."""
+    return []
+
+
+_on_take = Claims._on_take
+
+
+def _take_always(self: Claims, node: int, take: Any, now_ms: int) -> Any:
+    """A holder that gives its session for a grant that is older than its own."""
+    holding = self.sessions.get(take.key)
+    if holding is not None and take.generation <= holding.generation:
+        take = take._replace(generation=holding.generation + 1)
+    return _on_take(self, node, take, now_ms)
+
+
+_exported = Claims.exported
+
+
+def _moved_at_once(self: Claims, uid: int, generation: int, parts: Any) -> Any:
+    """A holder that has moved its session once it is sent."""
+    done = _exported(self, uid, generation, parts)
+    holding = self.leaving[uid]
+    holding.generation = generation
+    return [*done, *self._gone(holding, holding.deadline_ms)]
+
+
+def _append_everything(seen: Any, queue: Any, tail: Any, is_settled: bool) -> Any:
+    """A merge that appends what the session has had."""
+    if tail.is_last:
+        seen.base = min(seen.base, tail.base)
+    return Appended(tuple(sorted(tail.queued)), ())
+
+
+def _without_delivered(seen: Any, queue: Any, tail: Any, is_settled: bool) -> Any:
+    """A merge that does not know what the other session has delivered."""
+    return append(seen, queue, tail._replace(delivered=()), is_settled)
+
+
+def _no_floor(seen: SeenIds, message_id: int) -> bool:
+    """An imported session that takes messages which its earlier node has had."""
+    return seen.add(message_id)
+
+
+def _revoke_nothing(self: Claims, revoke: Any, now_ms: int) -> list[Any]:
+    """A node that keeps its session after a split."""
+    return []
+
+
+_tail = Claims._tail
+
+
+def _drop_late(self: Claims, holding: Any, now_ms: int) -> list[Any]:
+    """A holder that drops what publishers still send to it once its session has moved."""
+    if holding.state != SessionState.GONE:
+        return _tail(self, holding, now_ms)
+    ids = tuple(message.id for message in self._queues.queued(holding.uid, 1_000))
+    return [Taken(holding.uid, ids)] if ids else []
+
+
+SESSION_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
+    "registrar forgets fencing": [(Registry, "claim", _forget_nothing)],
+    "grant without serialisation": [(Registry, "claim", _grant_at_once)],
+    "TAKE ignores the generation": [(Claims, "_on_take", _take_always)],
+    "MOVED before STATE_ACK": [(Claims, "exported", _moved_at_once)],
+    "merge without the seen ids": [(sessions, "append", _append_everything)],
+    "merge without the delivered ids": [(sessions, "append", _without_delivered)],
+    "import without floor": [(SeenIds, "take", _no_floor)],
+    "REVOKE ignored": [(Claims, "_on_revoke", _revoke_nothing)],
+    "late messages of a session that has moved are dropped": [(Claims, "_tail", _drop_late)],
+    "claimant forgets fencing": [(Claims, "_void", _void_nothing)],
+}
+"""Mistakes of the cores of sessions, which runs with `RoamingCluster` have to find."""
+
+
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Applies a mutant for the duration of a block."""
-    patches = [patch.object(*one) for one in MUTANTS[name]]
+    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS}[name]]
     for one in patches:
         one.start()
     try:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
+from shardbroker.cluster.messages import Data
 from tests.cluster.sim.events import Events
 
 __all__ = ["BUFFER_BYTES", "End", "Network"]
@@ -52,7 +53,7 @@ class End:
 
 def size_of(message: Any) -> int:
     """Returns about the size of a message on the wire."""
-    return 40 + sum(len(record.body) + 40 for record in getattr(message, "records", ()))
+    return 40 + (message.records.size if isinstance(message, Data) else 0)
 
 
 class Network:

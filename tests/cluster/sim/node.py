@@ -7,21 +7,21 @@ it publishes by putting a record into the ring to each node that has a route. Li
 
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from shardbroker.cluster.data import DataChannel
 from shardbroker.cluster.handshake import Identity, cluster_uuid
-from shardbroker.cluster.inbound import Keep, StreamPositions
-from shardbroker.cluster.messages import Bye, Record, Route
+from shardbroker.cluster.inbound import Keep, Placed, StreamPositions
+from shardbroker.cluster.messages import Bye, Route
 from shardbroker.cluster.outbound import Level, Outbound, OutboundSettings
-from shardbroker.cluster.outputs import Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
+from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
 from shardbroker.cluster.rlog import MemoryRouteLog, SubackWait
 from shardbroker.cluster.signals import Signals
 from shardbroker.cluster.view import LinkState, NodeState, ViewSettings
-from tests.cluster.sim.disk import File, MemoryInlet, MemoryRing, MemoryRoutes, MemorySpool
+from tests.cluster.sim.disk import File, MemoryInlet, MemoryRing, MemoryRoutes, MemorySpool, Record, place, place_rest
 from tests.cluster.sim.network import End
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class Node:
             match output:
                 case Send(number, message):
                     if number in self.ends:
-                        self.cluster.network.send(self.ends[number], message)
+                        self.cluster.network.send(self.ends[number], self.stamped(message))
                 case Close(number, reason, text):
                     self.cluster.refused(self, reason, text)
                     if (end := self.ends.pop(number, None)) is not None:
@@ -324,6 +324,15 @@ class Node:
                 case Refused(_, reason, text):
                     self.refused[reason] += 1
                     self.cluster.refused(self, reason, text)
+                case Arrived(node_id, message):
+                    self.arrived(node_id, message)
+
+    def stamped(self, message: Any) -> Any:
+        """Returns what is sent for a message."""
+        return message
+
+    def arrived(self, node_id: int, message: Any) -> None:
+        """Takes a message of sessions."""
 
     def dial(self, address: str, channel: int) -> None:
         life, core = self.life, self.signals if channel == SIGNALS else self.data
@@ -387,7 +396,21 @@ class Node:
         topic = self.cluster.messages[int(record.body.split(b" ")[0])].topic
         return sorted({session.worker for session in self.sessions.values() if session.topic == topic})
 
-    def put(self, worker: int, origin: int, identity: int, item: Record | Keep) -> int | None:
+    def put(self, origin: int, identity: int, start: int, end: int, records: Any, full: Collection[int]) -> Placed:
+        last = start
+        for record in records.records:
+            assert last < record.position <= end, f"{self.name}: a record at {record.position} in a range from {start} to {end}"
+            last = record.position
+
+        def put(worker: int, record: Record) -> int | None:
+            return self.put_item(worker, origin, identity, record)
+
+        return place(put, self.workers_of, records.records, full)
+
+    def put_rest(self, worker: int, origin: int, identity: int, rest: Any) -> tuple[int, Any]:
+        return place_rest(lambda item: self.put_item(worker, origin, identity, item), rest)
+
+    def put_item(self, worker: int, origin: int, identity: int, item: Record | Keep) -> int | None:
         if origin in self.data.peers:
             self.data.touch(origin)
         self.due()
@@ -409,11 +432,11 @@ class Node:
             elif positions.take(origin, identity, item.position):
                 number = int(item.body.split(b" ")[0])
                 topic = self.cluster.messages[number].topic
-                mine = [session for session in self.sessions.values() if session.worker == worker and session.topic == topic]
-                deliveries += [(session.name, number) for session in mine]
+                deliveries += [(name, number) for name in self.takers(worker, topic, number)]
         self.step()
         journal = self.journals[worker]
         journal.append((None, None, deliveries, positions.changed()))
+        self.took(worker, deliveries)
         self.step()
         for end, _, _, _ in taken:
             inlet.items.popleft()
@@ -424,6 +447,13 @@ class Node:
         else:
             inlet.secured = inlet.taken
         self.due()
+
+    def takers(self, worker: int, topic: bytes, number: int) -> list[str]:
+        """Returns the names of the sessions that take a message."""
+        return [session.name for session in self.sessions.values() if session.worker == worker and session.topic == topic]
+
+    def took(self, worker: int, deliveries: list[tuple[str, int]]) -> None:
+        """Takes deliveries that have been journaled."""
 
     def journal_synced(self, life: int, worker: int, records: int, position: int) -> None:
         if life == self.life and self.runs:

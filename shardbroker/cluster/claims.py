@@ -1,0 +1,802 @@
+"""The sessions of one node: claims of its clients, sessions it holds, sessions on their way to and from it.
+
+    claiming -> importing -> owned -> moving -> gone        stale -> merged (gone)
+
+A node's right to a session ends only by TAKE or REVOKE, so a client that returns to its node needs no claim. Every other CONNECT
+is a claim at the registrar of its client id; the grant names the holder, from which the session is taken (takeover.py). Without an
+answer, or without agreement about the members, the claim becomes provisional after `AGREE_MS`: any node answers it, and what it
+grants wrongly is merged later.
+
+A session that is GONE or STALE is kept as a queue: its messages are sent to the holder until the queue is empty, and for
+`FORWARD_MS` after that, since publishers may not have known the routes of the new node.
+
+Invariants: at most one session of a key is OWNED here; a session is GONE only after STATE_ACK or once its queue was merged; a GRANT
+counts only if the member set has not changed since its CLAIM, or is provisional.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from shardbroker.cluster.clock import HybridClock
+from shardbroker.cluster.merge import id_floor
+from shardbroker.cluster.messages import (
+    Announce,
+    Claim,
+    Done,
+    End,
+    Ended,
+    Find,
+    Found,
+    Grant,
+    Held,
+    Here,
+    Key,
+    Moved,
+    NoState,
+    Queued,
+    Rebuild,
+    Refuse,
+    Release,
+    Retry,
+    Revoke,
+    Sessions,
+    State,
+    StateAck,
+    Tail,
+    TailAck,
+    Take,
+    Wait,
+    Who,
+)
+from shardbroker.cluster.outputs import (
+    Accepted,
+    Create,
+    EndSession,
+    Export,
+    Flow,
+    Forget,
+    Import,
+    Kick,
+    Merge,
+    MovedAway,
+    Rejected,
+    Restore,
+    SessionOutput,
+    Taken,
+    ToNode,
+)
+from shardbroker.cluster.registry import bitmap, partitions_of
+from shardbroker.cluster.rendezvous import rank
+from shardbroker.cluster.takeover import Parts, TakeFault
+
+__all__ = ["ClaimSettings", "Claims", "Holding", "LateQueues", "SessionState"]
+
+AGREE_MS = 500
+"""For an answer of the registrar; the claim is then provisional, and goes to another node."""
+RETRY_MS = 50
+"""Pause before a claim is repeated that another member set has made void."""
+CLAIM_MS = 5_000
+"""From CONNECT to the grant."""
+TAKE_MS = 1_000
+"""For the answer to TAKE, and between two parts of the session."""
+BUSY_MS = 100
+"""Pause before TAKE is repeated."""
+ACK_MS = 5_000
+"""For STATE_ACK; then WHO goes to the new node, which may have the session."""
+ASK_MS = 500
+"""Between two repetitions of WHO, FIND and TAIL."""
+ANNOUNCE_MS = 1_000
+"""Between two repetitions of ANNOUNCE."""
+HOLD_MS = 1_000
+"""Direct deliveries of an imported session are held until DONE, at most so long."""
+FORWARD_MS = 60_000
+"""What arrives for a session that has moved is sent on for so long, and while a peer is not linked."""
+SETTLE_MS = 10_000
+"""After so long with all links a session whose client id has another holder has been found."""
+TAIL_MESSAGES = 200
+"""Messages of one TAIL."""
+SESSIONS_HELD = 1_000
+"""Sessions of one part of the answer to REBUILD."""
+UNAVAILABLE, TAKEN_OVER, BUSY_REASON, EXCLUSIVE = 0x88, 0x8E, 0x89, 0x97
+"""Reason codes: server unavailable, session taken over, server busy, quota exceeded (of an exclusive subscription)."""
+
+
+class SessionState(IntEnum):
+    """State of a session at a node. One that is claimed or imported has no number yet."""
+
+    OWNED = 0
+    MOVING = 1
+    STALE = 2
+    GONE = 3
+
+
+class Phase(IntEnum):
+    """Phase of a claim."""
+
+    CLAIMING = 0                   # at the registrar
+    LOST = 1                       # the holder is not linked: `lost_session` is wait
+    TAKING = 2                     # TAKE sent, no part yet
+    IMPORTING = 3                  # parts arrive
+    STORING = 4                    # the journal is being written
+
+
+class LateQueues(Protocol):
+    """Queues of sessions that are GONE or STALE."""
+
+    def queued(self, uid: int, most: int) -> Sequence[Queued]:
+        """Returns the first messages of the queue of a session, in the order of ids."""
+
+    def delivered_of(self, uid: int) -> tuple[int, Sequence[int]]:
+        """Returns `SeenIds.base` of a session, and the ids in its `SeenIds` that are not in its queue."""
+
+
+@dataclass(frozen=True)
+class ClaimSettings:
+    """Settings of claims."""
+
+    lost_session: str = "new"
+    """`cluster.lost_session`: new, wait or refuse."""
+    lost_wait_ms: int = 30_000
+
+
+@dataclass
+class Holding:
+    """A session at this node."""
+
+    key: Key
+    uid: int
+    name: str
+    generation: int
+    stamp: int = 0
+    is_connected: bool = False
+    state: SessionState = SessionState.OWNED
+    is_exclusive: bool = False
+    """An exclusive subscription: it is never given, and lost if it is revoked."""
+    clean_stamp: int = 0
+    """Stamp at which it began with a clean start: older messages are not merged; 0: never."""
+    peer: int = 0
+    """OWNED: node that still sends its tail; else the node that has, or gets, the session. 0: unknown."""
+    granted: int = 0
+    """MOVING: generation of the TAKE."""
+    deadline_ms: int = 0
+    """MOVING: of STATE_ACK. GONE: of the queue. OWNED: of DONE, 0: nothing is held."""
+    ask_ms: int = 0
+    """When WHO, FIND or TAIL may be sent again."""
+    tail: int = 0
+    """Number of the TAIL under way; 0: none."""
+    sent: tuple[Queued, ...] = ()
+    is_last_sent: bool = False
+    """STALE: the TAIL under way is the last one."""
+
+    @property
+    def held(self) -> Held:
+        return Held(self.key, self.generation, self.stamp, self.is_connected, self.state == SessionState.MOVING)
+
+
+@dataclass
+class _Claim:
+    """A CONNECT without a session at this node."""
+
+    key: Key
+    name: str
+    clean: bool
+    ticket: int | None
+    begun_ms: int
+    is_exclusive: bool = False
+    number: int = 0
+    phase: Phase = Phase.CLAIMING
+    digest: bytes = b""
+    """Of the member set under which it was sent."""
+    is_provisional: bool = False
+    is_queued: bool = False
+    due_ms: int = 0
+    """When what the phase waits for is late."""
+    registrar: int = 0
+    tried: set[int] = field(default_factory=set)
+    generation: int = 0
+    holder: int = 0
+    until_ms: int = 0
+    """End of TAKE's repetitions."""
+    take_ms: int = 0
+    parts: Parts = field(default_factory=Parts)
+    was_taken: bool = False
+
+
+class Claims:
+    """The claims and sessions of one node."""
+
+    def __init__(self, node_id: int, clock: HybridClock, queues: LateQueues, settings: ClaimSettings | None = None) -> None:
+        self.node_id = node_id
+        self.clock = clock
+        self.settings = settings or ClaimSettings()
+        self.sessions: dict[Key, Holding] = {}
+        """OWNED."""
+        self.leaving: dict[int, Holding] = {}
+        """MOVING, STALE and GONE, by uid."""
+        self._queues = queues
+        self._claims: dict[Key, _Claim] = {}
+        self._unsure: dict[Key, int] = {}
+        """Sessions that their registrar may not know, with the time of the next ANNOUNCE."""
+        self._number = 0
+        self._digest = b""
+        self._members: set[int] = set()
+        self._owners: Sequence[int] = ()
+        self._linked: set[int] = set()
+        self._all_linked = False
+        self._linked_ms: int | None = None
+        """Since when all seeds have been linked."""
+        self._is_isolated = False
+
+    # --- views and the journal -----------------------------------------------------------------------------------------
+
+    def restore(self, holding: Holding, now_ms: int) -> None:
+        """Takes a session of the journal, before the first view."""
+        if holding.state == SessionState.OWNED:
+            self.sessions[holding.key] = holding
+        else:
+            holding.deadline_ms = now_ms + FORWARD_MS
+            self.leaving[holding.uid] = holding
+
+    def set_links(self, linked: set[int], all_linked: bool, is_isolated: bool) -> None:
+        """Takes the nodes whose signal link is connected. `all_linked`: no seed is missing."""
+        self._linked, self._all_linked, self._is_isolated = linked | {self.node_id}, all_linked, is_isolated
+        if not all_linked:
+            self._linked_ms = None
+
+    def set_view(
+        self, members: Sequence[tuple[int, int]], digest: bytes, owners: Sequence[int], now_ms: int
+    ) -> list[SessionOutput]:
+        """Takes a change of the member set; to be called for each one, even if the next one takes it back."""
+        changed: dict[int, set[int]] = {}
+        for partition, node in enumerate(owners):
+            if node != self.node_id and (not self._owners or self._owners[partition] != node):
+                changed.setdefault(node, set()).add(partition)
+        self._members, self._digest, self._owners = {node for node, _ in members}, digest, owners
+        done: list[SessionOutput] = [ToNode(node, Moved(bitmap(partitions))) for node, partitions in changed.items()]
+        for claim in [*self._claims.values()]:
+            done += self._void(claim, now_ms)
+        return done
+
+    def is_settled(self, now_ms: int) -> bool:
+        """Returns whether all seeds have been linked for so long that all sessions are merged."""
+        return self._linked_ms is not None and now_ms - self._linked_ms >= SETTLE_MS
+
+    def _void(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
+        """Repeats a claim that was not granted before the member set changed."""
+        return self._ask(claim, now_ms) if claim.phase == Phase.CLAIMING and not claim.is_provisional else []
+
+    def _registrar(self, key: Key) -> int:
+        return self._owners[key.partition] if self._owners else self.node_id
+
+    # --- clients -------------------------------------------------------------------------------------------------------
+
+    def subscribe_exclusive(self, key: Key, topic_filter: str, ticket: int, now_ms: int) -> list[SessionOutput]:
+        """Takes an exclusive subscription; the result is Create and Accepted, or Rejected while another client has it."""
+        if key in self.sessions or key in self._claims:
+            return [Rejected(ticket, EXCLUSIVE)]
+        claim = self._claims[key] = _Claim(key, topic_filter, False, ticket, now_ms, is_exclusive=True)
+        return self._ask(claim, now_ms)
+
+    def connect(self, key: Key, name: str, clean: bool, ticket: int, now_ms: int, clock_ms: int) -> list[SessionOutput]:
+        """Takes the CONNECT of an authenticated client; the result is Accepted or Rejected. An earlier client of the same id that
+        still waits is rejected."""
+        holding, claim = self.sessions.get(key), self._claims.get(key)
+        if claim is not None:
+            done: list[SessionOutput] = [] if claim.ticket is None else [Rejected(claim.ticket, TAKEN_OVER)]
+            if clean and claim.phase != Phase.CLAIMING:
+                return [*done, *self._refuse(claim, ticket)]
+            claim.ticket, claim.clean = ticket, claim.clean or clean
+            return done
+        if holding is not None and not clean:
+            holding.is_connected, holding.stamp = True, self.clock.now(clock_ms)
+            return [Accepted(ticket, holding.uid, True)]
+        claim = self._claims[key] = _Claim(key, name, clean, ticket, now_ms)
+        if holding is not None:
+            del self.sessions[key]
+            claim.generation = holding.generation
+            return [EndSession(holding.uid), *self._create(claim)]
+        return self._ask(claim, now_ms)
+
+    @staticmethod
+    def _refuse(claim: _Claim, ticket: int) -> list[SessionOutput]:
+        """Refuses a clean start that would end a session on its way to this node."""
+        claim.ticket = None
+        return [Rejected(ticket, BUSY_REASON)]
+
+    def abandoned(self, key: Key, ticket: int) -> None:
+        """Takes the end of a connection that waits. A granted claim is carried out nevertheless."""
+        claim = self._claims.get(key)
+        if claim is None or claim.ticket != ticket:
+            return
+        claim.ticket = None
+        if claim.phase == Phase.CLAIMING:
+            del self._claims[key]
+
+    def disconnected(self, key: Key) -> None:
+        """Takes the end of the connection of a session."""
+        if (holding := self.sessions.get(key)) is not None:
+            holding.is_connected = False
+
+    def ended(self, key: Key) -> list[SessionOutput]:
+        """Takes the end of a session that this node holds: by its client, or by expiry."""
+        holding = self.sessions.pop(key, None)
+        return [] if holding is None else [ToNode(self._registrar(key), Release(key, holding.generation))]
+
+    # --- claims --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
+        """Sends a claim, to the registrar or, if it is provisional, to the next node that may answer."""
+        self._number += 1
+        claim.number, claim.phase, claim.is_queued = self._number, Phase.CLAIMING, False
+        claim.is_provisional = self._is_isolated or now_ms - claim.begun_ms >= AGREE_MS
+        if claim.is_provisional:
+            nodes = [node for node in rank((self._members & self._linked) | {self.node_id}, claim.key.partition)]
+            left = [node for node in nodes if node not in claim.tried and node != self.node_id]
+            claim.registrar = left[0] if left else self.node_id
+        else:
+            claim.registrar = self._registrar(claim.key)
+        claim.tried.add(claim.registrar)
+        claim.due_ms, claim.digest = now_ms + AGREE_MS, self._digest
+        return [ToNode(claim.registrar, Claim(claim.number, claim.key, self._digest, claim.is_provisional))]
+
+    def _end(self, claim: _Claim, reason: int) -> list[SessionOutput]:
+        """Ends a claim without a session."""
+        del self._claims[claim.key]
+        done: list[SessionOutput] = [] if claim.ticket is None else [Rejected(claim.ticket, reason)]
+        if claim.phase != Phase.CLAIMING:
+            done.append(ToNode(claim.registrar, Done(claim.key, claim.generation, None, False)))
+        return done
+
+    def _claim_of(self, number: int) -> _Claim | None:
+        return next((one for one in self._claims.values() if one.number == number and one.phase == Phase.CLAIMING), None)
+
+    def _on_grant(self, node: int, grant: Grant, now_ms: int, clock_ms: int) -> list[SessionOutput]:
+        claim = self._claims.get(grant.key)
+        self.clock.witness(grant.generation, clock_ms)
+        if claim is None or claim.number != grant.number or claim.phase != Phase.CLAIMING or claim.registrar != node:
+            return [ToNode(node, Done(grant.key, grant.generation, None, False))]
+        claim.generation, claim.holder = grant.generation, grant.holder
+        claim.is_provisional = claim.is_provisional or grant.is_provisional
+        claim.until_ms = now_ms + TAKE_MS
+        return self._take(claim, now_ms)
+
+    def _take(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
+        """Takes the session from its holder."""
+        if claim.holder in (0, self.node_id):
+            return self._create(claim)
+        if claim.holder not in self._linked:
+            return self._lost(claim, now_ms)
+        claim.phase, claim.parts, claim.due_ms, claim.take_ms = Phase.TAKING, Parts(), now_ms + TAKE_MS, 0
+        return [ToNode(claim.holder, Take(claim.key, claim.generation, claim.name, claim.clean))]
+
+    def _lost(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
+        """Applies `lost_session` to a client whose session is unreachable."""
+        policy, is_late = self.settings.lost_session, claim.phase == Phase.LOST
+        claim.phase = Phase.LOST
+        if policy == "refuse":
+            return self._end(claim, UNAVAILABLE)
+        if policy == "wait" and not is_late:
+            claim.due_ms = now_ms + self.settings.lost_wait_ms
+            return []
+        return self._create(claim)
+
+    def _create(self, claim: _Claim) -> list[SessionOutput]:
+        claim.phase = Phase.STORING
+        # There may be another session of the key.
+        is_alone = claim.is_provisional or (claim.holder and not claim.was_taken) or not self._all_linked
+        floor = self.clock.now(0) if is_alone else 0
+        return [Create(claim.key, claim.name, claim.generation, floor, claim.clean)]
+
+    def created(self, key: Key, uid: int, clean_stamp: int, now_ms: int, clock_ms: int) -> list[SessionOutput]:
+        """Takes a session that was created into use. `clean_stamp`: of its journal record if it began clean, else 0."""
+        done = self._own(key, uid, False, now_ms, clock_ms)
+        self.sessions[key].clean_stamp = clean_stamp
+        return done
+
+    def imported(self, key: Key, uid: int, clean_stamp: int, now_ms: int, clock_ms: int) -> list[SessionOutput]:
+        """Takes a session that was imported into use; `clean_stamp` is a part of it."""
+        claim = self._claims[key]
+        claim.was_taken = True
+        done: list[SessionOutput] = [ToNode(claim.holder, StateAck(key, claim.generation))]
+        done += self._own(key, uid, True, now_ms, clock_ms)
+        holding = self.sessions[key]
+        holding.clean_stamp = clean_stamp
+        holding.peer, holding.deadline_ms = claim.holder, now_ms + HOLD_MS
+        return done
+
+    def _own(self, key: Key, uid: int, present: bool, now_ms: int, clock_ms: int) -> list[SessionOutput]:
+        claim = self._claims.pop(key)
+        stamp = self.clock.now(clock_ms)
+        holding = Holding(key, uid, claim.name, claim.generation, stamp, claim.ticket is not None, is_exclusive=claim.is_exclusive)
+        self.sessions[key] = holding
+        done: list[SessionOutput] = [] if claim.ticket is None else [Accepted(claim.ticket, uid, present)]
+        if claim.registrar:
+            done.append(ToNode(claim.registrar, Done(key, claim.generation, holding.held, claim.was_taken)))
+        if claim.is_provisional or claim.registrar != self._registrar(key):
+            self._unsure[key] = 0
+            done.append(ToNode(self._registrar(key), Announce(holding.held)))
+        return done
+
+    def routed(self, key: Key) -> list[SessionOutput]:
+        """Takes the moment at which all peers that are up have the routes of an imported session."""
+        holding = self.sessions.get(key)
+        return [ToNode(holding.peer, End(key, holding.generation))] if holding is not None and holding.deadline_ms else []
+
+    def is_held(self, key: Key) -> bool:
+        """Returns whether direct deliveries of a session are held."""
+        holding = self.sessions.get(key)
+        return holding is not None and holding.deadline_ms > 0
+
+    # --- messages ------------------------------------------------------------------------------------------------------
+
+    def received(self, node: int, message: object, now_ms: int, clock_ms: int) -> list[SessionOutput]:
+        """Takes a message of a node. Raises PeerFault."""
+        match message:
+            case Grant():
+                return self._on_grant(node, message, now_ms, clock_ms)
+            case Wait(number) | Retry(number) | Refuse(number):
+                return self._on_answer(node, number, message, now_ms)
+            case Take():
+                return self._on_take(node, message, now_ms)
+            case NoState():
+                return self._on_no_state(node, message, now_ms)
+            case State():
+                return self._on_state(node, message, now_ms)
+            case StateAck(key, generation):
+                return self._on_state_ack(node, key, generation, now_ms)
+            case End(key, generation):
+                # What is in the queue now was sent before, or follows as any tail.
+                return [*self._tails(key, now_ms), ToNode(node, Ended(key, generation))]
+            case Ended(key, generation):
+                return self._on_ended(node, key, generation)
+            case Tail():
+                return self._on_tail(node, message)
+            case TailAck():
+                return self._on_tail_ack(node, message, now_ms)
+            case Revoke():
+                return self._on_revoke(message, now_ms)
+            case Rebuild():
+                return [*self._on_rebuild(node, message)]
+            case Who():
+                return self._on_who(node, message, now_ms)
+            case Here():
+                return self._on_here(node, message, now_ms)
+            case Found():
+                return self._on_found(message, now_ms)
+        return []
+
+    def _on_answer(self, node: int, number: int, message: Wait | Retry | Refuse, now_ms: int) -> list[SessionOutput]:
+        claim = self._claim_of(number)
+        if claim is None or claim.registrar != node:
+            return []
+        match message:
+            case Wait():
+                claim.is_queued = True
+            case Retry():
+                claim.due_ms, claim.is_queued = now_ms + RETRY_MS, False
+            case Refuse():
+                return self._end(claim, BUSY_REASON)
+        return []
+
+    # --- the node of the client ----------------------------------------------------------------------------------------
+
+    def _taking(self, node: int, key: Key, generation: int) -> _Claim | None:
+        """Returns the claim that waits for a session of a node."""
+        claim = self._claims.get(key)
+        if claim is None or claim.phase not in (Phase.TAKING, Phase.IMPORTING):
+            return None
+        return claim if (claim.holder, claim.generation) == (node, generation) else None
+
+    def _on_no_state(self, node: int, message: NoState, now_ms: int) -> list[SessionOutput]:
+        claim = self._taking(node, message.key, message.generation)
+        if claim is None:
+            return []
+        match message.fault:
+            case TakeFault.ABSENT:
+                claim.was_taken = True
+                return self._create(claim)
+            case TakeFault.STALE:
+                return self._end(claim, TAKEN_OVER)
+            case TakeFault.HELD:
+                return self._end(claim, EXCLUSIVE)
+            case TakeFault.BUSY if now_ms < claim.until_ms:
+                claim.take_ms = now_ms + BUSY_MS
+                return []
+        return self._lost(claim, now_ms)
+
+    def _on_state(self, node: int, state: State, now_ms: int) -> list[SessionOutput]:
+        claim = self._taking(node, state.key, state.generation)
+        if claim is None:
+            return []
+        if not claim.parts.add(state):
+            return self._lost(claim, now_ms)
+        claim.phase, claim.due_ms = Phase.IMPORTING, now_ms + TAKE_MS
+        if not state.is_last:
+            return []
+        claim.phase = Phase.STORING
+        return [Import(claim.key, claim.name, claim.generation, self.clock.now(0), tuple(claim.parts.bodies))]
+
+    def _on_ended(self, node: int, key: Key, generation: int) -> list[SessionOutput]:
+        holding = self.sessions.get(key)
+        if holding is None or (holding.peer, holding.generation) != (node, generation) or not holding.deadline_ms:
+            return []
+        holding.deadline_ms = 0
+        return [Flow(holding.uid)]
+
+    def _on_tail(self, node: int, tail: Tail) -> list[SessionOutput]:
+        holding = self.sessions.get(tail.key)
+        if holding is None:
+            # While it is being stored, the sender repeats it.
+            return [] if tail.key in self._claims else [ToNode(node, TailAck(tail.key, tail.number, tail.uid, False))]
+        # What was published before a clean start is void.
+        floor = id_floor(holding.clean_stamp)
+        return [Merge(holding.uid, node, tail._replace(queued=tuple(one for one in tail.queued if one.id > floor)))]
+
+    def merged(self, node: int, tail: Tail) -> list[SessionOutput]:
+        """Takes the end of a merge: the messages are in the journal."""
+        return [ToNode(node, TailAck(tail.key, tail.number, tail.uid, True))]
+
+    # --- the holder ----------------------------------------------------------------------------------------------------
+
+    def _leaving(self, key: Key, *states: SessionState) -> Iterator[Holding]:
+        return (one for one in [*self.leaving.values()] if one.key == key and one.state in states)
+
+    def _on_take(self, node: int, take: Take, now_ms: int) -> list[SessionOutput]:
+        key, generation = take.key, take.generation
+        holding = self.sessions.get(key)
+        if holding is None or holding.name != take.name:
+            fault = TakeFault.ABSENT
+            for moving in self._leaving(key, SessionState.MOVING):
+                if moving.peer == node and moving.granted >= generation:
+                    return []
+                moving.deadline_ms, fault = now_ms, TakeFault.BUSY
+            given = self._leaving(key, SessionState.MOVING, SessionState.GONE)
+            if any(generation < max(one.granted, one.generation) for one in given):
+                # Another node was granted it later, and this TAKE was late.
+                fault = TakeFault.STALE
+            elif (claim := self._claims.get(key)) is not None and claim.phase == Phase.STORING:
+                fault = TakeFault.BUSY
+            return [ToNode(node, NoState(key, generation, fault))]
+        if holding.is_exclusive:
+            return [ToNode(node, NoState(key, generation, TakeFault.HELD))]
+        if generation <= holding.generation:
+            return [ToNode(node, NoState(key, generation, TakeFault.STALE))]
+        del self.sessions[key]
+        if take.clean:
+            return [EndSession(holding.uid), ToNode(node, NoState(key, generation, TakeFault.ABSENT))]
+        holding.state, holding.peer, holding.granted = SessionState.MOVING, node, generation
+        holding.is_connected, holding.deadline_ms, holding.ask_ms = False, now_ms + ACK_MS, 0
+        self.leaving[holding.uid] = holding
+        return [Export(holding.uid, generation)]
+
+    def exported(self, uid: int, generation: int, parts: Sequence[bytes]) -> list[SessionOutput]:
+        """Sends a session of which the driver has made the parts."""
+        holding = self.leaving.get(uid)
+        if holding is None or (holding.state, holding.granted) != (SessionState.MOVING, generation):
+            return []
+        last = len(parts)
+        states = (State(holding.key, generation, number, part, number == last) for number, part in enumerate(parts, 1))
+        return [ToNode(holding.peer, state) for state in states]
+
+    def _on_state_ack(self, node: int, key: Key, generation: int, now_ms: int) -> list[SessionOutput]:
+        for holding in self._leaving(key, SessionState.MOVING):
+            if (holding.peer, holding.granted) == (node, generation):
+                holding.generation = generation
+                return self._gone(holding, now_ms)
+        return []
+
+    def _gone(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
+        holding.state, holding.deadline_ms, holding.ask_ms = SessionState.GONE, now_ms + FORWARD_MS, 0
+        holding.is_last_sent = False
+        return [MovedAway(holding.uid)]
+
+    def _stale(self, holding: Holding, winner: int, now_ms: int) -> list[SessionOutput]:
+        holding.state, holding.peer, holding.is_connected, holding.ask_ms = SessionState.STALE, winner, False, 0
+        holding.tail, holding.is_last_sent = 0, False
+        self.leaving[holding.uid] = holding
+        return [Kick(holding.uid), *self._tail(holding, now_ms)]
+
+    def _return(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
+        """Serves a session again that no other node has."""
+        if holding.key in self.sessions:
+            return self._stale(holding, self.node_id, now_ms)
+        claim = self._claims.get(holding.key)
+        if claim is not None and claim.phase == Phase.STORING:
+            return self._stale(holding, self.node_id, now_ms)
+        del self.leaving[holding.uid]
+        holding.state, holding.peer, holding.deadline_ms, holding.tail = SessionState.OWNED, 0, 0, 0
+        self.sessions[holding.key] = holding
+        done: list[SessionOutput] = [Restore(holding.uid)]
+        if claim is not None:
+            holding.is_connected = claim.ticket is not None
+            holding.stamp = self.clock.now(0)
+            done += [] if claim.ticket is None else [Accepted(claim.ticket, holding.uid, True)]
+            claim.ticket = None
+            done += self._end(claim, 0)
+        self._unsure[holding.key] = 0
+        return [*done, ToNode(self._registrar(holding.key), Announce(holding.held))]
+
+    def _on_revoke(self, revoke: Revoke, now_ms: int) -> list[SessionOutput]:
+        holding = self.sessions.get(revoke.key)
+        if holding is None or holding.generation > revoke.generation or revoke.winner == self.node_id:
+            return []
+        del self.sessions[revoke.key]
+        if holding.is_exclusive:
+            return [EndSession(holding.uid)]
+        return self._stale(holding, revoke.winner, now_ms)
+
+    def _on_here(self, node: int, here: Here, now_ms: int) -> list[SessionOutput]:
+        """Takes the answer to the question whether the new node has the session. What it has is enough to give up the right."""
+        for holding in self._leaving(here.key, SessionState.MOVING):
+            if (holding.peer, holding.granted) == (node, here.ends):
+                return self._return(holding, now_ms) if here.held is None else self._stale(holding, node, now_ms)
+        return []
+
+    # --- tails ---------------------------------------------------------------------------------------------------------
+
+    def arrived(self, uid: int, now_ms: int) -> list[SessionOutput]:
+        """Takes a change of the queue of a session that is GONE or STALE."""
+        holding = self.leaving.get(uid)
+        return [] if holding is None or holding.state == SessionState.MOVING else self._tail(holding, now_ms)
+
+    def _tails(self, key: Key, now_ms: int) -> list[SessionOutput]:
+        return [one for holding in self._leaving(key, SessionState.GONE, SessionState.STALE) for one in self._tail(holding, now_ms)]
+
+    def _tail(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
+        """Sends the first messages of a queue to the holder, or looks for the holder."""
+        if now_ms < holding.ask_ms:
+            return []
+        queued = self._queues.queued(holding.uid, TAIL_MESSAGES)
+        if holding.key in self.sessions:
+            holding.peer = self.node_id
+        is_stale = holding.state == SessionState.STALE
+        if not queued and not is_stale:
+            holding.tail, holding.sent = 0, ()
+            return []
+        holding.ask_ms = now_ms + ASK_MS
+        if holding.peer not in self._linked:
+            # Unknown, or it may have moved on.
+            return [ToNode(self._registrar(holding.key), Find(holding.key))]
+        self._number += 1
+        holding.tail, holding.sent = self._number, tuple(queued)
+        tail = Tail(holding.key, holding.tail, holding.stamp, holding.sent, holding.uid, is_stale)
+        holding.is_last_sent = is_stale and len(queued) < TAIL_MESSAGES
+        if holding.is_last_sent:
+            base, delivered = self._queues.delivered_of(holding.uid)
+            tail = tail._replace(is_last=True, base=base, delivered=tuple(delivered))
+        return [ToNode(holding.peer, tail)]
+
+    def _on_tail_ack(self, node: int, ack: TailAck, now_ms: int) -> list[SessionOutput]:
+        holding = self.leaving.get(ack.uid)
+        if holding is None or (holding.peer, holding.tail) != (node, ack.number):
+            return []
+        holding.tail = 0
+        if not ack.is_holder:
+            holding.peer, holding.ask_ms = 0, now_ms + ASK_MS
+            return [ToNode(self._registrar(holding.key), Find(holding.key, node))]
+        holding.ask_ms = 0
+        done: list[SessionOutput] = [Taken(holding.uid, tuple(message.id for message in holding.sent))]
+        # What has arrived meanwhile follows as the tail of a session that is gone.
+        return [*done, *self._gone(holding, now_ms)] if holding.is_last_sent else done
+
+    def _on_found(self, found: Found, now_ms: int) -> list[SessionOutput]:
+        done: list[SessionOutput] = []
+        for holding in self._leaving(found.key, SessionState.GONE, SessionState.STALE):
+            if found.node in (0, self.node_id) and found.key not in self.sessions:
+                if holding.state == SessionState.STALE:
+                    done += self._return(holding, now_ms)
+                elif not found.node and self.is_settled(now_ms):
+                    # The session has ended.
+                    del self.leaving[holding.uid]
+                    done.append(Forget(holding.uid))
+            elif found.node and found.node != holding.peer:
+                holding.peer, holding.ask_ms = found.node, 0
+                done += self._tail(holding, now_ms)
+        return done
+
+    # --- questions of registrars ---------------------------------------------------------------------------------------
+
+    def _storing(self, claim: _Claim) -> Held:
+        return Held(claim.key, claim.generation, self.clock.last, claim.ticket is not None, True)
+
+    def _on_rebuild(self, node: int, rebuild: Rebuild) -> Iterator[SessionOutput]:
+        if rebuild.digest != self._digest:
+            return
+        wanted = partitions_of(rebuild.partitions)
+        # One session of a key: a newer one takes the place of one on its way to another node.
+        moving = [one.held for one in self.leaving.values() if one.state == SessionState.MOVING]
+        storing = [self._storing(one) for one in self._claims.values() if one.phase == Phase.STORING]
+        owned = [one.held for one in self.sessions.values()]
+        newest = {one.key: one for one in (*sorted(moving, key=lambda one: one.generation), *storing, *owned)}
+        held = [one for key, one in newest.items() if key.partition in wanted]
+        for first in range(0, len(held) or 1, SESSIONS_HELD):
+            part = tuple(held[first : first + SESSIONS_HELD])
+            yield ToNode(node, Sessions(rebuild.number, part, first + SESSIONS_HELD >= len(held)))
+
+    def _on_who(self, node: int, who: Who, now_ms: int) -> list[SessionOutput]:
+        if who.digest and who.digest != self._digest:
+            return []
+        held: Held | None = None
+        claim = self._claims.get(who.key)
+        if (holding := self.sessions.get(who.key)) is not None:
+            held = holding.held
+        elif claim is not None and claim.phase == Phase.STORING:
+            held = self._storing(claim)
+        else:
+            states = (SessionState.MOVING, SessionState.GONE, SessionState.STALE) if who.ends else (SessionState.MOVING,)
+            held = next((one.held for one in self._leaving(who.key, *states) if one.generation >= who.ends), None)
+        done: list[SessionOutput] = [ToNode(node, Here(who.number, who.key, held, who.ends))]
+        if held is None and claim is not None and who.ends == claim.generation and claim.phase in (Phase.TAKING, Phase.IMPORTING):
+            # The holder serves the session again, so it is claimed again.
+            done.append(ToNode(claim.registrar, Done(claim.key, claim.generation, None, False)))
+            done += self._ask(claim, now_ms)
+        return done
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> list[SessionOutput]:
+        """Does what is due by the clock; to be called every 50 ms or so."""
+        if self._all_linked and self._linked_ms is None:
+            self._linked_ms = now_ms
+        done: list[SessionOutput] = []
+        for claim in [*self._claims.values()]:
+            done += self._tick_claim(claim, now_ms)
+        for holding in [*self.leaving.values()]:
+            done += self._tick_leaving(holding, now_ms)
+        done += self._announce(now_ms)
+        for holding in self.sessions.values():
+            if holding.deadline_ms and now_ms >= holding.deadline_ms:
+                holding.deadline_ms = 0
+                done.append(Flow(holding.uid))
+        return done
+
+    def _announce(self, now_ms: int) -> list[SessionOutput]:
+        """Repeats ANNOUNCE for what was granted without agreement, until all seeds have been linked for some time."""
+        done: list[SessionOutput] = []
+        for key, due_ms in [*self._unsure.items()]:
+            holding = self.sessions.get(key)
+            if holding is None or (due_ms and self.is_settled(now_ms)):
+                del self._unsure[key]
+            elif now_ms >= due_ms:
+                self._unsure[key] = now_ms + ANNOUNCE_MS
+                done.append(ToNode(self._registrar(key), Announce(holding.held)))
+        return done
+
+    def _tick_claim(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
+        match claim.phase:
+            case Phase.CLAIMING:
+                if now_ms - claim.begun_ms >= CLAIM_MS:
+                    return self._end(claim, BUSY_REASON)
+                if claim.is_queued:
+                    is_gone = claim.registrar not in self._linked
+                    return self._ask(claim, now_ms) if is_gone else []
+                return self._ask(claim, now_ms) if now_ms >= claim.due_ms else []
+            case Phase.LOST:
+                if claim.holder in self._linked:
+                    claim.until_ms = now_ms + TAKE_MS
+                    return self._take(claim, now_ms)
+                return self._lost(claim, now_ms) if now_ms >= claim.due_ms else []
+            case Phase.TAKING | Phase.IMPORTING:
+                if claim.holder not in self._linked or now_ms >= claim.due_ms:
+                    return self._lost(claim, now_ms)
+                return self._take(claim, now_ms) if claim.take_ms and now_ms >= claim.take_ms else []
+        return []
+
+    def _tick_leaving(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
+        match holding.state:
+            case SessionState.MOVING:
+                if now_ms >= max(holding.deadline_ms, holding.ask_ms):
+                    if holding.peer not in self._linked:
+                        return self._return(holding, now_ms)
+                    holding.ask_ms = now_ms + ASK_MS
+                    return [ToNode(holding.peer, Who(holding.uid, holding.key, b"", holding.granted))]
+                return []
+            case SessionState.GONE:
+                if not self._all_linked:
+                    holding.deadline_ms = max(holding.deadline_ms, now_ms + FORWARD_MS)
+                if now_ms >= holding.deadline_ms and not self._queues.queued(holding.uid, 1):
+                    del self.leaving[holding.uid]
+                    return [Forget(holding.uid)]
+        return self._tail(holding, now_ms)

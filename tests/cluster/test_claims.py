@@ -1,0 +1,497 @@
+"""Claims and sessions of a node: the way of a session, fencing, generations, lost holders, stale sessions, exclusive ones."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from shardbroker.cluster import claims as module
+from shardbroker.cluster.claims import Claims, ClaimSettings, Holding, SessionState
+from shardbroker.cluster.clock import HybridClock
+from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.merge import SEEN_MAX, SeenIds, append, id_floor, wins
+from shardbroker.cluster.messages import (
+    Announce,
+    Claim,
+    Done,
+    End,
+    Ended,
+    Find,
+    Found,
+    Grant,
+    Held,
+    Here,
+    Key,
+    Moved,
+    NoState,
+    Queued,
+    Rebuild,
+    Release,
+    Retry,
+    Revoke,
+    SessionMessage,
+    Sessions,
+    State,
+    StateAck,
+    Tail,
+    TailAck,
+    Take,
+    Wait,
+    Who,
+)
+from shardbroker.cluster.outputs import (
+    Accepted,
+    Create,
+    EndSession,
+    Export,
+    Flow,
+    Forget,
+    Import,
+    Kick,
+    Merge,
+    MovedAway,
+    Rejected,
+    Restore,
+    SessionOutput,
+    Taken,
+    ToNode,
+)
+from shardbroker.cluster.registry import bitmap
+from shardbroker.cluster.rendezvous import PARTITIONS
+from shardbroker.cluster.takeover import STATE_BYTES_MAX, Parts, TakeFault
+
+CLOCK = 1_700_000_000_000
+KEY, NAME = Key(7, 99), "client"
+D1, D2 = b"1" * 16, b"2" * 16
+MEMBERS = ((1, 11), (2, 12), (3, 13))
+REGISTRAR, OTHER = 2, 3
+
+
+class Queues:
+    """Queues of sessions, as a driver has them."""
+
+    def __init__(self) -> None:
+        self.messages: dict[int, list[Queued]] = {}
+
+    def queued(self, uid: int, most: int) -> Sequence[Queued]:
+        return self.messages.get(uid, [])[:most]
+
+    def delivered_of(self, uid: int) -> tuple[int, Sequence[int]]:
+        return 5, [77]
+
+
+class Node:
+    """Node 1, with the time."""
+
+    def __init__(self, lost_session: str = "new") -> None:
+        self.queues = Queues()
+        self.claims = Claims(1, HybridClock(), self.queues, ClaimSettings(lost_session))
+        self.now_ms = 0
+        self.claims.set_links({2, 3}, True, False)
+        self.claims.set_view(MEMBERS, D1, (REGISTRAR,) * PARTITIONS, 0)
+
+    def connect(self, ticket: int = 1, clean: bool = False) -> list[SessionOutput]:
+        return self.claims.connect(KEY, NAME, clean, ticket, self.now_ms, CLOCK)
+
+    def receive(self, node: int, message: SessionMessage) -> list[SessionOutput]:
+        return self.claims.received(node, message, self.now_ms, CLOCK)
+
+    def after(self, ms: int) -> list[SessionOutput]:
+        self.now_ms += ms
+        return self.claims.tick(self.now_ms)
+
+    def granted(self, holder: int, clean: bool = False) -> list[SessionOutput]:
+        """Has a client claim the session, and the registrar grant it."""
+        [output] = self.connect(clean=clean)
+        assert isinstance(output, ToNode) and isinstance(output.message, Claim)
+        return self.receive(output.node_id, Grant(output.message.number, KEY, 100, holder, False))
+
+    def holding(self, generation: int = 50) -> Holding:
+        """Has the node hold the session, as after a start."""
+        holding = Holding(KEY, 9, NAME, generation, 40)
+        self.claims.restore(holding, self.now_ms)
+        return holding
+
+
+def sent(outputs: list[SessionOutput]) -> list[SessionMessage]:
+    return [output.message for output in outputs if isinstance(output, ToNode)]
+
+
+def state(number: int, is_last: bool) -> State:
+    return State(KEY, 100, number, b"part", is_last)
+
+
+# --- the node of the client ------------------------------------------------------------------------------------------------
+
+
+def test_a_session_without_holder_is_created() -> None:
+    node = Node()
+    assert node.granted(0) == [Create(KEY, NAME, 100, 0, False)]
+    done = node.claims.created(KEY, 4, 0, 0, CLOCK)
+    assert done[0] == Accepted(1, 4, False)
+    [message] = sent(done)
+    assert isinstance(message, Done) and message.held is not None and message.held.generation == 100
+
+
+def test_a_client_that_returns_is_served_without_a_claim() -> None:
+    node = Node()
+    node.holding()
+    assert node.connect() == [Accepted(1, 9, True)]
+
+
+def test_a_session_moves_to_its_client() -> None:
+    node = Node()
+    assert node.granted(OTHER) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+    assert node.receive(OTHER, state(1, False)) == []
+    [output] = node.receive(OTHER, state(2, True))
+    assert isinstance(output, Import) and output.parts == (b"part", b"part")
+    done = node.claims.imported(KEY, 4, 0, 0, CLOCK)
+    assert done[:2] == [ToNode(OTHER, StateAck(KEY, 100)), Accepted(1, 4, True)]
+    assert node.claims.is_held(KEY)
+    assert node.claims.routed(KEY) == [ToNode(OTHER, End(KEY, 100))]
+    assert node.receive(OTHER, Ended(KEY, 100)) == [Flow(4)]
+    assert not node.claims.is_held(KEY)
+
+
+def test_deliveries_are_held_for_a_bounded_time() -> None:
+    node = Node()
+    node.granted(OTHER)
+    node.receive(OTHER, state(1, True))
+    node.claims.imported(KEY, 4, 0, 0, CLOCK)
+    assert node.after(module.HOLD_MS) == [Flow(4)]
+
+
+def test_a_grant_for_another_member_set_does_not_count() -> None:
+    node = Node()
+    [output] = node.connect()
+    assert isinstance(output, ToNode) and isinstance(output.message, Claim)
+    again = node.claims.set_view(MEMBERS[:2], D2, (REGISTRAR,) * PARTITIONS, 0)
+    [claim] = [message for message in sent(again) if isinstance(message, Claim)]
+    assert claim.digest == D2
+    done = node.receive(REGISTRAR, Grant(output.message.number, KEY, 100, 0, False))
+    assert done == [ToNode(REGISTRAR, Done(KEY, 100, None, False))]
+
+
+def test_a_void_claim_is_repeated() -> None:
+    node = Node()
+    [claim] = sent(node.connect())
+    assert isinstance(claim, Claim)
+    assert node.receive(REGISTRAR, Retry(claim.number)) == []
+    [again] = sent(node.after(module.RETRY_MS))
+    assert isinstance(again, Claim) and again.number > claim.number and not again.is_provisional
+
+
+def test_without_agreement_a_claim_becomes_provisional_and_goes_on() -> None:
+    node = Node()
+    node.connect()
+    asked = []
+    for _ in range(3):
+        [output] = node.after(module.AGREE_MS)
+        assert isinstance(output, ToNode) and isinstance(output.message, Claim) and output.message.is_provisional
+        asked.append(output.node_id)
+    assert asked == [OTHER, 1, 1]
+
+
+def test_an_isolated_node_claims_provisionally() -> None:
+    node = Node()
+    node.claims.set_links(set(), False, True)
+    [output] = node.connect()
+    assert isinstance(output, ToNode) and isinstance(output.message, Claim)
+    assert (output.node_id, output.message.is_provisional) == (1, True)
+
+
+def test_a_claim_in_the_queue_waits_until_its_registrar_is_gone() -> None:
+    node = Node()
+    [claim] = sent(node.connect())
+    assert isinstance(claim, Claim)
+    node.receive(REGISTRAR, Wait(claim.number))
+    assert node.after(module.CLAIM_MS - 1) == []
+    assert node.after(1) == [Rejected(1, 0x89)]
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("new", Create), ("refuse", Rejected)])
+def test_a_holder_without_a_link(policy: str, expected: type) -> None:
+    node = Node(policy)
+    node.claims.set_links({2}, False, False)
+    assert isinstance(node.granted(OTHER)[0], expected)
+
+
+def test_a_lost_holder_is_waited_for() -> None:
+    node = Node("wait")
+    node.claims.set_links({2}, False, False)
+    assert node.granted(OTHER) == []
+    assert node.after(20_000) == []
+    node.claims.set_links({2, 3}, True, False)
+    assert node.after(50) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+
+
+def test_a_holder_that_does_not_answer() -> None:
+    node = Node()
+    node.granted(OTHER)
+    [output] = node.after(module.TAKE_MS)
+    assert isinstance(output, Create) and output.floor > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [(TakeFault.STALE, 0x8E), (TakeFault.HELD, 0x97)]
+)
+def test_a_session_that_is_not_given(fault: TakeFault, reason: int) -> None:
+    node = Node()
+    node.granted(OTHER)
+    done = node.receive(OTHER, NoState(KEY, 100, fault))
+    assert done == [Rejected(1, reason), ToNode(REGISTRAR, Done(KEY, 100, None, False))]
+
+
+def test_a_busy_holder_is_asked_again() -> None:
+    node = Node()
+    node.granted(OTHER)
+    assert node.receive(OTHER, NoState(KEY, 100, TakeFault.BUSY)) == []
+    assert node.after(module.BUSY_MS) == [ToNode(OTHER, Take(KEY, 100, NAME, False))]
+
+
+def test_an_import_without_one_of_its_parts_does_not_count() -> None:
+    node = Node()
+    node.granted(OTHER)
+    [output] = node.receive(OTHER, state(2, True))
+    assert isinstance(output, Create)
+
+
+def test_a_session_is_bounded() -> None:
+    parts = Parts(size=STATE_BYTES_MAX)
+    with pytest.raises(PeerFault) as fault:
+        parts.add(state(1, True))
+    assert fault.value.reason == ByeReason.LIMIT
+
+
+def test_an_import_ends_when_its_holder_serves_the_session_again() -> None:
+    node = Node()
+    node.granted(OTHER)
+    node.receive(OTHER, state(1, False))
+    done = node.receive(OTHER, Who(9, KEY, b"", 100))
+    assert done[:2] == [ToNode(OTHER, Here(9, KEY, None, 100)), ToNode(REGISTRAR, Done(KEY, 100, None, False))]
+    assert node.receive(OTHER, state(2, True)) == []
+
+
+def test_two_clients_of_one_id_at_a_node() -> None:
+    node = Node()
+    node.connect(1)
+    assert node.connect(2) == [Rejected(1, 0x8E)]
+
+
+def test_a_client_that_leaves_before_the_grant() -> None:
+    node = Node()
+    [claim] = sent(node.connect())
+    assert isinstance(claim, Claim)
+    node.claims.abandoned(KEY, 1)
+    assert sent(node.receive(REGISTRAR, Grant(claim.number, KEY, 100, 0, False))) == [Done(KEY, 100, None, False)]
+
+
+# --- the holder ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_holder_has_moved_the_session_only_after_state_ack() -> None:
+    node = Node()
+    node.holding()
+    assert node.receive(OTHER, Take(KEY, 100, NAME, False)) == [Export(9, 100)]
+    assert sent(node.claims.exported(9, 100, [b"a", b"b"])) == [State(KEY, 100, 1, b"a", False), State(KEY, 100, 2, b"b", True)]
+    assert node.claims.leaving[9].state == SessionState.MOVING
+    assert node.receive(OTHER, StateAck(KEY, 100)) == [MovedAway(9)]
+    assert node.receive(OTHER, End(KEY, 100)) == [ToNode(OTHER, Ended(KEY, 100))]
+
+
+def test_an_old_take_is_not_carried_out() -> None:
+    node = Node()
+    node.holding(generation=100)
+    assert node.receive(OTHER, Take(KEY, 100, NAME, False)) == [ToNode(OTHER, NoState(KEY, 100, TakeFault.STALE))]
+    assert KEY in node.claims.sessions
+
+
+def test_a_hash_that_two_client_ids_share_moves_nothing() -> None:
+    node = Node()
+    node.holding()
+    assert node.receive(OTHER, Take(KEY, 100, "another", False)) == [ToNode(OTHER, NoState(KEY, 100, TakeFault.ABSENT))]
+
+
+def test_a_clean_start_elsewhere_ends_the_session() -> None:
+    node = Node()
+    node.holding()
+    done = node.receive(OTHER, Take(KEY, 100, NAME, True))
+    assert done == [EndSession(9), ToNode(OTHER, NoState(KEY, 100, TakeFault.ABSENT))]
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_without_state_ack_the_new_node_is_asked(has_it: bool) -> None:
+    node = Node()
+    node.holding()
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    assert node.after(module.ACK_MS - 1) == []
+    [who] = sent(node.after(1))
+    assert isinstance(who, Who) and who.ends == 100
+    done = node.receive(OTHER, Here(who.number, KEY, Held(KEY, 100, 0, True) if has_it else None, 100))
+    if has_it:
+        assert done[0] == Kick(9) and node.claims.leaving[9].state == SessionState.STALE
+    else:
+        assert done[0] == Restore(9) and isinstance(sent(done)[0], Announce)
+
+
+def test_a_new_node_that_is_cut_off_does_not_keep_the_session_from_its_client() -> None:
+    node = Node()
+    node.holding()
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    node.claims.set_links({2}, False, False)
+    assert node.after(module.ACK_MS)[0] == Restore(9)
+    assert node.connect() == [Accepted(1, 9, True)]
+
+
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+def test_a_late_take_of_a_session_that_was_granted_again_is_refused(is_acknowledged: bool) -> None:
+    """The answer was ABSENT, so the late node made a session, and both were owned."""
+    node = Node()
+    node.holding()
+    node.receive(OTHER, Take(KEY, 200, NAME, False))
+    if is_acknowledged:
+        node.receive(OTHER, StateAck(KEY, 200))
+    assert node.receive(REGISTRAR, Take(KEY, 100, NAME, False)) == [ToNode(REGISTRAR, NoState(KEY, 100, TakeFault.STALE))]
+
+
+# --- stale sessions and tails ----------------------------------------------------------------------------------------------
+
+
+def test_a_stale_session_is_merged_into_that_of_the_winner() -> None:
+    node = Node()
+    node.holding()
+    node.queues.messages[9] = [Queued(500, b"t", 1)]
+    kick, tail = node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
+    assert kick == Kick(9)
+    assert isinstance(tail, ToNode) and isinstance(tail.message, Tail)
+    assert (tail.node_id, tail.message.is_last, tail.message.base, tail.message.delivered) == (OTHER, True, 5, (77,))
+    done = node.receive(OTHER, TailAck(KEY, tail.message.number, 9, True))
+    assert done == [Taken(9, (500,)), MovedAway(9)]
+
+
+def test_a_revoke_of_an_older_session_is_ignored() -> None:
+    node = Node()
+    node.holding(generation=60)
+    assert node.receive(REGISTRAR, Revoke(KEY, 50, OTHER)) == []
+
+
+def test_a_tail_that_its_node_does_not_take_looks_for_the_holder() -> None:
+    node = Node()
+    node.holding()
+    _, tail = node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
+    assert isinstance(tail, ToNode) and isinstance(tail.message, Tail)
+    assert node.receive(OTHER, TailAck(KEY, tail.message.number, 9, False)) == [ToNode(REGISTRAR, Find(KEY, OTHER))]
+    # No member has it: the session is served again.
+    assert node.receive(REGISTRAR, Found(KEY, 0))[0] == Restore(9)
+
+
+def test_what_arrives_for_a_session_that_has_moved_follows_it() -> None:
+    node = Node()
+    node.holding()
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    node.receive(OTHER, StateAck(KEY, 100))
+    node.queues.messages[9] = [Queued(500, b"t", 1)]
+    [tail] = sent(node.claims.arrived(9, 0))
+    assert isinstance(tail, Tail) and not tail.is_stale
+    assert node.receive(OTHER, TailAck(KEY, tail.number, 9, True)) == [Taken(9, (500,))]
+    node.queues.messages.clear()
+    assert node.after(module.FORWARD_MS) == [Forget(9)]
+
+
+def test_a_tail_is_repeated() -> None:
+    node = Node()
+    node.holding()
+    node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
+    [tail] = sent(node.after(module.ASK_MS))
+    assert isinstance(tail, Tail)
+
+
+def test_a_tail_from_before_a_clean_start_is_void() -> None:
+    node = Node()
+    node.granted(0, clean=True)
+    node.claims.created(KEY, 4, 1_000, 0, CLOCK)
+    old, new = Queued(id_floor(1_000), b"t", 1), Queued(id_floor(1_000) + 1, b"t", 1)
+    [output] = node.receive(OTHER, Tail(KEY, 1, 0, (old, new), 3, is_stale=True))
+    assert isinstance(output, Merge) and output.tail.queued == (new,)
+
+
+# --- the registrar's questions, ends, exclusive subscriptions ---------------------------------------------------------------
+
+
+def test_the_sessions_of_a_node_are_reported_under_the_same_member_set() -> None:
+    node = Node()
+    holding = node.holding()
+    assert node.receive(REGISTRAR, Rebuild(3, D2, bitmap([7]))) == []
+    assert sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7])))) == [Sessions(3, (holding.held,), True)]
+    assert sent(node.receive(REGISTRAR, Rebuild(4, D1, bitmap([8])))) == [Sessions(4, (), True)]
+    assert node.receive(REGISTRAR, Who(5, KEY, D2)) == []
+    assert sent(node.receive(REGISTRAR, Who(5, KEY, D1))) == [Here(5, KEY, holding.held)]
+
+
+def test_a_session_that_is_moving_is_not_reported_next_to_a_newer_one_of_its_key() -> None:
+    """The registrar took the older one, so that of another node was not revoked."""
+    node = Node()
+    node.holding()
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    [moving] = node.claims.leaving.values()
+    assert sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7])))) == [Sessions(3, (moving.held,), True)]
+    newer = node.holding(generation=200)
+    assert sent(node.receive(REGISTRAR, Rebuild(4, D1, bitmap([7])))) == [Sessions(4, (newer.held,), True)]
+
+
+def test_a_change_of_the_registrar_is_reported() -> None:
+    node = Node()
+    done = node.claims.set_view(MEMBERS, D2, (OTHER,) * PARTITIONS, 0)
+    assert done == [ToNode(OTHER, Moved(bitmap(range(PARTITIONS))))]
+
+
+def test_the_end_of_a_session_is_released() -> None:
+    node = Node()
+    node.holding()
+    assert node.claims.ended(KEY) == [ToNode(REGISTRAR, Release(KEY, 50))]
+
+
+def test_an_exclusive_subscription_is_held_until_it_ends() -> None:
+    node = Node()
+    [claim] = sent(node.claims.subscribe_exclusive(KEY, "x/y", 1, 0))
+    assert isinstance(claim, Claim)
+    node.receive(REGISTRAR, Grant(claim.number, KEY, 100, 0, False))
+    assert node.claims.created(KEY, 4, 0, 0, CLOCK)[0] == Accepted(1, 4, False)
+    assert node.claims.subscribe_exclusive(KEY, "x/y", 2, 0) == [Rejected(2, 0x97)]
+    assert node.receive(OTHER, Take(KEY, 200, "x/y", False)) == [ToNode(OTHER, NoState(KEY, 200, TakeFault.HELD))]
+    # After a split the later claim loses it.
+    assert node.receive(REGISTRAR, Revoke(KEY, 100, OTHER)) == [EndSession(4)]
+
+
+# --- merge -----------------------------------------------------------------------------------------------------------------
+
+
+def test_which_session_stays() -> None:
+    absent, connected = Held(KEY, 9, 900, False), Held(KEY, 1, 100, True)
+    assert wins(connected, 1, absent, 2)
+    assert wins(connected._replace(stamp=101), 1, connected, 2)
+    assert wins(connected, 2, connected, 1)
+    assert wins(absent._replace(generation=10), 1, connected._replace(is_moving=True), 2)
+
+
+def test_a_merge_appends_what_is_new_in_the_order_of_ids() -> None:
+    seen = SeenIds(floor=10, base=10)
+    assert not seen.take(10)
+    assert seen.take(20)
+    assert not seen.take(20)
+    late = Tail(KEY, 1, 0, (Queued(5, b"t", 2),), 3)
+    assert append(seen, (), late, False) is None
+    stale = Tail(KEY, 1, 0, (Queued(30, b"t", 2), Queued(8, b"t", 1), Queued(20, b"t", 2)), 3, True, True, 0, (5, 25))
+    result = append(seen, (20, 25), stale, False)
+    assert result is not None
+    assert [message.id for message in result.fresh] == [8, 30]
+    assert result.removed == (25,)
+    result = append(seen, (), late, False)
+    assert result is not None and result.fresh == ()
+
+
+def test_seen_ids_are_bounded() -> None:
+    seen = SeenIds(0)
+    for number in range(1, SEEN_MAX + 2):
+        seen.take(number)
+    assert len(seen) <= SEEN_MAX
+    assert seen.knows(Queued(1, b"t", 2)) and not seen.knows(Queued(1, b"t", 1))

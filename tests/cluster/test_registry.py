@@ -1,0 +1,247 @@
+"""The registrar: claims in order, WHO until a partition is known, fencing by the member set, conflicts, bounds."""
+
+import pytest
+
+from shardbroker.cluster import registry as module
+from shardbroker.cluster.clock import HybridClock, stamp_of
+from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.messages import (
+    Claim,
+    Done,
+    Find,
+    Found,
+    Grant,
+    Held,
+    Here,
+    Key,
+    Moved,
+    Rebuild,
+    Refuse,
+    Release,
+    Retry,
+    Revoke,
+    SessionMessage,
+    Sessions,
+    State,
+    Tail,
+    Wait,
+    Who,
+)
+from shardbroker.cluster.outputs import ToNode
+from shardbroker.cluster.registry import Registry, bitmap, client_key, filter_key, partitions_of
+from shardbroker.cluster.rendezvous import PARTITIONS
+from shardbroker.cluster.sessions import checked
+
+CLOCK = 1_700_000_000_000
+KEY = Key(7, 99)
+D1, D2 = b"1" * 16, b"2" * 16
+MEMBERS = ((1, 11), (2, 12), (3, 13))
+
+
+def made(members: tuple[tuple[int, int], ...] = MEMBERS) -> Registry:
+    """Returns a registrar of all partitions at node 1, which knows all sessions of the members."""
+    one = Registry(1, HybridClock())
+    one.set_view(members, D1, (1,) * PARTITIONS, 0)
+    answer(one)
+    return one
+
+
+def answer(one: Registry, held: dict[int, tuple[Held, ...]] | None = None) -> list[ToNode]:
+    """Has each member answer REBUILD."""
+    done: list[ToNode] = []
+    for node, ask in [*one._asks.items()]:
+        done += one.sessions(node, Sessions(ask.number, (held or {}).get(node, ()), True), 0)
+    return done
+
+
+def claim(number: int, digest: bytes = D1, is_provisional: bool = False) -> Claim:
+    return Claim(number, KEY, digest, is_provisional)
+
+
+def granted(outputs: list[ToNode]) -> Grant:
+    [grant] = [output.message for output in outputs if isinstance(output.message, Grant)]
+    return grant
+
+
+def held(generation: int, stamp: int = 0, is_connected: bool = True, is_moving: bool = False) -> Held:
+    return Held(KEY, generation, stamp, is_connected, is_moving)
+
+
+def owned(one: Registry, node: int, number: int = 1) -> Held:
+    """Has a node claim the key and become its holder."""
+    grant = granted(one.claim(node, claim(number), 0, CLOCK))
+    session = held(grant.generation, grant.generation)
+    one.done(node, Done(KEY, grant.generation, session, grant.holder == 0), 0, CLOCK)
+    return session
+
+
+def test_a_claim_is_granted_and_the_next_one_names_its_holder() -> None:
+    one = made()
+    first = owned(one, 2)
+    assert one.entry(KEY) == (2, first)
+    grant = granted(one.claim(3, claim(5), 0, CLOCK))
+    assert (grant.number, grant.holder, grant.is_provisional) == (5, 2, False)
+    assert grant.generation > first.generation
+
+
+def test_claims_of_a_key_wait_for_each_other() -> None:
+    one = made()
+    grant = granted(one.claim(2, claim(1), 0, CLOCK))
+    assert one.claim(3, claim(2), 0, CLOCK) == [ToNode(3, Wait(2))]
+    done = one.done(2, Done(KEY, grant.generation, held(grant.generation), False), 10, CLOCK)
+    assert granted(done).holder == 2
+    assert [output.node_id for output in done] == [3]
+
+
+def test_a_claim_that_waits_too_long_is_refused() -> None:
+    one = made()
+    one.claim(2, claim(1), 0, CLOCK)
+    one.claim(3, claim(2), 0, CLOCK)
+    assert one.tick(module.QUEUE_MS - 1, CLOCK) == []
+    assert one.tick(module.QUEUE_MS, CLOCK) == [ToNode(3, Refuse(2))]
+
+
+def test_the_queue_of_a_key_is_bounded() -> None:
+    one = made(tuple((node, 1) for node in range(1, 30)))
+    for node in range(1, module.QUEUE_MAX + 2):
+        one.claim(node, claim(node), 0, CLOCK)
+    assert one.claim(29, claim(9), 0, CLOCK) == [ToNode(29, Refuse(9))]
+
+
+@pytest.mark.parametrize("digest", [D2, b""])
+def test_a_claim_under_another_member_set_is_void(digest: bytes) -> None:
+    assert made().claim(2, claim(1, digest), 0, CLOCK) == [ToNode(2, Retry(1))]
+
+
+def test_a_claim_for_a_partition_of_another_node_is_void() -> None:
+    one = Registry(1, HybridClock())
+    one.set_view(MEMBERS, D1, (2,) * PARTITIONS, 0)
+    assert one.claim(2, claim(1), 0, CLOCK) == [ToNode(2, Retry(1))]
+
+
+def test_a_partition_that_is_not_known_is_asked_for_by_who() -> None:
+    one = Registry(1, HybridClock())
+    asked = one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0)
+    assert [output.node_id for output in asked] == [1, 2, 3]
+    assert all(isinstance(output.message, Rebuild) for output in asked)
+    who = one.claim(2, claim(1), 0, CLOCK)
+    assert [output.message for output in who] == [Who(4, KEY, D1)] * 3
+    assert one.here(1, Here(4, KEY, None), 0, CLOCK) == []
+    assert one.here(2, Here(4, KEY, None), 0, CLOCK) == []
+    grant = granted(one.here(3, Here(4, KEY, held(5)), 0, CLOCK))
+    assert (grant.holder, grant.is_provisional) == (3, False)
+
+
+def test_a_grant_without_all_answers_is_provisional() -> None:
+    one = Registry(1, HybridClock())
+    one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0)
+    one.claim(2, claim(1), 0, CLOCK)
+    assert granted(one.tick(module.WHO_MS, CLOCK)).is_provisional
+
+
+def test_sessions_of_two_holders_are_one_after_a_rebuild() -> None:
+    one = Registry(1, HybridClock())
+    one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0)
+    done = answer(one, {2: (held(5, 50),), 3: (held(4, 60),)})
+    assert done == [ToNode(2, Revoke(KEY, 5, 3))]
+    assert one.entry(KEY) == (3, held(4, 60))
+
+
+def test_a_member_set_that_was_another_one_for_a_moment_is_asked_again() -> None:
+    one = made()
+    owned(one, 2)
+    one.set_view(MEMBERS[:2], D2, (1,) * PARTITIONS, 0)
+    asked = one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0)
+    assert [output.node_id for output in asked] == [3]
+    one.set_view(MEMBERS, D2, (2,) * PARTITIONS, 0)
+    assert len(one) == 0
+    assert [output.node_id for output in one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0)] == [1, 2, 3]
+
+
+def test_a_member_that_had_another_registrar_is_asked_again() -> None:
+    one = made()
+    [output] = one.moved(3, Moved(bitmap([7])), 0)
+    assert output == ToNode(3, Rebuild(one._number, D1, bitmap([7])))
+
+
+def test_the_claim_of_a_node_that_has_died_gives_way() -> None:
+    one = made()
+    owned(one, 2)
+    one.claim(3, claim(1), 0, CLOCK)
+    one.claim(1, claim(2), 0, CLOCK)
+    done = one.set_view(MEMBERS[:2], D2, (1,) * PARTITIONS, 0)
+    assert ToNode(1, Retry(2)) in done
+    # Whether node 3 has taken the session is not known, so all nodes are asked.
+    done = one.claim(1, claim(3, D2), 0, CLOCK)
+    assert {type(output.message) for output in done} == {Who}
+
+
+def test_a_holder_that_was_not_taken_from_is_revoked() -> None:
+    one = made()
+    first = owned(one, 2)
+    grant = granted(one.claim(3, claim(5), 0, CLOCK))
+    done = one.done(3, Done(KEY, grant.generation, held(grant.generation), False), 0, CLOCK)
+    assert done == [ToNode(2, Revoke(KEY, first.generation, 3))]
+
+
+def test_find_and_release() -> None:
+    one = made()
+    session = owned(one, 2)
+    assert one.find(3, Find(KEY)) == [ToNode(3, Found(KEY, 2))]
+    one.release(3, Release(KEY, session.generation))
+    one.release(2, Release(KEY, session.generation - 1))
+    assert one.entry(KEY) is not None
+    one.release(2, Release(KEY, session.generation))
+    assert one.find(3, Find(KEY)) == [ToNode(3, Found(KEY, 0))]
+
+
+def test_an_entry_that_its_node_denies_is_asked_for_again() -> None:
+    one = made()
+    owned(one, 2)
+    assert one.find(3, Find(KEY, 2)) == []
+    assert [output.node_id for output in one.tick(0, CLOCK)] == [2]
+
+
+def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENTRIES_MAX", 0)
+    one = made()
+    owned(one, 2)
+    assert len(one) == 0
+    assert {type(output.message) for output in one.claim(3, claim(2), 0, CLOCK)} == {Who}
+
+
+def test_keys() -> None:
+    cluster = b"c" * 16
+    assert client_key(cluster, "x:a").partition == filter_key(cluster, b"a").partition
+    assert client_key(cluster, "x:a") != filter_key(cluster, b"a")
+    assert client_key(cluster, "a").hash != client_key(b"d" * 16, "a").hash
+    assert partitions_of(bitmap({0, 7, 8, 1023})) == {0, 7, 8, 1023}
+
+
+def test_the_clock_never_goes_back() -> None:
+    clock = HybridClock()
+    first = clock.now(CLOCK)
+    assert clock.now(CLOCK - 1000) == first + 1
+    assert clock.witness(stamp_of(CLOCK + 59_000), CLOCK)
+    assert clock.now(CLOCK) == stamp_of(CLOCK + 59_000) + 1
+    assert not clock.witness(stamp_of(CLOCK + 61_000), CLOCK)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Claim(1, Key(1024, 1), D1, False), ByeReason.PROTOCOL_ERROR),
+        (Claim(1, Key(1, -1), D1, False), ByeReason.PROTOCOL_ERROR),
+        (Claim(1, KEY, b"x" * 17, False), ByeReason.LIMIT),
+        (Moved(b"x"), ByeReason.LIMIT),
+        (Sessions(1, (held(1),) * 1001, False), ByeReason.LIMIT),
+        (Sessions(1, (held(1)._replace(stamp=1 << 63),), False), ByeReason.PROTOCOL_ERROR),
+        (State(KEY, 1, 1, bytes((1 << 20) + 1), True), ByeReason.LIMIT),
+        (Tail(KEY, 1, 1, (), 1, delivered=(1 << 128,)), ByeReason.PROTOCOL_ERROR),
+        (Found(KEY, 251), ByeReason.PROTOCOL_ERROR),
+    ],
+)
+def test_fields_out_of_range_end_the_connection(message: SessionMessage, reason: ByeReason) -> None:
+    with pytest.raises(PeerFault) as fault:
+        checked(message)
+    assert fault.value.reason == reason
