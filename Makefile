@@ -13,7 +13,7 @@ SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
 .PHONY: always packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
-    torture soak debug docs proto wheel clean
+    torture soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
 
@@ -116,6 +116,10 @@ torture: tools
 # Two hours of mixed traffic with restarts; says what grew. make soak SECONDS=600
 soak: tools
 	$(BIN)/python -m tests.soak.soak --seconds $(or $(SECONDS),7200)
+
+# The failure table of docs/design/0011-cluster.md: nodes in network namespaces, with cuts, delays, kills; needs root and /dev/net/tun.
+partitions: packages tools
+	$(BIN)/python -m pytest -q -rsP tests/cluster/real/failures.py
 
 lint: tools
 	$(BIN)/ruff check .

@@ -63,7 +63,7 @@ __all__ = ["HOLD_LIMIT_S", "PENDING_MAX", "Acceptor"]
 
 cdef enum:
     READ_BYTES = 65536                     # the buffer of recv, bytes
-    LOGIN_READ_BYTES = 16384               # one recv of a pending socket: what follows the CONNECT is kept by its worker until the verdict
+    LOGIN_READ_BYTES = 16384               # one recv of a pending socket: what follows the CONNECT is kept by its worker until the login ends
     PUMP_BYTES = 262144                    # ciphertext and plaintext of one round of a pump, bytes
     HANDSHAKES = 16                        # steps of TLS handshakes a pass: a signature takes up to a millisecond
     HANDSHAKES_BESIDE = 4                  # the same while there are pumps, whose clients are delayed meanwhile

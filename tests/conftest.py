@@ -3,6 +3,7 @@ are unique to each test."""
 
 import itertools
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -39,6 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "statement(version, *ids): statements of MQTT that the test covers")
     config.addinivalue_line("markers", "torture: minutes of killing (tests/torture)")
     config.addinivalue_line("markers", "own_broker: needs a shardbroker of its own; skipped with --broker")
+    # A shell without job control ignores SIGINT for what it starts in the background, and every process of the tests inherits that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < OPEN_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))

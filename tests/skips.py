@@ -54,6 +54,8 @@ LISTED = (
     Listed("needs root: .*", "tests/deploy/", "an installation gives files to other users", "make test as root"),
     Listed("(no machine can be booted: )?(needs|namespaces: ).*", "tests/(deploy|docs)/",
            "a machine with a systemd of its own needs root and namespaces, which containers may not have"),
+    Listed("needs (root: makes network namespaces|ip|/dev/net/tun)|namespaces: .*", "tests/cluster/",
+           "a network with faults needs root, iproute2 and TUN devices, which containers may not have"),
     Listed("(needs the right to|cannot) mount a small tmpfs.*", "tests/(journal|behaviour)/", "containers may not mount"),
     Listed("needs memory", "tests/overload/", "2 GB are not everywhere"),
     Listed("only some tests of the module run", "tests/(management|api)/", "the last test of a module sums up the others"),

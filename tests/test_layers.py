@@ -33,6 +33,7 @@ MAY_USE = {
         "shardbroker.config",
         "shardbroker.hooks",
         "shardbroker.journal",
+        "shardbroker.link",
         "shardbroker.logs",
         "shardbroker.mqtt",
         "shardbroker.pubsub",
@@ -45,6 +46,16 @@ MAY_USE = {
     "shardbroker.config": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
     # Cores without sockets, files and clocks, which the simulation of a cluster drives as the link processes do.
     "shardbroker.cluster": (),
+    # The cores with sockets, clocks, files and shared memory.
+    "shardbroker.link": (
+        "shardbroker.cluster",
+        "shardbroker.config",
+        "shardbroker.journal",
+        "shardbroker.logs",
+        "shardbroker.mqtt",
+        "shardbroker.stores",
+        "shm",
+    ),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     # Neither users nor rules: a sink stands on the same connections as an authenticator.
@@ -61,6 +72,7 @@ MAY_USE = {
     ),
     "shardbroker.management": (
         "shardbroker.access",
+        "shardbroker.cluster",
         "shardbroker.config",
         "shardbroker.control",
         "shardbroker.hooks",
@@ -92,6 +104,7 @@ MAY_USE = {
         "shardbroker.config",
         "shardbroker.hooks",
         "shardbroker.integrations",
+        "shardbroker.link",
         "shardbroker.supervisor",
         "acceptor",
     ),
@@ -117,19 +130,21 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.worker": (
         # Of one noun each: a timer, a queue, a limit.
         (
-            "deferred", "disk", "features", "features.event_messages", "features.rewrite", "memory", "observers",
-            "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
+            "arrivals", "deferred", "disk", "exclusive", "features", "features.event_messages", "features.rewrite", "memory",
+            "observers", "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
             "outlet", "rates", "retaining", "sync_gate",
         ),
         # What leaves a worker, and what waits before it leaves.
-        ("features.delayed", "outlets", "reporter"),
+        ("admission", "features.delayed", "outlets", "reporter", "retained_changes", "retained_replays", "retries"),
+        # Parts of the router, each with one kind of state.
+        ("resolver", "route_changes", "subacks", "subscriptions"),
         ("router",),
         # State of a connection and journal: no socket yet.
         ("channel", "durability"),
         # What a client sends, and above it the dispatch by packet type.
         ("packets", "packets.acknowledge", "packets.connect", "packets.publish", "packets.subscribe"),
         ("protocol",),
-        ("authorization", "observers.traces", "sansio", "turn"),
+        ("authorization", "login", "observers.traces", "sansio", "turn"),
         ("connection", "hook_dispatch", "observers.observers"),
         # Parts that act on connections, one step of a pass each.
         ("access_checks", "backpressure", "command_queue", "features.mountpoint", "inlets", "intake"),
@@ -143,7 +158,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "shardbroker.management": (
         (
-            "access", "alarm_watch", "alarms", "audit", "client_events", "client_topics", "configuration", "disk_alarms",
+            "access", "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
+            "disk_alarms",
             "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "server", "sys_publisher", "sys_topics",
             "topic_metrics", "trace_lines", "tracing", "workers",
         ),
@@ -151,7 +167,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("context",),
         ("exhook_state", "prometheus", "scheduled_snapshots", "scrape", "snapshots"),
         (
-            "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.configuration", "handlers.delayed",
+            "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.cluster", "handlers.configuration",
+            "handlers.delayed",
             "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node", "handlers.plugins",
             "handlers.snapshots", "handlers.subscriptions", "handlers.watching",
         ),

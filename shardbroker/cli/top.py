@@ -2,9 +2,9 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,15 @@ def _watch(control: Control, interval_s: float, once: bool, clients: int) -> Non
         window.feed(control.call("load"))
         console().print(screen(control.call("status"), window.figures() or {}, loud))
         return
-    with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
+    # Blocked, since a KeyboardInterrupt that arrives in a destructor while a screen is drawn would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with Live(screen=True, auto_refresh=False) as live:
         loud = []  # the first measuring window ends after the second refresh
         while True:
             window.feed(control.call("load"))
             live.update(screen(control.call("status"), window.figures() or {}, loud), refresh=True)
-            time.sleep(interval_s)
+            if signal.sigtimedwait({signal.SIGINT}, interval_s) is not None:
+                return
             loud = _loudest(control, clients)
 
 

@@ -21,6 +21,11 @@ def exposures(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> 
         )
     if is_public(settings.prometheus.bind):
         yield f"metrics can be read from other machines prometheus.bind={settings.prometheus.bind}; bind to 127.0.0.1"
+    if settings.cluster.enable and is_public(settings.cluster.link_bind) and not settings.cluster.tls.enable:
+        yield (
+            f"messages between nodes travel in clear text cluster.link.bind={settings.cluster.link_bind}; set cluster.tls, or use "
+            "a network of the nodes alone"
+        )
 
 
 def anonymous_listeners(settings: Settings, listeners: Iterable[tuple[str, Listener]]) -> Iterator[tuple[str, Listener]]:

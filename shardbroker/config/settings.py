@@ -10,6 +10,7 @@ from shardbroker.config.access import Acl, Auth, FlappingDetect
 from shardbroker.config.api import Api
 from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, RESTART, SHORTEST_S, Live, Section
 from shardbroker.config.c_fields import c_values
+from shardbroker.config.cluster import NODE_ID_MAX, Cluster
 from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
@@ -22,6 +23,7 @@ from shm.roles import ACCEPTOR, API, INTEGRATIONS, MANAGER, WORKER
 __all__ = [
     "Alarm",
     "Api",
+    "Cluster",
     "Durability",
     "Journal",
     "Listener",
@@ -342,7 +344,7 @@ class Node(Section):
     name: Annotated[str, Allowed("text without /, +, # and blanks")] = Field(
         "shardbroker@127.0.0.1", min_length=1, pattern=r"^[^+#/\s\x00-\x1f\x7f]+$", description="Name in $SYS topics."
     )
-    id: Whole = Field(0, ge=0, le=65535, description="Part of message ids.")
+    id: Whole = Field(0, ge=0, le=65535, description="Part of message ids; 1 to 250 and different on each node of a cluster.")
 
 
 class Process(Section):
@@ -407,6 +409,15 @@ class Settings(Section):
     flapping_detect: Annotated[FlappingDetect, Live(WORKER, MANAGER)] = FlappingDetect()
     plugins: Annotated[PluginSettings, Live(MANAGER)] = PluginSettings()
     exhook: Annotated[ExHook, Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)] = ExHook()
+    cluster: Annotated[Cluster, RESTART] = Cluster()
+
+    @field_validator("cluster")
+    @classmethod
+    def _numbered(cls, value: Cluster, info: ValidationInfo) -> Cluster:
+        node = info.data.get("node")
+        if value.enable and isinstance(node, Node) and not 1 <= node.id <= NODE_ID_MAX:
+            raise ValueError(f"allowed is cluster.enable = true only with node.id from 1 to {NODE_ID_MAX}, got {node.id}")
+        return value
 
     @field_validator("listeners")
     @classmethod

@@ -17,6 +17,7 @@ LOSSES = {
     "too_large": ("delivery.dropped.too_large", "larger than the client's Maximum Packet Size"),
     "outdated": ("messages.dropped.outdated", "a delayed message or a will that is no longer permitted when it is due"),
     "unroutable": ("messages.dropped.unroutable", "a destination is unknown; the log line `destination unknown` names it"),
+    "unreachable": ("messages.dropped.unreachable", "QoS 0 for a node of the cluster that is not reachable"),
     "failed": ("messages.dropped.failed", "processing failed; the log line `message dropped` has the reason"),
     "retained": ("retained.dropped", "delivered, but not retained: limits below `retainer`, or a disk that takes no writes"),
 }

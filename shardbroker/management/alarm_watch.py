@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from shardbroker.access.failing import failing
 from shardbroker.logs.log import Log
 from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm, overload_level
+from shardbroker.management.cluster_view import ClusterAlarms, peers_of
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.disk_alarms import DiskAlarms
 from shm.counters import Counters
 from shm.records import encode_publish
 from shm.ring import Inbox
 from shm.topology import Topology
+from shm.view import ViewSegment
 
 __all__ = ["AlarmWatch"]
 
@@ -21,7 +23,13 @@ class AlarmWatch:
     """outboxes: the inbox of each worker. `listed`: current and past alarms."""
 
     def __init__(
-        self, topology: Topology, counters: Counters, configuration: Configuration, outboxes: Sequence[Inbox], log: Log
+        self,
+        topology: Topology,
+        counters: Counters,
+        configuration: Configuration,
+        outboxes: Sequence[Inbox],
+        log: Log,
+        view: ViewSegment | None = None,
     ) -> None:
         node = topology.node_name
         self._topology = topology
@@ -41,6 +49,8 @@ class AlarmWatch:
         self._damage = StandingAlarm(node, "files_damaged", "error")
         self._backends = StandingAlarm(node, "backend_unusable", "error")
         self._damaged = 0
+        self._view = view
+        self._cluster = ClusterAlarms(node)
 
     def check(self) -> None:
         """Sends the alarms that have begun, changed or ended since the last call."""
@@ -52,9 +62,15 @@ class AlarmWatch:
         workers = [self._counters.of(worker) for worker in range(self._topology.workers)]
         failing_now = failing(self._topology.runtime_dir)
         backends = self._backends.look(tuple(failing_now), "; ".join(failing_now) or "all back ends are usable", now_ms)
-        for alarm in (memory, loss, backends, *self._disk.look(workers, now_ms)):
+        for alarm in (memory, loss, backends, *self._disk.look(workers, now_ms), *self._look_at_cluster(now_ms)):
             if alarm is not None:
                 self._send(alarm)
+
+    def _look_at_cluster(self, now_ms: int) -> list[Alarm | None]:
+        if self._view is None:
+            return []
+        topology, state = self._topology, self._view.read()
+        return self._cluster.look(state.isolated, peers_of(state, topology.settings.cluster, topology.link_address), now_ms)
 
     def add_damage(self, text: str) -> None:
         """Sends an alarm about a damaged file. It does not end: the file stays damaged until it is repaired by hand."""

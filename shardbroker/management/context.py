@@ -19,6 +19,7 @@ from shardbroker.stores.retained import RetainedStore
 from shm.counters import Counters
 from shm.routes import RouteTable
 from shm.topology import Topology
+from shm.view import ViewSegment
 
 __all__ = ["HANDLERS", "Context", "breathe", "handles"]
 
@@ -44,6 +45,8 @@ class Context:
     alarms: AlarmList
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
+    view: ViewSegment | None = None
+    """The members of the cluster; None without one."""
     snapshot_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a snapshot is taken."""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)

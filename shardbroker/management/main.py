@@ -52,6 +52,7 @@ from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
 from shm.routes import RouteTable
 from shm.topology import Topology
+from shm.view import ViewSegment
 
 __all__ = ["run"]
 
@@ -100,7 +101,8 @@ class _Manager:
         self._events = ClientEvents(
             self._client_topics, self._counters, self._configuration, self._log, self._bans, self._sys.try_publish
         )
-        self._alarms = AlarmWatch(topology, self._counters, self._configuration, self._workers.outboxes, self._log)
+        view = ViewSegment.attach(topology.view_name) if topology.links else None
+        self._alarms = AlarmWatch(topology, self._counters, self._configuration, self._workers.outboxes, self._log, view)
         self._notices = Notices(topology, self._log)
         self._stop = asyncio.Event()
         self._audits = Audit(topology.data_dir)
@@ -124,6 +126,7 @@ class _Manager:
             self._topic_metrics,
             self._alarms.listed,
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
+            view,
         )
         self._control = ControlServer(
             topology.data_dir, {verb: partial(handler, context) for verb, handler in HANDLERS.items()}, self._audit

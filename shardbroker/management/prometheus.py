@@ -13,6 +13,7 @@ from typing import Any
 from shardbroker import __version__
 from shardbroker.control.losses import LOSSES
 from shardbroker.hooks.wanted import PLUGINS_FILE
+from shardbroker.management.cluster_view import peers_of
 from shardbroker.management.context import Context
 from shardbroker.management.exhook_state import read_state
 from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
@@ -73,6 +74,28 @@ def _shared(context: Context) -> Iterator[str]:
     ]
     yield from _family("ring_fill_bytes", "gauge", "Bytes in the ring from a process to a worker that it has not taken.", fills)
     yield from _family("ring_size_bytes", "gauge", "Bytes that a ring has room for.", [({}, topology.ring_bytes)])
+    yield from _cluster(context)
+
+
+def _cluster(context: Context) -> Iterator[str]:
+    """Yields the figures of the cluster; none without one."""
+    topology, view = context.topology, context.view
+    if view is None:
+        return
+    state = view.read()
+    peers = peers_of(state, topology.settings.cluster, topology.link_address)
+    running = 1 + sum(peer.state == "running" for peer in peers)
+    for name, text, value in (
+        ("nodes_running", "Nodes of the cluster that this node reaches, itself included.", running),
+        ("nodes_stopped", "Nodes of the cluster that this node does not reach.", len(peers) + 1 - running),
+        ("epoch", "Changes of the member set that this node has seen.", state.epoch),
+        ("isolated", "Whether this node reaches fewer than half of the nodes.", int(state.isolated)),
+    ):
+        yield from _family(f"cluster_{name}", "gauge", text, [({}, value)])
+    up = [({"peer": peer.name}, int(peer.is_up)) for peer in peers]
+    yield from _family("cluster_link_up", "gauge", "Whether the link to a peer is up, with all routes on both sides.", up)
+    lags = [({"peer": peer.name}, peer.lag) for peer in peers]
+    yield from _family("mria_server_mql", "gauge", "Entries of this node's route log that a peer has not stored.", lags)
 
 
 def _processes(context: Context) -> Iterator[str]:

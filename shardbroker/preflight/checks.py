@@ -14,11 +14,14 @@ from shardbroker.access.auth_client import INHERIT
 from shardbroker.access.contract import BackendError, SettingError
 from shardbroker.access.files import FileError, read_rules
 from shardbroker.config import Settings
+from shardbroker.config.cluster import own_address
 from shardbroker.config.keys import allowed_at
-from shardbroker.config.listeners import Listener, parse_address, unix_path
+from shardbroker.config.listeners import parse_address, unix_path
 from shardbroker.hooks.plugins import PluginError, installed
 from shardbroker.integrations.auth.factory import build_authenticators, build_sources
 from shardbroker.integrations.auth.services import Services, Stores
+from shardbroker.link.identity import CookieError, read_cookie
+from shardbroker.link.sockets import tls_contexts
 from shardbroker.supervisor.layout import StartError, chosen_cores, chosen_weights, usable_cores
 
 __all__ = ["Finding", "look"]
@@ -147,6 +150,8 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
     if "LISTEN_FDS" in os.environ:
         return  # sockets of the service manager are already listening, on any address
     bound = {f"listeners.{name}.bind": one.bind for name, one in settings.listeners.items()}
+    if settings.cluster.enable:
+        bound["cluster.link.bind"] = settings.cluster.link_bind
     for key, bind in (("api.bind", settings.api.bind), ("prometheus.bind", settings.prometheus.bind)):
         if bind != "disabled":
             bound[key] = bind
@@ -156,11 +161,32 @@ def _addresses(settings: Settings) -> Iterator[Finding]:
         if other is not None:
             yield Finding(key, f"{key}: must be an address of its own, got {bind!r}, which {other} = {bound[other]!r} has")
         earlier.append((key, bind))
-    for name, listener in settings.listeners.items():
-        problem = _cannot_bind(listener)
+    own = {f"listeners.{name}.bind": listener.bind for name, listener in settings.listeners.items()}
+    if settings.cluster.enable:
+        own["cluster.link.bind"] = settings.cluster.link_bind
+    for key, bind in own.items():
+        problem = _cannot_bind(bind)
         if problem:
-            key = f"listeners.{name}.bind"
-            yield Finding(key, f"{key}: must be an address of this machine, got {listener.bind!r}: {problem}")
+            yield Finding(key, f"{key}: must be an address of this machine, got {bind!r}: {problem}")
+
+
+def _cluster(settings: Settings) -> Iterator[Finding]:
+    cluster = settings.cluster
+    if not cluster.enable:
+        return
+    try:
+        own_address(cluster)
+    except ValueError as error:
+        yield Finding("cluster.advertise", f"cluster.advertise: {error}")
+    try:
+        read_cookie(Path(cluster.cookie_file))
+    except CookieError as error:
+        yield Finding("cluster.cookie_file", f"cluster.cookie_file: {error}")
+    problem = _problem(lambda: tls_contexts(cluster.tls))
+    if problem:
+        key = "cluster.tls.certfile"
+        text = f"{key}: must be a certificate with its key, and cluster.tls.cacertfile one of its issuers"
+        yield Finding(key, f"{text}, got {cluster.tls.certfile!r} and {cluster.tls.cacertfile!r}: {problem}")
 
 
 def _meet(one: str, other: str) -> bool:
@@ -186,12 +212,12 @@ def _everywhere(wildcard: str, host: str) -> bool:
     return wildcard == "::" or (wildcard == "0.0.0.0" and ":" not in host)
 
 
-def _cannot_bind(listener: Listener) -> str:
+def _cannot_bind(bind: str) -> str:
     """Returns the obstacle to binding, other listeners apart; empty without one."""
-    path = unix_path(listener.bind)
+    path = unix_path(bind)
     if path is not None:
         return "" if os.path.isdir(os.path.dirname(path)) else "no such directory"
-    host, _ = parse_address(listener.bind)
+    host, _ = parse_address(bind)
     try:
         address = ip_address(host)
     except ValueError:
@@ -234,5 +260,5 @@ def _problem(load: Callable[[], object]) -> str:
 
 
 _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
-    _authenticators, _sources, _plugins, _exhook, _certificates, _api, _addresses, _process,
+    _authenticators, _sources, _plugins, _exhook, _certificates, _api, _addresses, _cluster, _process,
 )  # fmt: skip

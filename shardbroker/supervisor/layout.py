@@ -6,6 +6,7 @@ unchanged: connections wait in the listening sockets, handed-over sockets in the
 
 import fcntl
 import os
+import secrets
 import socket
 import time
 from collections import Counter
@@ -13,16 +14,19 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from shardbroker.access.auth_client import publish_rules
 from shardbroker.access.files import FileError
 from shardbroker.config import Loaded, Settings
-from shardbroker.config.listeners import LISTENERS_MAX, Listener
+from shardbroker.config.cluster import own_address
+from shardbroker.config.listeners import LISTENERS_MAX, Listener, parse_address
 from shardbroker.config.settings import PROCESSES_MAX, core_numbers, weight_numbers
 from shardbroker.stores.checked_number import read_number, write_number
 from shardbroker.stores.files import sync_path
+from shardbroker.stores.node_file import node_uuid
 from shardbroker.stores.retained_check import check_retained
 from shardbroker.supervisor.held import HeldListener, HeldSockets
 from shardbroker.supervisor.listening import StartError, listen, unlisten
@@ -34,7 +38,8 @@ from shm.partitions import Division
 from shm.ring import Inbox
 from shm.roles import ROLES, Cores, Place, Role, lay_places
 from shm.runtime import find_runtime_dir, make_runtime_dir
-from shm.topology import RETAINED_DIR, Topology
+from shm.topology import PEER_INBOX, RETAINED_DIR, Topology
+from shm.view import ViewSegment
 
 __all__ = [
     "UNKNOWN_WORKERS",
@@ -59,6 +64,10 @@ SO_SNDBUFFORCE = 32
 """From asm-generic/socket.h: like SO_SNDBUF, but not capped by net.core.wmem_max; privileged processes only."""
 RING_MAX, RING_MIN, RINGS_TOTAL = 4 << 20, 1 << 16, 512 << 20
 """Most and least bytes of one ring, and of all rings together when `process.ring_size` is auto."""
+PEER_RING_MAX, PEERS_EXPECTED = 1 << 20, 32
+"""Most bytes of one ring to a peer, and the number of peers that share RINGS_TOTAL when `cluster.ring_size` is auto."""
+LINK_BACKLOG = 512
+"""Connections of other nodes that wait while the link process is started again."""
 
 
 def lock_data_dir(data_dir: Path) -> int:
@@ -138,6 +147,7 @@ def lay_out(
                 left_over=left_over,
                 node_id=settings.node.id,
                 node_name=settings.node.name,
+                **_lay_cluster(undo, settings, workers),
             )
             _create_shared(topology)
             publish_rules(settings, runtime_dir)
@@ -147,6 +157,44 @@ def lay_out(
             raise StartError(f"cannot set up shared memory and descriptors: {error.strerror or error}") from None
         undo.pop_all()
     return topology
+
+
+def _lay_cluster(undo: ExitStack, settings: Settings, workers: int) -> dict[str, Any]:
+    """Returns the fields of the topology that a node of a cluster has besides. Raises StartError."""
+    cluster = settings.cluster
+    if not cluster.enable:
+        return {}
+    try:
+        address = own_address(cluster)
+    except ValueError as error:
+        raise StartError(f"cluster.advertise: {error}") from None
+    wanted = RINGS_TOTAL // (workers * PEERS_EXPECTED)
+    auto = max(RING_MIN, min(PEER_RING_MAX, wanted))
+    return {
+        "link_socket": _kept(undo, _listen_to_peers(cluster.link_bind)),
+        "link_address": address,
+        "peer_ring_bytes": _power_of_two(auto if cluster.ring_size == "auto" else int(cluster.ring_size)),
+    }
+
+
+def _listen_to_peers(bind: str) -> int:
+    """Returns a listening socket. Raises StartError."""
+    host, port = parse_address(bind)
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind(target)
+            sock.listen(LINK_BACKLOG)
+            sock.setblocking(False)
+            return sock.detach()
+        finally:
+            sock.close()
+    except OSError as error:
+        raise StartError(f"cluster.link.bind: {bind}: {error.strerror or error}") from None
 
 
 def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
@@ -167,6 +215,13 @@ def _create_shared(topology: Topology) -> None:
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):
         Inbox.create(topology.inbox_name(number), topology.processes, topology.ring_bytes)
+    if topology.links:
+        try:
+            uuid = node_uuid(topology.data_dir)
+        except ValueError as error:
+            raise StartError(str(error)) from None
+        # 53 bits, which JSON holds exactly; 0 means unknown.
+        ViewSegment.create(topology.view_name, secrets.randbits(53) or 1, uuid)
 
 
 def journals_written_by(data_dir: Path) -> int:
@@ -205,6 +260,8 @@ def tear_down(topology: Topology, keep_paths: bool = False) -> None:
         unlisten(listener, keep_paths)
     for descriptor in topology.doorbells:
         os.close(descriptor)
+    if topology.link_socket >= 0:
+        os.close(topology.link_socket)
     for descriptor in {end for senders in topology.channels.values() for pairs in senders for pair in pairs for end in pair}:
         os.close(descriptor)
 
@@ -235,8 +292,12 @@ def chosen_weights(text: str, workers: int) -> tuple[int, ...]:
 
 
 def _ring_bytes(setting: int | str, inboxes: int) -> int:
-    """Returns the largest power of two up to the setting."""
-    wanted = int(setting) if setting != "auto" else max(RING_MIN, min(RING_MAX, RINGS_TOTAL // inboxes**2))
+    """Returns the capacity of a ring, the largest power of two up to the setting."""
+    return _power_of_two(int(setting) if setting != "auto" else max(RING_MIN, min(RING_MAX, RINGS_TOTAL // inboxes**2)))
+
+
+def _power_of_two(wanted: int) -> int:
+    """Returns the largest power of two up to a number."""
     return 1 << (wanted.bit_length() - 1)
 
 
@@ -270,14 +331,18 @@ def _pair(undo: ExitStack, kind: int) -> tuple[int, int]:
 
 
 def _unread(topology: Topology) -> bool:
-    """Returns whether a ring between two workers, which have ended, still has records."""
-    for worker in range(topology.workers):
+    """Returns whether a ring between two workers, from a peer to a worker or the other way round still has records; all of these
+    processes have ended."""
+    senders = [*range(topology.workers), *(place.slot for place in topology.places_of("link"))]
+    found = [(topology.inbox_name(worker), senders) for worker in range(topology.workers)]
+    found += [(str(path), [*range(topology.workers)]) for path in topology.rings_dir.glob(f"{PEER_INBOX}*")]
+    for name, lanes in found:
         try:
-            inbox = Inbox.attach(topology.inbox_name(worker))
+            inbox = Inbox.attach(name)
         except FileNotFoundError:
             continue
         try:
-            if any(lane.fill() for lane in inbox.lanes[: topology.workers]):
+            if any(inbox.lanes[lane].fill() for lane in lanes):
                 return True
         finally:
             inbox.close()

@@ -18,6 +18,7 @@ import pytest
 
 from acceptor.handover import receive_one
 from acceptor.main import run
+from shardbroker.config.cluster import Cluster
 from shardbroker.config.listeners import Listener, ZoneLimiter
 from shm.counters import Counters, ProcessState
 from shm.roles import ROLES, Cores, lay_places
@@ -37,7 +38,9 @@ class FakeBroker:
         entrance = Listener(**(listener or {}))
         limits = {"idle_timeout": 15.0, "max_packet_size": 1 << 20, "limiter": ZoneLimiter()}
         process = SimpleNamespace(workers=workers, acceptors=1)
-        settings = SimpleNamespace(process=process, mqtt=SimpleNamespace(**limits | mqtt), listeners={"default": entrance})
+        settings = SimpleNamespace(
+            process=process, mqtt=SimpleNamespace(**limits | mqtt), listeners={"default": entrance}, cluster=Cluster()
+        )
         self._stack = ExitStack()
         with ExitStack() as cleanup:
             listening = cleanup.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))

@@ -430,6 +430,11 @@ def test_programs_behind_hooks(rest: Rest) -> None:
 # --- all of them ------------------------------------------------------------------------------------------------------------------
 
 
+def test_a_broker_alone_is_a_cluster_of_one(rest: Rest) -> None:
+    node = rest.good("GET", "/nodes")[0]["node"]
+    assert rest.good("GET", "/cluster") == {"name": "shardbroker", "nodes": [node], "self": node}
+
+
 def test_every_route_was_asked(rest: Rest, request: pytest.FixtureRequest) -> None:
     """Runs last, and only says something when all modules here have run: each asks some."""
     if request.config.option.keyword or any(".py" in argument for argument in request.config.args):

@@ -35,7 +35,10 @@ ELSEWHERE = {
     "tests/access/test_connecting.py": ("client.flapping",),
     "tests/behaviour/test_delayed.py": ("messages.dropped.outdated",),
     "tests/behaviour/test_single_failures.py": ("messages.dropped.failed",),
+    "tests/behaviour/test_links.py": ("messages.dropped.unreachable",),
     "tests/behaviour/test_unknown_destinations.py": ("messages.dropped.unroutable",),
+    "tests/cluster/real/test_membership.py": ("link.closed", "link.established", "link.refused"),
+    "tests/link/test_signals.py": ("suback.late",),
     "tests/edge/test_quotas.py": ("overload.rate_paused", "packets.publish.quota_exceeded"),
     "tests/hooks/test_points.py": ("messages.dropped.hook",),
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """The node: status, figures.
 
-By hand: EMQX's names of fields (`/nodes`, `/stats`), a list of nodes around one result (`/metrics`), text (`/status`,
+By hand: EMQX's names of fields (`/cluster`, `/nodes`, `/stats`), a list of nodes around one result (`/metrics`), text (`/status`,
 `/prometheus/stats`), and what this process knows without a verb (`/monitor`, `/error_codes`).
 """
 
@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from shardbroker.api.calls import Call
 from shardbroker.api.monitor import Monitor
 from shardbroker.api.shapes import moment
-from shardbroker.control.errors import STATUSES
+from shardbroker.control.errors import STATUSES, ControlError
 
 __all__ = ["router"]
 
@@ -30,6 +30,8 @@ STATS = {
     "topics.count": "routes.count",
 }
 """Gauges that EMQX calls stats -> gauge of this broker."""
+DEFAULT_NAME = "shardbroker"
+"""Name of the cluster of a broker alone: the default of `cluster.name`."""
 
 
 @router.get("/status", response_class=Response)
@@ -46,6 +48,19 @@ async def status(call: Call, format: Literal["text", "json"] = "text") -> Respon
 async def error_codes() -> list[dict[str, Any]]:
     """Codes of errors, with the HTTP status of each."""
     return [{"code": code, "status": status} for code, status in STATUSES.items()]
+
+
+@router.get("/cluster")
+async def cluster(call: Call) -> dict[str, Any]:
+    """Name of the cluster, names of its nodes, and of this one. A broker alone is its only node."""
+    try:
+        found = await call("cluster status")
+    except ControlError as error:
+        if error.code != "NOT_AVAILABLE":
+            raise
+        node = (await call("status"))["node"]
+        return {"name": DEFAULT_NAME, "nodes": [node], "self": node}
+    return {"name": found["cluster"], "nodes": [node["name"] for node in found["nodes"]], "self": found["self"]}
 
 
 @router.get("/nodes")

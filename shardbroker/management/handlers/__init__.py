@@ -4,6 +4,7 @@ from shardbroker.management.handlers import (
     access,
     accounts,
     clients,
+    cluster,
     configuration,
     delayed,
     exhooks,
@@ -18,6 +19,6 @@ from shardbroker.management.handlers import (
 )
 
 __all__ = [
-    "access", "accounts", "clients", "configuration", "delayed", "exhooks", "journals", "listeners", "messages",
+    "access", "accounts", "clients", "cluster", "configuration", "delayed", "exhooks", "journals", "listeners", "messages",
     "node", "plugins", "snapshots", "subscriptions", "watching",
 ]  # fmt: skip

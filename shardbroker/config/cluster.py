@@ -1,0 +1,250 @@
+"""Keys of a cluster: which nodes are members, how they reach each other, and what waits for them."""
+
+from ipaddress import ip_address
+from typing import Annotated, Literal
+
+import psutil
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.listeners import parse_address
+from shardbroker.config.units import Allowed, Duration, Size, Whole
+
+__all__ = ["COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "Links", "own_address"]
+
+NODE_ID_MAX = 250
+"""Largest `node.id` of a member."""
+LINKS_MAX = 8
+"""Most data processes of a node."""
+SEEDS_MAX = 250
+"""Most members: as many as there are node ids."""
+NAME_BYTES_MAX = 255
+"""Bytes of an address: a host name has at most 253."""
+COOKIE_BYTES_MIN = 16
+"""Least bytes of a cookie: 128 bits cannot be guessed."""
+LINK_PORT = 5370
+MODE_HELP = "'none' in this version; managed and external are not available yet"
+DISCOVERY_HELP = "'static' in this version; manual, dns, etcd and k8s are not available yet"
+SEEDS_HELP = f'a list of 1 to {SEEDS_MAX} different addresses HOST:PORT, such as ["10.0.0.1:5370", "10.0.0.2:5370"]'
+
+Port = "HOST:PORT with a port from 1 to 65535, such as 10.0.0.1:5370 or [fd00::1]:5370"
+Seeds = Annotated[
+    list[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value), Allowed(SEEDS_HELP)
+]
+Wait = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
+
+
+def _address(text: str) -> str:
+    host, port = parse_address(text)
+    if not port or len(text.encode()) > NAME_BYTES_MAX or host.startswith("/"):
+        raise ValueError(f"allowed is {Port}")
+    return text
+
+
+class Core(Section):
+    """Who decides which nodes are members."""
+
+    mode: Annotated[Literal["managed", "external", "none"], Allowed(MODE_HELP)] = Field(
+        "managed",
+        description="none: every node of `static.seeds` is a member, and each node judges for itself which others it reaches. "
+        "Has to be set to none if `cluster.enable` is true.",
+    )
+
+    @field_validator("mode")
+    @classmethod
+    def _available(cls, value: str) -> str:
+        if value == "external":
+            raise ValueError(f"allowed is {MODE_HELP}")
+        return value
+
+
+class Static(Section):
+    """Members by their addresses."""
+
+    seeds: Seeds = Field([], description="Addresses of the links of all members, this node included; the same on every node.")
+
+    @field_validator("seeds")
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        seeds = [one.strip() for one in value]
+        for one in seeds:
+            try:
+                _address(one)
+            except ValueError:
+                raise ValueError(f"allowed is {SEEDS_HELP}, not {one!r}") from None
+        if len({*seeds}) != len(seeds) or len(seeds) > SEEDS_MAX:
+            raise ValueError(f"allowed is {SEEDS_HELP}")
+        return seeds
+
+
+class Links(Section):
+    """Connections between nodes. Signals and data of a peer each have one, on the same port."""
+
+    bind: Annotated[str, Allowed(f"{Port}, or empty")] = Field(
+        "", description=f"HOST:PORT for connections of other nodes; empty: the host of `cluster.bind` and port {LINK_PORT}."
+    )
+    compression: Annotated[Literal["none"], Allowed("'none' in this version; zstd is not available yet")] = Field(
+        "none", description="Compression of data between nodes."
+    )
+    stall: Wait = Field(5.0, description="Without progress of a data link for so long, it counts as dead.")
+    grace: Wait = Field(0.25, description="How long a data link may be dead before QoS 1 and 2 for the peer go to the spool.")
+    connect_timeout: Wait = Field(5.0, description="Longest time to open a connection to a peer.")
+    send_timeout: Wait = Field(5.0, description="Longest time in which a peer takes nothing of what was sent to it.")
+    auth_timeout: Wait = Field(5.0, description="Longest time from an open connection to the proof of the cookie.")
+    keepalive_idle: Annotated[Whole, Field(ge=1, le=32767)] = Field(
+        900, description="Seconds without data before TCP keepalive probes are sent."
+    )
+    keepalive_interval: Annotated[Whole, Field(ge=1, le=32767)] = Field(75, description="Seconds between two TCP keepalive probes.")
+    keepalive_count: Annotated[Whole, Field(ge=1, le=127)] = Field(9, description="Unanswered probes that end a connection.")
+
+    @field_validator("bind")
+    @classmethod
+    def _bind(cls, value: str) -> str:
+        return value and _address(value)
+
+
+class ClusterTls(Section):
+    """TLS between nodes, on which both sides show a certificate. Its common name or one of its alternative names has to be the
+    `node.name` of its node."""
+
+    enable: bool = Field(False, description="Whether connections between nodes use TLS: all nodes, or none.")
+    cacertfile: str = Field("", description="PEM file: issuers of the nodes' certificates.")
+    certfile: str = Field("", description="PEM file: the certificate of this node, followed by those of its issuers.")
+    keyfile: str = Field("", description="PEM file of the private key; empty: `certfile` contains the key.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> "ClusterTls":
+        if self.enable and not (self.cacertfile and self.certfile):
+            raise ValueError("allowed is enable = true only with cacertfile and certfile")
+        return self
+
+
+class Spool(Section):
+    """Messages on disk for a peer that is not reachable, below `data_dir`/spool."""
+
+    bytes: Size = Field(
+        1 << 30, ge=1 << 20, le=1 << 44, description="Most bytes for one peer; above it the oldest are dropped and counted."
+    )
+
+
+class Cluster(Section):
+    """Several brokers as one; docs/cluster.md."""
+
+    enable: bool = Field(False, description="Whether this broker is a node of a cluster. `node.id` has to be set on each node.")
+    name: str = Field(
+        "shardbroker", min_length=1, max_length=NAME_BYTES_MAX, description="Name of the cluster: nodes of another one are refused."
+    )
+    core: Core = Field(Core(), validate_default=True)
+    discovery: Annotated[Literal["manual", "static", "dns", "etcd", "k8s"], Allowed(DISCOVERY_HELP)] = Field(
+        "manual",
+        validate_default=True,
+        description="How nodes find each other. static: by `static.seeds`. Has to be set to static if `cluster.enable` is true.",
+    )
+    static: Static = Field(Static(), validate_default=True)
+    advertise: Annotated[str, Allowed(f"an address of static.seeds, {Port}, or empty")] = Field(
+        "",
+        description="The address of this node in `static.seeds`; empty: `link.bind`, or else the only seed with its port whose "
+        "host is an IP address of this machine.",
+    )
+    bind: Annotated[str, Allowed(Port)] = Field(
+        "127.0.0.1:4370",
+        description="HOST:PORT for other managers. In this version only the host is used, as the default of `link.bind`.",
+    )
+    link: Links = Links()
+    cookie_file: str = Field(
+        "",
+        validate_default=True,
+        description=f"File with a secret of {COOKIE_BYTES_MIN} bytes or more, the same on every node, mode 0600. Each side of a "
+        "connection proves that it knows the secret, which is never sent.",
+    )
+    tls: ClusterTls = ClusterTls()
+    links: Annotated[Whole, Field(ge=1, le=LINKS_MAX)] = Field(
+        1, description="Processes for data of other nodes, each with connections of its own; workers are divided among them."
+    )
+    ring_size: Literal["auto"] | Annotated[Size, Field(ge=65536, le=1 << 30)] = Field(
+        "auto", description="Size of the ring from one worker to one peer; auto: 1MB, less with many workers."
+    )
+    suspect: Annotated[Duration, Field(ge=0.1, le=LONGEST_WAIT_S)] = Field(
+        2.0, description="Without an answer of a peer for so long, its link is suspect; after as long again it is closed."
+    )
+    suback: Literal["cluster", "local"] = Field(
+        "cluster",
+        description="cluster: a SUBACK waits until all reachable nodes know the route, 100 ms at most; local: it does not wait.",
+    )
+    spool: Spool = Spool()
+    join_timeout: Wait = Field(
+        30.0, description="A node that starts serves clients once it has the routes of all members, or after this time."
+    )
+
+    @field_validator("core")
+    @classmethod
+    def _core(cls, value: Core, info: ValidationInfo) -> Core:
+        if info.data.get("enable") and value.mode != "none":
+            raise ValueError(f"allowed is cluster.core.mode = {MODE_HELP}")
+        return value
+
+    @field_validator("discovery")
+    @classmethod
+    def _discovery(cls, value: str, info: ValidationInfo) -> str:
+        if value not in ("static", "manual") or (value == "manual" and info.data.get("enable")):
+            raise ValueError(f"allowed is {DISCOVERY_HELP}")
+        return value
+
+    @field_validator("static")
+    @classmethod
+    def _members(cls, value: Static, info: ValidationInfo) -> Static:
+        if info.data.get("enable") and not value.seeds:
+            raise ValueError(f"allowed is cluster.static.seeds = {SEEDS_HELP}, this node included")
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _advertise(cls, value: str, info: ValidationInfo) -> str:
+        static = info.data.get("static")
+        if value and isinstance(static, Static) and info.data.get("enable") and value not in static.seeds:
+            raise ValueError(f"allowed is one of cluster.static.seeds ({', '.join(static.seeds)}), or empty")
+        return value and _address(value)
+
+    @field_validator("bind")
+    @classmethod
+    def _bind(cls, value: str) -> str:
+        return _address(value)
+
+    @field_validator("cookie_file")
+    @classmethod
+    def _cookie(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("enable") and not value:
+            raise ValueError(f"allowed is a file with {COOKIE_BYTES_MIN} bytes or more, mode 0600, if cluster.enable is true")
+        return value
+
+    @property
+    def link_bind(self) -> str:
+        """The address for connections of other nodes."""
+        host = self.bind.rpartition(":")[0]
+        return self.link.bind or f"{host}:{LINK_PORT}"
+
+
+def own_address(cluster: Cluster) -> str:
+    """Returns the address of this node in `static.seeds`. Raises ValueError with what to set."""
+    bind, seeds = cluster.link_bind, cluster.static.seeds
+    if cluster.advertise or bind in seeds:
+        return cluster.advertise or bind
+    port = parse_address(bind)[1]
+    local = {address.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for address in addresses}
+    found = [seed for seed in seeds if parse_address(seed)[1] == port and _is_local(parse_address(seed)[0], local)]
+    if len(found) != 1:
+        what = f"{len(found)} of them have" if found else "none of them has"
+        raise ValueError(
+            f"must be the address of this node, one of cluster.static.seeds ({', '.join(seeds)}): {what} port {port} and an "
+            "IP address of this machine"
+        )
+    return found[0]
+
+
+def _is_local(host: str, local: set[str]) -> bool:
+    try:
+        return str(ip_address(host)) in local
+    except ValueError:
+        return False
+
+

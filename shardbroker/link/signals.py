@@ -1,0 +1,598 @@
+"""The process link-0: drives `shardbroker.cluster.signals` with sockets, the clock, routes in LMDB and the view in shared memory.
+
+It accepts all connections of other nodes, and hands those for data to the link process that their preface names. Everything that
+has to outlive it is in shared memory, so it may die at any time: connections are opened again, and routes continue at their
+positions.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import uvloop
+
+from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello
+from shardbroker.cluster.outputs import Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
+from shardbroker.cluster.rlog import SubackWait
+from shardbroker.cluster.signals import UNPROVED_MAX, Signals
+from shardbroker.cluster.view import SIGNALS, LinkState, ViewSettings
+from shardbroker.link.codec import decode, encode
+from shardbroker.link.frames import PREFACE_BYTES, FrameReader, channel_of
+from shardbroker.link.identity import CookieError, own_identity, read_cookie
+from shardbroker.link.routes import open_routes
+from shardbroker.link.sockets import check_certificate, dial, give_socket, prepare, tls_contexts
+from shardbroker.link.subacks import MESSAGE_BYTES, decode_request, encode_answer
+from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import Line, log_line, of_process
+from shm.counters import Counter, Counters, ProcessState
+from shm.ring import Inbox
+from shm.roles import LINK, WORKER
+from shm.topology import Topology
+from shm.view import ViewNode, ViewSegment
+
+__all__ = ["run"]
+
+READY_POLL_S = 0.02
+"""Interval of looks at the state of workers at the start."""
+TICK_S = 0.1
+"""Interval of pings, timeouts and dials: a lost connection is opened again within 200 ms."""
+RELEASE_S = 0.01
+"""Interval of looks at SUBACKs that wait for longer than the first of them."""
+REJOIN_MS = 50
+"""Spread of the first dials of a process that replaces another, whose peers wait."""
+ACCEPTS = 64
+"""Connections accepted in a row."""
+ACCEPT_PAUSE_S = 0.1
+"""Pause after an error of accept, such as too many open files."""
+OUTPUT_MAX = 32 << 20
+"""Bytes that wait for one peer; the windows of routes are below it, so a peer above it does not keep to the protocol."""
+REQUESTS_A_TURN = 256
+"""SUBACKs taken from one worker before the others get their turn."""
+ANSWERS_MAX = 100_000
+"""Answers that wait for one worker; a further one drops the oldest, whose SUBACK the worker then sends by itself."""
+REPEAT_MS = 60_000
+"""Interval between two log lines of the same kind about one address."""
+ADDRESSES_MAX = 1_000
+"""Addresses whose last log line is remembered."""
+
+
+def run(topology: Topology) -> None:
+    """Serves until SIGTERM."""
+    if not _await_routes(topology):
+        return
+    try:
+        process = _SignalProcess(topology)
+    except (CookieError, OSError) as error:
+        sys.exit(f"link-0: {error}")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(process.serve())
+
+
+def _await_routes(topology: Topology) -> bool:
+    """Waits until all workers have the routes of their recovered sessions in the table. Returns False on SIGTERM.
+
+    Peers replace what they know of this node by what its table has at the moment of the connection: messages for a session that is
+    not recovered by then would find no subscriber.
+    """
+    counters = Counters.attach(topology.counters_name)
+    slot = topology.slot_of(LINK)
+    counters.set_state(slot, ProcessState.STARTING)
+    workers = [place.slot for place in topology.places_of(WORKER)]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    while not counters.serving and any(counters.state(worker) != ProcessState.READY for worker in workers):
+        counters.beat(slot, _now_ms())
+        if signal.sigtimedwait({signal.SIGTERM}, READY_POLL_S) is not None:
+            counters.set_state(slot, ProcessState.DOWN)
+            return False
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return True
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class _Connection(asyncio.Protocol):
+    """One connection of the signal channel."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, process: "_SignalProcess", number: int, address: str) -> None:
+        self.number = number
+        self.address = address
+        """The dialled address, or empty."""
+        self.reader = FrameReader()
+        self.name = ""
+        """Name of the node, once it is proved."""
+        self.progress = 0
+        """Bytes that the transport has taken from its buffer; the clock of `send_timeout` starts with each change."""
+        self.progress_ms = _now_ms()
+        self._written = 0
+        self._process = process
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self._process.on_opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._process.on_bytes(self, data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._process.on_lost(self, str(error) if error is not None else "closed by the peer")
+
+    def write(self, frame: bytes) -> None:
+        if not self.transport.is_closing():
+            self._written += len(frame)
+            self.transport.write(frame)
+
+    def is_stuck(self, now_ms: int, limit_s: float) -> bool:
+        """Returns whether the peer has taken nothing of what waits for it, or too much waits."""
+        waiting = self.transport.get_write_buffer_size()
+        progress = self._written - waiting
+        if not waiting or progress != self.progress:
+            self.progress, self.progress_ms = progress, now_ms
+        return waiting > OUTPUT_MAX or now_ms - self.progress_ms >= limit_s * 1000
+
+
+class _SignalProcess:
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._cluster = cluster = topology.settings.cluster
+        self._counters = Counters.attach(topology.counters_name)
+        self._place = topology.places_of(LINK)[0]
+        self._slot = self._counters.slot(self._place.slot)
+        self._counters.set_state(self._place.slot, ProcessState.STARTING)
+        self._log = Log(topology.settings.log.level)
+        self._view = ViewSegment.attach(topology.view_name)
+        self._client, self._server = tls_contexts(cluster.tls)
+        self._inbox = Inbox.attach(topology.inbox_name(self._place.slot))
+        self._bell = topology.doorbells[self._place.slot]
+        before = self._view.read()
+        source, store = open_routes(topology)
+        now_ms = _now_ms()
+        self._signals = Signals(
+            own_identity(topology, self._view),
+            read_cookie(Path(cluster.cookie_file)),
+            cluster.static.seeds,
+            source,
+            store,
+            Random(),
+            partial(secrets.token_bytes, 16),
+            now_ms,
+            ViewSettings(
+                suspect_ms=int(cluster.suspect * 1000),
+                ping_ms=min(500, int(cluster.suspect * 250)),
+                join_timeout_ms=int(cluster.join_timeout * 1000),
+                **({"first_dial_ms": REJOIN_MS} if before.version else {}),
+            ),
+            SubackWait(is_local=cluster.suback == "local"),
+            auth_timeout_ms=int(cluster.link.auth_timeout * 1000),
+        )
+        self._nodes: dict[int, ViewNode] = dict(before.nodes)
+        for node_id, node in before.nodes.items():
+            if node.is_member:
+                self._signals.view.restore(node_id, node.name, node.address, node.uuid, node.incarnation)
+        self._published: tuple[Any, ...] = ()
+        self._publishes = False
+        self._numbers = count(1)
+        self._connections: dict[int, _Connection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._greeted = 0
+        self._tickets = count(1)
+        self._held: dict[int, tuple[int, int]] = {}
+        """Ticket of a held SUBACK to the worker and its ticket."""
+        self._release: asyncio.TimerHandle | None = None
+        self._states: dict[str, LinkState] = {}
+        self._logged: dict[tuple[str, str], int] = {}
+        self._serves = False
+
+    async def serve(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides when to stop this process
+        self._listener = socket.socket(fileno=os.dup(self._topology.link_socket))
+        self._listener.setblocking(False)
+        self._handoffs = [socket.socket(fileno=os.dup(end)) for end in self._topology.sending_ends("sockets", 0)]
+        self._workers = [_Worker(end, worker, self) for worker, end in enumerate(self._topology.receiving_ends("subacks", 0))]
+        self._publish()
+        loop.add_reader(self._bell, self._on_bell)
+        self._inbox.go_to_sleep()
+        loop.add_reader(self._listener, self._accept)
+        self._failed: asyncio.Future[None] = loop.create_future()
+        loop.set_exception_handler(self._on_error)
+        ticking = asyncio.create_task(self._tick())
+        stopping = asyncio.create_task(stop.wait())
+        waiting: list[asyncio.Future[Any]] = [ticking, stopping, self._failed]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # an error ends the process, and the supervisor starts another
+        for task in [ticking, *self._tasks]:
+            task.cancel()
+        loop.remove_reader(self._listener)
+        for connection in self._connections.values():
+            connection.transport.close()
+        await asyncio.sleep(0)
+        self._log.close()
+        self._counters.set_state(self._place.slot, ProcessState.DOWN)
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Takes an error of a callback. Those of a connection end the connection alone."""
+        error = context.get("exception")
+        if error is not None and not isinstance(error, OSError | TimeoutError) and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _tick(self) -> None:
+        while True:
+            now_ms = _now_ms()
+            self._carry_out(self._signals.tick(now_ms, _clock_ms()))
+            for connection in [*self._connections.values()]:
+                if connection.is_stuck(now_ms, self._cluster.link.send_timeout):
+                    self._end(connection, PeerFault(ByeReason.STALLED, "the peer takes nothing: cluster.link.send_timeout"))
+                    connection.transport.abort()
+            if not self._serves:
+                self._join(now_ms)
+            self._publish()
+            self._log.flush()
+            await asyncio.sleep(TICK_S)
+
+    def _join(self, now_ms: int) -> None:
+        """Reports this process as ready, for which the workers wait, once the node has the routes of all members."""
+        view = self._signals.view
+        self._counters.beat(self._place.slot, now_ms)
+        if not view.serves and not self._counters.serving:
+            return
+        self._serves = True
+        self._counters.set_state(self._place.slot, ProcessState.READY)
+        if view.joined_late and not self._counters.serving:
+            missing = [link.address for link in view.links.values() if link.state != LinkState.UP]
+            self._add("warning", log_line("cluster joined without all members", missing=",".join(missing)))
+        elif view.serves:
+            self._add("info", log_line("cluster joined", members=len(view.members)))
+
+    # --- connections ---------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                sock, found = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue
+            except OSError as error:
+                self._repeated("accept", "warning", log_line("peer connection not accepted", reason=error.strerror))
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(ACCEPT_PAUSE_S, self._loop.add_reader, self._listener, self._accept)
+                return
+            if self._greeted >= UNPROVED_MAX:
+                sock.close()
+                continue
+            self._start(self._greet(sock, str(found[0])))
+
+    async def _greet(self, sock: socket.socket, source: str) -> None:
+        """Reads the preface of an accepted connection, and takes the connection or gives it to another link process."""
+        self._greeted += 1
+        try:
+            async with asyncio.timeout(self._cluster.link.auth_timeout):
+                prepare(sock, self._cluster.link)
+                data = b""
+                while len(data) < PREFACE_BYTES:
+                    more = await self._loop.sock_recv(sock, PREFACE_BYTES - len(data))
+                    if not more:
+                        raise ConnectionResetError("closed before the preface")
+                    data += more
+                channel = channel_of(data)
+                if channel != SIGNALS:
+                    self._hand_over(sock, channel)
+                    return
+                factory = partial(_Connection, self, next(self._numbers), "")
+                timeout = {} if self._server is None else {"ssl_handshake_timeout": self._cluster.link.auth_timeout}
+                await self._loop.connect_accepted_socket(factory, sock, ssl=self._server, **timeout)
+                return
+        except (OSError, TimeoutError, PeerFault) as error:
+            self._counted(Counter.LINK_REFUSED)
+            self._repeated(source, "warning", log_line("peer connection refused", source=source, reason=_text(error)))
+        finally:
+            self._greeted -= 1
+        sock.close()
+
+    def _hand_over(self, sock: socket.socket, channel: int) -> None:
+        if channel >= len(self._handoffs):
+            text = f"data channel: must be 1 to {len(self._handoffs) - 1}, got {channel}: compare cluster.links"
+            raise PeerFault(ByeReason.PROTOCOL_ERROR, text)
+        if not give_socket(self._handoffs[channel], sock):
+            raise PeerFault(ByeReason.LIMIT, f"link-{channel} takes no connections")
+        sock.close()
+
+    async def _dial(self, address: str) -> None:
+        sock = None
+        try:
+            sock = await dial(address, SIGNALS, self._cluster)
+            factory = partial(_Connection, self, next(self._numbers), address)
+            tls: dict[str, Any] = {}
+            if self._client is not None:
+                tls = {"server_hostname": address.rpartition(":")[0].strip("[]")}
+                tls["ssl_handshake_timeout"] = self._cluster.link.auth_timeout
+            await self._loop.create_connection(factory, sock=sock, ssl=self._client, **tls)
+        except (OSError, TimeoutError) as error:
+            if sock is not None:
+                sock.close()
+            self._signals.failed(address, _now_ms())
+            self._repeated(address, "warning", log_line("peer not reachable", address=address, reason=_text(error)))
+
+    def on_opened(self, connection: _Connection) -> None:
+        """Takes a connection whose TLS handshake is complete."""
+        self._connections[connection.number] = connection
+        self._carry_out(self._signals.opened(connection.number, connection.address, _now_ms()))
+
+    def on_lost(self, connection: _Connection, reason: str) -> None:
+        """Takes the end of a connection that this side has not closed."""
+        if self._connections.pop(connection.number, None) is not None:
+            self._note_end(connection, reason)
+            self._carry_out(self._signals.closed(connection.number, _now_ms()))
+
+    def on_bytes(self, connection: _Connection, data: bytes) -> None:
+        """Takes what a peer has sent."""
+        try:
+            connection.reader.feed(data)
+            while connection.number in self._connections and (frame := connection.reader.next()) is not None:
+                message = decode(frame)
+                if isinstance(message, Hello) and self._client is not None:
+                    check_certificate(connection.transport.get_extra_info("peercert"), message.name)
+                self._carry_out(self._signals.received(connection.number, message, _now_ms(), _clock_ms()))
+                if self._signals.is_proved(connection.number):
+                    connection.reader.limit = FRAME_BYTES_MAX
+        except PeerFault as fault:
+            self._end(connection, fault)
+
+    def _end(self, connection: _Connection, fault: PeerFault) -> None:
+        """Ends a connection for a fault that the core has not seen."""
+        self._carry_out([Close(connection.number, fault.reason, fault.text), *self._signals.closed(connection.number, _now_ms())])
+
+    def _note_end(self, connection: _Connection, reason: str) -> None:
+        if connection.name:
+            self._counted(Counter.LINK_CLOSED)
+            self._add("warning", log_line("peer disconnected", name=connection.name, reason=reason))
+
+    # --- outputs of the core ----------------------------------------------------------------------------------------------
+
+    def _carry_out(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            match output:
+                case Send(number, message):
+                    if (connection := self._connections.get(number)) is not None:
+                        connection.write(encode(message))
+                case Dial(address, _):
+                    self._start(self._dial(address))
+                case Close(number, reason, text):
+                    self._close(number, reason, text)
+                case Refused(address, reason, text):
+                    self._counted(Counter.LINK_REFUSED)
+                    line = log_line("peer refused", address=address, reason=_reason(reason), detail=text)
+                    self._repeated(address, "error", line)
+                case Established():
+                    self._on_established(output)
+                case Gone(node_id):
+                    node = self._nodes.get(node_id, ViewNode())
+                    self._nodes[node_id] = node._replace(is_member=False, gone=node.gone + 1)
+                    self._add("info", log_line("peer left", name=node.name, address=node.address))
+                case SubackDue(ticket, is_late):
+                    self._on_suback_due(ticket, is_late)
+        self._publish_soon()
+
+    def _close(self, number: int, reason: ByeReason, text: str) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is None:
+            return
+        self._note_end(connection, f"{reason.name.lower()}: {text}")
+        if text and not connection.name:
+            self._counted(Counter.LINK_REFUSED)
+            source = connection.address or str((connection.transport.get_extra_info("peername") or ("unknown",))[0])
+            self._repeated(source, "warning", log_line("peer connection refused", source=source, reason=text))
+        connection.write(encode(Bye(reason, text)))
+        connection.transport.close()
+        self._loop.call_later(self._cluster.link.send_timeout, connection.transport.abort)
+
+    def _on_established(self, output: Established) -> None:
+        link = self._signals.view.link_of(output.node_id)
+        assert link is not None and link.node is not None
+        before = self._nodes.get(output.node_id, ViewNode())
+        self._nodes[output.node_id] = before._replace(is_new=before.is_new + output.is_new)
+        if (connection := self._connections.get(link.connection or 0)) is not None:
+            connection.name = link.node.name
+        self._counted(Counter.LINK_ESTABLISHED)
+        fields = {"name": link.node.name, "node_id": output.node_id, "address": output.address}
+        self._add("info", log_line("peer connected", **fields))
+        self._logged = {key: at for key, at in self._logged.items() if key[0] != output.address}
+        try:
+            self._make_rings(output.node_id)
+        except OSError as error:
+            self._add("error", log_line("peer rings not created", name=link.node.name, reason=error.strerror or error))
+            raise
+
+    def _make_rings(self, node_id: int) -> None:
+        """Creates the rings from each worker to a peer, before any route can lead there. Raises OSError."""
+        topology = self._topology
+        for number in range(1, topology.links):
+            path = Path(topology.peer_inbox_name(node_id, number))
+            if path.exists():
+                continue
+            new = path.with_name(f".{path.name}.new")
+            new.unlink(missing_ok=True)  # left by a process that was killed
+            Inbox.create(str(new), topology.workers, topology.peer_ring_bytes).close()
+            new.rename(path)
+
+    # --- workers ----------------------------------------------------------------------------------------------------------
+
+    def _on_bell(self) -> None:
+        """Wakes up for changed routes. The sleep flag is set before the log is read, so a later change rings again."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while not self._inbox.go_to_sleep():
+            for lane in self._inbox.lanes:
+                while lane.take() is not None:
+                    pass
+                lane.give_back()
+        self._carry_out(self._signals.routes_changed(_now_ms()))
+
+    def hold_suback(self, worker: int, ticket: int, position: int) -> None:
+        """Takes a SUBACK that a worker holds."""
+        number = next(self._tickets)
+        self._held[number] = worker, ticket
+        self._carry_out(self._signals.hold_suback(number, position, _now_ms()))
+        if self._held and self._release is None:
+            self._release = self._loop.call_later(self._signals.suback.limit_ms / 1000, self._release_subacks)
+
+    def _release_subacks(self) -> None:
+        """Sends SUBACKs whose limit is reached, between two ticks."""
+        self._release = None
+        self._carry_out(self._signals.routes_changed(_now_ms()))
+        if self._held:
+            self._release = self._loop.call_later(RELEASE_S, self._release_subacks)
+
+    def _on_suback_due(self, number: int, is_late: bool) -> None:
+        worker, ticket = self._held.pop(number)
+        if is_late:
+            self._counted(Counter.SUBACK_LATE)
+        self._workers[worker].send(encode_answer(ticket, is_late))
+
+    # --- the view ---------------------------------------------------------------------------------------------------------
+
+    def _publish_soon(self) -> None:
+        """Publishes the view once for all changes of this turn of the loop."""
+        if not self._publishes:
+            self._publishes = True
+            self._loop.call_soon(self._publish)
+
+    def _publish(self) -> None:
+        self._publishes = False
+        view, found = self._signals.view, self._signals.progress()
+        for link in view.links.values():
+            self._note_state(link.address, link.state)
+            if link.node is None or link.has_left:
+                continue
+            node_id = link.node.node_id
+            before = self._nodes.get(node_id, ViewNode())
+            acked, lag = found.get(node_id, (before.acked, max(0, self._signals.head - before.acked)))
+            self._nodes[node_id] = before._replace(
+                incarnation=link.node.incarnation, acked=acked, lag=lag, is_member=True, link=int(link.state),
+                routes=int(link.routes_in), uuid=link.node.node_uuid, name=link.node.name, address=link.address,
+            )  # fmt: skip
+        state = view.epoch, view.isolated, int(view.state), view.joined_late, dict(self._nodes)
+        if state != self._published:
+            self._published = state
+            self._view.write(*state)
+
+    def _note_state(self, address: str, state: LinkState) -> None:
+        before = self._states.get(address, LinkState.DOWN)
+        self._states[address] = state
+        if state == before:
+            return
+        if state == LinkState.UP:
+            self._add("info", log_line("peer up", address=address))
+        elif state == LinkState.SUSPECT:
+            self._add("warning", log_line("peer suspect", address=address))
+
+    # --- log --------------------------------------------------------------------------------------------------------------
+
+    def _add(self, level: str, line: Line) -> None:
+        self._log.add(level, of_process(self._place.title, line))
+
+    def _repeated(self, address: str, level: str, line: Line) -> None:
+        """Logs a line, unless the same one of this address was logged recently: a peer that is down is dialled all the time."""
+        now_ms = _now_ms()
+        if now_ms - self._logged.get((address, line), -REPEAT_MS) < REPEAT_MS:
+            return
+        if len(self._logged) >= ADDRESSES_MAX:
+            self._logged.clear()
+        self._logged[address, line] = now_ms
+        self._add(level, line)
+
+    def _counted(self, counter: int) -> None:
+        self._slot.add(counter)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler({"message": "connection of a peer", "exception": error})
+
+
+class _Worker:
+    """The channel of SUBACKs to and from one worker."""
+
+    def __init__(self, descriptor: int, worker: int, process: _SignalProcess) -> None:
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._socket.setblocking(False)
+        self._worker = worker
+        self._process = process
+        self._waiting: deque[bytes] = deque(maxlen=ANSWERS_MAX)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._read)
+
+    def _read(self) -> None:
+        for _ in range(REQUESTS_A_TURN):
+            try:
+                message = self._socket.recv(MESSAGE_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            self._process.hold_suback(self._worker, *decode_request(message))
+
+    def send(self, answer: bytes) -> None:
+        """Sends an answer without blocking; one that the worker does not take at once is queued."""
+        if not self._waiting and self._sent(answer):
+            return
+        if not self._waiting:
+            self._loop.add_writer(self._socket, self._send_waiting)
+        self._waiting.append(answer)
+
+    def _send_waiting(self) -> None:
+        while self._waiting and self._sent(self._waiting[0]):
+            self._waiting.popleft()
+        if not self._waiting:
+            self._loop.remove_writer(self._socket)
+
+    def _sent(self, answer: bytes) -> bool:
+        try:
+            self._socket.send(answer)
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+
+def _reason(number: int) -> str:
+    """Returns the name of a reason that a peer has sent."""
+    return ByeReason(number).name.lower() if number in ByeReason.__members__.values() else str(number)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, PeerFault):
+        return error.text
+    if isinstance(error, TimeoutError) and not str(error):
+        return "timed out"
+    if isinstance(error, ssl.SSLError):
+        return str(error.reason or error)
+    return str(getattr(error, "strerror", None) or error)

@@ -1,0 +1,81 @@
+"""The members of the cluster, from shared memory, and the alarms about them."""
+
+from typing import Any, NamedTuple
+
+from shardbroker.cluster.view import LinkState, RouteState
+from shardbroker.config.cluster import Cluster
+from shardbroker.management.alarms import Alarm, StandingAlarm
+
+__all__ = ["ClusterAlarms", "Peer", "peers_of"]
+
+HELD_MS = 5_000
+"""How long a peer is down, or this node isolated, before the alarm: a broker that starts has no peers for a moment."""
+
+
+class Peer(NamedTuple):
+    """One member other than this node."""
+
+    name: str
+    """The address for a node that has never connected."""
+    id: int | None
+    address: str
+    state: str
+    """running or stopped, as far as this node knows."""
+    incarnation: int
+    """0 for a node that has never connected."""
+    link: str
+    """Name of a LinkState in lower case."""
+    routes: str
+    """bootstrap, local_replay or normal. For a peer that is not connected: where its next connection begins."""
+    lag: int
+    """Entries of this node's route log that the peer has not stored."""
+
+    @property
+    def is_up(self) -> bool:
+        return self.link == "up"
+
+
+def peers_of(state: Any, cluster: Cluster, own_address: str) -> list[Peer]:
+    """Returns the members other than this node, in the order of `static.seeds`. `state`: ViewState of shm/view.pyx."""
+    known = {node.address: (node_id, node) for node_id, node in state.nodes.items() if node.is_member}
+    return [_peer(address, *known.get(address, (None, None))) for address in cluster.static.seeds if address != own_address]
+
+
+def _peer(address: str, node_id: int | None, node: Any) -> Peer:
+    if node is None:
+        return Peer(address, None, address, "stopped", 0, "down", "bootstrap", 0)
+    link, routes = LinkState(node.link), RouteState(node.routes)
+    is_running = link in (LinkState.SYNCING, LinkState.UP, LinkState.SUSPECT)
+    if routes == RouteState.DISCONNECTED:
+        routes = RouteState.BOOTSTRAP if is_running else RouteState.LOCAL_REPLAY
+    return Peer(
+        node.name, node_id, address, "running" if is_running else "stopped", node.incarnation, link.name.lower(),
+        routes.name.lower(), node.lag,
+    )  # fmt: skip
+
+
+class ClusterAlarms:
+    """Alarms of a node: it is isolated, or peers are down."""
+
+    def __init__(self, node: str) -> None:
+        self._isolated = StandingAlarm(node, "cluster_isolated", "error")
+        self._down = StandingAlarm(node, "cluster_peer_down", "error")
+        self._since_ms: dict[str, int] = {}
+
+    def look(self, isolated: bool, peers: list[Peer], now_ms: int) -> list[Alarm | None]:
+        """Checks the view of this node."""
+        missing = {peer.address: peer.name for peer in peers if not peer.is_up}
+        self._since_ms = {one: self._since_ms.get(one, now_ms) for one in [*missing, *([ISOLATED] if isolated else [])]}
+        late = {one for one, since_ms in self._since_ms.items() if now_ms - since_ms >= HELD_MS}
+        down = tuple(name for address, name in missing.items() if address in late)
+        text = f"no link to {', '.join(down)}; messages for their clients wait" if down else "all peers are linked"
+        reached = sum(peer.state == "running" for peer in peers) + 1
+        isolation = f"{reached} of {len(peers) + 1} nodes are reachable, fewer than half"
+        return [
+            self._isolated.look(ISOLATED in late, isolation if isolated else "half of the nodes or more are reachable", now_ms),
+            self._down.look(down, text, now_ms, {"peers": [*down]}),
+        ]
+
+
+ISOLATED = ""
+"""Key of the isolation beside the addresses of peers."""

@@ -1,0 +1,1 @@
+"""The data process of a link with real sockets and rings."""
