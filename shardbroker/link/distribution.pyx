@@ -30,6 +30,7 @@ from shm.records cimport (
     record_size,
 )
 from shm.ring cimport FILLER, RECORD_HEADER, Inbox, Ring, padded
+from shm.text_hash cimport sb_hash
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.inbound import Keep, Placed
@@ -39,25 +40,9 @@ __all__ = ["Contents", "Distribution", "Rest", "received_slice"]
 
 cdef extern from *:
     """
-    #include <string.h>
     #include <stdint.h>
-    static inline uint64_t sb_link_mix(uint64_t a, uint64_t b) {
-        __uint128_t product = (__uint128_t)a * b;
-        return (uint64_t)product ^ (uint64_t)(product >> 64);
-    }
-    static inline uint64_t sb_link_hash(const uint8_t *text, size_t size, uint64_t seed) {
-        uint64_t hash = seed ^ size, word;
-        for (; size > 8; text += 8, size -= 8) {
-            memcpy(&word, text, 8);
-            hash = sb_link_mix(hash ^ word, 0x9E3779B97F4A7C15ull);
-        }
-        word = 0;
-        memcpy(&word, text, size);
-        return sb_link_mix(hash ^ word, 0xD6E8FEB86659FD93ull ^ seed);
-    }
     static inline int sb_lowest(uint64_t bits) { return __builtin_ctzll(bits); }
     """
-    uint64_t sb_link_hash(const uint8_t* text, size_t size, uint64_t seed) noexcept
     int sb_lowest(uint64_t bits) noexcept
 
 cdef enum:
@@ -372,7 +357,7 @@ cdef class Distribution:
 
     cdef uint64_t workers_of(self, const uint8_t* topic, uint32_t size) except? 0xFFFFFFFFFFFFFFFF:
         """Returns the workers with a subscriber of a topic, as a mask. Raises PeerFault for an invalid topic."""
-        cdef uint64_t hash = sb_link_hash(topic, size, SEED)
+        cdef uint64_t hash = sb_hash(topic, size, SEED)
         cdef size_t i = hash & (SLOTS - 1)
         cdef TopicSlot* slot
         cdef uint64_t stamp, found = 0

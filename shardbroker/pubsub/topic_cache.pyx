@@ -13,29 +13,9 @@ import cython
 from shardbroker.mqtt.codec cimport write_varint
 from shardbroker.mqtt.spec cimport SUBSCRIPTION_IDENTIFIER
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, Subscription
+from shm.text_hash cimport sb_hash
 
 __all__ = ["TopicCache", "TopicEntry"]
-
-cdef extern from *:
-    """
-    #include <string.h>
-    static inline uint64_t sb_mix(uint64_t a, uint64_t b) {
-        __uint128_t product = (__uint128_t)a * b;
-        return (uint64_t)product ^ (uint64_t)(product >> 64);
-    }
-    /* Eight bytes a step, folded products; the seed keeps clients from choosing topics that collide. */
-    static inline uint64_t sb_hash(const uint8_t *text, size_t size, uint64_t seed) {
-        uint64_t hash = seed ^ size, word;
-        for (; size > 8; text += 8, size -= 8) {
-            memcpy(&word, text, 8);
-            hash = sb_mix(hash ^ word, 0x9E3779B97F4A7C15ull);
-        }
-        word = 0;
-        memcpy(&word, text, size);
-        return sb_mix(hash ^ word, 0xD6E8FEB86659FD93ull ^ seed);
-    }
-    """
-    uint64_t sb_hash(const uint8_t* text, size_t size, uint64_t seed) noexcept
 
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 

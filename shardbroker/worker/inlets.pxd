@@ -40,9 +40,7 @@ cdef class Inlets:
     cdef int drain_lanes(self) except -1
     cdef int drain_manager(self) except -1
     cdef int drain_lane(self, int producer, Ring ring) except -1
-    cdef int take_records(self, int producer, Ring ring, int* taken) except -1
-    # The same for a lane with records of other nodes.
-    cdef int take_arrivals(self, int producer, Ring ring, int* taken) except -1
+    cdef int take_records(self, int producer, Ring ring, bint of_nodes, int* taken) except -1
     cdef bint on_arrival(self, int producer, const uint8_t* record, uint32_t size) except -1
     cdef int deliver_by_index(self, TopicEntry entry, bytes group, bytes filter, RecordHeader* header) except -1
     cdef int record_failed(self, int producer, object error) except -1

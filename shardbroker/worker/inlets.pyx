@@ -75,10 +75,7 @@ cdef class Inlets:
         self.draining_lane = producer
         while True:
             try:
-                if self.first_link <= producer < self.end_links:
-                    self.take_arrivals(producer, ring, &taken)
-                else:
-                    self.take_records(producer, ring, &taken)
+                self.take_records(producer, ring, self.first_link <= producer < self.end_links, &taken)
                 break
             except Exception as error:
                 self.record_failed(producer, error)
@@ -89,36 +86,25 @@ cdef class Inlets:
             self.rings.ring(producer)            # it waits for room that a predecessor has released
         return 0
 
-    cdef int take_records(self, int producer, Ring ring, int* taken) except -1:
-        """Continues behind `taken` records of this pass; a record that raised is one of them."""
+    cdef int take_records(self, int producer, Ring ring, bint of_nodes, int* taken) except -1:
+        """Continues behind `taken` records of this pass; a record that raised is one of them. of_nodes: they come from other nodes."""
         cdef const uint8_t* record
         cdef uint32_t size
+        cdef bint done
         while taken[0] < RECORDS and self.router.budget > 0:
             self.router.budget -= 1
             record = ring.next(&size)
             if record == NULL:
                 return 0
             taken[0] += 1
-            if taken[0] == 1:              # the oldest of the batch
-                self.hop_times.record(<uint32_t>(<uint32_t>self.router.read_clock() - (<const RecordHeader*>record).sent_us))
-            if not self.on_record(producer, record, size):
+            if of_nodes:                   # the clock of their `sent_us` is another one
+                done = self.on_arrival(producer, record, size)
+            else:
+                if taken[0] == 1:          # the oldest of the batch
+                    self.hop_times.record(<uint32_t>(<uint32_t>self.router.read_clock() - (<const RecordHeader*>record).sent_us))
+                done = self.on_record(producer, record, size)
+            if not done:
                 ring.untake(size)          # the records behind it wait, too
-                taken[0] -= 1
-                return 0
-        return 0
-
-    cdef int take_arrivals(self, int producer, Ring ring, int* taken) except -1:
-        """The clock of `sent_us` is another node's, so these have no hop time."""
-        cdef const uint8_t* record
-        cdef uint32_t size
-        while taken[0] < RECORDS and self.router.budget > 0:
-            self.router.budget -= 1
-            record = ring.next(&size)
-            if record == NULL:
-                return 0
-            taken[0] += 1
-            if not self.on_arrival(producer, record, size):
-                ring.untake(size)
                 taken[0] -= 1
                 return 0
         return 0

@@ -18,6 +18,7 @@ cdef class Repartition:
     # which an earlier start had delivered it before it was killed. Returns these sessions, for take_all().
     cdef list take_part(self, rings, int worker)
     cdef int take_all(self, list others) except -1
+    cdef bint is_heir_of(self, int process) except -1
     # Records that a ring has been taken up to `position`: this worker's own ring, or its part of one that all workers take.
     cdef int note_taken(self, rings, int producer, position) except -1
     cdef int take_one(self, list item) except -1

@@ -30,7 +30,7 @@ cdef class Repartition:
                 others.append(session)
         if self.replay.homes is not None or takers:
             self.worker.inlets.elsewhere = self.replay.elsewhere
-            self.worker.inlets.heir = worker % self.worker.topology.workers == self.worker.number and not any(
+            self.worker.inlets.heir = self.is_heir_of(worker) and not any(
                 [taker == worker % division.workers for taker, division in takers])
         return others
 
@@ -60,6 +60,10 @@ cdef class Repartition:
         for session in self.replay.with_connection:
             self.router.recorder.opened(session, True, 0, session.expiry_ms, None)
 
+    cdef bint is_heir_of(self, int process) except -1:
+        """Whether this worker looks after what a former process has left that is meant for no particular session."""
+        return process % self.worker.topology.workers == self.worker.number
+
     def take_forwarded(self, inboxes) -> None:
         """Delivers messages that had not reached the rings of the broker that ended, as if they had: each to those sessions of its
         destination that are here now. inboxes: (identity, process) -> Inbox of those rings."""
@@ -67,11 +71,11 @@ cdef class Repartition:
         for source, forwarded in self.replay.forwarded.items():
             for (rings, destination), (block, items) in forwarded.items():
                 if kind_of(destination) == NODE:
-                    if source % self.worker.topology.workers == self.worker.number:
+                    if self.is_heir_of(source):
                         to_nodes.setdefault(source, {})[rings, destination] = block, items
                     continue
                 if destination == RETAINED_STORE:
-                    if source % self.worker.topology.workers == self.worker.number:
+                    if self.is_heir_of(source):
                         self.retain_again(rings, items)
                     continue
                 come_to = self.replay.consumed.get((rings, source), 0)
