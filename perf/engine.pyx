@@ -99,10 +99,14 @@ cdef class Engine(Clients):
     cdef list heads                        # by publisher: PUBLISH up to the payload, one per topic
     cdef int32_t* queue                    # ring of publishers that may publish; each at most once
     cdef int queue_head, queue_size
+    cdef list changers                     # churn: by other client: its SUBSCRIBE and its UNSUBSCRIBE
     cdef int32_t* idle                     # churn: clients that wait for their next change
     cdef int idle_count
     cdef bint changing
     cdef uint64_t changes, change_interval_ns
+    cdef uint64_t slice_ns, slice_began_ns, slice_delivered, pauses_ns
+    cdef bint pausing                      # churn: in this slice nothing changes
+    cdef list slices                       # churn: (pausing, ns, deliveries) of each slice that is over
     cdef Share share
     cdef Totals* totals
     cdef uint64_t* delivered_of            # by publisher of the plan: first copies received in this process
@@ -145,6 +149,8 @@ cdef class Engine(Clients):
             self.interval_ns = max(1, <uint64_t>(1e9 / plan.rate * plan.publishers / self.publishers))
         self.change_interval_ns = <uint64_t>(1e9 / plan.change_rate * plan.processes) if plan.change_rate else 0
         self.changing = plan.scenario == "churn"
+        self.slice_ns = <uint64_t>plan.change_slice * 1000000
+        self.slices = []
         self.latency = Histogram()
         self.changing_time = Histogram()
         self.streams = {}
@@ -156,6 +162,7 @@ cdef class Engine(Clients):
         for i in range(self.publishers):
             self.sources[i].inflight_max = plan.inflight
         self.heads = [self.heads_of(number) for number in ids[0]]
+        self.changers = [self.changes_of(number) for number in ids[2] if self.changing]
 
     def heads_of(self, number) -> list:
         plan = self.plan
@@ -164,6 +171,10 @@ cdef class Engine(Clients):
         message = plan.message_of(number)
         return [wire.publish_head(topic, plan.qos, len(message), plan.version, plan.keeps) + message
                 for topic in plan.topics_of(number)]
+
+    def changes_of(self, number) -> tuple:
+        filters = self.plan.filters_of_other(number)
+        return wire.subscribe(filters, self.qos, self.version), wire.unsubscribe(filters, self.version)
 
     cdef int allocate(self) except -1:
         self.tracker_count = 0 if self.check == FOREIGN else self.source_count if self.check == GROUP else self.subscribers
@@ -418,6 +429,7 @@ cdef class Engine(Clients):
             "disconnected": self.gone,
             "stalls": self.stalls,
             "changes": self.changes,
+            "slices": self.slices,
             "interrupted": self.interrupted,
             "bytes": self.bytes_in,
             "started_ns": self.started_ns,
@@ -571,17 +583,36 @@ cdef class Engine(Clients):
         cdef uint64_t due = <uint64_t>-1
         if not self.publishing:
             return 0
+        if self.slice_ns:
+            self.end_slice()
+            if self.pausing:
+                return 0
         if self.change_interval_ns:
-            due = (self.now_ns - self.started_ns) // self.change_interval_ns + 1
+            due = (self.now_ns - self.started_ns - self.pauses_ns) // self.change_interval_ns + 1
         while self.idle_count and self.changes + (self.others - self.idle_count) < due:
             self.idle_count -= 1
             number = self.idle[self.idle_count]
-            filters = self.plan.filters_of_other(self.ids[number])
+            subscribe, unsubscribe = self.changers[number - self.publishers - self.subscribers]
             if self.clients[number].state == SUBSCRIBED:
-                self.put_bytes(number, wire.unsubscribe(filters, self.version))
+                self.put_bytes(number, unsubscribe)
             elif self.clients[number].state == READY:
-                self.put_bytes(number, wire.subscribe(filters, self.qos, self.version))
+                self.put_bytes(number, subscribe)
             self.clients[number].since_ns = monotonic_ns()
+        return 0
+
+    cdef int end_slice(self) except -1:
+        """Ends the slice if it is over, and begins one of the other kind."""
+        cdef uint64_t took_ns
+        if not self.slice_began_ns:
+            self.slice_began_ns, self.slice_delivered = self.now_ns, self.unique
+        took_ns = self.now_ns - self.slice_began_ns
+        if took_ns < self.slice_ns:
+            return 0
+        self.slices.append((self.pausing, took_ns, self.unique - self.slice_delivered))
+        if self.pausing:
+            self.pauses_ns += took_ns
+        self.pausing = not self.pausing
+        self.slice_began_ns, self.slice_delivered = self.now_ns, self.unique
         return 0
 
     cdef int changed(self, int number) except -1:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from statistics import median, quantiles
 from typing import Any
 
 from perf.fleet import Part, check_room, run_parts
@@ -9,7 +10,7 @@ from perf.plan import ARRIVALS, HELD, Plan
 from perf.share import Share
 from perf.usage import Usage, measure
 
-__all__ = ["CPU_MIN_S", "FAULTS", "Result", "run_plan", "sound"]
+__all__ = ["CPU_MIN_S", "FAULTS", "Result", "compare_slices", "run_plan", "sound"]
 
 Result = dict[str, Any]
 Look = Callable[[dict[str, float]], None]
@@ -17,6 +18,8 @@ CPU_MIN_S = 0.2
 """Least CPU time of a run, seconds: below it, the clock's grain of 10 ms a process is an error of several per cent."""
 SERIES_MAX = 600
 """Points of a run's course; above that number, every other one is dropped."""
+SLICES_BEFORE = 4
+"""Slices at the start of a run that are not compared: the load grows."""
 SUMMED = (
     "opened", "failed", "published", "acknowledged", "delivered", "unique", "gaps", "expected", "duplicates", "disordered",
     "misrouted", "refused", "disconnected", "changes", "connections", "bytes", "own_cpu_s", "own_connect_cpu_s",
@@ -103,6 +106,8 @@ def _merged(plan: Plan, parts: list[Part]) -> Result:
         _count(plan, merged, seconds)
     if "connect_s" in parts[0]:
         merged["connect_s"] = max(part["connect_s"] for part in parts)
+    if plan.change_slice:
+        merged |= compare_slices(parts[0]["slices"])
     for name in ("latency", "opening", "changing"):
         if name in parts[0]:
             histogram = parts[0][name]
@@ -112,6 +117,22 @@ def _merged(plan: Plan, parts: list[Part]) -> Result:
                 merged[name] = histogram.summary()
                 merged[f"{name}_curve"] = histogram.curve()
     return merged
+
+
+def compare_slices(slices: list[tuple[bool, int, int]]) -> Result:
+    """Returns medians of the deliveries a second in slices with changes and in those without, and of the ratios of neighbours: each
+    slice with changes to the mean of the one before and the one behind it, so that a drift of the machine affects both alike."""
+    rates = [(pausing, count * 1e9 / ns) for pausing, ns, count in slices[SLICES_BEFORE:]]
+    threes = zip(rates, rates[1:], rates[2:], strict=False)
+    ratios = [2 * rate / (before + behind) for (_, before), (pausing, rate), (_, behind) in threes if not pausing]
+    if not ratios:
+        return {}
+    quartiles = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return {
+        "pausing_per_s": median(rate for pausing, rate in rates if pausing),
+        "changing_per_s": median(rate for pausing, rate in rates if not pausing),
+        "change_ratio": median(ratios), "change_ratio_quartiles": [quartiles[0], quartiles[2]], "change_ratios": len(ratios),
+    }  # fmt: skip
 
 
 def _count(plan: Plan, merged: Result, seconds: float) -> None:

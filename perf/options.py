@@ -159,6 +159,7 @@ def add_scenario(verb: argparse.ArgumentParser, name: str, default: Plan) -> Non
     if name == "churn":
         add("--changers", "others", "clients that subscribe and unsubscribe", 1)
         add("--change-rate", "change_rate", "changes a second, 0: as fast as possible", whole=False)
+        add("--change-slice", "change_slice", "ms; in every other slice changes pause, and both kinds are compared")
     elif name != "retained":
         add("--others", "others", "clients subscribed to topics without messages")
     add("--size", "payload", "bytes", PAYLOAD_MIN)

@@ -45,6 +45,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "inflight": (1, 65_535),
     "rate": (0, 10_000_000),
     "change_rate": (0, 1_000_000),
+    "change_slice": (0, 60_000),
     "connect_rate": (0, 1_000_000),
     "topics": (1, 100_000),
     "keepalive": (0, 65_535),
@@ -91,6 +92,8 @@ class Plan:
     """Messages a second of all publishers together; 0: as fast as the window allows."""
     change_rate: float = 0.0
     """churn: subscribes and unsubscribes a second in all; 0: as fast as they are acknowledged."""
+    change_slice: int = 0
+    """churn: changes pause in every other slice of so many ms, and both kinds of slices are compared; 0: they never pause."""
     topics: int = 100
     """wildcard: topics that each publisher uses in turn; retained: retained messages."""
     version: int = 4
@@ -158,6 +161,8 @@ class Plan:
             raise PlanError(f"subscribers = {subscribers}: wildcard takes a multiple of {publishers} publishers")
         if scenario == "fanin" and publishers * subscribers > ORDERS_MAX:
             raise PlanError(f"publishers = {publishers}, subscribers = {subscribers}: fanin takes at most {ORDERS_MAX:,} pairs")
+        if self.change_slice and (scenario != "churn" or self.processes > 1):
+            raise PlanError(f"change_slice = {self.change_slice}: only churn has slices, with 1 process")
         if self.processes > self.clients:
             raise PlanError(f"processes = {self.processes}: there are only {self.clients} clients")
 

@@ -58,6 +58,12 @@ def table(result: Result) -> str:
     if result.get("changing"):
         rows.append(("changes", f"{result['changes']:,}, {result['changes_per_s']:,.0f} per second"))
         rows.append(("changing", _latency(result["changing"])))
+    if "change_ratio" in result:
+        low, high = result["change_ratio_quartiles"]
+        rates = f"{result['changing_per_s']:,.0f} deliveries per second, {result['pausing_per_s']:,.0f} without changes"
+        rows.append(("slices", rates))
+        ratio = f"{result['change_ratio']:.3f}, half of {result['change_ratios']} between {low:.3f} and {high:.3f}"
+        rows.append(("ratio", ratio))
     if "broker_cpu_s" in result:
         rows += _broker(result)
     if result["own_cpu_s_per_million"] is not None:

@@ -26,6 +26,8 @@ from shm.partitions import PARTITIONS
         ({"scenario": "wildcard", "subscribers": 7}, "wildcard"),
         ({"placement": "near", "workers": 2}, "placement"),
         ({"placement": "same"}, "workers"),
+        ({"change_slice": 100}, "change_slice"),
+        ({"scenario": "churn", "others": 8, "change_slice": 100, "processes": 2}, "change_slice"),
         ({"placement": "same", "workers": 2, "scenario": "retained", "publishers": 1}, "placement"),
     ],
 )

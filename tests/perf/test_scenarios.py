@@ -14,7 +14,7 @@ import pytest
 
 from perf.engine import LoadError
 from perf.fleet import check_room
-from perf.measure import Result, run_plan, sound
+from perf.measure import Result, compare_slices, run_plan, sound
 from perf.plan import Plan, PlanError
 from perf.report import table
 from tests.harness.broker import AnyBroker, Broker
@@ -82,6 +82,22 @@ def test_messages(broker: AnyBroker, values: dict[str, Any], delivered: int, ver
     assert result["broker_pss_after"] > 0 and result["own_cpu_s"] > 0
     if values.get("scenario") == "churn":
         assert result["changes"] > 0 and result["changing"]["count"] == result["changes"]
+
+
+def test_changes_pause_in_every_other_slice(broker: AnyBroker) -> None:
+    result = run(broker, scenario="churn", others=8, rate=4000.0, messages=6000, change_rate=200.0, change_slice=50)
+    assert sound(result) and result["change_ratios"] > 5
+    assert 0.5 < result["change_ratio"] < 2, "the rate is the same in all slices"
+    assert result["changes"] <= 200 * (result["seconds"] / 2 + 0.5), "nothing changes in half of the time"
+
+
+def test_slices_are_compared_with_their_neighbours() -> None:
+    """The machine gets slower, and a slice with changes takes 0.9 of what it would without."""
+    steady = [(bool(number % 2), 1_000_000_000, 1000 - 10 * number) for number in range(40)]
+    slices = [(pausing, ns, count if pausing else round(count * 0.9)) for pausing, ns, count in steady]
+    result = compare_slices(slices)
+    assert result["change_ratio"] == pytest.approx(0.9, abs=0.001) and result["change_ratios"] == 17
+    assert compare_slices(slices[:5]) == {}
 
 
 @pytest.mark.parametrize("processes", [1, 2])
