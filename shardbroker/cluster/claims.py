@@ -14,7 +14,7 @@ Invariants: at most one session of a key is OWNED here; a session is GONE only a
 counts only if the member set has not changed since its CLAIM, or is provisional.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -67,7 +67,7 @@ from shardbroker.cluster.outputs import (
     Taken,
     ToNode,
 )
-from shardbroker.cluster.registry import bitmap, partitions_of
+from shardbroker.cluster.registry import ALL_PARTITIONS, bitmap, partitions_of
 from shardbroker.cluster.rendezvous import rank
 from shardbroker.cluster.takeover import Parts, TakeFault
 
@@ -97,6 +97,8 @@ SETTLE_MS = 10_000
 """After so long with all links a session whose client id has another holder has been found."""
 TAIL_MESSAGES = 200
 """Messages of one TAIL."""
+TAIL_BYTES = 512 << 10
+"""Bytes of topics and bodies in one TAIL; a message that crosses it is the last one."""
 SESSIONS_HELD = 1_000
 """Sessions of one part of the answer to REBUILD."""
 UNAVAILABLE, TAKEN_OVER, BUSY_REASON, EXCLUSIVE = 0x88, 0x8E, 0x89, 0x97
@@ -204,12 +206,31 @@ class _Claim:
     was_taken: bool = False
 
 
-class Claims:
-    """The claims and sessions of one node."""
+def _within(queued: Sequence[Queued], size: int) -> tuple[Queued, ...]:
+    """Returns the first messages, up to the one with which they have so many bytes."""
+    for count, one in enumerate(queued, 1):
+        size -= len(one.topic) + len(one.body)
+        if size <= 0:
+            return tuple(queued[:count])
+    return tuple(queued)
 
-    def __init__(self, node_id: int, clock: HybridClock, queues: LateQueues, settings: ClaimSettings | None = None) -> None:
+
+class Claims:
+    """The claims and sessions of one node, for keys in `partitions`. `number`: larger than any that an earlier object of these
+    partitions has used here."""
+
+    def __init__(
+        self,
+        node_id: int,
+        clock: HybridClock,
+        queues: LateQueues,
+        settings: ClaimSettings | None = None,
+        partitions: Collection[int] = ALL_PARTITIONS,
+        number: int = 0,
+    ) -> None:
         self.node_id = node_id
         self.clock = clock
+        self.partitions = frozenset(partitions)
         self.settings = settings or ClaimSettings()
         self.sessions: dict[Key, Holding] = {}
         """OWNED."""
@@ -219,7 +240,7 @@ class Claims:
         self._claims: dict[Key, _Claim] = {}
         self._unsure: dict[Key, int] = {}
         """Sessions that their registrar may not know, with the time of the next ANNOUNCE."""
-        self._number = 0
+        self._number = number
         self._digest = b""
         self._members: set[int] = set()
         self._owners: Sequence[int] = ()
@@ -246,12 +267,20 @@ class Claims:
             self._linked_ms = None
 
     def set_view(
-        self, members: Sequence[tuple[int, int]], digest: bytes, owners: Sequence[int], now_ms: int
+        self,
+        members: Sequence[tuple[int, int]],
+        digest: bytes,
+        owners: Sequence[int],
+        now_ms: int,
+        is_new_run: bool = False,
     ) -> list[SessionOutput]:
-        """Takes a change of the member set; to be called for each one, even if the next one takes it back."""
+        """Takes a change of the member set; to be called for each one, even if the next one takes it back. `is_new_run`: messages
+        to the registrars may be missing since the last one."""
         changed: dict[int, set[int]] = {}
+        known = () if is_new_run else self._owners
         for partition, node in enumerate(owners):
-            if node != self.node_id and (not self._owners or self._owners[partition] != node):
+            is_moved = partition in self.partitions and (not known or known[partition] != node)
+            if node != self.node_id and is_moved:
                 changed.setdefault(node, set()).add(partition)
         self._members, self._digest, self._owners = {node for node, _ in members}, digest, owners
         done: list[SessionOutput] = [ToNode(node, Moved(bitmap(partitions))) for node, partitions in changed.items()]
@@ -349,9 +378,6 @@ class Claims:
             done.append(ToNode(claim.registrar, Done(claim.key, claim.generation, None, False)))
         return done
 
-    def _claim_of(self, number: int) -> _Claim | None:
-        return next((one for one in self._claims.values() if one.number == number and one.phase == Phase.CLAIMING), None)
-
     def _on_grant(self, node: int, grant: Grant, now_ms: int, clock_ms: int) -> list[SessionOutput]:
         claim = self._claims.get(grant.key)
         self.clock.witness(grant.generation, clock_ms)
@@ -436,8 +462,8 @@ class Claims:
         match message:
             case Grant():
                 return self._on_grant(node, message, now_ms, clock_ms)
-            case Wait(number) | Retry(number) | Refuse(number):
-                return self._on_answer(node, number, message, now_ms)
+            case Wait() | Retry() | Refuse():
+                return self._on_answer(node, message, now_ms)
             case Take():
                 return self._on_take(node, message, now_ms)
             case NoState():
@@ -467,9 +493,9 @@ class Claims:
                 return self._on_found(message, now_ms)
         return []
 
-    def _on_answer(self, node: int, number: int, message: Wait | Retry | Refuse, now_ms: int) -> list[SessionOutput]:
-        claim = self._claim_of(number)
-        if claim is None or claim.registrar != node:
+    def _on_answer(self, node: int, message: Wait | Retry | Refuse, now_ms: int) -> list[SessionOutput]:
+        claim = self._claims.get(message.key)
+        if claim is None or (claim.number, claim.phase, claim.registrar) != (message.number, Phase.CLAIMING, node):
             return []
         match message:
             case Wait():
@@ -660,9 +686,9 @@ class Claims:
             # Unknown, or it may have moved on.
             return [ToNode(self._registrar(holding.key), Find(holding.key))]
         self._number += 1
-        holding.tail, holding.sent = self._number, tuple(queued)
+        holding.tail, holding.sent = self._number, _within(queued, TAIL_BYTES)
         tail = Tail(holding.key, holding.tail, holding.stamp, holding.sent, holding.uid, is_stale)
-        holding.is_last_sent = is_stale and len(queued) < TAIL_MESSAGES
+        holding.is_last_sent = is_stale and len(holding.sent) == len(queued) < TAIL_MESSAGES
         if holding.is_last_sent:
             base, delivered = self._queues.delivered_of(holding.uid)
             tail = tail._replace(is_last=True, base=base, delivered=tuple(delivered))
@@ -704,16 +730,19 @@ class Claims:
     def _on_rebuild(self, node: int, rebuild: Rebuild) -> Iterator[SessionOutput]:
         if rebuild.digest != self._digest:
             return
-        wanted = partitions_of(rebuild.partitions)
+        wanted = partitions_of(rebuild.partitions) & self.partitions
+        if not wanted:
+            return
+        answered = bitmap(wanted)
         # One session of a key: a newer one takes the place of one on its way to another node.
         moving = [one.held for one in self.leaving.values() if one.state == SessionState.MOVING]
         storing = [self._storing(one) for one in self._claims.values() if one.phase == Phase.STORING]
         owned = [one.held for one in self.sessions.values()]
         newest = {one.key: one for one in (*sorted(moving, key=lambda one: one.generation), *storing, *owned)}
         held = [one for key, one in newest.items() if key.partition in wanted]
-        for first in range(0, len(held) or 1, SESSIONS_HELD):
-            part = tuple(held[first : first + SESSIONS_HELD])
-            yield ToNode(node, Sessions(rebuild.number, part, first + SESSIONS_HELD >= len(held)))
+        for part, first in enumerate(range(0, len(held) or 1, SESSIONS_HELD), 1):
+            some = tuple(held[first : first + SESSIONS_HELD])
+            yield ToNode(node, Sessions(rebuild.number, part, answered, some, first + SESSIONS_HELD >= len(held)))
 
     def _on_who(self, node: int, who: Who, now_ms: int) -> list[SessionOutput]:
         if who.digest and who.digest != self._digest:

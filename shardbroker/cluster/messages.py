@@ -306,18 +306,21 @@ class Wait(NamedTuple):
     """The claim is in the queue of its key."""
 
     number: int
+    key: Key
 
 
 class Retry(NamedTuple):
     """The claim is void, since the member sets differ or another node is the registrar."""
 
     number: int
+    key: Key
 
 
 class Refuse(NamedTuple):
     """The claim has waited too long, or too many wait."""
 
     number: int
+    key: Key
 
 
 class Grant(NamedTuple):
@@ -369,9 +372,11 @@ class Rebuild(NamedTuple):
 
 
 class Sessions(NamedTuple):
-    """Part of the answer to Rebuild."""
+    """Part of the answer to Rebuild, numbered from 1. Each worker of a node answers for partitions of its own."""
 
     number: int
+    part: int
+    partitions: bytes              # bitmap of those that are answered by these parts
     held: tuple[Held, ...]
     is_last: bool
 

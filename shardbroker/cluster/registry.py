@@ -14,7 +14,7 @@ key; a GRANT that is not provisional is given only if all members have answered 
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from zlib import crc32
@@ -43,7 +43,7 @@ from shardbroker.cluster.messages import (
 from shardbroker.cluster.outputs import ToNode
 from shardbroker.cluster.rendezvous import PARTITIONS
 
-__all__ = ["ENTRIES_MAX", "Registry", "bitmap", "client_key", "filter_key", "partitions_of"]
+__all__ = ["ALL_PARTITIONS", "ENTRIES_MAX", "Registry", "bitmap", "client_key", "filter_key", "partitions_of"]
 
 ENTRIES_MAX = 20_000_000
 """Sessions in the table of one node; above it a claim is preceded by WHO."""
@@ -55,9 +55,12 @@ WHO_MS = 300
 """For the answers to WHO; the grant is then provisional."""
 ASK_MS = 100
 """Between two WHO or REBUILD to a node that has not answered."""
+ASK_MS_MAX = 1_600
+"""The pause between two REBUILD doubles up to it: a node with millions of sessions needs a second for its answer."""
 LOCK_MS = 60_000
 """For DONE; the next claim is then preceded by WHO."""
 BITMAP_BYTES = PARTITIONS // 8
+ALL_PARTITIONS = frozenset(range(PARTITIONS))
 
 
 def client_key(cluster: bytes, client_id: str) -> Key:
@@ -137,11 +140,17 @@ class _Lock:
 
 @dataclass
 class _Ask:
-    """A REBUILD under way."""
+    """A REBUILD under way, and those before it that the node may still answer."""
 
+    first: int
+    """Number of the oldest one whose answer is valid."""
     number: int
     partitions: set[int]
+    """Partitions of all of them."""
     due_ms: int
+    pause_ms: int = ASK_MS
+    parts: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Number of a REBUILD and first partition of an answer to it to the last part of that answer."""
 
 
 def _best(found: dict[int, Held]) -> int:
@@ -154,28 +163,39 @@ def _best(found: dict[int, Held]) -> int:
 
 
 class Registry:
-    """The registrar of one node. Each call returns messages to nodes, this node included."""
+    """The registrar of one node, for those of its partitions that are in `partitions`. Each call returns messages to nodes, this
+    node included. `number`: larger than any that an earlier registrar of these partitions has used here."""
 
-    def __init__(self, node_id: int, clock: HybridClock) -> None:
+    def __init__(self, node_id: int, clock: HybridClock, partitions: Collection[int] = ALL_PARTITIONS, number: int = 0) -> None:
         self.node_id = node_id
         self.clock = clock
+        self.partitions = frozenset(partitions)
         self.digest = b""
         self.members: dict[int, int] = {}
         self._tables: dict[int, _Table] = {}
         self._locks: dict[Key, _Lock] = {}
         self._asks: dict[int, _Ask] = {}
-        self._number = 0
+        self._number = number
         self._entries = 0
 
     # --- views ---------------------------------------------------------------------------------------------------------
 
-    def set_view(self, members: Sequence[tuple[int, int]], digest: bytes, owners: Sequence[int], now_ms: int) -> list[ToNode]:
-        """Takes a change of the member set; to be called for each one, even if the next one takes it back."""
+    def set_view(
+        self,
+        members: Sequence[tuple[int, int]],
+        digest: bytes,
+        owners: Sequence[int],
+        now_ms: int,
+        is_new_run: bool = False,
+    ) -> list[ToNode]:
+        """Takes a change of the member set; to be called for each one, even if the next one takes it back. `is_new_run`: changes
+        or messages of members may be missing since the last one."""
         done: list[ToNode] = []
         now = dict(members)
-        stayed = {node for node, incarnation in self.members.items() if now.get(node) == incarnation}
+        known = {} if is_new_run else self.members
+        stayed = {node for node, incarnation in known.items() if now.get(node) == incarnation}
         self.members, self.digest = now, digest
-        owned = {partition for partition, node in enumerate(owners) if node == self.node_id}
+        owned = {partition for partition, node in enumerate(owners) if node == self.node_id} & self.partitions
         for partition in self._tables.keys() - owned:
             self._entries -= len(self._tables.pop(partition).entries)
         for partition in owned:
@@ -192,14 +212,14 @@ class Registry:
         for one in [*lock.queue]:
             if one.node not in stayed or not (one.claim.is_provisional or (is_owned and one.claim.digest == self.digest)):
                 lock.queue.remove(one)
-                done.append(ToNode(one.node, Retry(one.claim.number)))
+                done.append(ToNode(one.node, Retry(one.claim.number, lock.key)))
         current = lock.current
         if current is None:
             return done
         if current.node not in stayed:
             return [*done, *self._unlock(lock, now_ms, is_sure=False)]
         if not lock.generation and not current.claim.is_provisional:
-            done.append(ToNode(current.node, Retry(current.claim.number)))
+            done.append(ToNode(current.node, Retry(current.claim.number, lock.key)))
             return [*done, *self._unlock(lock, now_ms, is_sure=False)]
         if lock.waiting:
             lock.waiting &= self.members.keys()
@@ -215,23 +235,34 @@ class Registry:
             if not wanted or (known is not None and now_ms < known.due_ms):
                 continue
             self._number += 1
-            self._asks[node] = _Ask(self._number, wanted, now_ms + ASK_MS)
+            if known is None:
+                self._asks[node] = _Ask(self._number, self._number, wanted, now_ms + ASK_MS)
+            else:
+                known.number, known.pause_ms = self._number, min(2 * known.pause_ms, ASK_MS_MAX)
+                known.due_ms = now_ms + known.pause_ms
+                known.partitions |= wanted
             done.append(ToNode(node, Rebuild(self._number, self.digest, bitmap(wanted))))
         return done
 
     def sessions(self, node: int, message: Sessions, now_ms: int) -> list[ToNode]:
-        """Takes a part of the sessions of a node."""
+        """Takes a part of the sessions of a node. Behind a part that is missing the rest of that answer is ignored."""
         ask = self._asks.get(node)
-        if ask is None or ask.number != message.number:
+        if ask is None or not ask.first <= message.number <= ask.number:
             return []
+        answered = partitions_of(message.partitions) & ask.partitions
+        stream = message.number, min(answered, default=-1)
+        if not answered or message.part != ask.parts.get(stream, 0) + 1:
+            return []
+        ask.parts[stream] = message.part
         done: list[ToNode] = []
-        ask.due_ms = now_ms + ASK_MS
+        ask.due_ms = max(ask.due_ms, now_ms + ASK_MS)
         for held in message.held:
             done += self._reported(node, held)
         if message.is_last:
-            del self._asks[node]
-            for partition in ask.partitions & self._tables.keys():
+            for partition in answered & self._tables.keys():
                 self._tables[partition].known.add(node)
+            if all(node in self._tables[partition].known for partition in ask.partitions & self._tables.keys()):
+                del self._asks[node]
         return done
 
     def moved(self, node: int, message: Moved, now_ms: int) -> list[ToNode]:
@@ -325,7 +356,7 @@ class Registry:
     def claim(self, node: int, claim: Claim, now_ms: int, clock_ms: int) -> list[ToNode]:
         """Takes a claim of a node."""
         if not claim.is_provisional and (claim.digest != self.digest or claim.key.partition not in self._tables):
-            return [ToNode(node, Retry(claim.number))]
+            return [ToNode(node, Retry(claim.number, claim.key))]
         lock = self._locks.setdefault(claim.key, _Lock(claim.key, deque()))
         one = _Waiting(node, claim, now_ms + QUEUE_MS)
         if lock.current is not None and lock.current.node == node:
@@ -335,9 +366,9 @@ class Registry:
         for old in [old for old in lock.queue if old.node == node]:
             lock.queue.remove(old)
         if len(lock.queue) >= QUEUE_MAX:
-            return [ToNode(node, Refuse(claim.number))]
+            return [ToNode(node, Refuse(claim.number, claim.key))]
         lock.queue.append(one)
-        return [ToNode(node, Wait(claim.number))] if lock.current is not None else self._next(lock, now_ms, clock_ms)
+        return [ToNode(node, Wait(claim.number, claim.key))] if lock.current is not None else self._next(lock, now_ms, clock_ms)
 
     def _next(self, lock: _Lock, now_ms: int, clock_ms: int) -> list[ToNode]:
         """Begins with the next claim of a key."""
@@ -448,7 +479,7 @@ class Registry:
         for lock in [*self._locks.values()]:
             for one in [one for one in lock.queue if now_ms >= one.deadline_ms]:
                 lock.queue.remove(one)
-                done.append(ToNode(one.node, Refuse(one.claim.number)))
+                done.append(ToNode(one.node, Refuse(one.claim.number, lock.key)))
             if lock.current is None or now_ms < lock.deadline_ms:
                 if lock.waiting:
                     done += self._who(lock, now_ms)

@@ -1,11 +1,12 @@
-"""All sessions' cores of one node: its registrar and its claims, with the messages between them.
+"""All sessions' cores of one worker: its registrar and its claims, with the messages between them.
 
-The driver passes on every message of sessions that arrives (`Arrived`), every change of the view, and time; it carries out what is
-returned, in order. Messages of the node to itself never leave this module.
+Each worker of a node has them for the keys whose partition is its own; all nodes have the same partitions, but may have other
+numbers of workers. The driver passes on every message of sessions that arrives, every change of the view, and time; it carries out
+what is returned, in order. A message to the node itself is of a key of this worker, so it never leaves this module.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shardbroker.cluster.claims import SESSIONS_HELD, TAIL_MESSAGES, Claims, ClaimSettings, LateQueues
 from shardbroker.cluster.clock import HybridClock
@@ -25,17 +26,18 @@ from shardbroker.cluster.messages import (
     Sessions,
 )
 from shardbroker.cluster.outputs import SessionOutput, ToNode
-from shardbroker.cluster.registry import BITMAP_BYTES, Registry
+from shardbroker.cluster.registry import ALL_PARTITIONS, BITMAP_BYTES, Registry
 from shardbroker.cluster.rendezvous import PARTITIONS
+from shardbroker.cluster.session_view import SessionView
 from shardbroker.cluster.takeover import PART_BYTES_MAX, TakeFault
-from shardbroker.cluster.view import DIGEST_BYTES, LinkState, View
+from shardbroker.cluster.view import DIGEST_BYTES
 
 __all__ = ["NodeSessions", "checked"]
 
 TEXT_BYTES_MAX = 65_535
 """Bytes of a client id and of a topic (MQTT strings)."""
-MESSAGE_BYTES_MAX = PART_BYTES_MAX
-"""Bytes of a message in TAIL; a larger one travels as a spilled record."""
+MESSAGE_BYTES_MAX = PART_BYTES_MAX + (64 << 10)
+"""Bytes of a message in TAIL: the largest packet with `mqtt.max_packet_size` as by default, and what its session adds to it."""
 STAMP = 0, POSITION_MAX
 ID = 0, (1 << 128) - 1
 NODE = 0, NODE_ID_MAX
@@ -45,6 +47,7 @@ BOUNDS = {
     "generation": STAMP,
     "stamp": STAMP,
     "number": STAMP,
+    "part": (1, (1 << 32) - 1),
     "uid": STAMP,
     "ends": STAMP,
     "id": ID,
@@ -103,32 +106,37 @@ def _check_one(name: str, field: str, one: object) -> None:
 
 
 class NodeSessions:
-    """The sessions of one node and the partitions that it owns."""
+    """The sessions of one worker, and the partitions that its node owns among those of the worker.
+
+    `partitions`: those of the worker. `number`: larger than any that the cores of an earlier process of the worker have used, for
+    example the time in microseconds, since answers to that process may still arrive.
+    """
 
     def __init__(
-        self, node_id: int, queues: LateQueues, clock: HybridClock | None = None, settings: ClaimSettings | None = None
+        self,
+        node_id: int,
+        queues: LateQueues,
+        clock: HybridClock | None = None,
+        settings: ClaimSettings | None = None,
+        partitions: Collection[int] = ALL_PARTITIONS,
+        number: int = 0,
     ) -> None:
         self.node_id = node_id
         self.clock = clock or HybridClock()
-        self.registry = Registry(node_id, self.clock)
-        self.claims = Claims(node_id, self.clock, queues, settings)
-        self._epoch = 0
+        self.registry = Registry(node_id, self.clock, partitions, number)
+        self.claims = Claims(node_id, self.clock, queues, settings, partitions, number)
+        self._seen = (0, 0)
+        """Run and epoch of the view."""
 
-    def view_lost(self) -> None:
-        """Takes the end of the process that keeps the view: the next view counts as changed."""
-        self._epoch = 0
-
-    def follow(self, view: View, now_ms: int, clock_ms: int) -> list[SessionOutput]:
-        """Takes the view as it is now; to be called after each call of the signal channel."""
-        links = [link for link in view.links.values() if link.node is not None and link.connection is not None]
-        linked = {link.node.node_id for link in links if link.node is not None}
-        all_up = all(link.state == LinkState.UP for link in view.links.values())
-        self.claims.set_links(linked, all_up, view.isolated)
-        if view.epoch == self._epoch:
+    def follow(self, view: SessionView, now_ms: int, clock_ms: int) -> list[SessionOutput]:
+        """Takes a view; to be called for each one, in order with the messages."""
+        self.claims.set_links({*view.linked}, view.all_up, view.isolated)
+        (run, epoch), self._seen = self._seen, (view.run, view.epoch)
+        if (run, epoch) == self._seen:
             return []
-        self._epoch = view.epoch
-        found: list[SessionOutput] = [*self.registry.set_view(view.members, view.digest, view.owners, now_ms)]
-        found += self.claims.set_view(view.members, view.digest, view.owners, now_ms)
+        is_new_run = view.run != run
+        found: list[SessionOutput] = [*self.registry.set_view(view.members, view.digest, view.owners, now_ms, is_new_run)]
+        found += self.claims.set_view(view.members, view.digest, view.owners, now_ms, is_new_run)
         return self.deliver(found, now_ms, clock_ms)
 
     def received(self, node: int, message: SessionMessage, now_ms: int, clock_ms: int) -> list[SessionOutput]:

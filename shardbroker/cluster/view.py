@@ -28,6 +28,7 @@ from shardbroker.cluster.handshake import Identity
 from shardbroker.cluster.messages import Hello, Ping, Pong
 from shardbroker.cluster.outputs import Close, Dial, Established, Gone, Output, Send
 from shardbroker.cluster.rendezvous import owners
+from shardbroker.cluster.session_view import SessionView
 
 __all__ = [
     "SEEDS_MAX",
@@ -144,6 +145,7 @@ class View:
         self._owners: tuple[int, ...] = ()
         """Computed when needed: it takes some 10 ms with 23 nodes, and after a split the member set changes many times."""
         self._digest = b""
+        self._sessions: tuple[tuple[object, ...], SessionView] = (), SessionView()
         self.set_seeds(seeds, now_ms)
         self._settle(now_ms)
 
@@ -241,6 +243,21 @@ class View:
     def serves(self) -> bool:
         """Returns whether the listeners are open."""
         return self.state in (NodeState.ALONE, NodeState.NORMAL)
+
+    def connections(self) -> dict[int, int]:
+        """Returns the connection of each node that has one."""
+        links = self.links.values()
+        return {link.node.node_id: link.connection for link in links if link.node is not None and link.connection is not None}
+
+    def sessions(self) -> SessionView:
+        """Returns the view of sessions: the same object until it has changed, or until a connection was replaced."""
+        all_up = all(link.state == LinkState.UP for link in self.links.values())
+        found = self.connections()
+        state = self.epoch, all_up, self.isolated, found
+        if state != self._sessions[0]:
+            rest = frozenset(found), all_up, self.isolated
+            self._sessions = state, SessionView(0, self.epoch, self.members, self.digest, bytes(self.owners), *rest)
+        return self._sessions[1]
 
     # --- connections ---------------------------------------------------------------------------------------------------
 

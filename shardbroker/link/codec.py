@@ -6,7 +6,7 @@ memory than its bytes, whatever a peer sends.
     PART, LOG numbers u64, then routes: count u32 | flags u8... | members u32... | sizes of filters u16... |
               sizes of groups u16... | filters and groups one after the other
 
-Ranges of values are checked by the core that receives a message.
+Those of sessions are in session_codec.py. Ranges of values are checked by the core that receives a message.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +31,12 @@ from shardbroker.cluster.messages import (
     RoutesFrom,
     RoutesPart,
     RoutesResume,
+    SessionMessage,
     Welcome,
 )
 from shardbroker.cluster.rlog import BATCH_ROUTES
 from shardbroker.link.frames import Frame, FrameType, pack_frame
+from shardbroker.link.session_codec import SESSION_FRAMES, decode_session, encode_session
 
 __all__ = ["decode", "encode"]
 
@@ -78,6 +80,8 @@ def encode(message: Message) -> bytes:
             return pack_frame(FrameType.BYE, REASON.pack(reason) + text.encode()[:BYE_BYTES_MAX])
         case Ping(number, clock_ms, digest, state):
             return pack_frame(FrameType.PING, PING.pack(number, clock_ms, state) + digest)
+    if isinstance(message, SessionMessage):
+        return pack_frame(*encode_session(message))
     kind = _TYPE_OF[type(message)]
     if kind in NUMBERS:
         return pack_frame(kind, NUMBERS[kind][1].pack(*message))
@@ -89,6 +93,10 @@ def decode(frame: Frame) -> Message:
     """Returns the message of a frame of the signal channel. Raises PeerFault."""
     if frame.flags or frame.lane or frame.position or frame.ack:
         raise _malformed(frame, "flags, lane, position and ack must be 0")
+    if frame.type in SESSION_FRAMES:
+        return decode_session(frame.type, frame.body)
+    if frame.stamp:
+        raise _malformed(frame, "hlc must be 0")
     decoder = _DECODERS.get(frame.type)
     if decoder is None:
         raise _malformed(frame, "not allowed on the signal channel")

@@ -51,6 +51,30 @@ class FrameType(IntEnum):
     DATA = 32
     DATA_ACK = 33
     LARGE = 34
+    CLAIM = 50
+    WAIT = 51
+    RETRY = 52
+    REFUSE = 53
+    GRANT = 54
+    DONE = 55
+    ANNOUNCE = 56
+    RELEASE = 57
+    REVOKE = 58
+    REBUILD = 59
+    SESSIONS = 60
+    MOVED = 61
+    WHO = 62
+    HERE = 63
+    FIND = 64
+    FOUND = 65
+    TAKE = 66
+    NO_STATE = 67
+    STATE = 68
+    STATE_ACK = 69
+    TAIL = 70
+    TAIL_ACK = 71
+    END = 72
+    ENDED = 73
 
 
 _TYPES = frozenset(FrameType)
@@ -65,13 +89,17 @@ class Frame(NamedTuple):
     lane: int = 0
     position: int = 0
     ack: int = 0
+    stamp: int = 0
+    """Of the hybrid clock of the sender (`hlc`); only of frames of sessions."""
 
 
-def pack_frame(kind: FrameType, body: bytes, lane: int = 0, position: int = 0, ack: int = 0, flags: int = 0) -> bytes:
+def pack_frame(
+    kind: FrameType, body: bytes, lane: int = 0, position: int = 0, ack: int = 0, flags: int = 0, stamp: int = 0
+) -> bytes:
     """Returns a frame."""
-    bare = HEADER.pack(MAGIC, kind, flags, len(body), lane, 0, 0, position, ack, 0)
+    bare = HEADER.pack(MAGIC, kind, flags, len(body), lane, 0, 0, position, ack, stamp)
     checksum = crc32(body, crc32(bare))
-    return HEADER.pack(MAGIC, kind, flags, len(body), lane, 0, checksum, position, ack, 0) + body
+    return HEADER.pack(MAGIC, kind, flags, len(body), lane, 0, checksum, position, ack, stamp) + body
 
 
 class FrameReader:
@@ -99,8 +127,8 @@ class FrameReader:
         if self.pending < HEADER.size:
             return None
         magic, kind, flags, length, lane, zero, checksum, position, ack, hlc = HEADER.unpack_from(self._bytes, self._at)
-        if magic != MAGIC or zero or hlc:
-            raise PeerFault(ByeReason.PROTOCOL_ERROR, f"frame: must begin with {MAGIC:#06x}, got {magic:#06x}, {zero} and {hlc}")
+        if magic != MAGIC or zero:
+            raise PeerFault(ByeReason.PROTOCOL_ERROR, f"frame: must begin with {MAGIC:#06x}, got {magic:#06x} and {zero}")
         if kind not in _TYPES:
             raise PeerFault(ByeReason.PROTOCOL_ERROR, f"type of a frame: must be one of {min(_TYPES)} to {max(_TYPES)}, got {kind}")
         if length > min(self.limit, FRAME_BYTES_MAX):
@@ -110,11 +138,11 @@ class FrameReader:
             return None
         start = self._at + HEADER.size
         body = bytes(self._bytes[start : start + length])
-        bare = HEADER.pack(magic, kind, flags, length, lane, 0, 0, position, ack, 0)
+        bare = HEADER.pack(magic, kind, flags, length, lane, 0, 0, position, ack, hlc)
         if crc32(body, crc32(bare)) != checksum:
             raise PeerFault(ByeReason.PROTOCOL_ERROR, f"checksum of {FrameType(kind).name}: must be that of header and body")
         self._at = start + length
-        return Frame(FrameType(kind), body, flags, lane, position, ack)
+        return Frame(FrameType(kind), body, flags, lane, position, ack, hlc)
 
 
 def preface(channel: int) -> bytes:

@@ -175,7 +175,7 @@ def test_a_void_claim_is_repeated() -> None:
     node = Node()
     [claim] = sent(node.connect())
     assert isinstance(claim, Claim)
-    assert node.receive(REGISTRAR, Retry(claim.number)) == []
+    assert node.receive(REGISTRAR, Retry(claim.number, KEY)) == []
     [again] = sent(node.after(module.RETRY_MS))
     assert isinstance(again, Claim) and again.number > claim.number and not again.is_provisional
 
@@ -203,7 +203,7 @@ def test_a_claim_in_the_queue_waits_until_its_registrar_is_gone() -> None:
     node = Node()
     [claim] = sent(node.connect())
     assert isinstance(claim, Claim)
-    node.receive(REGISTRAR, Wait(claim.number))
+    node.receive(REGISTRAR, Wait(claim.number, KEY))
     assert node.after(module.CLAIM_MS - 1) == []
     assert node.after(1) == [Rejected(1, 0x89)]
 
@@ -421,8 +421,8 @@ def test_the_sessions_of_a_node_are_reported_under_the_same_member_set() -> None
     node = Node()
     holding = node.holding()
     assert node.receive(REGISTRAR, Rebuild(3, D2, bitmap([7]))) == []
-    assert sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7])))) == [Sessions(3, (holding.held,), True)]
-    assert sent(node.receive(REGISTRAR, Rebuild(4, D1, bitmap([8])))) == [Sessions(4, (), True)]
+    assert sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7])))) == [Sessions(3, 1, bitmap([7]), (holding.held,), True)]
+    assert sent(node.receive(REGISTRAR, Rebuild(4, D1, bitmap([8])))) == [Sessions(4, 1, bitmap([8]), (), True)]
     assert node.receive(REGISTRAR, Who(5, KEY, D2)) == []
     assert sent(node.receive(REGISTRAR, Who(5, KEY, D1))) == [Here(5, KEY, holding.held)]
 
@@ -433,9 +433,9 @@ def test_a_session_that_is_moving_is_not_reported_next_to_a_newer_one_of_its_key
     node.holding()
     node.receive(OTHER, Take(KEY, 100, NAME, False))
     [moving] = node.claims.leaving.values()
-    assert sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7])))) == [Sessions(3, (moving.held,), True)]
+    assert sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7])))) == [Sessions(3, 1, bitmap([7]), (moving.held,), True)]
     newer = node.holding(generation=200)
-    assert sent(node.receive(REGISTRAR, Rebuild(4, D1, bitmap([7])))) == [Sessions(4, (newer.held,), True)]
+    assert sent(node.receive(REGISTRAR, Rebuild(4, D1, bitmap([7])))) == [Sessions(4, 1, bitmap([7]), (newer.held,), True)]
 
 
 def test_a_change_of_the_registrar_is_reported() -> None:

@@ -30,7 +30,7 @@ from shardbroker.cluster.messages import (
 from shardbroker.cluster.outputs import ToNode
 from shardbroker.cluster.registry import Registry, bitmap, client_key, filter_key, partitions_of
 from shardbroker.cluster.rendezvous import PARTITIONS
-from shardbroker.cluster.sessions import checked
+from shardbroker.cluster.sessions import MESSAGE_BYTES_MAX, checked
 
 CLOCK = 1_700_000_000_000
 KEY = Key(7, 99)
@@ -50,7 +50,7 @@ def answer(one: Registry, held: dict[int, tuple[Held, ...]] | None = None) -> li
     """Has each member answer REBUILD."""
     done: list[ToNode] = []
     for node, ask in [*one._asks.items()]:
-        done += one.sessions(node, Sessions(ask.number, (held or {}).get(node, ()), True), 0)
+        done += one.sessions(node, Sessions(ask.number, 1, bitmap(ask.partitions), (held or {}).get(node, ()), True), 0)
     return done
 
 
@@ -87,7 +87,7 @@ def test_a_claim_is_granted_and_the_next_one_names_its_holder() -> None:
 def test_claims_of_a_key_wait_for_each_other() -> None:
     one = made()
     grant = granted(one.claim(2, claim(1), 0, CLOCK))
-    assert one.claim(3, claim(2), 0, CLOCK) == [ToNode(3, Wait(2))]
+    assert one.claim(3, claim(2), 0, CLOCK) == [ToNode(3, Wait(2, KEY))]
     done = one.done(2, Done(KEY, grant.generation, held(grant.generation), False), 10, CLOCK)
     assert granted(done).holder == 2
     assert [output.node_id for output in done] == [3]
@@ -98,25 +98,25 @@ def test_a_claim_that_waits_too_long_is_refused() -> None:
     one.claim(2, claim(1), 0, CLOCK)
     one.claim(3, claim(2), 0, CLOCK)
     assert one.tick(module.QUEUE_MS - 1, CLOCK) == []
-    assert one.tick(module.QUEUE_MS, CLOCK) == [ToNode(3, Refuse(2))]
+    assert one.tick(module.QUEUE_MS, CLOCK) == [ToNode(3, Refuse(2, KEY))]
 
 
 def test_the_queue_of_a_key_is_bounded() -> None:
     one = made(tuple((node, 1) for node in range(1, 30)))
     for node in range(1, module.QUEUE_MAX + 2):
         one.claim(node, claim(node), 0, CLOCK)
-    assert one.claim(29, claim(9), 0, CLOCK) == [ToNode(29, Refuse(9))]
+    assert one.claim(29, claim(9), 0, CLOCK) == [ToNode(29, Refuse(9, KEY))]
 
 
 @pytest.mark.parametrize("digest", [D2, b""])
 def test_a_claim_under_another_member_set_is_void(digest: bytes) -> None:
-    assert made().claim(2, claim(1, digest), 0, CLOCK) == [ToNode(2, Retry(1))]
+    assert made().claim(2, claim(1, digest), 0, CLOCK) == [ToNode(2, Retry(1, KEY))]
 
 
 def test_a_claim_for_a_partition_of_another_node_is_void() -> None:
     one = Registry(1, HybridClock())
     one.set_view(MEMBERS, D1, (2,) * PARTITIONS, 0)
-    assert one.claim(2, claim(1), 0, CLOCK) == [ToNode(2, Retry(1))]
+    assert one.claim(2, claim(1), 0, CLOCK) == [ToNode(2, Retry(1, KEY))]
 
 
 def test_a_partition_that_is_not_known_is_asked_for_by_who() -> None:
@@ -170,7 +170,7 @@ def test_the_claim_of_a_node_that_has_died_gives_way() -> None:
     one.claim(3, claim(1), 0, CLOCK)
     one.claim(1, claim(2), 0, CLOCK)
     done = one.set_view(MEMBERS[:2], D2, (1,) * PARTITIONS, 0)
-    assert ToNode(1, Retry(2)) in done
+    assert ToNode(1, Retry(2, KEY)) in done
     # Whether node 3 has taken the session is not known, so all nodes are asked.
     done = one.claim(1, claim(3, D2), 0, CLOCK)
     assert {type(output.message) for output in done} == {Who}
@@ -234,9 +234,9 @@ def test_the_clock_never_goes_back() -> None:
         (Claim(1, Key(1, -1), D1, False), ByeReason.PROTOCOL_ERROR),
         (Claim(1, KEY, b"x" * 17, False), ByeReason.LIMIT),
         (Moved(b"x"), ByeReason.LIMIT),
-        (Sessions(1, (held(1),) * 1001, False), ByeReason.LIMIT),
-        (Sessions(1, (held(1)._replace(stamp=1 << 63),), False), ByeReason.PROTOCOL_ERROR),
-        (State(KEY, 1, 1, bytes((1 << 20) + 1), True), ByeReason.LIMIT),
+        (Sessions(1, 1, bitmap([]), (held(1),) * 1001, False), ByeReason.LIMIT),
+        (Sessions(1, 1, bitmap([]), (held(1)._replace(stamp=1 << 63),), False), ByeReason.PROTOCOL_ERROR),
+        (State(KEY, 1, 1, bytes(MESSAGE_BYTES_MAX + 1), True), ByeReason.LIMIT),
         (Tail(KEY, 1, 1, (), 1, delivered=(1 << 128,)), ByeReason.PROTOCOL_ERROR),
         (Found(KEY, 251), ByeReason.PROTOCOL_ERROR),
     ],

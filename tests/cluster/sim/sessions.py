@@ -136,6 +136,8 @@ class RoamingNode(Node):
         self.clock = HybridClock()
         self.copies: dict[int, Copy] = {}
         self.next_uid = 1
+        self.run = 1
+        """Of the view: number of the link process."""
         super().__init__(cluster, index)
 
     # --- life ----------------------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ class RoamingNode(Node):
     def start_signals(self) -> None:
         self.log.update([Route(topic) for topic in sorted({copy.topic for copy in self.copies.values()})])
         super().start_signals()
-        self.core.view_lost()
+        self.run += 1
 
     def replay(self, name: str, value: Any) -> None:
         """Takes a record of the journal."""
@@ -239,9 +241,9 @@ class RoamingNode(Node):
 
     def execute(self, outputs: Any) -> None:
         super().execute(outputs)
-        epoch = self.core._epoch
-        self.perform(self.core.follow(self.signals.view, self.cluster.events.now_ms, self.clock_ms()))
-        if epoch != self.core._epoch:
+        seen, view = self.core._seen, self.signals.view.sessions()._replace(run=self.run)
+        self.perform(self.core.follow(view, self.cluster.events.now_ms, self.clock_ms()))
+        if seen != self.core._seen:
             self.cluster.era += 1
             self.view_us = self.cluster.events.now_us
 
