@@ -145,7 +145,9 @@ class View:
         self._owners: tuple[int, ...] = ()
         """Computed when needed: it takes some 10 ms with 23 nodes, and after a split the member set changes many times."""
         self._digest = b""
-        self._sessions: tuple[tuple[object, ...], SessionView] = (), SessionView()
+        self._changes = 0
+        """Number of calls after which something may have changed."""
+        self._sessions: tuple[int, tuple[object, ...], SessionView] = 0, (), SessionView()
         self.set_seeds(seeds, now_ms)
         self._settle(now_ms)
 
@@ -210,6 +212,7 @@ class View:
 
     def _settle(self, now_ms: int) -> None:
         """Brings what depends on the links up to date: members, epoch, owners, state of the node."""
+        self._changes += 1
         members = [(self.me.node_id, self.me.incarnation)] if self.state < NodeState.DRAINING else []
         for link in self.links.values():
             if link.node is not None and link.state in (LinkState.UP, LinkState.SUSPECT) and link.peer_state < NodeState.DRAINING:
@@ -251,13 +254,17 @@ class View:
 
     def sessions(self) -> SessionView:
         """Returns the view of sessions: the same object until it has changed, or until a connection was replaced."""
+        changes, state, view = self._sessions
+        if changes == self._changes:
+            return view
         all_up = all(link.state == LinkState.UP for link in self.links.values())
         found = self.connections()
-        state = self.epoch, all_up, self.isolated, found
-        if state != self._sessions[0]:
+        state_now = self.epoch, all_up, self.isolated, found
+        if state_now != state:
             rest = frozenset(found), all_up, self.isolated
-            self._sessions = state, SessionView(0, self.epoch, self.members, self.digest, bytes(self.owners), *rest)
-        return self._sessions[1]
+            view = SessionView(0, self.epoch, self.members, self.digest, bytes(self.owners), *rest)
+        self._sessions = self._changes, state_now, view
+        return view
 
     # --- connections ---------------------------------------------------------------------------------------------------
 
@@ -406,6 +413,7 @@ class View:
     def leave(self) -> list[Output]:
         """Ends the membership: all connections are closed, and none is opened again."""
         self.state = NodeState.LEFT
+        self._changes += 1
         done: list[Output] = []
         for link in self.links.values():
             if link.connection is not None:

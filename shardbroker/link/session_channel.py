@@ -33,15 +33,15 @@ from shardbroker.cluster.session_view import SessionView
 from shardbroker.link.frames import FrameType
 from shardbroker.link.session_codec import BULK_FRAMES, decode_session, encode_session
 
-__all__ = ["BULK_BYTES", "QUEUE_BYTES", "TOTAL_BYTES", "Budget", "Packed", "SessionChannel", "WorkerEnd", "encode_view"]
+__all__ = ["BULK_BYTES", "QUEUE_BYTES", "TOTAL_BYTES", "Budget", "Packed", "Room", "SessionChannel", "WorkerEnd", "encode_view"]
 
 BULK_BYTES = 72 << 20
 """Bytes that wait for one process or peer up to which a large message is taken: the largest session, 64 MB, and some more."""
 QUEUE_BYTES = 80 << 20
-"""Bytes that wait for one process or peer up to which any message is taken: 80,000 small ones above BULK_BYTES."""
+"""Bytes that wait for one process or peer up to which any message is taken: 25,000 small ones above BULK_BYTES."""
 TOTAL_BYTES = 256 << 20
 """Bytes that wait in one process for all others up to which a large message is taken."""
-OVERHEAD = 100
+OVERHEAD = 300
 """Bytes of memory that a message takes in a queue beside its body."""
 PART_BYTES = 64 << 10
 """Bytes of a packet's body: three fit into the socket, and no copy of a large message is needed."""
@@ -61,6 +61,44 @@ class Budget:
 
     def __init__(self) -> None:
         self.used = 0
+
+
+class Room:
+    """The bounds of one queue of messages of sessions."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.dropped = 0
+        """Messages that have found no room, or that a full queue has lost."""
+        self._budget = budget
+        self._bytes = 0
+
+    def has(self, kind: FrameType, size: int) -> bool:
+        """Returns whether there is room for a message; a small one is always taken, until `is_full`."""
+        total = self._budget.used + size
+        if kind not in BULK_FRAMES or (self._bytes + size <= BULK_BYTES and total <= TOTAL_BYTES):
+            return True
+        self.dropped += 1
+        return False
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether the queue has to be given up."""
+        return self._bytes > QUEUE_BYTES
+
+    def take(self, size: int) -> None:
+        """Takes a message with a body of a size."""
+        self._bytes += size + OVERHEAD
+        self._budget.used += size + OVERHEAD
+
+    def leave(self, size: int) -> None:
+        """Takes the end of a message with a body of a size."""
+        self._bytes -= size + OVERHEAD
+        self._budget.used -= size + OVERHEAD
+
+    def clear(self) -> None:
+        """Takes the end of all messages."""
+        self._budget.used -= self._bytes
+        self._bytes = 0
 
 
 class Packed(NamedTuple):
@@ -101,9 +139,8 @@ class _End:
     def __init__(self, descriptor: int, budget: Budget) -> None:
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._socket.setblocking(False)
-        self._budget = budget
+        self._room = Room(budget)
         self._queue: deque[_Outgoing] = deque()
-        self._bytes = 0
         self._part = 0
         """Next part of the first message in the queue."""
         self._arriving: list[_Packet] = []
@@ -122,28 +159,26 @@ class _End:
         return bool(self._queue)
 
     def _clear(self) -> None:
-        self._budget.used -= self._bytes
-        self._bytes = self._part = 0
+        self._room.clear()
+        self._part = 0
         self._queue.clear()
         self._arriving.clear()
 
-    def _has_room(self, kind: FrameType, size: int) -> bool:
-        """Returns whether there is room for a message; a small one is always taken, until `_is_full`."""
-        if kind not in BULK_FRAMES:
-            return True
-        return self._bytes + size <= BULK_BYTES and self._budget.used + size <= TOTAL_BYTES
-
     @property
-    def _is_full(self) -> bool:
-        return self._bytes > QUEUE_BYTES
+    def dropped(self) -> int:
+        """Returns the number of messages that were dropped for lack of room."""
+        return self._room.dropped
 
-    def _put(self, one: _Outgoing) -> None:
+    def _put(self, one: _Outgoing) -> bool:
+        """Queues a packet. Returns False if the queue is too long, and the run is to end."""
         self._queue.append(one)
-        size = len(one.body) + OVERHEAD
-        self._bytes += size
-        self._budget.used += size
+        self._room.take(len(one.body))
         if len(self._queue) == 1:
             self.flush()
+        if not self._room.is_full:
+            return True
+        self._room.dropped += len(self._queue)
+        return False
 
     def flush(self) -> bool:
         """Sends what the socket takes, within limits of a turn. Returns whether nothing is left."""
@@ -162,9 +197,7 @@ class _End:
             if is_last:
                 self._queue.popleft()
                 self._part = 0
-                size = len(one.body) + OVERHEAD
-                self._bytes -= size
-                self._budget.used -= size
+                self._room.leave(len(one.body))
         return not self._queue
 
     def _packets(self) -> Iterator[_Packet]:
@@ -223,14 +256,13 @@ class SessionChannel(_End):
         if not self._view:
             return False
         kind, body = encode_session(message)
-        if not self._has_room(kind, len(body)):
+        if not self._room.has(kind, len(body)):
             return False
         stamp = self._clock.now(self._clock_ms())
-        self._put(_Outgoing(MESSAGE, kind, node_id, self._run, self._view, stamp, body))
-        if self._is_full:
-            self._begin()
-            return False
-        return True
+        if self._put(_Outgoing(MESSAGE, kind, node_id, self._run, self._view, stamp, body)):
+            return True
+        self._begin()
+        return False
 
     def receive(self) -> list[SessionView | tuple[int, SessionMessage]]:
         """Returns views, and messages with their node ids, in order. An empty list does not mean that nothing is left: epoll
@@ -273,20 +305,17 @@ class WorkerEnd(_End):
 
     def _send_view(self) -> None:
         number, encoded = self._view
-        if self._run and number:
-            self._put(_Outgoing(VIEW, run=self._run, view=number, body=encoded))
-            if self._is_full:
-                self.lost()
+        if self._run and number and not self._put(_Outgoing(VIEW, run=self._run, view=number, body=encoded)):
+            self.lost()
 
     def send(self, message: Packed) -> bool:
         """Sends a message of a node to the worker, or queues it. Returns False if it was dropped."""
-        if not self._run or not self._has_room(message.type, len(message.body)):
+        if not self._run or not self._room.has(message.type, len(message.body)):
             return False
-        self._put(_Outgoing(MESSAGE, message.type, message.node_id, self._run, 0, message.stamp, message.body))
-        if self._is_full:
-            self.lost()
-            return False
-        return True
+        if self._put(_Outgoing(MESSAGE, message.type, message.node_id, self._run, 0, message.stamp, message.body)):
+            return True
+        self.lost()
+        return False
 
     def receive(self) -> list[tuple[int, Packed]]:
         """Returns messages to nodes in order, each with the number of the newest view that the worker had."""

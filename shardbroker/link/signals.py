@@ -26,14 +26,16 @@ import uvloop
 
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.messages import FRAME_BYTES_MAX, Bye, Hello
-from shardbroker.cluster.outputs import Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
+from shardbroker.cluster.outputs import Arrived, Close, Dial, Established, Gone, Output, Refused, Send, SubackDue
 from shardbroker.cluster.rlog import SubackWait
 from shardbroker.cluster.signals import UNPROVED_MAX, Signals
 from shardbroker.cluster.view import SIGNALS, LinkState, ViewSettings
 from shardbroker.link.codec import decode, encode
-from shardbroker.link.frames import PREFACE_BYTES, FrameReader, channel_of
+from shardbroker.link.frames import PREFACE_BYTES, Frame, FrameReader, channel_of
 from shardbroker.link.identity import CookieError, own_identity, read_cookie
 from shardbroker.link.routes import open_routes
+from shardbroker.link.session_channel import Budget, Packed
+from shardbroker.link.sessions import PeerQueue, SessionDispatcher
 from shardbroker.link.sockets import check_certificate, dial, give_socket, prepare, tls_contexts
 from shardbroker.link.subacks import MESSAGE_BYTES, decode_request, encode_answer
 from shardbroker.logs.log import Log
@@ -60,6 +62,8 @@ ACCEPT_PAUSE_S = 0.1
 """Pause after an error of accept, such as too many open files."""
 OUTPUT_MAX = 32 << 20
 """Bytes that wait for one peer; the windows of routes are below it, so a peer above it does not keep to the protocol."""
+WRITE_BYTES = 1 << 20
+"""Bytes in the buffer of a connection up to which messages of sessions follow: pings must not wait behind more of them."""
 REQUESTS_A_TURN = 256
 """SUBACKs taken from one worker before the others get their turn."""
 ANSWERS_MAX = 100_000
@@ -127,15 +131,21 @@ class _Connection(asyncio.Protocol):
         self.progress_ms = _now_ms()
         self._written = 0
         self._process = process
+        self._sessions = PeerQueue(process.budget)
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BYTES)
         self._process.on_opened(self)
 
     def data_received(self, data: bytes) -> None:
         self._process.on_bytes(self, data)
 
+    def resume_writing(self) -> None:
+        self.send_sessions()
+
     def connection_lost(self, error: Exception | None) -> None:
+        self._sessions.close()
         self._process.on_lost(self, str(error) if error is not None else "closed by the peer")
 
     def write(self, frame: bytes) -> None:
@@ -143,13 +153,25 @@ class _Connection(asyncio.Protocol):
             self._written += len(frame)
             self.transport.write(frame)
 
+    def write_session(self, message: Packed) -> bool:
+        """Sends a message of sessions, in order with the others of them. Returns False if there is no room for it."""
+        if self.transport.is_closing() or self._sessions.is_full or not self._sessions.put(message):
+            return False
+        self.send_sessions()
+        return True
+
+    def send_sessions(self) -> None:
+        """Sends messages of sessions as far as the buffer of the connection has room for them."""
+        while self._sessions and self.transport.get_write_buffer_size() < WRITE_BYTES:
+            self.write(self._sessions.next_frame())
+
     def is_stuck(self, now_ms: int, limit_s: float) -> bool:
         """Returns whether the peer has taken nothing of what waits for it, or too much waits."""
         waiting = self.transport.get_write_buffer_size()
         progress = self._written - waiting
         if not waiting or progress != self.progress:
             self.progress, self.progress_ms = progress, now_ms
-        return waiting > OUTPUT_MAX or now_ms - self.progress_ms >= limit_s * 1000
+        return waiting > OUTPUT_MAX or self._sessions.is_full or now_ms - self.progress_ms >= limit_s * 1000
 
 
 class _SignalProcess:
@@ -203,6 +225,13 @@ class _SignalProcess:
         self._states: dict[str, LinkState] = {}
         self._logged: dict[tuple[str, str], int] = {}
         self._serves = False
+        self.budget = Budget()
+        self._sessions = SessionDispatcher(
+            topology.receiving_ends("sessions", 0), topology.division.owners, self.budget, self._to_connection
+        )
+        self._dropped = 0
+        """Messages of sessions that were dropped, as far as they are in the log."""
+        self._dropped_ms = now_ms - REPEAT_MS
 
     async def serve(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
@@ -213,6 +242,8 @@ class _SignalProcess:
         self._listener.setblocking(False)
         self._handoffs = [socket.socket(fileno=os.dup(end)) for end in self._topology.sending_ends("sockets", 0)]
         self._workers = [_Worker(end, worker, self) for worker, end in enumerate(self._topology.receiving_ends("subacks", 0))]
+        self._sessions.start(loop)
+        self._follow()
         self._publish()
         loop.add_reader(self._bell, self._on_bell)
         self._inbox.go_to_sleep()
@@ -248,6 +279,9 @@ class _SignalProcess:
                 if connection.is_stuck(now_ms, self._cluster.link.send_timeout):
                     self._end(connection, PeerFault(ByeReason.STALLED, "the peer takes nothing: cluster.link.send_timeout"))
                     connection.transport.abort()
+                else:
+                    connection.send_sessions()
+            self._note_dropped(now_ms)
             if not self._serves:
                 self._join(now_ms)
             self._publish()
@@ -358,7 +392,7 @@ class _SignalProcess:
                 message = decode(frame)
                 if isinstance(message, Hello) and self._client is not None:
                     check_certificate(connection.transport.get_extra_info("peercert"), message.name)
-                self._carry_out(self._signals.received(connection.number, message, _now_ms(), _clock_ms()))
+                self._carry_out(self._signals.received(connection.number, message, _now_ms(), _clock_ms()), frame)
                 if self._signals.is_proved(connection.number):
                     connection.reader.limit = FRAME_BYTES_MAX
         except PeerFault as fault:
@@ -375,7 +409,9 @@ class _SignalProcess:
 
     # --- outputs of the core ----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, outputs: Iterable[Output]) -> None:
+    def _carry_out(self, outputs: Iterable[Output], frame: Frame | None = None) -> None:
+        """Does what a call of the core has returned; `frame`: with the message that the core has taken."""
+        self._follow()
         for output in outputs:
             match output:
                 case Send(number, message):
@@ -397,6 +433,8 @@ class _SignalProcess:
                     self._add("info", log_line("peer left", name=node.name, address=node.address))
                 case SubackDue(ticket, is_late):
                     self._on_suback_due(ticket, is_late)
+                case Arrived(node_id, message) if frame is not None:
+                    self._sessions.arrived(node_id, message, frame)
         self._publish_soon()
 
     def _close(self, number: int, reason: ByeReason, text: str) -> None:
@@ -474,6 +512,24 @@ class _SignalProcess:
         if is_late:
             self._counted(Counter.SUBACK_LATE)
         self._workers[worker].send(encode_answer(ticket, is_late))
+
+    # --- sessions ---------------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Passes a change of the view to the workers, in order with the messages of nodes."""
+        view = self._signals.view
+        if (found := view.sessions()) is not self._sessions.view:
+            self._sessions.follow(found, view.connections())
+
+    def _to_connection(self, number: int, message: Packed) -> bool:
+        connection = self._connections.get(number)
+        return connection is None or connection.write_session(message)
+
+    def _note_dropped(self, now_ms: int) -> None:
+        dropped = self._sessions.dropped
+        if dropped > self._dropped and now_ms - self._dropped_ms >= REPEAT_MS:
+            self._add("warning", log_line("session messages dropped", messages=dropped - self._dropped))
+            self._dropped, self._dropped_ms = dropped, now_ms
 
     # --- the view ---------------------------------------------------------------------------------------------------------
 
