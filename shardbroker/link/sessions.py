@@ -80,6 +80,11 @@ class PeerQueue:
         """Returns whether the connection is to be ended."""
         return self._room.is_full
 
+    @property
+    def dropped(self) -> int:
+        """Returns the number of messages that have found no room."""
+        return self._room.dropped
+
     def put(self, message: Packed) -> bool:
         """Queues a message. Returns False if there is no room for it."""
         if not self._room.has(message.type, len(message.body)):
