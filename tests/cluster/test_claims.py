@@ -25,6 +25,7 @@ from shardbroker.cluster.messages import (
     NoState,
     Queued,
     Rebuild,
+    Refuse,
     Release,
     Retry,
     Revoke,
@@ -442,6 +443,63 @@ def test_a_change_of_the_registrar_is_reported() -> None:
     node = Node()
     done = node.claims.set_view(MEMBERS, D2, (OTHER,) * PARTITIONS, 0)
     assert done == [ToNode(OTHER, Moved(bitmap(range(PARTITIONS))))]
+
+
+def test_partitions_of_other_workers_are_left_to_them() -> None:
+    claims = Claims(1, HybridClock(), Queues(), partitions={7, 9}, number=500)
+    assert claims.set_view(MEMBERS, D1, (REGISTRAR,) * PARTITIONS, 0) == [ToNode(REGISTRAR, Moved(bitmap([7, 9])))]
+    assert sent(claims.received(REGISTRAR, Rebuild(3, D1, bitmap([6, 7])), 0, CLOCK)) == [Sessions(3, 1, bitmap([7]), (), True)]
+    assert claims.received(REGISTRAR, Rebuild(3, D1, bitmap([6])), 0, CLOCK) == []
+    [claim] = sent(claims.connect(KEY, NAME, False, 1, 0, CLOCK))
+    assert isinstance(claim, Claim) and claim.number == 501, "no answer to an earlier process has this number"
+
+
+def test_many_sessions_are_reported_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SESSIONS_HELD", 2)
+    node = Node()
+    for number in range(5):
+        key = Key(7, number)
+        node.claims.sessions[key] = Holding(key, number, NAME, 50)
+    parts = sent(node.receive(REGISTRAR, Rebuild(3, D1, bitmap([7]))))
+    assert [(one.part, len(one.held), one.is_last) for one in parts if isinstance(one, Sessions)] == [
+        (1, 2, False),
+        (2, 2, False),
+        (3, 1, True),
+    ]
+
+
+def test_in_another_run_the_registrars_are_told_again() -> None:
+    """A MOVED may be missing between two runs."""
+    node = Node()
+    assert node.claims.set_view(MEMBERS, D1, (REGISTRAR,) * PARTITIONS, 0) == []
+    done = node.claims.set_view(MEMBERS, D1, (REGISTRAR,) * PARTITIONS, 0, is_new_run=True)
+    assert done == [ToNode(REGISTRAR, Moved(bitmap(range(PARTITIONS))))]
+
+
+def test_an_answer_to_another_claim_is_ignored() -> None:
+    node = Node()
+    [claim] = sent(node.connect())
+    assert isinstance(claim, Claim)
+    for other in Refuse(claim.number + 1, KEY), Refuse(claim.number, Key(7, 98)):
+        assert node.receive(REGISTRAR, other) == []
+    assert node.receive(OTHER, Refuse(claim.number, KEY)) == []
+    assert node.receive(REGISTRAR, Refuse(claim.number, KEY)) == [Rejected(1, 0x89)]
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_a_tail_has_a_bounded_number_of_bytes(is_stale: bool) -> None:
+    node = Node()
+    holding = node.holding()
+    body = b"x" * (module.TAIL_BYTES // 2)
+    node.queues.messages[holding.uid] = [Queued(number, b"", 1, body) for number in range(5)]
+    node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
+    counts = []
+    while node.queues.messages[holding.uid]:
+        [tail] = [one for one in sent(node.after(module.ASK_MS)) if isinstance(one, Tail)]
+        counts.append((len(tail.queued), tail.is_last))
+        node.receive(OTHER, TailAck(KEY, tail.number, tail.uid, True))
+        del node.queues.messages[holding.uid][: len(tail.queued)]
+    assert counts == [(2, False), (2, False), (1, True)]
 
 
 def test_the_end_of_a_session_is_released() -> None:

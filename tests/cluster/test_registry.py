@@ -28,7 +28,7 @@ from shardbroker.cluster.messages import (
     Who,
 )
 from shardbroker.cluster.outputs import ToNode
-from shardbroker.cluster.registry import Registry, bitmap, client_key, filter_key, partitions_of
+from shardbroker.cluster.registry import ALL_PARTITIONS, Registry, bitmap, client_key, filter_key, partitions_of
 from shardbroker.cluster.rendezvous import PARTITIONS
 from shardbroker.cluster.sessions import MESSAGE_BYTES_MAX, checked
 
@@ -162,6 +162,86 @@ def test_a_member_that_had_another_registrar_is_asked_again() -> None:
     one = made()
     [output] = one.moved(3, Moved(bitmap([7])), 0)
     assert output == ToNode(3, Rebuild(one._number, D1, bitmap([7])))
+
+
+# --- REBUILD ---------------------------------------------------------------------------------------------------------------
+
+
+def asking() -> tuple[Registry, int]:
+    """Returns a registrar that knows members 1 and 3, and the number of its REBUILD to member 2."""
+    one = Registry(1, HybridClock())
+    one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0)
+    number = one._asks[2].number
+    for node in 1, 3:
+        one.sessions(node, Sessions(one._asks[node].number, 1, bitmap(ALL_PARTITIONS), (), True), 0)
+    return one, number
+
+
+def is_known(one: Registry, partition: int) -> bool:
+    """Returns whether a claim in a partition is granted without WHO."""
+    first = one.claim(2, Claim(1, Key(partition, 1), D1, False), 0, CLOCK)[0]
+    return isinstance(first.message, Grant)
+
+
+def test_an_answer_with_a_gap_does_not_count() -> None:
+    one, number = asking()
+    bits = bitmap(ALL_PARTITIONS)
+    one.sessions(2, Sessions(number, 1, bits, (held(5),), False), 0)
+    assert one.entry(KEY) == (2, held(5))
+    one.sessions(2, Sessions(number, 3, bits, (), True), 0)
+    assert not is_known(one, 8)
+    one.sessions(2, Sessions(number, 2, bits, (), True), 0)
+    assert is_known(one, 9)
+
+
+def test_the_workers_of_a_node_answer_for_their_partitions() -> None:
+    one, number = asking()
+    even, odd = ({partition for partition in ALL_PARTITIONS if partition % 2 == rest} for rest in (0, 1))
+    one.sessions(2, Sessions(number, 1, bitmap(odd), (held(5),), False), 0)
+    one.sessions(2, Sessions(number, 1, bitmap(even), (), True), 0)
+    assert is_known(one, 8) and not is_known(one, 9)
+    one.sessions(2, Sessions(number, 2, bitmap(odd), (), True), 0)
+    assert is_known(one, 11) and not one._asks
+
+
+def test_what_a_worker_has_not_answered_is_asked_again() -> None:
+    one, number = asking()
+    odd = {partition for partition in ALL_PARTITIONS if partition % 2}
+    one.sessions(2, Sessions(number, 1, bitmap(ALL_PARTITIONS - odd), (), True), 0)
+    [output] = one.tick(module.ASK_MS, CLOCK)
+    assert output == ToNode(2, Rebuild(one._number, D1, bitmap(odd)))
+    # The worker was slow, and answers the first one.
+    one.sessions(2, Sessions(number, 1, bitmap(odd), (), True), module.ASK_MS)
+    assert is_known(one, 9) and not one._asks
+
+
+def test_an_answer_from_before_a_change_of_members_does_not_count() -> None:
+    one, number = asking()
+    one.set_view(MEMBERS[:2], D2, (1,) * PARTITIONS, 0)
+    one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0)
+    one.sessions(2, Sessions(number, 1, bitmap(ALL_PARTITIONS), (), True), 0)
+    assert not is_known(one, 9)
+
+
+def test_the_pause_between_two_rebuilds_grows_up_to_a_limit() -> None:
+    one, _ = asking()
+    times = [now for now in range(0, 10_000, 50) if one.tick(now, CLOCK)]
+    assert times[:6] == [100, 300, 700, 1500, 3100, 4700]
+
+
+def test_partitions_of_other_workers_are_left_to_them() -> None:
+    one = Registry(1, HybridClock(), {7, 9}, number=1_000)
+    asked = one.set_view(MEMBERS, D1, (1,) * 8 + (2,) * (PARTITIONS - 8), 0)
+    assert asked == [ToNode(node, Rebuild(1_000 + node, D1, bitmap([7]))) for node in (1, 2, 3)]
+    assert one.claim(2, Claim(1, Key(6, 1), D1, False), 0, CLOCK) == [ToNode(2, Retry(1, Key(6, 1)))]
+
+
+def test_in_another_run_all_members_are_asked_again() -> None:
+    """A MOVED may be missing between two runs."""
+    one = made()
+    assert one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0) == []
+    asked = one.set_view(MEMBERS, D1, (1,) * PARTITIONS, 0, is_new_run=True)
+    assert [(output.node_id, type(output.message)) for output in asked] == [(1, Rebuild), (2, Rebuild), (3, Rebuild)]
 
 
 def test_the_claim_of_a_node_that_has_died_gives_way() -> None:
