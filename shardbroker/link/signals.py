@@ -56,6 +56,9 @@ RELEASE_S = 0.01
 """Interval of looks at SUBACKs that wait for longer than the first of them."""
 REJOIN_MS = 50
 """Spread of the first dials of a process that replaces another, whose peers wait."""
+REJOIN_VIEW_MS = 1_000
+"""A process that replaces another shows the workers no view without the nodes that were linked, for at most so long: sessions at
+these nodes would be new ones, to be merged later."""
 ACCEPTS = 64
 """Connections accepted in a row."""
 ACCEPT_PAUSE_S = 0.1
@@ -212,6 +215,10 @@ class _SignalProcess:
         for node_id, node in before.nodes.items():
             if node.is_member:
                 self._signals.view.restore(node_id, node.name, node.address, node.uuid, node.incarnation)
+        linked = [node_id for node_id, node in before.nodes.items() if node.is_member and node.link == LinkState.UP]
+        self._awaited = {*linked} if before.version else set()
+        """Nodes without which no view is shown until `_view_ms`."""
+        self._view_ms = now_ms + REJOIN_VIEW_MS
         self._published: tuple[Any, ...] = ()
         self._publishes = False
         self._numbers = count(1)
@@ -518,8 +525,14 @@ class _SignalProcess:
     def _follow(self) -> None:
         """Passes a change of the view to the workers, in order with the messages of nodes."""
         view = self._signals.view
-        if (found := view.sessions()) is not self._sessions.view:
-            self._sessions.follow(found, view.connections())
+        found = view.sessions()
+        if found is self._sessions.view:
+            return
+        if self._awaited:
+            if self._awaited - {node_id for node_id, _ in found.members} and _now_ms() < self._view_ms:
+                return
+            self._awaited.clear()
+        self._sessions.follow(found, view.connections())
 
     def _to_connection(self, number: int, message: Packed) -> bool:
         connection = self._connections.get(number)

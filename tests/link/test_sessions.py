@@ -15,6 +15,7 @@ from shardbroker.cluster.outputs import Accepted, Create, Export, Import, MovedA
 from shardbroker.cluster.registry import ALL_PARTITIONS, bitmap, client_key
 from shardbroker.cluster.session_view import SessionView
 from shardbroker.cluster.sessions import NodeSessions
+from shardbroker.link import signals
 from shardbroker.link.frames import Frame
 from shardbroker.link.session_channel import Budget, Packed, SessionChannel
 from shardbroker.link.session_codec import encode_session
@@ -176,7 +177,8 @@ def test_a_worker_that_is_started_again(tmp_path: Path) -> None:
         assert all(isinstance(message, State | End) for _, message in second.found)
 
 
-def test_a_link_process_that_is_started_again(tmp_path: Path) -> None:
+def test_a_link_process_that_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "REJOIN_VIEW_MS", 60_000)
     with linked(tmp_path) as ends:
         one, other = ends.workers[1, 0], ends.workers[2, 0]
         runs = one.views[-1].run, other.views[-1].run
@@ -191,6 +193,7 @@ def test_a_link_process_that_is_started_again(tmp_path: Path) -> None:
         assert other.views[-1].members == members[1:] and not other.views[-1].all_up
         half.start()
         ends.until(lambda: one.views[-1].run > runs[0])
+        assert all(view.members == members for view in one.views if view.run > runs[0]), "no view without node 2"
         ends.until_linked()
         assert other.views[-1].run == runs[1], "the run of the other node goes on"
         assert other.views[-1].members == one.views[-1].members == members
@@ -198,6 +201,18 @@ def test_a_link_process_that_is_started_again(tmp_path: Path) -> None:
         one.channel.send(2, End(key(0), 2))
         other.channel.send(1, End(key(0), 3))
         ends.until(lambda: (1, End(key(0), 2)) in other.found and (2, End(key(0), 3)) in one.found)
+
+
+def test_a_link_process_that_is_started_again_while_its_peer_is_down(tmp_path: Path) -> None:
+    with linked(tmp_path) as ends:
+        one = ends.workers[1, 0]
+        run = one.views[-1].run
+        for half in ends.halves:
+            half.process.kill()
+            half.process.join()
+        ends.halves[0].start()
+        ends.until(lambda: one.views[-1].run > run)
+        assert [node for node, _ in one.views[-1].members] == [1] and not one.views[-1].linked
 
 
 def test_a_message_out_of_range_ends_the_connection(tmp_path: Path) -> None:
