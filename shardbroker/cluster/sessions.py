@@ -19,6 +19,7 @@ from shardbroker.cluster.messages import (
     Claim,
     Done,
     Find,
+    Held,
     Here,
     Moved,
     Release,
@@ -76,8 +77,18 @@ SIZES = {
 
 def checked(message: SessionMessage) -> SessionMessage:
     """Returns a message whose fields are in range. Raises PeerFault."""
-    _check(type(message).__name__, message)
+    name = type(message).__name__
+    if isinstance(message, Sessions) and len(message.held) <= SESSIONS_HELD and all(map(_is_in_range, message.held)):
+        _check(name, message._replace(held=()))
+    else:
+        _check(name, message)
     return message
+
+
+def _is_in_range(held: Held) -> bool:
+    """Returns whether `_check` accepts a session, in a tenth of its time: REBUILD is answered with millions of them."""
+    (partition, number), generation, stamp, _, _ = held
+    return 0 <= partition < PARTITIONS and 0 <= number < 1 << 64 and 0 <= generation <= POSITION_MAX and 0 <= stamp <= POSITION_MAX
 
 
 def _check(name: str, value: tuple[object, ...]) -> None:
