@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 from shardbroker.cluster.clock import HybridClock
@@ -17,7 +18,7 @@ from shardbroker.cluster.session_view import SessionView
 from shardbroker.cluster.sessions import NodeSessions
 from shardbroker.link import signals
 from shardbroker.link.frames import Frame
-from shardbroker.link.session_channel import Budget, Packed, SessionChannel
+from shardbroker.link.session_channel import BULK_BYTES, Budget, Packed, SessionChannel
 from shardbroker.link.session_codec import encode_session
 from shardbroker.link.sessions import SessionDispatcher
 from shm.topology import Topology
@@ -87,8 +88,8 @@ class Ends:
 
 
 @contextmanager
-def linked(directory: Path) -> Iterator[Ends]:
-    with two(directory, each=EACH) as halves:
+def linked(directory: Path, **more: Any) -> Iterator[Ends]:
+    with two(directory, each=EACH, **more) as halves:
         ends = Ends(halves)
         try:
             yield ends
@@ -213,6 +214,28 @@ def test_a_link_process_that_is_started_again_while_its_peer_is_down(tmp_path: P
         ends.halves[0].start()
         ends.until(lambda: one.views[-1].run > run)
         assert [node for node, _ in one.views[-1].members] == [1] and not one.views[-1].linked
+
+
+def test_a_peer_that_stands_still_gets_what_there_was_room_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sent = 100
+    with linked(tmp_path, **{"cluster.suspect": "60s", "cluster.link.send_timeout": "60s"}) as ends:
+        one, other = ends.workers[1, 0], ends.workers[2, 0]
+        process = psutil.Process(ends.halves[0].process.pid)
+        before = process.memory_info().rss
+        psutil.Process(ends.halves[1].process.pid).suspend()
+        for number in range(1, sent + 1):
+            while not one.channel.send(2, State(key(0), 1, number, ONE_MB, number == sent)):
+                ends.read()  # link-0 takes it from the worker
+        assert one.channel.send(2, End(key(0), 1))
+        ends.until(lambda: not one.channel.waits)
+        assert process.memory_info().rss - before < 2 * BULK_BYTES
+        ends.until(lambda: "session messages dropped" in capfd.readouterr().err)
+        psutil.Process(ends.halves[1].process.pid).resume()
+        ends.until(lambda: (1, End(key(0), 1)) in other.found)
+        numbers = [message.number for _, message in other.found if isinstance(message, State)]
+        assert BULK_BYTES >> 20 > len(numbers) - 20 > 50, "and what the sockets have taken"
+        assert numbers == sorted(numbers)
+        assert ends.halves[0].counters.totals()["link.closed"] == 0
 
 
 def test_a_message_out_of_range_ends_the_connection(tmp_path: Path) -> None:
