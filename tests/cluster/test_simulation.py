@@ -10,6 +10,7 @@ import pytest
 from tests.cluster.sim.cluster import Cluster, run
 from tests.cluster.sim.mutants import MUTANTS, SESSION_MUTANTS, mutated
 from tests.cluster.sim.sessions import RoamingCluster, RoamingNode
+from tests.cluster.sim.workers import WorkersCluster
 
 SMALL, SMALL_STEPS = 5, 500
 LARGE, LARGE_STEPS = 23, 150
@@ -92,6 +93,12 @@ SESSIONS_NOT_FOUND = {
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_sessions_move_fixed_seed(seed: int) -> None:
     run(seed, ROAMING, ROAMING_STEPS, RoamingCluster)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_sessions_move_between_several_workers(seed: int) -> None:
+    one = run(seed, ROAMING, ROAMING_STEPS, WorkersCluster)
+    assert isinstance(one, WorkersCluster) and one.takeovers and one.split
 
 
 def test_runs_with_sessions_are_not_vacuous() -> None:

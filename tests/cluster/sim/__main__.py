@@ -6,6 +6,7 @@ import time
 
 from tests.cluster.sim.cluster import Cluster, run
 from tests.cluster.sim.sessions import RoamingCluster
+from tests.cluster.sim.workers import WorkersCluster
 
 
 def main() -> int:
@@ -15,8 +16,9 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=23)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sessions", action="store_true", help="clients that move between nodes")
+    parser.add_argument("--workers", action="store_true", help="with --sessions: several workers in each node")
     arguments = parser.parse_args()
-    kind = RoamingCluster if arguments.sessions else Cluster
+    kind = (WorkersCluster if arguments.workers else RoamingCluster) if arguments.sessions else Cluster
     failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         start = time.monotonic()

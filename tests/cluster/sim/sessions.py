@@ -152,7 +152,7 @@ class RoamingNode(Node):
                 for name, value in deliveries:
                     if name.startswith(COPY):
                         self.replay(name, value)
-        self.core = NodeSessions(self.node_id, self, self.clock, ClaimSettings(self.cluster.lost_session, 3_000))
+        self.core = self.make_core()
         for copy in self.copies.values():
             copy.owned_us = self.cluster.events.now_us
             state = copy.state = SessionState.OWNED if copy.state == SessionState.MOVING else copy.state
@@ -168,6 +168,14 @@ class RoamingNode(Node):
                 continue
             self.core.claims.restore(holding, self.cluster.events.now_ms)
         self.next_uid = max(self.copies, default=0) + 1000
+
+    @property
+    def claim_settings(self) -> ClaimSettings:
+        return ClaimSettings(self.cluster.lost_session, 3_000)
+
+    def make_core(self) -> Any:
+        """Returns the cores of sessions: those of one worker for all."""
+        return NodeSessions(self.node_id, self, self.clock, self.claim_settings)
 
     def start_signals(self) -> None:
         self.log.update([Route(topic) for topic in sorted({copy.topic for copy in self.copies.values()})])
