@@ -30,6 +30,7 @@ MAY_USE = {
     "shardbroker.access": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
     "shardbroker.worker": (
         "shardbroker.access",
+        "shardbroker.cluster",
         "shardbroker.config",
         "shardbroker.hooks",
         "shardbroker.journal",
@@ -132,7 +133,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "arrivals", "deferred", "disk", "exclusive", "features", "features.event_messages", "features.rewrite", "memory",
             "observers", "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
-            "outlet", "rates", "retaining", "sync_gate",
+            "outlet", "rates", "retaining", "session_claims", "sync_gate",
         ),
         # What leaves a worker, and what waits before it leaves.
         ("admission", "features.delayed", "outlets", "reporter", "retained_changes", "retained_replays", "retries"),

@@ -9,6 +9,7 @@ from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.delivery cimport Delivery
 from shardbroker.session.image cimport save
 from shardbroker.session.journaling cimport FLAG_CAPTURED, FLAG_FROM_QUEUE, FLAG_RETAIN, FLAG_UTF8
+from shardbroker.session.place cimport Place
 from shardbroker.session.session cimport Session
 
 from json import dumps
@@ -18,6 +19,9 @@ from shardbroker.journal.schema import EndReason, Kind, encode
 __all__ = ["BufferRecorder", "JournalRecorder"]
 
 cdef uint64_t NEVER = <uint64_t>-1
+
+SEEN_A_RECORD = 4096
+"""Ids in one record SEEN: 64 KB."""
 
 
 cdef inline int flags_of(Delivery* slot) noexcept:
@@ -140,6 +144,26 @@ cdef class BufferRecorder(Recorder):
         self.name(session)
         return self.add(Kind.WILL_DELAYED, {"session": session.key, "at_ms": at_ms})
 
+    # --- cluster ----------------------------------------------------------------------------------------------------------
+
+    cdef int placed(self, Subscriber session, Place place) except -1:
+        seen = place.seen
+        fields = {
+            "session": session.key, "state": place.state, "generation": place.generation, "stamp": place.stamp,
+            "clean_stamp": place.clean_stamp, "peer": place.peer, "granted": place.granted,
+        }
+        if seen is not None:
+            fields |= {name: getattr(seen, name).to_bytes(16, "big") for name in ("floor", "base", "forgotten")}
+        self.name(session)
+        self.add(Kind.PLACED, fields)
+        if seen is None:
+            return 0
+        ids = seen.ids
+        for first in range(0, len(ids), SEEN_A_RECORD):
+            part = b"".join([one.to_bytes(16, "big") for one in ids[first:first + SEEN_A_RECORD]])
+            self.add(Kind.SEEN, {"session": session.key, "ids": part})
+        return 0
+
 
 cdef class JournalRecorder(BufferRecorder):
     """writer: the worker's journal. division: number of the division of sessions by which it is written."""
@@ -165,6 +189,8 @@ cdef class JournalRecorder(BufferRecorder):
         cdef Session session = <Session>subscriber
         if session.ended or not session.known:
             return 0
+        if session.place is not None:
+            self.placed(session, session.place)      # before SESSION_SAVED, which must not take the place of another session
         return save(session, self, session.logged)
 
     def moved(self, uint64_t number, bytes client_id) -> None:

@@ -74,6 +74,8 @@ class Kind(IntEnum):
     HELD = 24
     LET_GO = 25
     ARRIVED = 26
+    PLACED = 27
+    SEEN = 28
 
 
 class Field(IntEnum):
@@ -117,6 +119,8 @@ class EndReason(IntEnum):
     """Removed by an administrator."""
     MOVED = 4
     """Moved to another worker's journal, after the number of workers or their weights changed."""
+    MOVED_TO_NODE = 5
+    """Moved to another node of the cluster, which has all of its messages."""
 
 
 class DropReason(IntEnum):
@@ -128,6 +132,8 @@ class DropReason(IntEnum):
     QOS0 = 4
     MOVED = 5
     """Moved to another member of the shared group."""
+    TAKEN = 6
+    """Another node of the cluster has it in its journal, with the session."""
 
 
 class ReleaseReason(IntEnum):
@@ -222,6 +228,11 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     ),
     Kind.LET_GO: (("number", _UINT),),
     Kind.ARRIVED: (("origin", _UINT), ("stream", _UINT), ("position", _UINT), ("over", _MAYBE)),
+    Kind.PLACED: (
+        ("session", _UINT), ("state", _UINT), ("generation", _UINT), ("stamp", _UINT), ("clean_stamp", _UINT), ("peer", _UINT),
+        ("granted", _UINT), ("floor", _BYTES), ("base", _BYTES), ("forgotten", _BYTES),
+    ),
+    Kind.SEEN: (("session", _UINT), ("ids", _BYTES)),
 }  # fmt: skip
 """The fields of each kind, in their order after the kind."""
 

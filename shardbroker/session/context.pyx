@@ -106,5 +106,8 @@ cdef class WorkerContext(MqttSettings):
     cdef int messages_due(self) except -1:
         raise NotImplementedError("WorkerContext.messages_due")
 
+    cdef bint takes(self, object session, Publication publication, int qos) except -1:
+        return True
+
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
         return 0

@@ -12,6 +12,7 @@ from shardbroker.session.delivery cimport (
 )
 from shardbroker.session.journaling cimport FLAG_FROM_QUEUE, FLAG_QOS, FLAG_RETAIN, FLAG_UTF8
 from shardbroker.session.mqueue cimport MQueue
+from shardbroker.session.place cimport seen_id
 from shardbroker.session.session cimport Will
 from shm.counters cimport MQUEUE_COUNT
 
@@ -143,6 +144,8 @@ cdef class SessionReader:
         slot.qos = flags & FLAG_QOS
         slot.retain = (flags & FLAG_RETAIN) != 0
         self.context.gauge(MQUEUE_COUNT, 1)
+        if slot.qos:
+            note_seen(session, item[2])
 
     cdef bint take_from_queue(self, Session session, bytes id, Delivery* taken) except -1:
         """Takes the oldest queue entry of this message, which is nearly always the first one. False: the queue has no such entry."""
@@ -192,6 +195,7 @@ cdef class SessionReader:
             drop_delivery(&taken)
         if flags & FLAG_QOS == 0:
             return
+        note_seen(session, item[3])
         if session.window is None:
             session.window = DeliveryRing.__new__(DeliveryRing)
         if session.window.count == 0:
@@ -295,6 +299,12 @@ cdef object field_or_none(list item, Py_ssize_t at):
 cdef object share_of(list item, Py_ssize_t at):
     """(group, filter), or None."""
     return (item[at], item[at + 1]) if at + 1 < len(item) and item[at] is not None else None
+
+
+cdef int note_seen(Session session, bytes id) except -1:
+    if session.place is not None and session.place.seen is not None:
+        session.place.seen.add(seen_id(int.from_bytes(id[:8], "big"), int.from_bytes(id[8:], "big")))
+    return 0
 
 
 cdef bint same_id(Message message, bytes id) noexcept:

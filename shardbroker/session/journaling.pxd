@@ -9,6 +9,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport Subscriber, Subscription
 from shardbroker.session.delivery cimport Delivery
+from shardbroker.session.place cimport Place
 
 cdef enum:                                 # schema.MessageFlag
     FLAG_QOS = 0x03
@@ -21,11 +22,13 @@ cdef enum DropCause:                       # schema.DropReason
     DROPPED_QUEUE_FULL = 1
     DROPPED_EXPIRED = 2
     DROPPED_TOO_LARGE = 3
+    DROPPED_TAKEN = 6
 
 cdef enum EndCause:                        # schema.EndReason
     ENDED_CLEAN_START = 0
     ENDED_EXPIRED = 1
     ENDED_DISCONNECTED = 2
+    ENDED_MOVED_TO_NODE = 5
 
 cdef enum WillCause:                       # schema.WillEnd
     WILL_DISCARDED = 0
@@ -59,6 +62,8 @@ cdef class Recorder:
     cdef int will_set(self, Subscriber session, Message message, uint32_t delay_s, object expiry_s, dict origin) except -1
     cdef int will_cleared(self, Subscriber session, int cause) except -1
     cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1
+    # In a cluster: what is kept of its place among the nodes; replaces what was recorded of it before.
+    cdef int placed(self, Subscriber session, Place place) except -1
     # A message that matches journal.capture.
     cdef int captured(self, Publication publication) except -1
     # A message written into a ring at `position`. If that is still the end of the ring at a recovery, the message never left.

@@ -52,6 +52,9 @@ cdef class Recorder:
     cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1:
         raise NotImplementedError("Recorder.will_delayed")
 
+    cdef int placed(self, Subscriber session, Place place) except -1:
+        raise NotImplementedError("Recorder.placed")
+
     cdef int captured(self, Publication publication) except -1:
         raise NotImplementedError("Recorder.captured")
 

@@ -16,6 +16,7 @@ from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.delivery cimport Delivery, DeliveryRing
 from shardbroker.session.client_output cimport ClientOutput
 from shardbroker.session.mqueue cimport MQueue
+from shardbroker.session.place cimport Place
 from shardbroker.session.timers cimport Timed
 
 cdef enum Qos2Arrival:
@@ -61,6 +62,7 @@ cdef class Session(Subscriber):
     cdef uint32_t named_in                 # segment of the journal that has its name, counted from 1
     cdef object replays                    # retained messages still to be sent, see pubsub.retained; usually None
     cdef uint64_t created_ms
+    cdef readonly Place place                       # None: this node is in no cluster
 
     cdef Subscription find_subscription(self, bytes wire_filter)
     cdef int put_subscription(self, Subscription subscription) except -1      # adds or replaces

@@ -107,6 +107,8 @@ cdef class Session(Subscriber):
             qos = publication.qos
         if self.ended:
             return 0
+        if self.place is not None and self.place.watched and not self.context.takes(self, publication, qos):
+            return 0
         if publication.expires_ms and publication.expires_ms < self.context.now_ms:
             # It expired in a ring, or at another member of its group [MQTT-3.3.2-5].
             self.context.delivery_dropped(self, publication, DELIVERY_DROPPED_EXPIRED, "expired")

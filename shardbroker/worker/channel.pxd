@@ -52,6 +52,7 @@ cdef class Channel(ClientOutput):
     cdef uint8_t problem_information       # Request Problem Information, 1 unless the client sent 0
     cdef uint8_t parked                    # a PUBLISH waits for room in a ring: nothing is read meanwhile
     cdef uint8_t paused                    # memory is short, or the disk refuses writes: nothing is read meanwhile
+    cdef uint8_t claiming                  # CONNECT waits for the right to its session; `waiting` is set, too
     cdef uint8_t looking                   # the current PUBLISH waits for look-ups of its topics, held in Router.channel_lookups
     cdef uint8_t mounted                   # topics get a prefix, see features/mountpoint.pxd
     cdef uint8_t limited                   # its PUBLISH packets count for limits shared with other clients

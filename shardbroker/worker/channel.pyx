@@ -158,6 +158,9 @@ cdef class Channel(ClientOutput):
         if self.access is not None:
             self.access.closed(self.state == CONNECTED and reason_code != SERVER_SHUTTING_DOWN)
         self.subscribing = None
+        if self.claiming:
+            self.claiming = False
+            self.router.claims.abandoned(self)
         if self.looking:
             self.end_lookups()
         self.context.timers.disarm(self)

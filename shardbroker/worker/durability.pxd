@@ -39,6 +39,7 @@ cdef class Durability:
     cdef object retention                  # settings section journal.retention: plain Python, read once per cycle
 
     # Writes the effects of this pass as one block: all of it has happened, or nothing.
+    cdef list leaving(self)
     cdef int settle(self) except -1
     cdef int release_exclusive(self, Writer writer) except -1
     cdef int settle_synced(self, Writer writer) except -1

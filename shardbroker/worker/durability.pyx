@@ -58,10 +58,14 @@ cdef class Durability:
         """Writes every session into this journal: some were recovered from the journals of other workers."""
         self.recorder.next_cycle()         # the messages are in other journals too
         self.streams.write_all(self.recorder)
-        for session in self.router.sessions.values():
+        for session in (*self.router.sessions.values(), *self.leaving()):
             self.recorder.snapshot(<Session>session)
         for deferred in (*self.router.retries.all(), *self.router.retries.delays.waiting.values()):
             self.router.retries.record(<Deferred>deferred)
+
+    cdef list leaving(self):
+        """Returns the sessions that another node of the cluster has, or gets."""
+        return [] if self.router.claims is None else self.router.claims.leaving()
 
     cdef int settle(self) except -1:
         """Writes the effects of this pass as one block of the journal: all of it has happened, or nothing."""
@@ -128,7 +132,7 @@ cdef class Durability:
     cdef int begin_cycle(self) except -1:
         self.recorder.next_cycle()
         self.cycle_from = self.recorder.writer.next_sequence
-        self.cycle_left = [*self.router.sessions.values(), *self.router.retries.delays.waiting.values()]
+        self.cycle_left = [*self.router.sessions.values(), *self.leaving(), *self.router.retries.delays.waiting.values()]
         return self.write_arrivals()
 
     cdef int write_arrivals(self) except -1:

@@ -41,4 +41,5 @@ cdef class Login:
     cdef int challenge(self, bytes data) except -1
     cdef int reauthenticated(self) except -1
     cdef int finish_login(self) except -1
+    cdef int accepted(self) except -1          # CONNACK is sent, or the client was refused
     cdef int note_will(self) except -1

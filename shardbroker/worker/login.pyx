@@ -332,9 +332,12 @@ cdef class Login:
         if self.access.client.password is not None:
             self.access.client = replace(self.access.client, password=None)
         accept(channel, packet, self.access.client_id)
+        return 0 if channel.claiming else self.accepted()
+
+    cdef int accepted(self) except -1:
         if self.method is None:
             self.access.login = None       # there is no re-authentication
-        return channel.resume_reading()
+        return self.channel.resume_reading()
 
     def closed(self) -> None:
         """Drops the pending login of a closed connection."""

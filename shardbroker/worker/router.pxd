@@ -25,6 +25,7 @@ from shardbroker.worker.retained_changes cimport RetainedChanges
 from shardbroker.worker.retained_replays cimport RetainedReplays
 from shardbroker.worker.retries cimport Retries
 from shardbroker.worker.route_changes cimport RouteChanges
+from shardbroker.worker.session_claims cimport SessionClaims
 from shardbroker.worker.subacks cimport Subacks
 from shardbroker.worker.subscriptions cimport Subscriptions
 from shm.counters cimport Counters
@@ -45,10 +46,12 @@ cdef class Router(WorkerContext):
     cdef RetainedChanges retaining
     cdef RetainedReplays replays
     cdef Retries retries                   # accepted messages that wait
+    cdef public SessionClaims claims       # None: sessions of this node are its own, and never move
     # Sessions
     cdef readonly dict sessions            # client id -> Session
     cdef dict by_key                       # session key -> Session
     cdef uint64_t next_key
+    cdef Session granted                   # a new session for the CONNECT that is accepted at this moment; else None
     # Messages
     cdef long own_destination
     cdef GroupPicker picker
@@ -106,6 +109,12 @@ cdef class Router(WorkerContext):
     cdef int forward_shared(self, long destination, uint64_t member, tuple group, Publication publication, uint8_t attempts) except -1
 
     cdef Session open_session(self, object channel, bytes client_id, bint clean_start, uint64_t expiry_ms, bint* present)
+    # The session of a client id, after its connection, if there is one, has ended and what is due has happened; None.
+    cdef Session previous_session(self, bytes client_id)
+    # Ends the connection of a session because another connection takes its place [MQTT-3.1.4-3]; that may end the session.
+    cdef int disconnect_taken(self, Session session) except -1
+    # A new session, in no journal yet.
+    cdef Session create_session(self, bytes client_id)
     cdef int end_session(self, Session session, bint redispatch) except -1
     cdef int client_gone(self, Session session, int reason_code, bint keep_will) except -1
     cdef int publish_will(self, Session session) except -1

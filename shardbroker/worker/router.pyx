@@ -436,24 +436,9 @@ cdef class Router(WorkerContext):
 
     cdef Session open_session(self, object channel, bytes client_id, bint clean_start, uint64_t expiry_ms, bint* present):
         """Returns the session for an accepted CONNECT (MQTT 5.0 §3.1.2.4); an earlier connection has been closed."""
-        cdef Session session = self.sessions.get(client_id)
+        cdef Session session = self.previous_session(client_id)
         present[0] = False
-        if session is not None:
-            if session.link is not None:
-                holder = session.link
-                if self.hooks & HOOK_SESSION_TAKENOVER:
-                    self.hooked.session("session.takenover", session, holder)
-                holder.taken_over()
-                self.count(SESSION_TAKENOVER)
-                session = self.sessions.get(client_id)
-        if session is not None and session.link is None:
-            # Timers fire late, above all after a start: what was due before this CONNECT has happened.
-            if session.will is not None and session.will_at_ms and self.now_ms >= session.will_at_ms:
-                self.publish_will(session)
-            if session.expires_at_ms and self.now_ms >= session.expires_at_ms:
-                self.end_session(session, True)
-                session = None
-        if session is not None and clean_start:
+        if session is not None and clean_start and session is not self.granted:
             self.count(SESSION_DISCARDED)
             if self.hooks & HOOK_SESSION_DISCARDED:
                 self.hooked.session("session.discarded", session, channel)
@@ -461,13 +446,8 @@ cdef class Router(WorkerContext):
             self.end_session(session, False)               # [MQTT-3.1.2-4]
             session = None
         if session is None:
-            self.next_key += 1
-            session = Session(self, self.next_key, client_id)
-            self.sessions[client_id] = session
-            self.by_key[session.key] = session
-            self.count(SESSION_CREATED)
-            self.gauge(SESSIONS_COUNT, 1)
-        else:
+            session = self.create_session(client_id)
+        elif session is not self.granted:
             present[0] = True
             self.count(SESSION_RESUMED)
         session.expiry_ms = expiry_ms
@@ -483,10 +463,44 @@ cdef class Router(WorkerContext):
         session.will_at_ms = 0
         return session
 
+    cdef Session previous_session(self, bytes client_id):
+        cdef Session session = self.sessions.get(client_id)
+        if session is not None and session.link is not None:
+            self.disconnect_taken(session)
+            session = self.sessions.get(client_id)
+        if session is not None and session.link is None:
+            # Timers fire late, above all after a start: what was due before this CONNECT has happened.
+            if session.will is not None and session.will_at_ms and self.now_ms >= session.will_at_ms:
+                self.publish_will(session)
+            if session.expires_at_ms and self.now_ms >= session.expires_at_ms:
+                self.end_session(session, True)
+                session = None
+        return session
+
+    cdef int disconnect_taken(self, Session session) except -1:
+        holder = session.link
+        if self.hooks & HOOK_SESSION_TAKENOVER:
+            self.hooked.session("session.takenover", session, holder)
+        holder.taken_over()
+        self.count(SESSION_TAKENOVER)
+        return 0
+
+    cdef Session create_session(self, bytes client_id):
+        cdef Session session
+        self.next_key += 1
+        session = Session(self, self.next_key, client_id)
+        self.sessions[client_id] = session
+        self.by_key[session.key] = session
+        self.count(SESSION_CREATED)
+        self.gauge(SESSIONS_COUNT, 1)
+        return session
+
     cdef int client_gone(self, Session session, int reason_code, bint keep_will) except -1:
         """The connection is over. The will waits for its delay, the session for its expiry, whichever ends first."""
         cdef uint64_t delay_ms
         session.detach()
+        if self.claims is not None:
+            self.claims.disconnected(session)
         if not keep_will and session.will is not None:
             session.will = None                            # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
             if session.known:
@@ -506,6 +520,9 @@ cdef class Router(WorkerContext):
                     self.recorder.will_delayed(session, session.will_at_ms)
         session.set_deadline()
         return 0
+
+    cdef bint takes(self, object session, Publication publication, int qos) except -1:
+        return self.claims is None or self.claims.takes(<Session>session, publication, qos)
 
     cdef int will_due(self, object session) except -1:
         return self.publish_will(<Session>session)
@@ -567,6 +584,8 @@ cdef class Router(WorkerContext):
                 session, ENDED_CLEAN_START if not redispatch else ENDED_EXPIRED if session.expiry_ms else ENDED_DISCONNECTED)
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+        if self.claims is not None:
+            self.claims.ended(session)
         self.by_key.pop(session.key, None)
         session.end()
         self.count(SESSION_TERMINATED)

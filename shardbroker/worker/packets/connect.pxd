@@ -7,7 +7,9 @@ from shardbroker.mqtt.packets cimport Connect, Disconnect
 from shardbroker.worker.channel cimport Channel
 
 cdef int on_connect(Channel channel, Connect packet) except -1
-# Opens the session and answers with CONNACK. Authentication and rules have allowed the client.
+# Authentication and rules have allowed the client: it is admitted, in a cluster once the node has the right to its session.
 cdef int accept(Channel channel, Connect packet, bytes client_id) except -1
+# Opens the session and answers with CONNACK.
+cdef int admit(Channel channel, Connect packet, bytes client_id) except -1
 cdef int on_auth(Channel channel, object packet) except -1
 cdef int on_disconnect(Channel channel, Disconnect packet) except -1

@@ -149,6 +149,13 @@ cdef bint needs_access(Channel channel, dict properties, dict facts) except -1:
 
 
 cdef int accept(Channel channel, Connect packet, bytes client_id) except -1:
+    if channel.router.claims is None:
+        return admit(channel, packet, client_id)
+    # Before anything is kept for the client, and once more when its session is there.
+    return 0 if is_one_too_many(channel, client_id) else channel.router.claims.connect(channel, packet, client_id)
+
+
+cdef int admit(Channel channel, Connect packet, bytes client_id) except -1:
     cdef WorkerContext context = channel.context
     cdef dict properties = packet.properties or {}
     cdef dict answer = None

@@ -28,6 +28,7 @@ cdef class Replay(SessionReader):
     cdef dict homes                        # session key -> worker whose journal knows it best; None: there is one journal only
     cdef dict last_seen                    # session key -> µs of its last record in that journal
     cdef dict origins                      # session key -> worker whose journal it is from
+    cdef readonly dict places              # session key -> Place: of sessions of a cluster
     cdef set elsewhere                     # keys of sessions that another worker has
     cdef list foreign                      # session numbers and client ids of this journal that belong to other workers now
     # Rings, and messages under way.
@@ -48,6 +49,9 @@ cdef class Replay(SessionReader):
     cdef int beat(self) except -1          # the supervisor sees that there is progress
     cdef Session open(self, list item, bint new)
     cdef int forget(self, Session session) except -1      # the session has ended, and nothing of it is left
+    # Enters a session under its client id, or takes it out: one that is not owned leaves the client id to another session.
+    cdef int enter(self, Session session) except -1
+    cdef int leave(self, Session session) except -1
 
 
 # Whether a deferred message is for the subscribers of one worker, which may be with several workers now.

@@ -2,6 +2,7 @@
 
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.image cimport bytes_field, field_or_none
+from shardbroker.session.place cimport Place
 from shardbroker.worker.deferred cimport DEFERRED_FOR_LOCAL, DEFERRED_FOR_RING
 from shm.counters cimport SESSIONS_COUNT
 from shm.destinations cimport WORKER, kind_of
@@ -10,6 +11,7 @@ from shm.records cimport RECORD_PUBLISH
 import time
 
 from shardbroker.journal import Block, Damage, recovery_start, trusted
+from shardbroker.cluster.merge import SeenIds
 from shardbroker.journal import read as read_journal
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
 from shm.partitions import Division
@@ -17,6 +19,8 @@ from shm.partitions import Division
 __all__ = ["Replay"]
 
 cdef enum:
+    OWNED = 0                              # state in PLACED: shardbroker.cluster.claims.SessionState
+    ID_BYTES = 16
     FIRST_CYCLE = 1                        # of the journal that is read, see JournalRecorder.cycle
     KEY_WORKER_SHIFT = 52                  # of the worker in a session's number, see Router.next_key
 
@@ -38,6 +42,7 @@ cdef class Replay(SessionReader):
         self.with_connection = set()
         self.last_seen = {}
         self.origins = {}
+        self.places = {}
         self.elsewhere = set()
         self.foreign = []
         self.consumed = {}
@@ -58,6 +63,7 @@ cdef class Replay(SessionReader):
         self.messages = {}
         self.by_key = {}
         self.with_connection = set()
+        self.places = {}
 
     # --- records --------------------------------------------------------------------------------------------------------------
 
@@ -130,12 +136,10 @@ cdef class Replay(SessionReader):
             session = Session(self.router, item[1], item[2])
             session.created_ms = self.time_ms
             self.by_key[session.key] = session
-            previous = self.router.sessions.get(session.client_id)
-            if previous is not None:
-                self.forget(previous)
-            self.router.sessions[session.client_id] = session
             self.router.by_key[session.key] = session
-            self.router.gauge(SESSIONS_COUNT, 1)
+            session.place = self.places.get(session.key)
+            if session.place is None or session.place.state == OWNED:
+                self.enter(session)
         self.origins[session.key] = self.source
         self.connected(session, item)
         self.with_connection.add(session)
@@ -163,13 +167,27 @@ cdef class Replay(SessionReader):
         self.with_connection.discard(session)
         self.by_key.pop(session.key, None)
         self.router.by_key.pop(session.key, None)
+        return self.leave(session)
+
+    cdef int enter(self, Session session) except -1:
+        previous = self.router.sessions.get(session.client_id)
+        if previous is session:
+            return 0
+        if previous is not None:
+            self.forget(previous)
+        self.router.sessions[session.client_id] = session
+        self.router.gauge(SESSIONS_COUNT, 1)
+        return 0
+
+    cdef int leave(self, Session session) except -1:
         if self.router.sessions.get(session.client_id) is session:
             del self.router.sessions[session.client_id]
-        self.router.gauge(SESSIONS_COUNT, -1)
+            self.router.gauge(SESSIONS_COUNT, -1)
         return 0
 
     def on_session_ended(self, list item) -> None:
         cdef Session session = self.session_of(item)
+        self.places.pop(item[1], None)
         if session is not None:
             self.forget(session)
         elif self.homes is not None and self.homes.get(item[1]) == self.source:
@@ -180,6 +198,35 @@ cdef class Replay(SessionReader):
         SessionReader.on_disconnected(self, item)
         if session is not None:
             self.with_connection.discard(session)
+
+    # --- cluster --------------------------------------------------------------------------------------------------------------
+
+    def on_placed(self, list item) -> None:
+        cdef Session session = self.session_of(item)
+        cdef Place place
+        if self.homes is not None and self.homes.get(item[1]) != self.source:
+            return
+        seen = None
+        if field_or_none(item, 8) is not None:
+            floor, base, forgotten = [int.from_bytes(bytes_field(item, at), "big") for at in (8, 9, 10)]
+            seen = SeenIds(floor, base, (), forgotten)
+        place = self.places[item[1]] = Place(item[2], item[3], item[4], item[5], item[6], item[7], seen)
+        if session is None:
+            return
+        session.place = place
+        if place.state == OWNED:
+            self.enter(session)
+        else:
+            self.leave(session)
+
+    def on_seen(self, list item) -> None:
+        cdef Place place = self.places.get(item[1])
+        cdef bytes ids = item[2]
+        cdef Py_ssize_t at
+        if place is None or place.seen is None or (self.homes is not None and self.homes.get(item[1]) != self.source):
+            return
+        for at in range(0, len(ids), ID_BYTES):
+            place.seen.add(int.from_bytes(ids[at:at + ID_BYTES], "big"))
 
     cdef int add_subscription(self, Session session, Subscription subscription) except -1:
         return self.router.subscriptions.subscribe(session, subscription)

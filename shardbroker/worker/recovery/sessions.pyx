@@ -3,6 +3,8 @@
 from shardbroker.mqtt.spec cimport UNSPECIFIED_ERROR
 from shardbroker.pubsub.message cimport Message
 from shardbroker.session.image cimport bytes_field, field_or_none
+from shardbroker.session.journaling cimport ENDED_MOVED_TO_NODE
+from shardbroker.session.place cimport Place
 from shardbroker.session.session cimport Session
 from shardbroker.worker.deferred cimport (
     DEFERRED_FOR_GROUP, DEFERRED_FOR_LOCAL, DEFERRED_FOR_RING, DEFERRED_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_local,
@@ -15,6 +17,10 @@ from shm.destinations cimport WORKER, kind_of
 
 from shardbroker.logs.phrases import log_line
 
+cdef enum:                                 # states in PLACED: shardbroker.cluster.claims.SessionState
+    OWNED = 0
+    GONE = 3
+
 __all__ = ["record_sessions", "resume_sessions"]
 
 
@@ -25,18 +31,40 @@ def record_sessions(Replay replay not None) -> None:
     cdef Session session
     # A predecessor that began in the same second, or before the clock was set back, has given the numbers that would be next.
     router.next_key = max(router.next_key, replay.newest_key)
+    if router.claims is None:
+        take_back(replay)
     for session in list(replay.by_key.values()):
         session.known = True
         session.logged = session.expiry_ms > 0
         session.named_in = 0
         replay.end_lost(session)
-        worker.reporter.note_session(session)
+        if router.sessions.get(session.client_id) is session:
+            worker.reporter.note_session(session)
     defer_again(replay)
     used = {item[4] for forwarded in replay.forwarded.values() for _, items in forwarded.values() for item in items}
     if replay.homes is not None:
         used.update([item[3] for item in replay.deferred.values() if is_for_members(item)])
     replay.messages = {message_id: replay.messages.get(message_id) for message_id in used}
     router.route_changes.replace_all()
+
+
+cdef int take_back(Replay replay) except -1:
+    """The node is in no cluster any more: sessions that are not merged into another one are served again, and those that are at another node
+    end."""
+    cdef Session session
+    for session in list(replay.by_key.values()):
+        if session.place is None:
+            continue
+        if session.place.state != OWNED and (session.place.state == GONE or session.client_id in replay.router.sessions):
+            session.named_in = 0
+            replay.router.recorder.ended(session, ENDED_MOVED_TO_NODE)
+            replay.forget(session)
+            continue
+        replay.enter(session)
+        session.named_in = 0
+        replay.router.recorder.placed(session, Place())
+        session.place = None
+    return 0
 
 
 def resume_sessions(Replay replay not None) -> None:

@@ -1,0 +1,25 @@
+"""What a node of a cluster keeps with a session: by which grant it holds it, and which messages the session has taken.
+
+`seen` is a shardbroker.cluster.merge.SeenIds. Its ids are those of messages with another first half: a stamp of the hybrid clock (ms
+shifted by 16 bits) in place of microseconds, so that ids compare with stamps. Both orders are the same.
+"""
+from libc.stdint cimport uint8_t, uint64_t
+
+
+cdef class Place:
+    cdef public uint8_t state              # shardbroker.cluster.claims.SessionState
+    cdef public uint8_t peer               # MOVING, STALE, GONE: node that has, or gets, the session; 0: unknown
+    cdef public uint64_t generation        # stamp of the grant
+    cdef public uint64_t stamp             # of the last connect
+    cdef public uint64_t clean_stamp       # of the clean start that began it; 0: none
+    cdef public uint64_t granted           # MOVING: generation of the TAKE
+    cdef public object seen                # None: every message is taken
+    cdef public set given                  # MOVING: ids of what was exported; else None
+    cdef readonly bint watched             # the router is asked about each message: `seen` is set, or the session is not owned
+
+    cdef int watch(self) except -1         # sets `watched`; to be called after a change of `state` or `seen`
+
+
+# Id of a message among the ids of `seen`, and the parts of the message's id; -1: it is not that of a message.
+cdef object seen_id(uint64_t id_high, uint64_t id_low)
+cdef int message_id(object seen, uint64_t* id_high, uint64_t* id_low) except? -2
