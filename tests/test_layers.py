@@ -133,7 +133,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "arrivals", "deferred", "disk", "exclusive", "features", "features.event_messages", "features.rewrite", "memory",
             "observers", "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
-            "outlet", "rates", "retaining", "session_claims", "sync_gate",
+            "outlet", "rates", "retaining", "session_claims", "session_queues", "sync_gate",
         ),
         # What leaves a worker, and what waits before it leaves.
         ("admission", "features.delayed", "outlets", "reporter", "retained_changes", "retained_replays", "retries"),
@@ -146,7 +146,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("packets", "packets.acknowledge", "packets.connect", "packets.publish", "packets.subscribe"),
         ("protocol",),
         ("authorization", "login", "observers.traces", "sansio", "turn"),
-        ("connection", "hook_dispatch", "observers.observers"),
+        ("cluster_sessions", "connection", "hook_dispatch", "observers.observers"),
         # Parts that act on connections, one step of a pass each.
         ("access_checks", "backpressure", "command_queue", "features.mountpoint", "inlets", "intake"),
         ("one_pass",),

@@ -432,6 +432,11 @@ class Claims:
         holding.peer, holding.deadline_ms = claim.holder, now_ms + HOLD_MS
         return done
 
+    def import_failed(self, key: Key, now_ms: int) -> list[SessionOutput]:
+        """Takes a session that cannot be imported: what its holder has sent is damaged, or of a later version."""
+        claim = self._claims.get(key)
+        return [] if claim is None or claim.phase != Phase.STORING else self._lost(claim, now_ms)
+
     def _own(self, key: Key, uid: int, present: bool, now_ms: int, clock_ms: int) -> list[SessionOutput]:
         claim = self._claims.pop(key)
         stamp = self.clock.now(clock_ms)
@@ -605,6 +610,21 @@ class Claims:
         last = len(parts)
         states = (State(holding.key, generation, number, part, number == last) for number, part in enumerate(parts, 1))
         return [ToNode(holding.peer, state) for state in states]
+
+    def not_exported(self, uid: int, generation: int, fault: TakeFault, now_ms: int) -> list[SessionOutput]:
+        """Takes a session that cannot be exported: it has ended with its connection (ABSENT), or stays here (TOO_LARGE)."""
+        holding = self.leaving.get(uid)
+        if holding is None or (holding.state, holding.granted) != (SessionState.MOVING, generation):
+            return []
+        answer = ToNode(holding.peer, NoState(holding.key, generation, fault))
+        if fault != TakeFault.ABSENT:
+            return [*self._return(holding, now_ms), answer]
+        del self.leaving[uid]
+        return [answer]
+
+    def vanished(self, uid: int) -> None:
+        """Takes the end of a session that is STALE: it has ended with its connection, and nothing of it is merged."""
+        self.leaving.pop(uid, None)
 
     def _on_state_ack(self, node: int, key: Key, generation: int, now_ms: int) -> list[SessionOutput]:
         for holding in self._leaving(key, SessionState.MOVING):

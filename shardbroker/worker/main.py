@@ -1,8 +1,10 @@
 """Entry point of a worker process."""
 
 import gc
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,16 +14,22 @@ import shardbroker.worker.observers.commands  # noqa: F401 - registers them
 from shardbroker.access.auth_client import AuthClient
 from shardbroker.access.contract import Client
 from shardbroker.access.wire import Kind
+from shardbroker.cluster.claims import ClaimSettings, LateQueues
+from shardbroker.cluster.clock import HybridClock
+from shardbroker.cluster.handshake import cluster_uuid
+from shardbroker.cluster.sessions import NodeSessions
 from shardbroker.config import machine_memory, mark_bytes
 from shardbroker.hooks.exhook import ExHook, presumed
 from shardbroker.hooks.plugins import PluginError, own_settings
 from shardbroker.hooks.wanted import read_wanted
+from shardbroker.link.session_channel import SessionChannel
 from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
 from shardbroker.stores.trace_state import read_traced
 from shardbroker.worker.assembly import assemble
+from shardbroker.worker.cluster_sessions import ClusterSessions
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.drain import drain as drain_worker
 from shardbroker.worker.features.mountpoint import mounted_connection
@@ -42,6 +50,9 @@ from shm.routes import RouteTable
 from shm.topology import Topology
 
 __all__ = ["run"]
+
+SESSIONS_SWITCH = "_SHARDBROKER_CLUSTER_SESSIONS"
+"""Set in the environment by tests alone: sessions move between nodes. docs/design/0011-cluster.md lists what is open."""
 
 
 def _retained(topology: Topology, number: int) -> tuple[RetainedStore | SyncedRetained, Path | None]:
@@ -74,6 +85,21 @@ def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, num
     hooked.exhook = gate.on_wanted = exhook
     exhook.take(presumed(topology.settings.exhook.enabled))
     gate.request(Kind.HOOKS, exhook, Client(""), [], 0.0)
+
+
+def _cluster_sessions(worker: Worker, topology: Topology, number: int) -> ClusterSessions | None:
+    """Returns what lets the sessions of this worker move between nodes, or None."""
+    cluster = topology.settings.cluster
+    if not cluster.enable or SESSIONS_SWITCH not in os.environ:
+        return None
+    clock = HybridClock()
+    partitions = [partition for partition, owner in enumerate(topology.division.owners) if owner == number]
+
+    def core(queues: LateQueues) -> NodeSessions:
+        return NodeSessions(topology.node_id, queues, clock, ClaimSettings(), partitions=partitions, number=time.time_ns() // 1000)
+
+    channel = SessionChannel(topology.sending_ends("sessions", number)[0], clock)
+    return ClusterSessions(worker.router, channel, core, cluster_uuid(cluster.name))
 
 
 def run(topology: Topology, number: int) -> None:
@@ -141,6 +167,7 @@ def _start(topology: Topology, number: int) -> Worker:
     # take a fifth of the time of a recovery.
     gc.collect()
     gc.disable()
+    sessions = _cluster_sessions(worker, topology, number)
     if topology.settings.durability.level == "none":
         routes.purge(worker_destination(number))
     else:
@@ -148,6 +175,9 @@ def _start(topology: Topology, number: int) -> Worker:
     for claim in worker.router.subscriptions.keep_exclusive(ExclusiveTable(topology.exclusive_dir), worker.router.sessions):
         worker.router.log("warning", log_line("exclusive subscription lost", client_id=claim.client_id, filter=claim.filter))
     epochs.bump_all()
+    if sessions is not None:
+        sessions.restore()
+        worker.join_sessions(sessions)
     hooked = HookDispatcher(worker.router, number, worker.router.log)
     _load_plugins(hooked, topology, worker.router.log)
     _join_exhook(hooked, worker, topology, number, counters)

@@ -46,6 +46,7 @@ cdef class Worker:
     cdef readonly Intake intake
     cdef readonly AccessChecks access_checks
     cdef readonly CommandQueue command_queue
+    cdef readonly object cluster           # shardbroker.worker.cluster_sessions.ClusterSessions; None: sessions never move
     cdef public bint draining
     cdef Histogram pass_times
     cdef public object started             # called once all workers serve; a Python closure of the recovery, used once

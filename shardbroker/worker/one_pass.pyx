@@ -44,6 +44,12 @@ cdef class Worker:
                 self.serve()
             self.one_pass(self.next_wait_ms())
 
+    def join_sessions(self, cluster) -> None:
+        """Takes messages about sessions from now on. cluster: shardbroker.worker.cluster_sessions.ClusterSessions."""
+        self.cluster = cluster
+        self.turn.make_place(cluster.fileno())
+        self.turn.listen_to(cluster.fileno(), EPOLLIN)
+
     cdef int next_wait_ms(self) except -1:
         """Returns how long the next pass may wait for something to do."""
         cdef Router router = self.router
@@ -52,6 +58,8 @@ cdef class Worker:
             wait_ms = min(wait_ms, <int>EVENT_DELAY_MS)
         if self.turn.limited:
             wait_ms = min(wait_ms, <int>RATE_MS)
+        if self.cluster is not None and router.serving:
+            wait_ms = min(wait_ms, <int>self.cluster.wait_ms)
         if self.turn.dirty or self.turn.busy or router.resolver.waiting or router.subscriptions.leaving or router.replays.moved or (
                 self.inlets.commands) or (self.turn.unread and not router.disk_full) or self.access_checks.late or (
                 router.notifications and router.announcer.any_noted):
@@ -122,6 +130,8 @@ cdef class Worker:
             router.run_retries()
         if router.subscriptions.leaving:
             router.subscriptions.go_on()
+        if self.cluster is not None and router.serving:
+            self.cluster.due()
         router.commit(False)
         router.replays.moved = False
         if router.replays.sessions and (self.durability.gate is None or not self.durability.gate.is_retaining()):
@@ -151,6 +161,8 @@ cdef class Worker:
         """The journal gets the effects of this pass; then other processes see what it has written for them."""
         self.durability.settle()
         self.rings.commit()
+        if self.cluster is not None:
+            self.cluster.flush()
         return self.reporter.commit()
 
     cdef int serve_events(self, epoll_event* events, int count) except -1:
@@ -171,6 +183,8 @@ cdef class Worker:
                             self.access_checks.take_results()
                         elif fd == self.router.subacks.link:
                             self.router.subacks.take_answers()
+                        elif self.cluster is not None and fd == self.cluster.fileno():
+                            self.cluster.receive()
                         elif fd in self.intake.channels:
                             self.intake.accept_some(fd)
                         continue

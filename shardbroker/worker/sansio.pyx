@@ -81,8 +81,8 @@ cdef class SansIoRouter(Router):
     cdef SansIoOutlets lists
     cdef JournalRecorder journal           # the recorder; None: sessions are not recorded
 
-    def __init__(self, settings, routes, int number, uint64_t now_ms, retained=None, seed=None):
-        Router.__init__(self, settings, now_ms, None, routes, retained, None, number, 0, seed)
+    def __init__(self, settings, routes, int number, uint64_t now_ms, retained=None, seed=None, int node_id=0):
+        Router.__init__(self, settings, now_ms, None, routes, retained, None, number, node_id, seed)
         self.lists = SansIoOutlets.__new__(SansIoOutlets)
         self.set_outlets(self.lists)
         self.outgoing = []

@@ -1,0 +1,627 @@
+"""The sessions of a worker in a cluster; see cluster_sessions.pxd."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardbroker.journal.recorder cimport JournalRecorder
+from shardbroker.journal.writer cimport Writer
+from shardbroker.mqtt.packets cimport Connect
+from shardbroker.mqtt.spec cimport CLIENT_IDENTIFIER_NOT_VALID, SERVER_BUSY
+from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, Subscription
+from shardbroker.session.journaling cimport ENDED_MOVED_TO_NODE
+from shardbroker.session.place cimport Place, seen_id
+from shardbroker.session.session cimport Session
+from shardbroker.worker.channel cimport CONNECTED, Channel
+from shardbroker.worker.login cimport Login
+from shardbroker.worker.packets.connect cimport admit
+from shardbroker.worker.session_queues cimport empty_window, first_queued, ids_of, remove_from_queue
+from shm.counters cimport SESSIONS_COUNT
+
+from collections import deque
+
+from shardbroker.cluster.claims import ACK_MS, Holding, SessionState
+from shardbroker.cluster.faults import PeerFault
+from shardbroker.cluster.merge import SeenIds, append, id_floor
+from shardbroker.cluster.outputs import (
+    Accepted, Create, EndSession, Export, Flow, Forget, Import, Kick, Merge, MovedAway, Rejected, Restore, Taken, ToNode,
+)
+from shardbroker.cluster.registry import client_key
+from shardbroker.cluster.session_view import SessionView
+from shardbroker.cluster.sessions import MESSAGE_BYTES_MAX
+from shardbroker.cluster.takeover import TakeFault
+from shardbroker.journal.images import ImageError, read_image, write_image
+from shardbroker.logs.phrases import log_line
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.packets import encode_properties
+from shardbroker.worker.session_queues import decode_queued, decode_state, encode_state
+
+__all__ = ["ClusterSessions"]
+
+TICK_MS = 50
+"""Between two calls of the cores' clock."""
+WAITING_MAX = 10_000
+"""CONNECTs of one worker that wait for their claims: the claims of 2 s at 5000 a second."""
+WAITING_BYTES_MAX = 16 << 20
+"""Bytes of these: client ids and wills."""
+OUTGOING_MAX = 100_000
+"""Messages to nodes that wait for the journal; above it new ones are dropped, and the cores repeat them."""
+TOPIC_SHOWN = 200
+"""Bytes of a topic in a log line."""
+STATES_MAX = 128 << 20
+"""Bytes of these: two sessions of the largest size."""
+
+REASONS = {0x88: "session is at a node that is not reachable", 0x8E: "session taken over", 0x89: "another CONNECT of this client id waits"}
+"""Reason strings of CONNACK; the reason codes are those of cluster/claims.py."""
+
+cdef enum:
+    OWNED = 0                              # shardbroker.cluster.claims.SessionState
+    MOVING = 1
+    STALE = 2
+    GONE = 3
+
+
+cdef class ClusterSessions(SessionClaims):
+    """router: of the worker, whose sessions are all known once `restore` is called. link: the end of the channel to link-0.
+    create_core: LateQueues -> shardbroker.cluster.sessions.NodeSessions. cluster: uuid of the cluster."""
+
+    def __init__(self, Router router not None, link, create_core, bytes cluster not None):
+        self.router = router
+        self.link = link
+        self.cluster = cluster
+        self.core = create_core(self)
+        self.gone = {}
+        self.waiting = {}
+        self.tickets = {}
+        self.outgoing = deque()
+        self.changed = set()
+        router.claims = self
+
+    def restore(self) -> None:
+        """Takes the sessions that were recovered."""
+        cdef Session session
+        cdef Place place
+        now_ms, last = self.router.now_ms, 0
+        for session in list(self.router.by_key.values()):
+            key = self.key_of(session.client_id)
+            if key is None:
+                continue
+            if session.place is None:
+                session.place = Place()
+            place = session.place
+            holding = Holding(
+                key, session.key, session.client_id.decode(), place.generation, place.stamp, state=SessionState(place.state),
+                clean_stamp=place.clean_stamp, peer=0 if place.state == OWNED else place.peer, granted=place.granted)
+            self.core.claims.restore(holding, now_ms)
+            last = max(last, place.generation, place.stamp, place.granted)
+            if place.state == OWNED:
+                continue
+            self.gone[session.key] = session
+            self.set_apart(session)
+            if place.state == MOVING:
+                # Its links are not known yet: without this pause it would be served again beside the session of the other node.
+                holding.deadline_ms = now_ms + ACK_MS
+                place.given = set()
+        self.core.clock.last = max(self.core.clock.last, last)
+        self.started = True
+
+    cdef object key_of(self, bytes client_id):
+        """Returns the key of a client id, or None: it is not UTF-8, and its session never moves."""
+        try:
+            return client_key(self.cluster, client_id.decode())
+        except UnicodeDecodeError:
+            return None
+
+    cdef list leaving(self):
+        cdef Session session
+        if self.started:
+            return [*self.gone.values()]
+        return [session for session in self.router.by_key.values() if session.place is not None and session.place.state != OWNED]
+
+    # --- the pass -----------------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self.link.fileno()
+
+    def receive(self) -> None:
+        """Takes what link-0 has sent."""
+        for one in self.link.receive():
+            try:
+                if isinstance(one, SessionView):
+                    self.perform(self.core.follow(one, self.router.now_ms, self.router.now_ms))
+                else:
+                    self.perform(self.core.received(one[0], one[1], self.router.now_ms, self.router.now_ms))
+            except PeerFault as fault:
+                self.router.log("warning", log_line("message of a node refused", node=one[0], reason=fault))
+            except Exception as error:
+                self.router.log_failure(log_line("message of a node failed"), error)
+
+    def due(self) -> None:
+        """Does what is due, and sends late messages; once a pass, before its effects are recorded."""
+        if self.changed:
+            changed, self.changed = self.changed, set()
+            for uid in changed:
+                self.perform(self.core.deliver(
+                    self.core.claims.arrived(uid, self.router.now_ms), self.router.now_ms, self.router.now_ms))
+        if self.router.now_ms >= self.tick_ms:
+            self.tick_ms = self.router.now_ms + TICK_MS
+            self.perform(self.core.tick(self.router.now_ms, self.router.now_ms))
+
+    def flush(self) -> None:
+        """Sends the messages whose records are durable."""
+        cdef Writer writer = None
+        if self.router.recorder is not None:
+            writer = (<JournalRecorder>self.router.recorder).writer
+        while self.outgoing:
+            position, node, message = self.outgoing[0]
+            # At a disk that goes on without, nothing is left to be written.
+            if writer is not None and position > writer.durable and writer.next_sequence > writer.durable:
+                break
+            self.outgoing.popleft()
+            self.link.send(node, message)
+        if self.link.waits:
+            self.link.flush()
+
+    @property
+    def wait_ms(self) -> int:
+        """Returns how long the next pass may wait."""
+        cdef uint64_t now_ms = self.router.now_ms
+        if self.changed:
+            return 0
+        if self.link.waits:
+            return 1
+        return <int>(self.tick_ms - now_ms) if self.tick_ms > now_ms else 0
+
+    cdef uint64_t recorded(self) noexcept:
+        return 0 if self.router.recorder is None else (<JournalRecorder>self.router.recorder).writer.next_sequence
+
+    cdef int record(self, Session session) except -1:
+        """Records the place of a session that the journal knows."""
+        if self.router.recorder is not None and session.known:
+            self.router.recorder.placed(session, session.place)
+        return 0
+
+    cdef int perform(self, object outputs) except -1:
+        """Carries out outputs in order. One that fails costs itself only."""
+        for output in outputs:
+            try:
+                self.carry_out(output)
+            except Exception as error:
+                self.router.log_failure(log_line("session not moved", step=type(output).__name__), error)
+        return 0
+
+    cdef int carry_out(self, object output) except -1:
+        cdef Session session
+        kind = type(output)
+        if kind is ToNode:
+            return self.send(output.node_id, output.message)
+        if kind is Accepted:
+            return self.accepted(output.ticket, output.uid, output.present)
+        if kind is Rejected:
+            return self.rejected(output.ticket, output.reason)
+        if kind is Create:
+            return self.create(output)
+        if kind is Import:
+            return self.import_session(output)
+        if kind is Flow:
+            return 0                       # direct deliveries are not held
+        session = self.router.by_key.get(output.uid)
+        if session is None:
+            return 0
+        if kind is Export:
+            return self.export(session, output.generation)
+        if kind is MovedAway:
+            return self.moved_away(session)
+        if kind is Restore:
+            return self.restored(session)
+        if kind is Kick:
+            return self.kick(session)
+        if kind is EndSession:
+            return self.end(session)
+        if kind is Forget:
+            return self.forget(session)
+        if kind is Taken:
+            return self.taken(session, set(output.ids))
+        if kind is Merge:
+            return self.merge(session, output.node_id, output.tail)
+        raise TypeError(f"output {output!r}")
+
+    cdef int send(self, int node, object message) except -1:
+        if len(self.outgoing) < OUTGOING_MAX:
+            self.outgoing.append((self.recorded(), node, message))
+        return 0
+
+    # --- CONNECT --------------------------------------------------------------------------------------------------------------
+
+    cdef int connect(self, object channel, object packet, bytes client_id) except -1:
+        cdef Channel waits = channel
+        cdef Session session = self.router.sessions.get(client_id)
+        key = self.key_of(client_id)
+        if key is None:
+            return waits.refuse(waits.version, CLIENT_IDENTIFIER_NOT_VALID, "client id must be UTF-8")
+        size = len(client_id)
+        if packet.will is not None:
+            size += len(packet.will.topic) + len(packet.will.payload) + len(encode_properties(packet.will.properties or {}))
+        if len(self.waiting) >= WAITING_MAX or self.waiting_bytes + size > WAITING_BYTES_MAX:
+            return waits.refuse(waits.version, SERVER_BUSY, "too many clients wait for their sessions")
+        if session is not None and (session.link is None or session.expiry_ms == 0):
+            self.router.previous_session(client_id)        # it may end now, and would have to be claimed
+        self.last_ticket += 1
+        ticket = self.last_ticket
+        self.waiting[ticket] = (channel, packet, client_id, size)
+        self.tickets[channel] = ticket
+        self.waiting_bytes += size
+        now_ms = self.router.now_ms
+        self.perform(self.core.deliver(
+            self.core.claims.connect(key, client_id.decode(), bool(packet.clean_start), ticket, now_ms, now_ms), now_ms, now_ms))
+        if ticket in self.waiting:
+            waits.claiming = True
+            waits.suspend_reading()
+        return 0
+
+    cdef tuple take_waiting(self, uint64_t ticket):
+        cdef tuple found = self.waiting.pop(ticket, None)
+        if found is not None:
+            self.tickets.pop(found[0], None)
+            self.waiting_bytes -= <uint64_t>found[3]
+        return found
+
+    cdef int abandoned(self, object channel) except -1:
+        ticket = self.tickets.get(channel)
+        if ticket is None:
+            return 0
+        found = self.take_waiting(ticket)
+        self.core.claims.abandoned(self.key_of(found[2]), ticket)
+        return 0
+
+    cdef int rejected(self, uint64_t ticket, int reason) except -1:
+        cdef tuple found = self.take_waiting(ticket)
+        cdef Channel channel
+        if found is None:
+            return 0
+        channel = found[0]
+        channel.claiming = False
+        return channel.refuse(channel.version, reason, REASONS.get(reason, "session not available"))
+
+    cdef int accepted(self, uint64_t ticket, uint64_t uid, bint present) except -1:
+        cdef tuple found = self.take_waiting(ticket)
+        cdef Session session = self.router.by_key.get(uid)
+        cdef Channel channel
+        cdef bint late
+        if session is None:
+            raise RuntimeError(f"session {uid} is not there")
+        if found is not None:
+            channel = found[0]
+            late = channel.claiming
+            channel.claiming = False
+            self.router.granted = None if present else session
+            try:
+                admit(channel, <Connect?>found[1], found[2])
+                if late and channel.state == CONNECTED and present and channel.access is not None:
+                    channel.access.recheck()       # its subscriptions were allowed by another node
+                if late:
+                    self.go_on(channel)
+            except MqttError as error:
+                channel.fail(error.reason_code, str(error))
+            except Exception as error:
+                channel.broken(error)
+            finally:
+                self.router.granted = None
+            if channel.session is session and not session.ended:
+                holding = self.core.claims.sessions.get(self.key_of(session.client_id))
+                if holding is not None and holding.uid == uid:
+                    session.place.stamp = holding.stamp
+                    self.record(session)
+        if session.link is None and not session.ended:
+            if present:
+                self.disconnected(session)
+                session.set_deadline()
+            else:
+                self.router.end_session(session, False)
+        return 0
+
+    cdef object go_on(self, Channel channel):
+        """Continues a login that has waited."""
+        cdef Login login = None
+        if channel.access is not None:
+            login = channel.access.login
+        if login is not None:
+            login.accepted()
+        else:
+            channel.resume_reading()
+
+    cdef int disconnected(self, Session session) except -1:
+        if self.core.claims.sessions.get(self.key_of(session.client_id)) is not None and self.router.sessions.get(session.client_id) is session:
+            self.core.claims.disconnected(self.key_of(session.client_id))
+        return 0
+
+    cdef int ended(self, Session session) except -1:
+        key = self.key_of(session.client_id)
+        holding = self.core.claims.sessions.get(key)
+        if holding is not None and holding.uid == session.key:
+            self.perform(self.core.deliver(self.core.claims.ended(key), self.router.now_ms, self.router.now_ms))
+        return 0
+
+    # --- messages -------------------------------------------------------------------------------------------------------------
+
+    cdef bint takes(self, Session session, Publication publication, int qos) except -1:
+        cdef Place place = session.place
+        if self.merging:
+            return True
+        if place.state != OWNED:
+            if qos == 0:
+                return False               # its client is at another node
+            if place.seen is not None and not place.seen.take(seen_id(publication.id_high, publication.id_low)):
+                return False
+            self.changed.add(session.key)
+            return True
+        return qos == 0 or place.seen is None or place.seen.take(seen_id(publication.id_high, publication.id_low))
+
+    def queued(self, uid, int most):
+        """Returns the first messages of the queue of a session (LateQueues)."""
+        cdef Session session = self.gone.get(uid)
+        found = [] if session is None else first_queued(session, most)
+        large = [one for one in found if len(one.body) > MESSAGE_BYTES_MAX]
+        if not large:
+            return found
+        for one in large:
+            self.router.log("warning", log_line(
+                "late message too large", client_id=session.client_id, topic=one.topic[:TOPIC_SHOWN], bytes=len(one.body)))
+        remove_from_queue(session, {one.id for one in large}, True)
+        return self.queued(uid, most)
+
+    def delivered_of(self, uid):
+        """Returns `base`, and the ids of a session that are not in its queue (LateQueues)."""
+        cdef Session session = self.gone.get(uid)
+        if session is None or session.place.seen is None:
+            return 0, ()
+        queued = ids_of(session, False)
+        return session.place.seen.base, [one for one in session.place.seen.ids if one not in queued]
+
+    # --- outputs: the node of the client -----------------------------------------------------------------------------------------
+
+    cdef int create(self, object output) except -1:
+        cdef bytes client_id = output.name.encode()
+        cdef Session session = self.router.sessions.get(client_id)
+        cdef uint64_t now_ms = self.router.now_ms
+        if session is not None:
+            self.end(session)
+        session = self.router.create_session(client_id)
+        floor = id_floor(output.floor)
+        session.place = Place(OWNED, output.generation, seen=SeenIds(floor, floor) if floor else None)
+        if output.clean:
+            session.place.clean_stamp = self.core.clock.now(now_ms)
+        self.perform(self.core.deliver(
+            self.core.claims.created(output.key, session.key, session.place.clean_stamp, now_ms, now_ms), now_ms, now_ms))
+        if session.link is None and not session.ended:
+            self.router.end_session(session, False)        # its client has gone meanwhile
+        return 0
+
+    cdef int import_session(self, object output) except -1:
+        cdef bytes client_id = output.name.encode()
+        cdef Session session, old = self.router.sessions.get(client_id)
+        cdef Place place
+        cdef uint64_t now_ms = self.router.now_ms
+        try:
+            image, clean_stamp, base, forgotten, ids = decode_state(output.parts)
+            self.router.next_key += 1
+            session = read_image(image, self.router, self.router.next_key)
+            if session.client_id != client_id:
+                session.end()
+                raise ImageError("it is that of another client id")
+        except ImageError as error:
+            self.router.log("error", log_line("session not imported", client_id=client_id, reason=error))
+            self.perform(self.core.deliver(self.core.claims.import_failed(output.key, now_ms), now_ms, now_ms))
+            return 0
+        if old is not None:
+            self.end(old)
+        place = session.place = Place(OWNED, output.generation, 0, clean_stamp)
+        place.seen = SeenIds(id_floor(output.floor), base, ids, forgotten)
+        for one in ids_of(session, True):
+            place.seen.add(one)
+        place.watch()
+        self.router.by_key[session.key] = session
+        self.enter(session)
+        self.enter_subscriptions(session)
+        session.logged = session.known = self.router.recorder is not None and session.expiry_ms > 0
+        if session.logged:
+            (<JournalRecorder>self.router.recorder).snapshot(session)
+        self.perform(self.core.deliver(
+            self.core.claims.imported(output.key, session.key, clean_stamp, now_ms, now_ms), now_ms, now_ms))
+        if session.link is None and not session.ended:
+            session.set_deadline()
+        return 0
+
+    cdef object enter_subscriptions(self, Session session):
+        """Makes the subscriptions of an image those of this worker; an exclusive one ends if another session of this node has it."""
+        cdef Subscription subscription
+        subscriptions, session.subscriptions = session.all_subscriptions(), None
+        for subscription in subscriptions:
+            if subscription.flags & OPTION_EXCLUSIVE and (
+                    self.router.exclusive.owners is None or not self.router.exclusive.claim(session, subscription.filter)):
+                self.router.log("warning", log_line(
+                    "exclusive subscription lost", client_id=session.client_id, filter=subscription.filter))
+                continue
+            self.router.subscriptions.subscribe(session, subscription)
+
+    cdef int merge(self, Session session, int node, object tail) except -1:
+        cdef Place place = session.place
+        cdef bint is_new = place.seen is None
+        now_ms = self.router.now_ms
+        if is_new:
+            place.seen = SeenIds(0, 0, ids_of(session, True))
+            place.watch()
+        base, queue = place.seen.base, ids_of(session, False)
+        result = append(place.seen, queue, tail, self.core.claims.is_settled(now_ms))
+        if result is None:
+            return 0                       # too early: the sender repeats it
+        if result.removed:
+            remove_from_queue(session, set(result.removed), True)
+        self.merging = True
+        try:
+            for queued in result.fresh:
+                self.deliver_queued(session, queued)
+        finally:
+            self.merging = False
+        if is_new or tail.delivered or place.seen.base != base:
+            self.record(session)
+        self.perform(self.core.deliver(self.core.claims.merged(node, tail), now_ms, now_ms))
+        return 0
+
+    cdef bint deliver_queued(self, Session session, object queued) except -1:
+        """Delivers a message of another session. False: it cannot be read."""
+        cdef Message message
+        cdef Publication publication = Publication.__new__(Publication)
+        try:
+            message, qos, retain, ids = decode_queued(queued)
+        except ImageError as error:
+            self.router.log("error", log_line("late message not read", client_id=session.client_id, reason=error))
+            return False
+        publication.borrow(message)
+        publication.qos = max(publication.qos, <uint32_t>qos)
+        session.deliver(publication, qos, retain, ids, None)
+        return True
+
+    # --- outputs: the former holder ------------------------------------------------------------------------------------------------
+
+    cdef int enter(self, Session session) except -1:
+        """Gives a session its client id."""
+        self.router.sessions[session.client_id] = session
+        self.router.gauge(SESSIONS_COUNT, 1)
+        return self.router.reporter.note_session(session)
+
+    cdef int leave(self, Session session) except -1:
+        """Takes its client id from a session that is not owned any more."""
+        self.gone[session.key] = session
+        if self.router.sessions.get(session.client_id) is session:
+            del self.router.sessions[session.client_id]
+            self.router.gauge(SESSIONS_COUNT, -1)
+            self.router.reporter.note_session(session)
+        return self.set_apart(session)
+
+    cdef int set_apart(self, Session session) except -1:
+        """Ends timers, and shared subscriptions: what other members can have is theirs. They stay in the session, for its return."""
+        cdef Subscription subscription
+        if session.timer is not None:
+            self.router.timers.disarm(session.timer)
+            session.timer.session = None
+            session.timer = None
+        for subscription in session.all_subscriptions():
+            if subscription.group is not None:
+                self.router.subscriptions.drop(subscription, 0)
+        return 0
+
+    cdef int export(self, Session session, uint64_t generation) except -1:
+        cdef Place place = session.place
+        cdef object parts = None
+        now_ms = self.router.now_ms
+        holding = self.core.claims.leaving.get(session.key)
+        if session.link is not None:
+            self.router.disconnect_taken(session)
+        elif session.expires_at_ms and self.router.now_ms >= session.expires_at_ms:
+            self.router.end_session(session, True)
+        if session.ended:
+            self.perform(self.core.deliver(
+                self.core.claims.not_exported(session.key, generation, TakeFault.ABSENT, now_ms), now_ms, now_ms))
+            return 0
+        if session.will is not None and session.will_at_ms and self.router.now_ms >= session.will_at_ms:
+            self.router.publish_will(session)
+        place.given = ids_of(session, True)
+        seen = place.seen
+        ids = [] if seen is None else [one for one in seen.ids if one not in place.given]
+        parts = encode_state(
+            write_image(session), place.clean_stamp, 0 if seen is None else seen.base, 0 if seen is None else seen.forgotten, ids)
+        place.state, place.peer, place.granted = MOVING, holding.peer, generation
+        place.watch()
+        self.leave(session)
+        self.record(session)
+        if parts is None or self.outgoing_bytes() + sum([len(part) for part in parts]) > STATES_MAX:
+            self.router.log("warning", log_line("session too large to move", client_id=session.client_id))
+            self.perform(self.core.deliver(
+                self.core.claims.not_exported(session.key, generation, TakeFault.TOO_LARGE, now_ms), now_ms, now_ms))
+            return 0
+        self.perform(self.core.deliver(self.core.claims.exported(session.key, generation, parts), now_ms, now_ms))
+        return 0
+
+    cdef object outgoing_bytes(self):
+        return sum([len(getattr(message, "body", b"")) for _, _, message in self.outgoing])
+
+    cdef int moved_away(self, Session session) except -1:
+        cdef Place place = session.place
+        holding = self.core.claims.leaving[session.key]
+        if place.state == MOVING:
+            empty_window(session, False)
+            remove_from_queue(session, place.given, False)
+        place.state, place.given, place.granted, place.peer = GONE, None, 0, holding.peer
+        place.generation = holding.generation
+        session.will = None
+        session.will_at_ms = 0
+        session.awaiting_rel = None
+        if session.known:
+            (<JournalRecorder>self.router.recorder).snapshot(session)
+        self.changed.add(session.key)
+        return 0
+
+    cdef int restored(self, Session session) except -1:
+        cdef Place place = session.place
+        cdef Subscription subscription
+        cdef uint8_t logged = session.logged
+        place.state, place.given, place.granted, place.peer = OWNED, None, 0, 0
+        place.watch()
+        self.gone.pop(session.key, None)
+        self.enter(session)
+        session.logged = False             # the journal has them
+        try:
+            for subscription in session.all_subscriptions():
+                if subscription.group is not None:
+                    self.router.subscriptions.subscribe(session, subscription)
+        finally:
+            session.logged = logged
+        self.record(session)
+        session.set_deadline()
+        return 0
+
+    cdef int kick(self, Session session) except -1:
+        cdef Place place = session.place
+        holding = self.core.claims.leaving.get(session.key)
+        if session.link is not None:
+            self.router.disconnect_taken(session)
+        if session.ended:
+            self.core.claims.vanished(session.key)
+            return 0
+        place.state, place.given, place.granted = STALE, None, 0
+        place.peer = 0 if holding is None else holding.peer
+        place.watch()
+        self.leave(session)
+        empty_window(session, True)
+        remove_from_queue(session, set(), False)
+        session.will = None
+        session.will_at_ms = 0
+        if session.known:
+            (<JournalRecorder>self.router.recorder).snapshot(session)
+        return 0
+
+    cdef int end(self, Session session) except -1:
+        """Ends a session: its client has begun another one."""
+        if session.link is not None:
+            self.router.disconnect_taken(session)
+        if not session.ended:
+            self.router.end_session(session, False)
+        return 0
+
+    cdef int forget(self, Session session) except -1:
+        cdef Subscription subscription
+        self.gone.pop(session.key, None)
+        self.changed.discard(session.key)
+        for subscription in session.all_subscriptions():
+            if subscription.group is not None:
+                session.pop_subscription(subscription.wire_filter)     # in no table since it left
+        self.router.subscriptions.end_all(session)
+        if session.known:
+            self.router.recorder.ended(session, ENDED_MOVED_TO_NODE)
+        self.router.by_key.pop(session.key, None)
+        return session.end()
+
+    cdef int taken(self, Session session, set ids) except -1:
+        remove_from_queue(session, ids, True)
+        self.changed.add(session.key)
+        return 0

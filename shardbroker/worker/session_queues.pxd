@@ -1,0 +1,12 @@
+"""Queues of sessions that move: their messages by id, and their form in TAIL and STATE (plain functions, no state)."""
+from shardbroker.session.delivery cimport Delivery
+from shardbroker.session.session cimport Session
+
+# Ids of the messages of QoS 1 and 2 that a session has not finished: of its queue, with `in_flight` also of its window.
+cdef set ids_of(Session session, bint in_flight)
+# Removes entries of the queue: those with these ids, and of QoS 0. `recorded`: with a record of each.
+cdef int remove_from_queue(Session session, set ids, bint recorded) except -1
+# Moves what was sent and not acknowledged in front of the queue; packet ids are free afterwards.
+cdef int empty_window(Session session, bint keep) except -1
+# The first messages of the queue of QoS 1 and 2, in the order of their ids: a list of cluster.messages.Queued.
+cdef list first_queued(Session session, int most)

@@ -1,0 +1,119 @@
+"""Sessions that move between real brokers. They do so only while the switch of worker/main.py is set."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from shardbroker.worker.main import SESSIONS_SWITCH
+from tests.cluster.real.nodes import Nodes, running
+from tests.cluster.real.test_messages import linked
+from tests.harness import Client, client_id_on, wire
+from tests.harness.waiting import until
+
+KEPT = {"session_expiry_interval": 300}
+
+
+@pytest.fixture(autouse=True)
+def _moving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, SESSIONS_SWITCH, "1")
+
+
+def client(stack: ExitStack, nodes: Nodes, node: int, name: str, clean: bool = False) -> Client:
+    return stack.enter_context(Client(nodes.brokers[node].address, 5, name, clean=clean, timeout=20, properties=KEPT))
+
+
+def present(connection: Client) -> bool:
+    assert connection.connack is not None
+    return connection.connack.session_present
+
+
+def publish(publisher: Client, count: int, first: int = 0) -> list[bytes]:
+    sent = [b"%d" % number for number in range(first, first + count)]
+    for number, payload in enumerate(sent, first):
+        publisher.publish("t/1", payload, qos=1 + number % 2)
+    return sent
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with running(2, workers=2) as found:
+        linked(found)
+        yield found
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_session_moves_to_the_node_of_its_client(nodes: Nodes, worker: int) -> None:
+    with ExitStack() as stack:
+        name = client_id_on(worker, 2, "subscriber")
+        with client(ExitStack(), nodes, 1, name) as first:
+            first.subscribe("t/#", 2)
+        publisher = client(stack, nodes, 2, "publisher")
+        sent = publish(publisher, 50)
+        second = client(stack, nodes, 2, name)
+        assert present(second)
+        second.expect_messages(*sent)
+        second.expect_messages(*publish(publisher, 10, 50))
+        third = client(stack, nodes, 1, name)
+        assert present(third)
+        packet = second.recv()
+        assert isinstance(packet, wire.Disconnect)
+        assert packet.code == 0x8E
+        third.expect_messages(*publish(publisher, 10, 60))
+        third.expect_none()
+
+
+def test_a_clean_start_ends_the_session_at_the_other_node(nodes: Nodes) -> None:
+    with ExitStack() as stack:
+        first = client(stack, nodes, 1, "c")
+        first.subscribe("t/#", 2)
+        second = client(stack, nodes, 2, "c", clean=True)
+        assert not present(second)
+        packet = first.recv()
+        assert isinstance(packet, wire.Disconnect)
+        assert packet.code == 0x8E
+        publish(client(stack, nodes, 1, "p"), 3)
+        second.expect_none()
+
+
+def test_a_client_that_returns_to_its_node_sends_no_claim(nodes: Nodes) -> None:
+    with ExitStack() as stack:
+        with client(ExitStack(), nodes, 1, "c"):
+            pass
+        (pid,) = nodes.brokers[1].child_pids("link-0")
+        os.kill(pid, 19)  # SIGSTOP
+        try:
+            assert present(client(stack, nodes, 1, "c"))
+        finally:
+            os.kill(pid, 18)  # SIGCONT
+
+
+def test_a_session_survives_a_restart_of_its_worker_before_and_after_it_moves(nodes: Nodes) -> None:
+    with ExitStack() as stack:
+        name = client_id_on(0, 2, "subscriber")
+        with client(ExitStack(), nodes, 1, name) as first:
+            first.subscribe("t/#", 2)
+        publisher = client(stack, nodes, 2, client_id_on(1, 2, "publisher"))
+        sent = publish(publisher, 20)
+        restart_worker(nodes, 1, 0)
+        second = client(stack, nodes, 2, name)
+        assert present(second)
+        second.disconnect()
+        sent += publish(publisher, 20, 20)
+        restart_worker(nodes, 2, 0)
+        restart_worker(nodes, 1, 0)
+        third = client(stack, nodes, 2, name)
+        assert present(third)
+        third.expect_messages(*sent)
+        third.expect_none()
+
+
+def restart_worker(nodes: Nodes, number: int, worker: int) -> None:
+    """Kills a worker, and waits until its successor accepts a client: it has its view then."""
+    broker = nodes.brokers[number]
+    (pid,) = broker.child_pids(f"worker-{worker}")
+    broker.kill_process(pid)
+    until(lambda: broker.child_pids(f"worker-{worker}") not in ([], [pid]))
+    with Client(broker.address, 5, client_id_on(worker, 2, f"probe{number}"), timeout=20):
+        pass

@@ -1,0 +1,237 @@
+"""Sessions that move between the workers of nodes: real sessions and journals, a network in memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardbroker.cluster.claims import FORWARD_MS, SETTLE_MS, SessionState
+from shardbroker.cluster.messages import Claim, State, StateAck, Tail, Take
+from tests.cluster.workers import Net, Session
+from tests.harness import wire
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Net]:
+    net = Net(tmp_path)
+    yield net
+    assert not net.errors()
+
+
+def last(session: Session) -> wire.Packet:
+    session.take()
+    return session.packets[-1]
+
+
+def test_a_new_client_is_accepted_by_a_claim_and_a_returning_one_needs_none(net: Net) -> None:
+    first = net.nodes[1].connect("c")
+    assert first.connack() == (False, 0)
+    claims = net.count(Claim)
+    first.channel.receive(wire.disconnect())
+    again = net.nodes[1].connect("c")
+    assert again.connack() == (True, 0)
+    assert net.count(Claim) == claims
+
+
+@pytest.mark.parametrize("name", ["c", "d", "e", "f"])
+def test_a_session_moves_with_its_subscriptions_and_queue(net: Net, name: str) -> None:
+    """Registrar of the client id is either node."""
+    old = net.nodes[1].connect(name)
+    old.subscribe("t/#", 2)
+    old.channel.receive(wire.disconnect())
+    publisher = net.nodes[1].connect("publisher")
+    for number in range(5):
+        publisher.publish("t/1", b"%d" % number, number % 2 + 1, number + 1)
+    new = net.nodes[2].connect(name)
+    assert new.connack() == (True, 0)
+    assert new.drain() == [b"0", b"1", b"2", b"3", b"4"]
+    publisher.publish("t/1", b"later", 2)
+    assert new.drain() == [b"later"]
+    assert net.count(Take) == net.count(StateAck) == 1
+    assert name.encode() not in net.nodes[1].router.sessions
+    net.run(FORWARD_MS + 1_000)
+    assert not net.nodes[1].sessions.core.claims.leaving
+    publisher.publish("t/1", b"last", 1)
+    assert new.drain() == [b"last"]
+
+
+def test_the_old_connection_is_taken_over(net: Net) -> None:
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 1)
+    new = net.nodes[2].connect("c")
+    assert new.connack() == (True, 0)
+    disconnect = last(old)
+    assert isinstance(disconnect, wire.Disconnect)
+    assert disconnect.code == 0x8E
+    assert old.channel.is_closing
+
+
+def test_what_was_sent_and_not_acknowledged_is_sent_again_with_its_packet_id(net: Net) -> None:
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 2)
+    publisher = net.nodes[1].connect("publisher")
+    for number in range(3):
+        publisher.publish("t", b"%d" % number, 2)
+    sent = [packet for packet in old.take() if isinstance(packet, wire.Publish)]
+    old.send(wire.pubrec(sent[0].packet_id or 0))
+    new = net.nodes[2].connect("c")
+    packets = new.take()[1:]
+    assert [type(packet) for packet in packets] == [wire.Pubrel, wire.Publish, wire.Publish]
+    again = [packet for packet in packets if isinstance(packet, wire.Publish)]
+    assert [(packet.packet_id, packet.dup) for packet in again] == [(packet.packet_id, True) for packet in sent[1:]]
+
+
+def test_a_message_that_reaches_the_old_node_late_is_delivered_once(net: Net) -> None:
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 2)
+    new = net.nodes[2].connect("c")
+    other = net.nodes[2].connect("other")
+    other.subscribe("t", 2)
+    publisher = net.nodes[1].connect("publisher")
+    # Both nodes have a route, so each message arrives at both: directly, and by the queue of the session that has moved.
+    for number in range(4):
+        publisher.publish("t", b"%d" % number, 1 + number % 2)
+    assert new.drain() == [b"0", b"1", b"2", b"3"]
+    net.run(2_000)
+    assert new.drain() == []
+    assert other.drain() == [b"0", b"1", b"2", b"3"]
+    assert net.count(Tail)
+
+
+def test_a_message_that_only_the_old_node_gets_is_forwarded(net: Net) -> None:
+    net.nodes[1].connect("c").subscribe("t", 2)
+    publisher = net.nodes[1].connect("publisher")
+    new = net.nodes[2].connect("c")
+    # As from a publisher that does not know the routes of node 2 yet.
+    publisher.channel.receive(wire.publish("t", b"x", qos=2, packet_id=1))
+    assert net.nodes[1].router.outgoing
+    net.nodes[1].router.outgoing = []
+    net.run()
+    assert new.drain() == [b"x"]
+
+
+def test_a_clean_start_at_another_node_ends_the_session(net: Net) -> None:
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 1)
+    publisher = net.nodes[1].connect("publisher")
+    old.channel.receive(wire.disconnect())
+    publisher.publish("t", b"x", 1)
+    new = net.nodes[2].connect("c", clean=True)
+    assert new.connack() == (False, 0)
+    assert b"c" not in net.nodes[1].router.sessions
+    publisher.publish("t", b"y", 1)
+    assert new.drain() == []
+
+
+def test_a_session_that_ends_with_its_connection_does_not_move(net: Net) -> None:
+    old = net.nodes[1].connect("c", expiry=0)
+    old.subscribe("t", 1)
+    new = net.nodes[2].connect("c", expiry=0)
+    assert new.connack() == (False, 0)
+    assert isinstance(last(old), wire.Disconnect)
+    net.run()
+    assert not net.nodes[1].sessions.core.claims.leaving
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten(net: Net) -> None:
+    net.drops = lambda *_: True
+    names = [f"c{number}" for number in range(8)]
+    waiting = [net.nodes[1].router.connect("127.0.0.1:1") for _ in names]
+    for channel, name in zip(waiting, names, strict=True):
+        channel.receive(wire.connect(name, properties={"session_expiry_interval": 300}))
+    sessions = net.nodes[1].sessions
+    assert sessions.waiting
+    for channel in waiting:
+        net.nodes[1].router.cut(channel)
+    assert not sessions.waiting
+    assert not sessions.core.claims._claims
+
+
+def test_a_claim_without_an_answer_is_accepted_provisionally(net: Net) -> None:
+    net.drops = lambda *_: True
+    clients = [net.nodes[1].connect(f"c{number}") for number in range(4)]
+    net.run(6_000)
+    assert [client.connack() for client in clients] == [(False, 0)] * 4
+
+
+def test_a_will_with_a_delay_goes_with_its_session(net: Net) -> None:
+    watcher = net.nodes[1].connect("watcher")
+    watcher.subscribe("will", 1)
+    will = wire.Will("will", b"gone", 1, properties={"will_delay_interval": 2})
+    net.nodes[1].connect("c", will=will)
+    new = net.nodes[2].connect("c")
+    assert new.connack() == (True, 0)
+    net.run(5_000)
+    assert watcher.drain() == []
+
+
+def test_a_lost_state_leaves_the_session_at_its_node_and_it_is_merged(net: Net) -> None:
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 2)
+    publisher = net.nodes[1].connect("publisher")
+    old.channel.receive(wire.disconnect())
+    publisher.publish("t", b"x", 2)
+    net.drops = lambda _sender, _receiver, message: isinstance(message, State)
+    new = net.nodes[2].connect("c")
+    net.run(3_000)
+    assert new.connack() == (False, 0), "its holder has not answered"
+    new.subscribe("t", 2)
+    net.drops = lambda *_: False
+    net.run(10_000)
+    assert new.drain() == [b"x"]
+    assert len([node for node in net.nodes.values() if b"c" in node.router.sessions]) == 1
+
+
+def test_a_lost_acknowledgement_is_asked_for(net: Net) -> None:
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 2)
+    net.drops = lambda _sender, _receiver, message: isinstance(message, StateAck)
+    new = net.nodes[2].connect("c")
+    assert new.connack() == (True, 0)
+    (holding,) = net.nodes[1].sessions.core.claims.leaving.values()
+    assert holding.state == SessionState.MOVING
+    net.drops = lambda *_: False
+    net.run(8_000)
+    assert holding.state == SessionState.GONE
+    publisher = net.nodes[1].connect("publisher")
+    publisher.publish("t", b"x", 2)
+    assert new.drain() == [b"x"]
+
+
+def test_sessions_of_both_sides_of_a_split_are_merged(net: Net) -> None:
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 2)
+    old.channel.receive(wire.disconnect())
+    publishers = {number: node.connect(f"publisher{number}") for number, node in net.nodes.items()}
+    net.split(1, 2)
+    publishers[1].publish("t", b"first", 2)
+    new = net.nodes[2].connect("c")
+    net.run(6_000)
+    assert new.connack() == (False, 0)
+    new.subscribe("t", 2)
+    publishers[2].publish("t", b"second", 2)
+    assert new.drain() == [b"second"]
+    net.heal()
+    net.run(SETTLE_MS)
+    assert sorted(new.drain()) == [b"first"]
+    assert sum(b"c" in node.router.sessions for node in net.nodes.values()) == 1
+
+
+def test_a_damaged_image_ends_nothing_but_itself(net: Net) -> None:
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", 2)
+    send = net.send
+
+    def damage(sender: int, receiver: int, message: object) -> None:
+        if isinstance(message, State):
+            message = message._replace(body=message.body[:-9] + b"x" * 9)
+        send(sender, receiver, message)  # type: ignore[arg-type]
+
+    net.send = damage  # type: ignore[method-assign]
+    new = net.nodes[2].connect("c")
+    net.run(8_000)
+    assert new.connack() == (False, 0)
+    assert sum(b"c" in node.router.sessions for node in net.nodes.values()) == 1
+    (line,) = net.nodes[2].router.lines
+    assert "session not imported client_id=c reason=" in line[1]
+    net.nodes[2].router.lines.clear()
