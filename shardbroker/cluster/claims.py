@@ -81,6 +81,8 @@ CLAIM_MS = 5_000
 """From CONNECT to the grant."""
 TAKE_MS = 1_000
 """For the answer to TAKE, and between two parts of the session."""
+TAKE_AGAIN_MS = 200
+"""Between two TAKE without an answer: the worker of the holder may be restarted at this moment."""
 BUSY_MS = 100
 """Pause before TAKE is repeated."""
 ACK_MS = 5_000
@@ -202,6 +204,9 @@ class _Claim:
     until_ms: int = 0
     """End of TAKE's repetitions."""
     take_ms: int = 0
+    """TAKING: when a holder that was busy is asked again; 0: it was not."""
+    again_ms: int = 0
+    """TAKING: when TAKE is repeated."""
     parts: Parts = field(default_factory=Parts)
     was_taken: bool = False
 
@@ -395,6 +400,7 @@ class Claims:
         if claim.holder not in self._linked:
             return self._lost(claim, now_ms)
         claim.phase, claim.parts, claim.due_ms, claim.take_ms = Phase.TAKING, Parts(), now_ms + TAKE_MS, 0
+        claim.again_ms = now_ms + TAKE_AGAIN_MS
         return [ToNode(claim.holder, Take(claim.key, claim.generation, claim.name, claim.clean))]
 
     def _lost(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
@@ -830,7 +836,11 @@ class Claims:
             case Phase.TAKING | Phase.IMPORTING:
                 if claim.holder not in self._linked or now_ms >= claim.due_ms:
                     return self._lost(claim, now_ms)
-                return self._take(claim, now_ms) if claim.take_ms and now_ms >= claim.take_ms else []
+                if claim.take_ms and now_ms >= claim.take_ms:
+                    return self._take(claim, now_ms)
+                if claim.phase == Phase.TAKING and not claim.take_ms and now_ms >= claim.again_ms:
+                    claim.again_ms = now_ms + TAKE_AGAIN_MS
+                    return [ToNode(claim.holder, Take(claim.key, claim.generation, claim.name, claim.clean))]
         return []
 
     def _tick_leaving(self, holding: Holding, now_ms: int) -> list[SessionOutput]:

@@ -1,12 +1,17 @@
 """Sessions that move between the workers of nodes: real sessions and journals, a network in memory."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from shardbroker.cluster.claims import FORWARD_MS, SETTLE_MS, SessionState
 from shardbroker.cluster.messages import Claim, State, StateAck, Tail, Take
+from shardbroker.cluster.takeover import PART_BYTES_MAX, STATE_BYTES_MAX
+from shardbroker.journal.images import ImageError
+from shardbroker.worker.session_queues import SEEN_IDS_MAX, decode_queued, decode_state, encode_queued, encode_state
 from tests.cluster.workers import Net, Session
 from tests.harness import wire
 
@@ -235,3 +240,63 @@ def test_a_damaged_image_ends_nothing_but_itself(net: Net) -> None:
     (line,) = net.nodes[2].router.lines
     assert "session not imported client_id=c reason=" in line[1]
     net.nodes[2].router.lines.clear()
+
+
+def test_a_lost_take_is_repeated(net: Net) -> None:
+    """As when the worker of the holder is restarted at this moment."""
+    net.nodes[1].connect("c").subscribe("t", 2)
+    taken: list[object] = []
+
+    def drop_first(_sender: int, _receiver: int, message: object) -> bool:
+        taken.extend([message] if isinstance(message, Take) else [])
+        return isinstance(message, Take) and len(taken) <= 2
+
+    net.drops = drop_first
+    new = net.nodes[2].connect("c")
+    net.run(600)
+    assert new.connack() == (True, 0)
+    assert len(taken) == 3
+
+
+def encoded() -> list[bytes]:
+    ids = [1 << 64 | number for number in range(5)]
+    parts = encode_state(b"image", 7, 1 << 64, 3, ids)
+    assert parts is not None
+    assert decode_state(parts) == (b"image", 7, 1 << 64, 3, ids)
+    return parts
+
+
+def test_a_state_that_is_cut_or_changed_is_refused_or_has_another_image() -> None:
+    (state,) = encoded()
+    for size in range(len(state) - len(b"image")):
+        with pytest.raises(ImageError):
+            decode_state([state[:size]])
+    rng = Random(1)
+    for _ in range(2_000):
+        damaged = bytearray(state)
+        damaged[rng.randrange(len(state))] = rng.randrange(256)
+        with suppress(ImageError):
+            assert len(decode_state([bytes(damaged)])[4]) <= SEEN_IDS_MAX
+
+
+def test_a_state_that_is_too_large_does_not_move() -> None:
+    assert encode_state(bytes(STATE_BYTES_MAX), 0, 0, 0, []) is None
+    parts = encode_state(bytes(PART_BYTES_MAX), 0, 0, 0, [])
+    assert parts is not None and [len(part) <= PART_BYTES_MAX for part in parts] == [True, True]
+
+
+def test_a_queued_message_that_is_changed_raises_image_error_and_nothing_else() -> None:
+    number = 1_700_000_000_000 << 16 << 64 | 5
+    queued = encode_queued(number, 2, True, b"\x0b\x01", b"t/1", b"payload", b"", b"publisher", 2, 0)
+    message, qos, retain, ids = decode_queued(queued)
+    assert (message.topic, message.payload, qos, retain, ids) == (b"t/1", b"payload", 2, True, b"\x0b\x01")
+    rng = Random(2)
+    for _ in range(5_000):
+        body = bytearray(queued.body)
+        for _ in range(rng.randint(1, 3)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        with suppress(ImageError):
+            decode_queued(queued._replace(body=bytes(body[: rng.randint(0, len(body))] if rng.random() < 0.3 else body)))
+    for wrong in (queued._replace(topic=b"a/#"), queued._replace(id=number | 0xFFFF << 64), queued._replace(qos=1)):
+        with pytest.raises(ImageError):
+            decode_queued(wrong)

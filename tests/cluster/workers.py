@@ -1,4 +1,5 @@
-"""Nodes of one worker each, with real sessions and journals and a network in memory: what drives session cores, without processes."""
+"""Nodes of one worker each, with real sessions and journals and a network in memory: what drives session cores, without
+processes."""
 
 from collections import deque
 from collections.abc import Callable
