@@ -107,8 +107,8 @@ cdef class Session(Subscriber):
             qos = publication.qos
         if self.ended:
             return 0
-        if self.place is not None and self.place.watched and not self.context.takes(self, publication, qos):
-            return 0
+        if self.place is not None and self.place.watched:
+            return watched_delivery(self, publication, qos, retain, ids, share)
         if publication.expires_ms and publication.expires_ms < self.context.now_ms:
             # It expired in a ring, or at another member of its group [MQTT-3.3.2-5].
             self.context.delivery_dropped(self, publication, DELIVERY_DROPPED_EXPIRED, "expired")
@@ -565,3 +565,16 @@ cdef class Session(Subscriber):
             self.timer.session = None
             self.timer = None
         return 0
+
+
+cdef int deliver_watched(Session session, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+    """Delivers a message to a session that has another node, or had one: what the router does not want in it is left out."""
+    if publication.expires_ms and publication.expires_ms < session.context.now_ms:
+        session.context.delivery_dropped(session, publication, DELIVERY_DROPPED_EXPIRED, "expired")
+        return 0
+    return session.send_or_queue(publication, qos, retain, ids, share) if session.context.takes(session, publication, qos) else 0
+
+
+# A pointer, so that the compiler does not inline it: the other deliveries would pay 16 instructions each.
+cdef int (*watched_delivery)(Session, Publication, uint8_t, bint, bytes, tuple) except -1
+watched_delivery = deliver_watched

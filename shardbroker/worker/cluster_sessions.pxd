@@ -35,6 +35,12 @@ cdef class ClusterSessions(SessionClaims):
     cdef object outgoing                   # deque of (journal position, node id, message)
     cdef set changed                       # keys of sessions in `gone` with a new message
     cdef uint64_t tick_ms                  # when the cores are called next
+    # Ids of messages that sessions have had: noted while another session of a client id may exist
+    cdef readonly dict noting              # session key -> Session with Place.seen
+    cdef bint watching                     # sessions without `seen` may be watched
+    cdef list to_sweep                     # of these, those that are looked at next
+    cdef uint64_t sweep_ms                 # when the next round begins
+    cdef uint64_t linked_ms                # since when all seeds are linked; 0: one is missing
     cdef bint merging                      # deliveries are those of TAIL, which are in `seen` already
 
     cdef object key_of(self, bytes client_id)
@@ -48,6 +54,11 @@ cdef class ClusterSessions(SessionClaims):
     cdef int rejected(self, uint64_t ticket, int reason) except -1
     cdef tuple take_waiting(self, uint64_t ticket)
     cdef object go_on(self, Channel channel)
+    cdef int check_again(self, Channel channel, object packet) except -1
+    cdef int take_view(self, object view) except -1
+    cdef int note_ids(self, Session session, object seen) except -1
+    cdef int sweep(self) except -1
+    cdef Session late_session(self, uint64_t uid)
     # Outputs
     cdef int create(self, object output) except -1
     cdef int import_session(self, object output) except -1

@@ -11,7 +11,8 @@ from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, Subscription
 from shardbroker.session.journaling cimport ENDED_MOVED_TO_NODE
 from shardbroker.session.place cimport Place, seen_id
 from shardbroker.session.session cimport Session
-from shardbroker.worker.channel cimport CONNECTED, Channel
+from shardbroker.worker.authorization cimport Authorization
+from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.login cimport Login
 from shardbroker.worker.packets.connect cimport admit
 from shardbroker.worker.session_queues cimport empty_window, first_queued, ids_of, remove_from_queue
@@ -20,6 +21,7 @@ from shm.counters cimport SESSIONS_COUNT
 from collections import deque
 
 from shardbroker.cluster.claims import ACK_MS, Holding, SessionState
+from shardbroker.cluster.clock import stamp_of
 from shardbroker.cluster.faults import PeerFault
 from shardbroker.cluster.merge import SeenIds, append, id_floor
 from shardbroker.cluster.outputs import (
@@ -50,10 +52,23 @@ TOPIC_SHOWN = 200
 STATES_MAX = 128 << 20
 """Bytes of these: two sessions of the largest size."""
 
+SKEW_MS = 1_000
+"""A session that may have a predecessor at a lost node takes messages of publishers whose clock is behind by so much."""
+FORGET_MS = 600_000
+"""Ids of messages are noted for so long, counted from the grant of the session and from the moment at which all seeds were linked."""
+SWEEP_MS = 60_000
+"""Between two looks at the sessions that note ids."""
+SWEEP_A_TICK = 1_000
+"""Sessions looked at in one tick: some 0.3 ms."""
+NOTING_MAX = 100_000
+"""Sessions of one worker that begin to note ids because a seed is missing: 1 GB if each has had SEEN_MAX messages. In others a merge may
+deliver a message of QoS 2 again."""
+
 REASONS = {0x88: "session is at a node that is not reachable", 0x8E: "session taken over", 0x89: "another CONNECT of this client id waits"}
 """Reason strings of CONNACK; the reason codes are those of cluster/claims.py."""
 
 cdef enum:
+    STAMP_BITS = 16                        # of a counter below the ms of a stamp, see shardbroker/cluster/clock.py
     OWNED = 0                              # shardbroker.cluster.claims.SessionState
     MOVING = 1
     STALE = 2
@@ -74,6 +89,9 @@ cdef class ClusterSessions(SessionClaims):
         self.tickets = {}
         self.outgoing = deque()
         self.changed = set()
+        self.noting = {}
+        self.watching = True
+        self.to_sweep = []
         router.claims = self
 
     def restore(self) -> None:
@@ -92,6 +110,10 @@ cdef class ClusterSessions(SessionClaims):
                 key, session.key, session.client_id.decode(), place.generation, place.stamp, state=SessionState(place.state),
                 clean_stamp=place.clean_stamp, peer=0 if place.state == OWNED else place.peer, granted=place.granted)
             self.core.claims.restore(holding, now_ms)
+            if place.seen is not None:
+                self.noting[session.key] = session
+            elif place.state == OWNED:
+                place.watched = True       # until the first view says that all seeds are linked
             last = max(last, place.generation, place.stamp, place.granted)
             if place.state == OWNED:
                 continue
@@ -127,6 +149,7 @@ cdef class ClusterSessions(SessionClaims):
         for one in self.link.receive():
             try:
                 if isinstance(one, SessionView):
+                    self.take_view(one)
                     self.perform(self.core.follow(one, self.router.now_ms, self.router.now_ms))
                 else:
                     self.perform(self.core.received(one[0], one[1], self.router.now_ms, self.router.now_ms))
@@ -145,6 +168,7 @@ cdef class ClusterSessions(SessionClaims):
         if self.router.now_ms >= self.tick_ms:
             self.tick_ms = self.router.now_ms + TICK_MS
             self.perform(self.core.tick(self.router.now_ms, self.router.now_ms))
+            self.sweep()
 
     def flush(self) -> None:
         """Sends the messages whose records are durable."""
@@ -293,11 +317,14 @@ cdef class ClusterSessions(SessionClaims):
             channel = found[0]
             late = channel.claiming
             channel.claiming = False
+            if late and present and channel.access is not None and channel.access.login is not None \
+                    and not (<Authorization>channel.access).unchecked():
+                self.disconnected(session)
+                session.set_deadline()
+                return self.check_again(channel, found[1])
             self.router.granted = None if present else session
             try:
                 admit(channel, <Connect?>found[1], found[2])
-                if late and channel.state == CONNECTED and present and channel.access is not None:
-                    channel.access.recheck()       # its subscriptions were allowed by another node
                 if late:
                     self.go_on(channel)
             except MqttError as error:
@@ -341,6 +368,65 @@ cdef class ClusterSessions(SessionClaims):
             self.perform(self.core.deliver(self.core.claims.ended(key), self.router.now_ms, self.router.now_ms))
         return 0
 
+    cdef int check_again(self, Channel channel, object packet) except -1:
+        """Continues behind the authentication: the rules decide about the subscriptions of a session that another node has allowed."""
+        cdef Login login = channel.access.login
+        login.packet = packet
+        login.check_and_accept()
+        return 0
+
+    # --- ids of messages ------------------------------------------------------------------------------------------------------
+
+    cdef int take_view(self, object view) except -1:
+        """While a seed is missing, each session notes what it has had: its client may begin another one there."""
+        cdef Session session
+        if view.all_up:
+            self.linked_ms = self.linked_ms or self.router.now_ms
+            return 0
+        if self.linked_ms:
+            self.linked_ms = 0
+            self.watching = True
+            for session in self.router.sessions.values():
+                if session.place is not None:
+                    session.place.watched = True
+        return 0
+
+    cdef int note_ids(self, Session session, object seen) except -1:
+        session.place.seen = seen
+        session.place.watch()
+        self.noting[session.key] = session
+        return 0
+
+    cdef int sweep(self) except -1:
+        """Ends the noting of ids in sessions that can have no other session any more."""
+        cdef Session session
+        cdef Place place
+        cdef uint64_t now_ms = self.router.now_ms
+        cdef int _
+        if not self.linked_ms or now_ms - self.linked_ms < <uint64_t>FORGET_MS:
+            return 0
+        if not self.to_sweep:
+            if now_ms < self.sweep_ms:
+                return 0
+            self.sweep_ms = now_ms + SWEEP_MS
+            self.to_sweep = [*self.noting.values()]
+            if self.watching:
+                self.watching = False
+                for session in self.router.sessions.values():
+                    if session.place is not None and session.place.seen is None:
+                        session.place.watched = False
+        for _ in range(min(SWEEP_A_TICK, len(self.to_sweep))):
+            session = self.to_sweep.pop()
+            place = session.place
+            if session.ended:
+                self.noting.pop(session.key, None)
+            elif place.state == OWNED and (place.generation >> STAMP_BITS) + <uint64_t>FORGET_MS < now_ms:
+                place.seen = None
+                place.watch()
+                self.noting.pop(session.key, None)
+                self.record(session)
+        return 0
+
     # --- messages -------------------------------------------------------------------------------------------------------------
 
     cdef bint takes(self, Session session, Publication publication, int qos) except -1:
@@ -354,11 +440,26 @@ cdef class ClusterSessions(SessionClaims):
                 return False
             self.changed.add(session.key)
             return True
-        return qos == 0 or place.seen is None or place.seen.take(seen_id(publication.id_high, publication.id_low))
+        if qos == 0:
+            return True
+        if place.seen is None:
+            if self.linked_ms or len(self.noting) >= NOTING_MAX:
+                return True
+            self.note_ids(session, SeenIds(0, 0, ids_of(session, True)))
+            self.record(session)
+        return place.seen.take(seen_id(publication.id_high, publication.id_low))
+
+    cdef Session late_session(self, uint64_t uid):
+        """Returns a session that is not owned. The cores ask for the queue of a stale one before they return Kick: it is kicked now."""
+        cdef Session session = self.router.by_key.get(uid)
+        holding = self.core.claims.leaving.get(uid)
+        if session is not None and holding is not None and holding.state == STALE and session.place.state != STALE:
+            self.kick(session)
+        return self.gone.get(uid)
 
     def queued(self, uid, int most):
         """Returns the first messages of the queue of a session (LateQueues)."""
-        cdef Session session = self.gone.get(uid)
+        cdef Session session = self.late_session(uid)
         found = [] if session is None else first_queued(session, most)
         large = [one for one in found if len(one.body) > MESSAGE_BYTES_MAX]
         if not large:
@@ -371,7 +472,7 @@ cdef class ClusterSessions(SessionClaims):
 
     def delivered_of(self, uid):
         """Returns `base`, and the ids of a session that are not in its queue (LateQueues)."""
-        cdef Session session = self.gone.get(uid)
+        cdef Session session = self.late_session(uid)
         if session is None or session.place.seen is None:
             return 0, ()
         queued = ids_of(session, False)
@@ -386,8 +487,12 @@ cdef class ClusterSessions(SessionClaims):
         if session is not None:
             self.end(session)
         session = self.router.create_session(client_id)
-        floor = id_floor(output.floor)
-        session.place = Place(OWNED, output.generation, seen=SeenIds(floor, floor) if floor else None)
+        session.place = Place(OWNED, output.generation)
+        if output.floor:
+            floor = id_floor(min(output.floor, stamp_of(now_ms - SKEW_MS)))
+            self.note_ids(session, SeenIds(floor, floor))
+        elif not self.linked_ms:
+            session.place.watched = self.watching = True
         if output.clean:
             session.place.clean_stamp = self.core.clock.now(now_ms)
         self.perform(self.core.deliver(
@@ -415,10 +520,9 @@ cdef class ClusterSessions(SessionClaims):
         if old is not None:
             self.end(old)
         place = session.place = Place(OWNED, output.generation, 0, clean_stamp)
-        place.seen = SeenIds(id_floor(output.floor), base, ids, forgotten)
+        self.note_ids(session, SeenIds(id_floor(output.floor), base, ids, forgotten))
         for one in ids_of(session, True):
             place.seen.add(one)
-        place.watch()
         self.router.by_key[session.key] = session
         self.enter(session)
         self.enter_subscriptions(session)
@@ -448,8 +552,7 @@ cdef class ClusterSessions(SessionClaims):
         cdef bint is_new = place.seen is None
         now_ms = self.router.now_ms
         if is_new:
-            place.seen = SeenIds(0, 0, ids_of(session, True))
-            place.watch()
+            self.note_ids(session, SeenIds(0, 0, ids_of(session, True)))
         base, queue = place.seen.base, ids_of(session, False)
         result = append(place.seen, queue, tail, self.core.claims.is_settled(now_ms))
         if result is None:
@@ -491,6 +594,8 @@ cdef class ClusterSessions(SessionClaims):
 
     cdef int leave(self, Session session) except -1:
         """Takes its client id from a session that is not owned any more."""
+        if session.key in self.gone:
+            return 0
         self.gone[session.key] = session
         if self.router.sessions.get(session.client_id) is session:
             del self.router.sessions[session.client_id]
@@ -583,6 +688,8 @@ cdef class ClusterSessions(SessionClaims):
     cdef int kick(self, Session session) except -1:
         cdef Place place = session.place
         holding = self.core.claims.leaving.get(session.key)
+        if place.state == STALE:
+            return 0
         if session.link is not None:
             self.router.disconnect_taken(session)
         if session.ended:

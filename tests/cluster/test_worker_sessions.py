@@ -11,6 +11,7 @@ from shardbroker.cluster.claims import FORWARD_MS, SETTLE_MS, SessionState
 from shardbroker.cluster.messages import Claim, State, StateAck, Tail, Take
 from shardbroker.cluster.takeover import PART_BYTES_MAX, STATE_BYTES_MAX
 from shardbroker.journal.images import ImageError
+from shardbroker.worker.cluster_sessions import FORGET_MS
 from shardbroker.worker.session_queues import SEEN_IDS_MAX, decode_queued, decode_state, encode_queued, encode_state
 from tests.cluster.workers import Net, Session
 from tests.harness import wire
@@ -220,6 +221,39 @@ def test_sessions_of_both_sides_of_a_split_are_merged(net: Net) -> None:
     net.run(SETTLE_MS)
     assert sorted(new.drain()) == [b"first"]
     assert sum(b"c" in node.router.sessions for node in net.nodes.values()) == 1
+
+
+def test_a_session_of_a_split_knows_what_it_has_delivered(net: Net) -> None:
+    first = net.nodes[1].connect("c")
+    first.subscribe("t", 2)
+    publisher = net.nodes[1].connect("publisher")
+    net.split(1, 2)
+    second = net.nodes[2].connect("c")
+    net.run(6_000)
+    second.subscribe("t", 2)
+    second.channel.receive(wire.disconnect())
+    publisher.publish("t", b"x", 2)
+    assert first.drain() == [b"x"]
+    # Node 2 gets it behind the split, too, and its session stays, since its client has connected last.
+    net.heal()
+    net.run(SETTLE_MS)
+    assert b"c" not in net.nodes[1].router.sessions
+    assert any(isinstance(message, Tail) and message.delivered for _, _, message in net.sent)
+    third = net.nodes[2].connect("c")
+    assert third.connack() == (True, 0)
+    assert third.drain() == []
+
+
+def test_ids_are_forgotten_once_there_can_be_no_other_session(net: Net) -> None:
+    net.nodes[1].connect("c").subscribe("t", 2)
+    new = net.nodes[2].connect("c")
+    sessions = net.nodes[2].sessions
+    assert len(sessions.noting) == 1
+    net.now_ms += FORGET_MS
+    net.run(200)
+    assert not sessions.noting
+    net.nodes[1].connect("publisher").publish("t", b"x", 2)
+    assert new.drain() == [b"x"]
 
 
 def test_a_damaged_image_ends_nothing_but_itself(net: Net) -> None:

@@ -100,7 +100,7 @@ class Session:
         self._rest = b""
         self._handled = 0
         properties = {"session_expiry_interval": expiry}
-        self.channel.receive(wire.connect(name, clean=clean, properties=properties, will=will))
+        self.channel.receive(wire.connect(name, clean=clean, keepalive=0, properties=properties, will=will))
         node.net.run()
 
     def send(self, data: bytes) -> None:
