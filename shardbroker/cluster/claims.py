@@ -164,6 +164,8 @@ class Holding:
     """OWNED: node that still sends its tail; else the node that has, or gets, the session. 0: unknown."""
     granted: int = 0
     """MOVING: generation of the TAKE."""
+    wanted: int = 0
+    """Latest generation of a TAKE that found the session on its way: an older TAKE is not carried out any more."""
     deadline_ms: int = 0
     """MOVING: of STATE_ACK. GONE: of the queue. OWNED: of DONE, 0: nothing is held."""
     ask_ms: int = 0
@@ -589,6 +591,7 @@ class Claims:
                 if moving.peer == node and moving.granted >= generation:
                     return []
                 moving.deadline_ms, fault = now_ms, TakeFault.BUSY
+                moving.wanted = max(moving.wanted, generation)
             given = self._leaving(key, SessionState.MOVING, SessionState.GONE)
             if any(generation < max(one.granted, one.generation) for one in given):
                 # Another node was granted it later, and this TAKE was late.
@@ -598,7 +601,7 @@ class Claims:
             return [ToNode(node, NoState(key, generation, fault))]
         if holding.is_exclusive:
             return [ToNode(node, NoState(key, generation, TakeFault.HELD))]
-        if generation <= holding.generation:
+        if generation <= holding.generation or generation < holding.wanted:
             return [ToNode(node, NoState(key, generation, TakeFault.STALE))]
         del self.sessions[key]
         if take.clean:

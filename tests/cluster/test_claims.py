@@ -486,6 +486,18 @@ def test_an_answer_to_another_claim_is_ignored() -> None:
     assert node.receive(REGISTRAR, Refuse(claim.number, KEY)) == [Rejected(1, 0x89)]
 
 
+def test_a_session_that_is_served_again_waits_for_the_latest_grant_that_wanted_it() -> None:
+    """The older one of two TAKEs was carried out after the restore, and the later one answered "absent": two holders."""
+    node = Node()
+    node.holding()
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    [busy] = node.receive(REGISTRAR, Take(KEY, 300, NAME, False))
+    assert busy == ToNode(REGISTRAR, NoState(KEY, 300, TakeFault.BUSY))
+    assert any(isinstance(output, Restore) for output in node.receive(OTHER, Here(9, KEY, None, 100)))
+    assert node.receive(OTHER, Take(KEY, 200, NAME, False)) == [ToNode(OTHER, NoState(KEY, 200, TakeFault.STALE))]
+    assert isinstance(node.receive(REGISTRAR, Take(KEY, 300, NAME, False))[0], Export)
+
+
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_a_tail_has_a_bounded_number_of_bytes(is_stale: bool) -> None:
     node = Node()
