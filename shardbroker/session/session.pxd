@@ -43,9 +43,15 @@ cdef class Session(Subscriber):
     cdef ClientOutput link                         # None while the client is away
     cdef object subscriptions              # None, one Subscription, or filter as subscribed -> Subscription from the second on
     cdef DeliveryRing window
+    # Small fields lie together: there may be a million sessions.
     cdef uint16_t first_id                 # packet id of the window's first slot
-    cdef uint32_t inflight                 # deliveries in the window that are not DONE
-    cdef uint32_t held                     # of these, those that wait for Receive Maximum before they are sent again
+    cdef uint16_t inflight                 # deliveries in the window that are not DONE
+    cdef uint16_t held                     # of these, those that wait for Receive Maximum before they are sent again
+    cdef uint8_t ended
+    cdef uint8_t logged                    # its changes are recorded in the journal
+    cdef uint8_t registered                # has an entry in the client registry
+    cdef uint8_t known                     # the journal has it: `logged`, or because of its will
+    cdef uint32_t named_in                 # segment of the journal that has its name, counted from 1
     cdef MQueue queue
     cdef dict awaiting_rel                 # packet id -> ms of its arrival; None: empty
     cdef Will will
@@ -54,15 +60,9 @@ cdef class Session(Subscriber):
     cdef uint64_t expires_at_ms            # while the client is away
     cdef uint64_t will_at_ms               # while its will waits for the delay to pass
     cdef SessionTimer timer
-    # Flags of a byte each: there may be a million sessions.
-    cdef uint8_t ended
-    cdef uint8_t logged                    # its changes are recorded in the journal
-    cdef uint8_t registered                # has an entry in the client registry
-    cdef uint8_t known                     # the journal has it: `logged`, or because of its will
-    cdef uint32_t named_in                 # segment of the journal that has its name, counted from 1
     cdef object replays                    # retained messages still to be sent, see pubsub.retained; usually None
     cdef uint64_t created_ms
-    cdef readonly Place place                       # None: this node is in no cluster
+    cdef readonly Place place              # None: this node is in no cluster
 
     cdef Subscription find_subscription(self, bytes wire_filter)
     cdef int put_subscription(self, Subscription subscription) except -1      # adds or replaces
