@@ -245,6 +245,8 @@ class Claims:
         """MOVING, STALE and GONE, by uid."""
         self._queues = queues
         self._claims: dict[Key, _Claim] = {}
+        self._held: list[Holding] = []
+        """Imported sessions, of which direct deliveries may still be held."""
         self._unsure: dict[Key, int] = {}
         """Sessions that their registrar may not know, with the time of the next ANNOUNCE."""
         self._number = number
@@ -438,6 +440,7 @@ class Claims:
         holding = self.sessions[key]
         holding.clean_stamp = clean_stamp
         holding.peer, holding.deadline_ms = claim.holder, now_ms + HOLD_MS
+        self._held.append(holding)
         return done
 
     def import_failed(self, key: Key, now_ms: int) -> list[SessionOutput]:
@@ -804,8 +807,9 @@ class Claims:
         for holding in [*self.leaving.values()]:
             done += self._tick_leaving(holding, now_ms)
         done += self._announce(now_ms)
-        for holding in self.sessions.values():
-            if holding.deadline_ms and now_ms >= holding.deadline_ms:
+        self._held = [one for one in self._held if self.sessions.get(one.key) is one and one.deadline_ms]
+        for holding in self._held:
+            if now_ms >= holding.deadline_ms:
                 holding.deadline_ms = 0
                 done.append(Flow(holding.uid))
         return done
