@@ -201,11 +201,6 @@ class Signals:
                 self._purges.add(one.node_id)
         return done
 
-    def to_node(self, node_id: int, message: SessionMessage) -> list[Output]:
-        """Sends a message of sessions to a node, if its link is connected."""
-        link = self.view.link_of(node_id)
-        return [] if link is None or link.connection is None else [Send(link.connection, message)]
-
     # --- routes --------------------------------------------------------------------------------------------------------
 
     def routes_changed(self, now_ms: int) -> list[Output]:

@@ -36,9 +36,9 @@ from shardbroker.cluster.outputs import (
     Kick,
     Merge,
     MovedAway,
-    Output,
     Rejected,
     Restore,
+    Send,
     Taken,
     ToNode,
 )
@@ -285,8 +285,9 @@ class RoamingNode(Node):
             self.step()
             match output:
                 case ToNode(node_id, message):
-                    sent: list[Output] = self.signals.to_node(node_id, message)
-                    Node.execute(self, sent)
+                    link = self.signals.view.link_of(node_id)
+                    if link is not None and link.connection is not None:
+                        Node.execute(self, [Send(link.connection, message)])
                 case Accepted(ticket, uid, present):
                     self.accepted(ticket, uid, present)
                 case Rejected(ticket, reason):
