@@ -10,7 +10,7 @@ node has given up a session only after its new node has it on disk, and what a n
 A session that is not owned has left `Router.sessions`, so its client id is free. It keeps its subscriptions without shared groups, and
 its queue is what TAIL sends. Its id among the cores is its key.
 
-Invariants: a session of `Router.sessions` has a Place in state OWNED, and the cores hold it; a session in `gone` is none of the router's.
+Invariants: a session of `Router.sessions` has a Place in state OWNED, and the cores hold it; a session in `gone` is not in `Router.sessions`.
 """
 from libc.stdint cimport uint64_t
 

@@ -177,7 +177,7 @@ cdef class ClusterSessions(SessionClaims):
             writer = (<JournalRecorder>self.router.recorder).writer
         while self.outgoing:
             position, node, message = self.outgoing[0]
-            # At a disk that goes on without, nothing is left to be written.
+            # With on_disk_error = continue and a broken disk nothing is written any more.
             if writer is not None and position > writer.durable and writer.next_sequence > writer.durable:
                 break
             self.outgoing.popleft()
