@@ -50,8 +50,7 @@ OUTGOING_MAX = 100_000
 TOPIC_SHOWN = 200
 """Bytes of a topic in a log line."""
 STATES_MAX = 128 << 20
-"""Bytes of these: two sessions of the largest size."""
-
+"""Bytes of sessions that wait for the journal on their way to other nodes: two of the largest size."""
 SKEW_MS = 1_000
 """A session that may have a predecessor at a lost node takes messages of publishers whose clock is behind by so much."""
 FORGET_MS = 600_000

@@ -9,27 +9,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import shardbroker.worker.observers.commands  # noqa: F401 - registers them
 from shardbroker.access.auth_client import AuthClient
 from shardbroker.access.contract import Client
 from shardbroker.access.wire import Kind
-from shardbroker.cluster.claims import ClaimSettings, LateQueues
-from shardbroker.cluster.clock import HybridClock
-from shardbroker.cluster.handshake import cluster_uuid
-from shardbroker.cluster.sessions import NodeSessions
 from shardbroker.config import machine_memory, mark_bytes
 from shardbroker.hooks.exhook import ExHook, presumed
 from shardbroker.hooks.plugins import PluginError, own_settings
 from shardbroker.hooks.wanted import read_wanted
-from shardbroker.link.session_channel import SessionChannel
 from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
 from shardbroker.stores.trace_state import read_traced
 from shardbroker.worker.assembly import assemble
-from shardbroker.worker.cluster_sessions import ClusterSessions
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.drain import drain as drain_worker
 from shardbroker.worker.features.mountpoint import mounted_connection
@@ -48,6 +43,10 @@ from shm.remote_routes import RemoteRoutes
 from shm.ring import Inbox
 from shm.routes import RouteTable
 from shm.topology import Topology
+
+if TYPE_CHECKING:
+    from shardbroker.cluster.claims import LateQueues
+    from shardbroker.worker.cluster_sessions import ClusterSessions
 
 __all__ = ["run"]
 
@@ -87,15 +86,23 @@ def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, num
     gate.request(Kind.HOOKS, exhook, Client(""), [], 0.0)
 
 
-def _cluster_sessions(worker: Worker, topology: Topology, number: int) -> ClusterSessions | None:
+def _cluster_sessions(worker: Worker, topology: Topology, number: int) -> "ClusterSessions | None":
     """Returns what lets the sessions of this worker move between nodes, or None."""
     cluster = topology.settings.cluster
     if not cluster.enable or SESSIONS_SWITCH not in os.environ:
         return None
+    # Loaded here: 4 MB that a broker without them does not need.
+    from shardbroker.cluster.claims import ClaimSettings
+    from shardbroker.cluster.clock import HybridClock
+    from shardbroker.cluster.handshake import cluster_uuid
+    from shardbroker.cluster.sessions import NodeSessions
+    from shardbroker.link.session_channel import SessionChannel
+    from shardbroker.worker.cluster_sessions import ClusterSessions
+
     clock = HybridClock()
     partitions = [partition for partition, owner in enumerate(topology.division.owners) if owner == number]
 
-    def core(queues: LateQueues) -> NodeSessions:
+    def core(queues: "LateQueues") -> NodeSessions:
         return NodeSessions(topology.node_id, queues, clock, ClaimSettings(), partitions=partitions, number=time.time_ns() // 1000)
 
     channel = SessionChannel(topology.sending_ends("sessions", number)[0], clock)
