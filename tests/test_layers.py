@@ -47,6 +47,8 @@ MAY_USE = {
     "shardbroker.config": ("shardbroker.mqtt", "shardbroker.stores", "shm"),
     # Cores without sockets, files and clocks, which the simulation of a cluster drives as the link processes do.
     "shardbroker.cluster": (),
+    # SQL of rules: texts and values, no process.
+    "shardbroker.rules": ("shardbroker.mqtt",),
     # The cores with sockets, clocks, files and shared memory.
     "shardbroker.link": (
         "shardbroker.cluster",
