@@ -93,6 +93,9 @@ ANNOUNCE_MS = 1_000
 """Between two repetitions of ANNOUNCE."""
 HOLD_MS = 1_000
 """Direct deliveries of an imported session are held until DONE, at most so long."""
+DRAIN_MS = 20
+"""From END to its answer, and until the queue is empty: what publishers have sent without the new routes is on its way in other
+connections."""
 FORWARD_MS = 60_000
 """What arrives for a session that has moved is sent on for so long, and while a peer is not linked."""
 SETTLE_MS = 10_000
@@ -170,6 +173,8 @@ class Holding:
     """MOVING: of STATE_ACK. GONE: of the queue. OWNED: of DONE, 0: nothing is held."""
     ask_ms: int = 0
     """When WHO, FIND or TAIL may be sent again."""
+    end_ms: int = 0
+    """GONE: END has arrived, and is answered from then on with an empty queue; 0: it has not."""
     tail: int = 0
     """Number of the TAIL under way; 0: none."""
     sent: tuple[Queued, ...] = ()
@@ -488,9 +493,8 @@ class Claims:
                 return self._on_state(node, message, now_ms)
             case StateAck(key, generation):
                 return self._on_state_ack(node, key, generation, now_ms)
-            case End(key, generation):
-                # What is in the queue now was sent before, or follows as any tail.
-                return [*self._tails(key, now_ms), ToNode(node, Ended(key, generation))]
+            case End():
+                return self._on_end(node, message, now_ms)
             case Ended(key, generation):
                 return self._on_ended(node, key, generation)
             case Tail():
@@ -647,7 +651,7 @@ class Claims:
 
     def _gone(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
         holding.state, holding.deadline_ms, holding.ask_ms = SessionState.GONE, now_ms + FORWARD_MS, 0
-        holding.is_last_sent = False
+        holding.is_last_sent, holding.end_ms = False, 0
         return [MovedAway(holding.uid)]
 
     def _stale(self, holding: Holding, winner: int, now_ms: int) -> list[SessionOutput]:
@@ -699,8 +703,12 @@ class Claims:
         holding = self.leaving.get(uid)
         return [] if holding is None or holding.state == SessionState.MOVING else self._tail(holding, now_ms)
 
-    def _tails(self, key: Key, now_ms: int) -> list[SessionOutput]:
-        return [one for holding in self._leaving(key, SessionState.GONE, SessionState.STALE) for one in self._tail(holding, now_ms)]
+    def _on_end(self, node: int, end: End, now_ms: int) -> list[SessionOutput]:
+        for holding in self._leaving(end.key, SessionState.GONE):
+            if (holding.peer, holding.generation) == (node, end.generation):
+                holding.end_ms = now_ms + DRAIN_MS
+                return self._tail(holding, now_ms)
+        return [ToNode(node, Ended(end.key, end.generation))]
 
     def _tail(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
         """Sends the first messages of a queue to the holder, or looks for the holder."""
@@ -712,7 +720,10 @@ class Claims:
         is_stale = holding.state == SessionState.STALE
         if not queued and not is_stale:
             holding.tail, holding.sent = 0, ()
-            return []
+            if not holding.end_ms or now_ms < holding.end_ms:
+                return []
+            holding.end_ms = 0
+            return [ToNode(holding.peer, Ended(holding.key, holding.generation))]
         holding.ask_ms = now_ms + ASK_MS
         if holding.peer not in self._linked:
             # Unknown, or it may have moved on.

@@ -72,6 +72,10 @@ class SeenIds:
             self.forget(sorted(self._ids)[SEEN_MAX // 10])
         return True
 
+    def discard(self, message_id: int) -> None:
+        """Forgets one id: its message is taken once more."""
+        self._ids.pop(message_id, None)
+
     def forget(self, up_to: int) -> None:
         """Forgets ids up to one, for example of 10 s ago while all links are up."""
         self.forgotten = max(self.forgotten, up_to)

@@ -72,7 +72,7 @@ cdef class WorkerContext(MqttSettings):
     cdef int publish_event(self, int event, object subscriber, Publication publication) except -1
     # Delayed messages have waited long enough.
     cdef int messages_due(self) except -1
-    # Whether a message is for this session, a Session with Place.watched.
-    cdef bint takes(self, object session, Publication publication, int qos) except -1
+    # What becomes of a message for a Session with Place.watched: a Taking of session/place.pxd.
+    cdef int takes(self, object session, Publication publication, int qos) except -1
     # A client has added so many bytes to a queue while memory is short.
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1

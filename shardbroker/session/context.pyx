@@ -4,6 +4,7 @@ from libc.stdlib cimport calloc, free
 
 from shardbroker.hooks.masks cimport HOOK_DELIVERY_DROPPED
 from shardbroker.pubsub.message cimport Message, Publication
+from shardbroker.session.place cimport TAKEN
 from shm.counters cimport COUNTER_MAX, DELIVERY_DROPPED, MESSAGES_DROPPED, MESSAGES_DROPPED_FAILED, MESSAGES_DROPPED_UNROUTABLE, CounterSlot
 from shm.posix cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -106,8 +107,8 @@ cdef class WorkerContext(MqttSettings):
     cdef int messages_due(self) except -1:
         raise NotImplementedError("WorkerContext.messages_due")
 
-    cdef bint takes(self, object session, Publication publication, int qos) except -1:
-        return True
+    cdef int takes(self, object session, Publication publication, int qos) except -1:
+        return TAKEN
 
     cdef int queued_by(self, bytes client_id, uint64_t size) except -1:
         return 0

@@ -48,8 +48,8 @@ cdef int save(Session session, Recorder recorder, bint whole) except -1:
             else:
                 recorder.packet_id_used(
                     session, session.packet_id_at(i), slot.qos, PUBREC if slot.state == AWAITING_PUBCOMP else PUBCOMP)
-        if session.queue is not None:
-            for priority, lane in session.queue.lanes:
+        for queue in (session.queue, None if session.place is None else session.place.behind):
+            for priority, lane in (() if queue is None or queue.count == 0 else (<MQueue>queue).lanes):
                 ring = <DeliveryRing>lane
                 for i in range(ring.count):
                     recorder.queued(session, ring.at(i), priority)

@@ -5,6 +5,13 @@ shifted by 16 bits) in place of microseconds, so that ids compare with stamps. B
 """
 from libc.stdint cimport uint8_t, uint64_t
 
+from shardbroker.session.mqueue cimport MQueue
+
+cdef enum Taking:
+    NOT_TAKEN = 0                          # it is not for this session, or the session has had it
+    TAKEN = 1
+    TAKEN_BEHIND = 2                       # into `behind`
+
 
 cdef class Place:
     cdef public uint8_t state              # shardbroker.cluster.claims.SessionState
@@ -15,6 +22,7 @@ cdef class Place:
     cdef public uint64_t granted           # MOVING: generation of the TAKE
     cdef public object seen                # None: every message is taken
     cdef public set given                  # MOVING: ids of what was exported; else None
+    cdef MQueue behind                     # OWNED: what arrives before the tail of the former node has; sent behind it. None: nothing is held
     cdef readonly bint watched             # the router is asked about each message: `seen` is set, or the session is not owned
 
     cdef int watch(self) except -1         # sets `watched`; to be called after a change of `state` or `seen`

@@ -72,6 +72,8 @@ cdef class Session(Subscriber):
     cdef uint32_t window_size(self) noexcept
     cdef int attach(self, ClientOutput link) except -1            # after CONNACK: sends again what was not acknowledged [MQTT-4.4.0-1]
     cdef int detach(self) except -1
+    cdef int enqueue_behind(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1
+    cdef int join_behind(self) except -1                  # what Place.behind has follows the queue; nothing is held any more
     cdef int pump(self) except -1                         # moves deliveries from the queue to the window and the client
     cdef bint idle_for_replay(self) noexcept              # the queue is empty: a retained message may be added
     # Acknowledgements of the client. False: no such packet id in that state.

@@ -15,6 +15,7 @@ from shm.counters cimport (
     DELIVERY_DROPPED_QOS0_MSG, DELIVERY_DROPPED_QUEUE_FULL, INFLIGHT_COUNT, MESSAGES_ACKED, MESSAGES_DROPPED_AWAIT_PUBREL_TIMEOUT, MQUEUE_COUNT, PACKETS_PUBREL_SENT, PACKETS_SENT,
 )
 from shardbroker.session.context cimport NOTIFY_ACKED, NOTIFY_DELIVERED
+from shardbroker.session.place cimport TAKEN, TAKEN_BEHIND
 from shardbroker.session.journaling cimport (
     DROPPED_EXPIRED, DROPPED_QUEUE_FULL, DROPPED_TOO_LARGE, RELEASED_PUBREL, RELEASED_TIMEOUT,
 )
@@ -206,6 +207,32 @@ cdef class Session(Subscriber):
             context.watcher.queued(self, publication, qos)
         return 0
 
+    cdef int enqueue_behind(self, Publication publication, uint8_t qos, bint retain, bytes ids, tuple share) except -1:
+        """Queues a message behind those of the former node that are still on their way; its bounds are those of the queue."""
+        cdef MQueue queue = self.queue
+        self.queue = self.place.behind
+        try:
+            return self.enqueue(publication, qos, retain, ids, share)
+        finally:
+            self.place.behind, self.queue = self.queue, queue
+
+    cdef int join_behind(self) except -1:
+        cdef MQueue behind = None if self.place is None else self.place.behind
+        cdef Delivery one
+        cdef Delivery* slot
+        if behind is None:
+            return 0
+        self.place.behind = None
+        if self.queue is None:
+            self.queue = behind if behind.count else None
+            return 0
+        for priority, lane in (() if behind.lanes is None else behind.lanes):
+            while (<DeliveryRing>lane).count:
+                (<DeliveryRing>lane).move_front(&one)
+                slot = self.queue.push(priority, one.qos)
+                slot[0] = one
+        return 0
+
     cdef int pump(self) except -1:
         cdef Delivery* front
         cdef Delivery taken
@@ -250,7 +277,7 @@ cdef class Session(Subscriber):
     cdef bint idle_for_replay(self) noexcept:
         return (
             self.link is not None and not self.link.congested() and (self.queue is None or self.queue.count == 0)
-            and self.has_room()
+            and self.has_room() and (self.place is None or self.place.behind is None)
         )
 
     # --- acknowledgements -------------------------------------------------------------------------------------------------
@@ -533,6 +560,7 @@ cdef class Session(Subscriber):
         cdef Delivery taken
         cdef Delivery* slot
         cdef uint32_t i
+        self.join_behind()
         if self.window is not None:
             for i in range(self.window.count):
                 slot = self.window.at(i)
@@ -548,6 +576,7 @@ cdef class Session(Subscriber):
 
     cdef int end(self) except -1:
         self.ended = True
+        self.join_behind()
         self.context.gauge(INFLIGHT_COUNT, -<int64_t>self.inflight)
         if self.queue is not None:
             self.context.gauge(MQUEUE_COUNT, -<int64_t>self.queue.count)
@@ -572,7 +601,10 @@ cdef int deliver_watched(Session session, Publication publication, uint8_t qos, 
     if publication.expires_ms and publication.expires_ms < session.context.now_ms:
         session.context.delivery_dropped(session, publication, DELIVERY_DROPPED_EXPIRED, "expired")
         return 0
-    return session.send_or_queue(publication, qos, retain, ids, share) if session.context.takes(session, publication, qos) else 0
+    cdef int taking = session.context.takes(session, publication, qos)
+    if taking == TAKEN_BEHIND:
+        return session.enqueue_behind(publication, qos, retain, ids, share)
+    return session.send_or_queue(publication, qos, retain, ids, share) if taking == TAKEN else 0
 
 
 # A pointer, so that the compiler does not inline it: the other deliveries would pay 16 instructions each.

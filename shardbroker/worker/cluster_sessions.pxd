@@ -74,5 +74,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef int end(self, Session session) except -1
     cdef int forget(self, Session session) except -1
     cdef int taken(self, Session session, set ids) except -1
+    cdef int flow(self, Session session) except -1
     cdef int merge(self, Session session, int node, object tail) except -1
+    cdef int take_from_behind(self, Session session, object tail) except -1
     cdef bint deliver_queued(self, Session session, object queued) except -1

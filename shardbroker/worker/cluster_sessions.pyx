@@ -9,16 +9,18 @@ from shardbroker.mqtt.spec cimport CLIENT_IDENTIFIER_NOT_VALID, SERVER_BUSY
 from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, Subscription
 from shardbroker.session.journaling cimport ENDED_MOVED_TO_NODE
-from shardbroker.session.place cimport Place, seen_id
+from shardbroker.session.mqueue cimport MQueue
+from shardbroker.session.place cimport NOT_TAKEN, TAKEN, TAKEN_BEHIND, Place, seen_id
 from shardbroker.session.session cimport Session
 from shardbroker.worker.authorization cimport Authorization
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.login cimport Login
 from shardbroker.worker.packets.connect cimport admit
-from shardbroker.worker.session_queues cimport empty_window, first_queued, ids_of, remove_from_queue
+from shardbroker.worker.session_queues cimport empty_window, first_queued, ids_of, queue_ids, remove_from_queue, without
 from shm.counters cimport SESSIONS_COUNT
 
 from collections import deque
+from functools import partial
 
 from shardbroker.cluster.claims import ACK_MS, Holding, SessionState
 from shardbroker.cluster.clock import stamp_of
@@ -225,11 +227,11 @@ cdef class ClusterSessions(SessionClaims):
             return self.create(output)
         if kind is Import:
             return self.import_session(output)
-        if kind is Flow:
-            return 0                       # direct deliveries are not held
         session = self.router.by_key.get(output.uid)
         if session is None:
             return 0
+        if kind is Flow:
+            return self.flow(session)
         if kind is Export:
             return self.export(session, output.generation)
         if kind is MovedAway:
@@ -428,25 +430,31 @@ cdef class ClusterSessions(SessionClaims):
 
     # --- messages -------------------------------------------------------------------------------------------------------------
 
-    cdef bint takes(self, Session session, Publication publication, int qos) except -1:
+    cdef int takes(self, Session session, Publication publication, int qos) except -1:
         cdef Place place = session.place
+        cdef int taken = TAKEN if place.behind is None else TAKEN_BEHIND
         if self.merging:
-            return True
+            return TAKEN
         if place.state != OWNED:
             if qos == 0:
-                return False               # its client is at another node
+                return NOT_TAKEN           # its client is at another node
             if place.seen is not None and not place.seen.take(seen_id(publication.id_high, publication.id_low)):
-                return False
+                return NOT_TAKEN
             self.changed.add(session.key)
-            return True
+            return TAKEN
         if qos == 0:
-            return True
+            return taken
         if place.seen is None:
             if self.linked_ms or len(self.noting) >= NOTING_MAX:
-                return True
+                return TAKEN
             self.note_ids(session, SeenIds(0, 0, ids_of(session, True)))
             self.record(session)
-        return place.seen.take(seen_id(publication.id_high, publication.id_low))
+        return taken if place.seen.take(seen_id(publication.id_high, publication.id_low)) else NOT_TAKEN
+
+    cdef int flow(self, Session session) except -1:
+        """Sends what was held until the former node had sent its tail."""
+        session.join_behind()
+        return session.pump()
 
     cdef Session late_session(self, uint64_t uid):
         """Returns a session that is not owned. The cores ask for the queue of a stale one before they return Kick: it is kicked now."""
@@ -522,9 +530,11 @@ cdef class ClusterSessions(SessionClaims):
         self.note_ids(session, SeenIds(id_floor(output.floor), base, ids, forgotten))
         for one in ids_of(session, True):
             place.seen.add(one)
+        place.behind = MQueue.__new__(MQueue)
         self.router.by_key[session.key] = session
         self.enter(session)
         self.enter_subscriptions(session)
+        self.router.subacks.routed.append(partial(self.routed, output.key))
         session.logged = session.known = self.router.recorder is not None and session.expiry_ms > 0
         if session.logged:
             (<JournalRecorder>self.router.recorder).snapshot(session)
@@ -533,6 +543,10 @@ cdef class ClusterSessions(SessionClaims):
         if session.link is None and not session.ended:
             session.set_deadline()
         return 0
+
+    def routed(self, key) -> None:
+        """Takes the moment at which the peers have the routes of an imported session."""
+        self.perform(self.core.deliver(self.core.claims.routed(key), self.router.now_ms, self.router.now_ms))
 
     cdef object enter_subscriptions(self, Session session):
         """Makes the subscriptions of an image those of this worker; an exclusive one ends if another session of this node has it."""
@@ -552,6 +566,8 @@ cdef class ClusterSessions(SessionClaims):
         now_ms = self.router.now_ms
         if is_new:
             self.note_ids(session, SeenIds(0, 0, ids_of(session, True)))
+        if place.behind is not None:
+            self.take_from_behind(session, tail)
         base, queue = place.seen.base, ids_of(session, False)
         result = append(place.seen, queue, tail, self.core.claims.is_settled(now_ms))
         if result is None:
@@ -567,6 +583,16 @@ cdef class ClusterSessions(SessionClaims):
         if is_new or tail.delivered or place.seen.base != base:
             self.record(session)
         self.perform(self.core.deliver(self.core.claims.merged(node, tail), now_ms, now_ms))
+        return 0
+
+    cdef int take_from_behind(self, Session session, object tail) except -1:
+        """Takes messages out of `behind` that the tail has too: what follows them in the tail may not overtake them."""
+        cdef set again = queue_ids(session.place.behind)
+        again.intersection_update([one.id for one in tail.queued])
+        if again:
+            session.place.behind = without(session, session.place.behind, again, True, True)
+            for one in again:
+                session.place.seen.discard(one)
         return 0
 
     cdef bint deliver_queued(self, Session session, object queued) except -1:
@@ -596,6 +622,7 @@ cdef class ClusterSessions(SessionClaims):
         if session.key in self.gone:
             return 0
         self.gone[session.key] = session
+        session.join_behind()
         if self.router.sessions.get(session.client_id) is session:
             del self.router.sessions[session.client_id]
             self.router.gauge(SESSIONS_COUNT, -1)
@@ -629,6 +656,7 @@ cdef class ClusterSessions(SessionClaims):
             return 0
         if session.will is not None and session.will_at_ms and self.router.now_ms >= session.will_at_ms:
             self.router.publish_will(session)
+        session.join_behind()
         place.given = ids_of(session, True)
         seen = place.seen
         ids = [] if seen is None else [one for one in seen.ids if one not in place.given]

@@ -20,6 +20,7 @@ from shardbroker.worker.deferred cimport (
 )
 from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Lookup, Target, encode_identifier
 from shardbroker.session.context cimport NOTIFY_DROPPED
+from shardbroker.session.place cimport TAKEN
 from shardbroker.session.journaling cimport (
     ENDED_CLEAN_START, ENDED_DISCONNECTED, ENDED_EXPIRED, WILL_DISCARDED, WILL_PUBLISHED,
 )
@@ -521,8 +522,8 @@ cdef class Router(WorkerContext):
         session.set_deadline()
         return 0
 
-    cdef bint takes(self, object session, Publication publication, int qos) except -1:
-        return self.claims is None or self.claims.takes(<Session>session, publication, qos)
+    cdef int takes(self, object session, Publication publication, int qos) except -1:
+        return TAKEN if self.claims is None else self.claims.takes(<Session>session, publication, qos)
 
     cdef int will_due(self, object session) except -1:
         return self.publish_will(<Session>session)
@@ -625,7 +626,7 @@ cdef class Router(WorkerContext):
             full = self.route_changes.commit()
         if self.retaining.changes:
             self.retaining.commit()
-        if self.subacks.waiting:
+        if self.subacks.waiting or self.subacks.routed:
             self.subacks.committed(full)
         if self.subacks.held:
             self.subacks.give_up()

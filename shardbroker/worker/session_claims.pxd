@@ -15,7 +15,7 @@ cdef class SessionClaims:
     # The connection of a session has ended; the session has ended.
     cdef int disconnected(self, Session session) except -1
     cdef int ended(self, Session session) except -1
-    # Whether a message is for a session with Place.watched.
-    cdef bint takes(self, Session session, Publication publication, int qos) except -1
+    # What becomes of a message for a session with Place.watched: a Taking of session/place.pxd.
+    cdef int takes(self, Session session, Publication publication, int qos) except -1
     # Sessions of the journal beside those of the router.
     cdef list leaving(self)

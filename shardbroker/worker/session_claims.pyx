@@ -16,7 +16,7 @@ cdef class SessionClaims:
     cdef int ended(self, Session session) except -1:
         raise NotImplementedError("SessionClaims.ended")
 
-    cdef bint takes(self, Session session, Publication publication, int qos) except -1:
+    cdef int takes(self, Session session, Publication publication, int qos) except -1:
         raise NotImplementedError("SessionClaims.takes")
 
     cdef list leaving(self):

@@ -42,8 +42,7 @@ cdef inline object id_of(Delivery* slot):
 
 
 cdef set ids_of(Session session, bint in_flight):
-    cdef set found = set()
-    cdef DeliveryRing ring
+    cdef set found = queue_ids(session.queue) | queue_ids(session.place.behind)
     cdef Delivery* slot
     cdef uint32_t i
     if in_flight and session.window is not None:
@@ -51,27 +50,41 @@ cdef set ids_of(Session session, bint in_flight):
             slot = session.window.at(i)
             if slot.message != NULL:
                 found.add(id_of(slot))
-    if session.queue is not None and session.queue.count:
-        for _, lane in session.queue.lanes:
-            ring = <DeliveryRing>lane
-            for i in range(ring.count):
-                slot = ring.at(i)
-                if slot.qos:
-                    found.add(id_of(slot))
+    return found
+
+
+cdef set queue_ids(MQueue queue):
+    cdef set found = set()
+    cdef DeliveryRing ring
+    cdef Delivery* slot
+    cdef uint32_t i
+    for _, lane in (() if queue is None or queue.count == 0 else queue.lanes):
+        ring = <DeliveryRing>lane
+        for i in range(ring.count):
+            slot = ring.at(i)
+            if slot.qos:
+                found.add(id_of(slot))
     return found
 
 
 cdef int remove_from_queue(Session session, set ids, bint recorded) except -1:
-    cdef MQueue old = session.queue, kept
+    cdef MQueue kept = without(session, session.queue, ids, recorded, False)
+    session.queue = kept if kept is not None and kept.count else None
+    session.place.behind = without(session, session.place.behind, ids, recorded, False)
+    return 0
+
+
+cdef MQueue without(Session session, MQueue old, set ids, bint recorded, bint keeps_qos0):
+    cdef MQueue kept
     cdef Delivery one
     cdef Delivery* slot
     if old is None or old.count == 0:
-        return 0
+        return old
     kept = MQueue.__new__(MQueue)
     for priority, lane in old.lanes:
         while (<DeliveryRing>lane).count:
             (<DeliveryRing>lane).move_front(&one)
-            if one.qos and id_of(&one) not in ids:
+            if keeps_qos0 if one.qos == 0 else id_of(&one) not in ids:
                 slot = kept.push(priority, one.qos)
                 slot[0] = one
                 continue
@@ -79,8 +92,7 @@ cdef int remove_from_queue(Session session, set ids, bint recorded) except -1:
                 session.context.recorder.dropped(session, &one, DROPPED_TAKEN)
             session.context.gauge(MQUEUE_COUNT, -1)
             drop_delivery(&one)
-    session.queue = kept if kept.count else None
-    return 0
+    return kept
 
 
 cdef int empty_window(Session session, bint keep) except -1:

@@ -23,8 +23,9 @@ cdef class Subacks:
     # (answer, channel, packet id, codes, subscribed, replays), with answer(channel, packet id, codes, replays); `subscribed` is a list of
     # (wire filter, subscription), `replays` of subscriptions.
     cdef list waiting                      # for the commit
+    cdef list routed                       # functions without arguments, called when the SUBACKs of this commit would be sent
     cdef readonly int link                 # channel to link-0; -1: no SUBACK waits for other nodes
-    cdef dict held                         # ticket -> (SUBACKs, position, Unix ms at which they are answered in any case), in order
+    cdef dict held                         # ticket -> (SUBACKs, functions, position, Unix ms at which they are answered in any case), in order
     cdef uint64_t last_ticket
     cdef uint64_t reached                  # position of the route log up to which no SUBACK has to wait any more
 
@@ -36,7 +37,8 @@ cdef class Subacks:
     cdef int give_up(self) except -1
     # Unix ms of the next call of give_up() with an effect. Only called while SUBACKs are held.
     cdef uint64_t due_ms(self) except? 0
-    cdef bint hold(self, list subacks) except -1
+    cdef bint hold(self, list subacks, list routed) except -1
+    cdef int call_routed(self, list routed) except -1
     cdef int release(self, object ticket) except -1
     cdef int answer_all(self, list subacks, bint full) except -1
     cdef int answer(self, tuple suback, bint full) except -1

@@ -10,6 +10,7 @@ from shardbroker.session.session cimport Session
 from shm.counters cimport SUBACK_LATE
 
 from shardbroker.link.subacks import MESSAGE_BYTES, decode_answer, encode_request
+from shardbroker.logs.phrases import log_line
 from shardbroker.worker.features import event_messages
 
 __all__ = ["GIVE_UP_MS", "Subacks"]
@@ -30,6 +31,7 @@ cdef class Subacks:
         self.subscriptions = subscriptions
         self.route_changes = route_changes
         self.waiting = []
+        self.routed = []
         self.link = -1
         self.held = {}
 
@@ -41,15 +43,17 @@ cdef class Subacks:
 
     cdef int committed(self, bint full) except -1:
         cdef list subacks = self.waiting
-        self.waiting = []
+        cdef list routed = self.routed
+        self.waiting, self.routed = [], []
         # Also without a change of routes: another session has made it, and the peers may not have it yet.
-        if self.link >= 0 and not full and self.route_changes.position > self.reached and self.hold(subacks):
+        if self.link >= 0 and not full and self.route_changes.position > self.reached and self.hold(subacks, routed):
             return 0
-        return self.answer_all(subacks, full)
+        self.answer_all(subacks, full)
+        return self.call_routed(routed)
 
     # --- other nodes --------------------------------------------------------------------------------------------------------
 
-    cdef bint hold(self, list subacks) except -1:
+    cdef bint hold(self, list subacks, list routed) except -1:
         """Holds the SUBACKs of one commit. False: link-0 takes no request, so they are sent at once."""
         cdef uint64_t position = self.route_changes.position
         self.last_ticket += 1
@@ -58,7 +62,7 @@ cdef class Subacks:
         except OSError:
             self.context.count(SUBACK_LATE)
             return False
-        self.held[self.last_ticket] = (subacks, position, self.context.now_ms + GIVE_UP_MS)
+        self.held[self.last_ticket] = (subacks, routed, position, self.context.now_ms + GIVE_UP_MS)
         return True
 
     cdef int take_answers(self) except -1:
@@ -73,7 +77,7 @@ cdef class Subacks:
         return 0
 
     cdef int give_up(self) except -1:
-        for ticket, (_, _, due_ms) in [*self.held.items()]:
+        for ticket, (_, _, _, due_ms) in [*self.held.items()]:
             if self.context.now_ms < due_ms:
                 break
             self.context.count(SUBACK_LATE)
@@ -81,7 +85,7 @@ cdef class Subacks:
         return 0
 
     cdef uint64_t due_ms(self) except? 0:
-        return next(iter(self.held.values()))[2]
+        return next(iter(self.held.values()))[3]
 
     cdef int release(self, object ticket) except -1:
         cdef uint64_t position
@@ -90,7 +94,7 @@ cdef class Subacks:
         held = self.held.pop(ticket, None)
         if held is None:
             return 0                       # given up, or held by a worker that died
-        subacks, position, _ = held
+        subacks, routed, position, _ = held
         self.reached = max(self.reached, position)
         for answer, channel, packet_id, codes, subscribed, replays in subacks:
             session = channel.session
@@ -98,6 +102,14 @@ cdef class Subacks:
             replays = [] if session is None else [
                 subscription for subscription in replays if session.find_subscription(subscription.wire_filter) is not None]
             self.answer_all([(answer, channel, packet_id, codes, subscribed, replays)], False)
+        return self.call_routed(routed)
+
+    cdef int call_routed(self, list routed) except -1:
+        for function in routed:
+            try:
+                function()
+            except Exception as error:
+                self.context.log_failure(log_line("session not moved", step="routed"), error)
         return 0
 
     # --- answers ------------------------------------------------------------------------------------------------------------

@@ -296,7 +296,43 @@ def test_the_holder_has_moved_the_session_only_after_state_ack() -> None:
     assert sent(node.claims.exported(9, 100, [b"a", b"b"])) == [State(KEY, 100, 1, b"a", False), State(KEY, 100, 2, b"b", True)]
     assert node.claims.leaving[9].state == SessionState.MOVING
     assert node.receive(OTHER, StateAck(KEY, 100)) == [MovedAway(9)]
-    assert node.receive(OTHER, End(KEY, 100)) == [ToNode(OTHER, Ended(KEY, 100))]
+
+
+def moved() -> Node:
+    """Returns a node whose session has moved to OTHER."""
+    node = Node()
+    node.holding()
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    node.receive(OTHER, StateAck(KEY, 100))
+    return node
+
+
+def test_end_is_answered_after_what_is_on_its_way_has_had_time_to_arrive() -> None:
+    node = moved()
+    assert node.receive(OTHER, End(KEY, 100)) == []
+    assert node.after(module.DRAIN_MS - 1) == []
+    assert node.after(1) == [ToNode(OTHER, Ended(KEY, 100))]
+    assert node.after(module.DRAIN_MS) == []
+
+
+def test_end_is_answered_once_the_queue_is_empty() -> None:
+    node = moved()
+    node.queues.messages[9] = [Queued(number, "t", 1, b"") for number in range(1, module.TAIL_MESSAGES + 2)]
+    [tail] = sent(node.receive(OTHER, End(KEY, 100)))
+    assert isinstance(tail, Tail)
+    assert node.after(module.DRAIN_MS) == []
+    done = node.receive(OTHER, TailAck(KEY, tail.number, 9, True))
+    assert done == [Taken(9, tuple(range(1, module.TAIL_MESSAGES + 1)))]
+    del node.queues.messages[9][: module.TAIL_MESSAGES]
+    [last] = sent(node.claims.arrived(9, node.now_ms))
+    assert isinstance(last, Tail) and len(last.queued) == 1
+    node.receive(OTHER, TailAck(KEY, last.number, 9, True))
+    node.queues.messages[9] = []
+    assert node.claims.arrived(9, node.now_ms) == [ToNode(OTHER, Ended(KEY, 100))]
+
+
+def test_end_of_a_session_that_is_forgotten_is_answered_at_once() -> None:
+    assert Node().receive(OTHER, End(KEY, 100)) == [ToNode(OTHER, Ended(KEY, 100))]
 
 
 def test_an_old_take_is_not_carried_out() -> None:

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from shardbroker.cluster.claims import FORWARD_MS, SETTLE_MS, SessionState
-from shardbroker.cluster.messages import Claim, State, StateAck, Tail, Take
+from shardbroker.cluster.claims import FORWARD_MS, HOLD_MS, SETTLE_MS, SessionState
+from shardbroker.cluster.messages import Claim, Ended, State, StateAck, Tail, Take
 from shardbroker.cluster.takeover import PART_BYTES_MAX, STATE_BYTES_MAX
 from shardbroker.journal.images import ImageError
 from shardbroker.worker.cluster_sessions import FORGET_MS
@@ -114,6 +114,71 @@ def test_a_message_that_only_the_old_node_gets_is_forwarded(net: Net) -> None:
     net.nodes[1].router.outgoing = []
     net.run()
     assert new.drain() == [b"x"]
+
+
+def only_to(net: Net, kept: int) -> None:
+    """Takes back what node 1 has sent to other nodes but one, as if it did not know their routes."""
+    router = net.nodes[1].router
+    router.outgoing = [(destination, record) for destination, record in router.outgoing if destination == kept]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_direct_messages_wait_for_the_tail_of_the_former_node(net: Net, qos: int) -> None:
+    net.nodes[1].connect("c").subscribe("t", 2)
+    publisher = net.nodes[1].connect("publisher")
+    net.drops = lambda _sender, _receiver, message: isinstance(message, Tail | Ended)
+    new = net.nodes[2].connect("c")
+    publisher.channel.receive(wire.publish("t", b"former", qos=1, packet_id=1))
+    only_to(net, 0)
+    net.run(20)
+    direct = net.nodes[2].connect("direct")
+    for number in range(5):
+        direct.channel.receive(wire.publish("t", b"%d" % number, qos=qos, packet_id=number + 1 if qos else None))
+        if qos == 2:
+            direct.channel.receive(wire.pubrel(number + 1))
+    net.nodes[2].router.outgoing = []
+    net.run(100)
+    assert new.drain() == [], "sent before the tail"
+    net.drops = lambda *_: False
+    net.run(600)
+    assert new.drain() == [b"former", *(b"%d" % number for number in range(5))]
+    publisher.publish("t", b"last", 1)
+    assert new.drain() == [b"last"]
+
+
+def test_messages_are_held_for_a_second_at_most(net: Net) -> None:
+    net.nodes[1].connect("c").subscribe("t", 2)
+    net.drops = lambda _sender, _receiver, message: isinstance(message, Tail | Ended)
+    new = net.nodes[2].connect("c")
+    publisher = net.nodes[2].connect("publisher")
+    publisher.publish("t", b"x", 1)
+    assert new.drain() == []
+    net.run(HOLD_MS)
+    assert new.drain() == [b"x"]
+
+
+def test_what_is_held_moves_on_with_its_session(net: Net) -> None:
+    net.nodes[1].connect("c").subscribe("t", 2)
+    net.drops = lambda _sender, _receiver, message: isinstance(message, Ended)
+    net.nodes[2].connect("c")
+    net.nodes[2].connect("publisher").publish("t", b"x", 1)
+    net.drops = lambda *_: False
+    back = net.nodes[1].connect("c")
+    assert back.drain() == [b"x"]
+    net.run(2_000)
+    assert back.drain() == []
+
+
+def test_what_is_held_ends_with_its_session(net: Net) -> None:
+    net.nodes[1].connect("c").subscribe("t", 2)
+    net.drops = lambda _sender, _receiver, message: isinstance(message, Ended)
+    net.nodes[2].connect("c")
+    net.nodes[2].connect("publisher").publish("t", b"x", 1)
+    new = net.nodes[2].connect("c", clean=True)
+    assert new.connack() == (False, 0)
+    net.run(2_000)
+    assert new.drain() == []
+    assert net.errors() == []
 
 
 def test_a_clean_start_at_another_node_ends_the_session(net: Net) -> None:

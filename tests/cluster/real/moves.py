@@ -152,12 +152,24 @@ def move_around(level: str, kill: str = "nothing") -> None:
         until(complete, missing, 60)
         twice = [payload for payload, times in Counter(receiver.received["t/2"]).items() if times > 1]
         assert not twice, f"QoS 2: {len(twice)} twice, {twice[:5]}"
+        if kill == "nothing":
+            for topic, payloads in receiver.received.items():
+                _assert_order(topic, payloads)
         for number in nodes.brokers:
             for line in FAILED:
                 assert line not in nodes.output(number), nodes.output(number)
 
 
 FAILED = ("session not moved", "message of a node failed", "session not imported")
+
+
+def _assert_order(topic: str, payloads: list[bytes]) -> None:
+    """Asserts that the first copies of the messages of each publisher are in the order of publication."""
+    last: dict[int, int] = {}
+    for payload in dict.fromkeys(payloads):
+        node, number = map(int, payload.split())
+        assert number > last.get(node, -1), f"{topic}: {number} of node {node} behind {last[node]}"
+        last[node] = number
 
 
 def _kill_for(nodes: Nodes, kill: str, node: int) -> None:
