@@ -26,7 +26,7 @@ def _absolute(value: Value) -> int:
 def _round(value: Value) -> int:
     """Half away from zero, where Python rounds to even."""
     size = abs(number(value))
-    whole = math.floor(size)
+    whole: int = math.floor(size)
     whole += size - whole >= 0.5
     return -whole if value < 0 else whole
 
