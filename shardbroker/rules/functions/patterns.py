@@ -17,13 +17,17 @@ _TIMEOUT_SECONDS = 0.1
 _MAX_PATTERN_BYTES = 4096
 """Bytes of an expression: compilation has no timeout, and takes about a microsecond a byte."""
 
-_MAX_REPEAT = 1000
-"""Repetitions that braces may ask for, since an expression is compiled into as many copies where they are nested."""
+_MAX_ITEMS = 4096
+"""Items of an expression after its repetitions: `(a{100}){100}` becomes 10,000 copies of 660 bytes each when it is compiled."""
 
-_REPEAT = re.compile(rb"\{(\d*)(?:,(\d*))?\}")
+_PATTERNS = 64
+"""Compiled expressions that are kept, of at most 3 MB each."""
 
-_PATTERNS = 256
-"""Compiled expressions that are kept."""
+_ITEM = re.compile(rb"\\.|\[\^?\]?[^\]]*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+"""An item of an expression, or how often it is repeated; `_items` counts them."""
+
+_UNCOUNTED = re.compile(rb"\(\?(?:#|[A-Za-z0-9-]*[xVw])")
+"""Comments, and flags that change how an expression is read, so that its items could not be counted."""
 
 _REFERENCE = re.compile(rb"\\g\{(\d{1,3})\}|\\g(\d{1,3})|\\([1-9]\d{0,2})|\\(.)|(&)", re.DOTALL)
 """References of a replacement: `&` and groups by number; a backslash before anything else makes it literal."""
@@ -33,16 +37,39 @@ _REFERENCE = re.compile(rb"\\g\{(\d{1,3})\}|\\g(\d{1,3})|\\([1-9]\d{0,2})|\\(.)|
 def _compiled(pattern: bytes) -> Any:
     if len(pattern) > _MAX_PATTERN_BYTES:
         raise EvaluationError(f"expression: must be at most {_MAX_PATTERN_BYTES} bytes, got {len(pattern)}")
-    product = 1
-    for repeat in _REPEAT.finditer(pattern):
-        product *= max(1, *(int(count[:9] or 1) for count in repeat.groups(b"1")))
-        if product > _MAX_REPEAT:
-            raise EvaluationError(f"expression: must ask for at most {_MAX_REPEAT} repetitions, got {product}")
+    if _UNCOUNTED.search(pattern):
+        raise EvaluationError(f"expression: must have neither comments nor the flags x, V and w, got {pattern[:64]!r}")
+    if _items(pattern) > _MAX_ITEMS:
+        raise EvaluationError(f"expression: must have at most {_MAX_ITEMS} items with its repetitions")
     regex = library("regex")
     try:
-        return regex.compile(pattern)
+        # The library would keep 500 more of its own.
+        return regex.compile(pattern, cache_pattern=False)
     except regex.error as error:
         raise EvaluationError(f"expression: must be a regular expression, got {pattern[:64]!r}: {error}") from None
+
+
+def _items(pattern: bytes) -> int:
+    """Returns the number of items that an expression has once its repetitions are copies."""
+    groups, last = [0], 0
+    for found in _ITEM.finditer(pattern):
+        item = found.group()
+        if item == b"(":
+            groups.append(1)
+            last = 0
+        elif item == b")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        elif found[1] is not None:
+            times = max(int(found[1][:9]), int((found[2] or b"0")[:9]), 1)
+            groups[-1] += last * (times - 1)
+            last *= times
+        else:
+            last = 1
+            groups[-1] += 1
+        if groups[-1] > _MAX_ITEMS:
+            return groups[-1]
+    return sum(groups)
 
 
 def _arguments(value: Value, pattern: Value) -> tuple[Any, bytes]:

@@ -13,8 +13,8 @@ class Function:
     """A function of SQL.
 
     `call` takes evaluated arguments, and the columns of the event (a dict) before them if `needs_columns`. It raises
-    `EvaluationError`; any other exception counts as one. The result of a pure function depends on its arguments alone, so a call with
-    constants is evaluated when the rule is compiled.
+    `EvaluationError`; any other exception counts as one. The result of a pure function depends on its arguments alone, so a call
+    with constants is evaluated when the rule is compiled.
     """
 
     call: Callable[..., Value]
