@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from shardbroker.rules.functions.arguments import MAX_RESULT_BYTES, integer, octets, refusal
 from shardbroker.rules.functions.libraries import library
@@ -29,6 +30,9 @@ START_SECONDS = 5.0
 _MAX_PROGRAM_BYTES = 16_384
 """Bytes of a program."""
 
+_ENVIRONMENT = ("PYTHONPATH", "LD_LIBRARY_PATH")
+"""Variables of the environment that the child needs to find its library."""
+
 _HEADER = struct.Struct(">II")
 """Bytes of program and input before a request; status and bytes of output before a response."""
 
@@ -40,22 +44,24 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _started(self) -> None:
         # A fork of the owner must not share the pipes.
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shardbroker.rules.functions.jq_child"],
+                # Without the directory of the program, whose modules are named like some of Python's.
+                [sys.executable, "-P", str(Path(__file__).with_name("jq_child.py"))],
+                # Programs read the environment, which may hold secrets of the broker.
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
             self._owner = os.getpid()
             self._read(1, time.monotonic() + START_SECONDS)
-        return self._process
 
     def run(self, program: bytes, data: bytes, seconds: float) -> bytes:
         """Returns the results of a program, as a JSON array."""
-        process = self._started()
+        self._started()
         deadline = time.monotonic() + seconds
         try:
             self._write(_HEADER.pack(len(program), len(data)) + program + data, deadline)
@@ -64,7 +70,6 @@ class _Child:
         except (OSError, EvaluationError) as error:
             self.stop()
             raise EvaluationError(f"jq: must end within {seconds:g} s and its memory, got {error}") from None
-        del process
         if failed:
             raise EvaluationError(f"jq: {output.decode(errors='replace')}")
         return output
