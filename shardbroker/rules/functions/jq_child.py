@@ -43,7 +43,7 @@ def main(requests: BinaryIO, responses: BinaryIO) -> None:
     for program in (b".", b"("):
         with suppress(ValueError):
             _results(program, b"1")
-    # `import` of jq reads files: without a descriptor to open, there are none.
+    # `import` of jq reads files; without a free descriptor it cannot open one.
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     responses.write(b"!")
     responses.flush()

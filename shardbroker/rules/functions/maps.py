@@ -28,7 +28,7 @@ def map_of(value: Value) -> dict[Value, Value]:
 
 
 def _decoded(data: str | bytes) -> Value:
-    """The value of a JSON text, UNDEFINED if it is none."""
+    """The value of a JSON text, UNDEFINED for any other text."""
     try:
         return json_value(data)
     except ValueError:

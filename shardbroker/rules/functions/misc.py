@@ -28,7 +28,7 @@ def _choices(values: tuple[Value, ...]) -> list[Value]:
 
 
 def _environment(name: Value) -> str:
-    """The variable `SHARDBROKERVAR_name`; empty text where there is none."""
+    """The variable `SHARDBROKERVAR_name`; empty text if it is not set."""
     if not isinstance(name, str) or "\0" in name:
         raise refusal("name", "text", name)
     value = os.environ.get(PREFIX + name, "")

@@ -1,4 +1,4 @@
-"""Calls of functions as they stand in SQL: literals, arrays and calls, without operators and columns."""
+"""Calls of functions as they are written in SQL: literals, arrays and calls, without operators and columns."""
 
 import json
 import re

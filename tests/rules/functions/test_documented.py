@@ -1,4 +1,4 @@
-"""Examples of docs/rules-functions.md give the results that stand beside them, and every function has one."""
+"""Examples of docs/rules-functions.md give the results beside them, and every function has one."""
 
 import re
 from collections.abc import Iterator
