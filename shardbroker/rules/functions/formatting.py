@@ -72,7 +72,8 @@ def _field(found: "re.Match[bytes]", rest: Iterator[Value]) -> bytes:
         return _characters(_next(rest), width, precision, fill)
     if kind in ("s", "p", "P", "w", "W"):
         shown, precision = _text_field(kind, rest, precision)
-        return _aligned(shown, width, precision, fill)
+        # For terms, the width is that of lines, and there is one line only.
+        return _aligned(shown, width if kind == "s" else None, precision, fill)
     if kind in _NUMBERS:
         return _number_field(kind, width, precision, fill, rest)
     raise refusal("format", "one of the directives c e f g s w p W P b B x X + # i n ~", found[0])

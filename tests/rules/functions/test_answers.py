@@ -141,6 +141,10 @@ ANSWERS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     ],
     "sprintf": [
         (("Name: ~ts, Count: ~p", "ABC", 2), "Name: ABC, Count: 2"),
+        (
+            ("~0p|~10.3.0f|~-5s|~3s|~.16B|~e~n", {"a": [1]}, 1.5, "ab", "abcd", 255, 3.5),
+            '#{<<"a">> => [1]}|000001.500|ab   |abc|FF|3.50000e+0\n',
+        ),
         (("~s", 1), RAISES),
         (("~s",), RAISES),
         (("x", 1), RAISES),
