@@ -123,7 +123,7 @@ EVENTS: Final[tuple[Event, ...]] = (
         ),
         ATTRIBUTES,
     ),
-    _event("client.connack", "connection answered", CLIENT, CONNECT, _columns(reason_code="success", connected_at=AT, conn_props={})),
+    _event("client.connack", "CONNACK sent", CLIENT, CONNECT, _columns(reason_code="success", connected_at=AT, conn_props={})),
     _event("client.ping", "ping received", CLIENT, CONNECT),
     _event(
         "client.check_authn_complete",

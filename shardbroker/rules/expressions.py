@@ -120,7 +120,7 @@ class Expressions:
     # --- conditions -------------------------------------------------------------------------------------------------------------
 
     def condition(self, tree: Expression, scope: Scope, strict: bool = True) -> ast.expr:
-        """Returns a node that gives True or False. A function that gives something else raises if `strict`, else counts as False."""
+        """Returns a node that gives True or False. A function with another result raises if `strict`, else counts as False."""
         match tree:
             case Logic(sign, operands):
                 *first, last = operands

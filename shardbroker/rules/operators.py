@@ -1,7 +1,7 @@
 """Operators of SQL: arithmetic, comparison, IN.
 
-Kinds of values are ordered as in EMQX: numbers, then booleans and null, maps, arrays, text. A boolean or null is compared with text by
-its name, a number with text by the number in that text.
+Kinds of values are ordered as in EMQX: numbers, then booleans and null, maps, arrays, text. A boolean or null is compared with
+text by its name, a number with text by the number in that text.
 """
 
 import math
@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from shardbroker.rules.values import UNDEFINED, EvaluationError, Value, is_number, text_of
+from shardbroker.rules.functions.equality import identical
+from shardbroker.rules.functions.texts import text_of
+from shardbroker.rules.values import UNDEFINED, EvaluationError, Value, is_number
 
 __all__ = ["ARITHMETIC", "COMPARISONS", "compare", "contains", "identical", "matches", "minus"]
 
@@ -203,18 +205,6 @@ def _first_difference(pairs: Iterable[tuple[Value, Value]]) -> int:
     return 0
 
 
-def identical(left: Value, right: Value) -> bool:
-    """Returns whether values are the same and of one kind, as for `IN` and `CASE x WHEN`: 1 is not 1.0."""
-    kind = type(left)
-    if kind is not type(right):
-        return False
-    if kind is list:
-        return len(left) == len(right) and all(map(identical, left, right))
-    if kind is dict:
-        return bool(left.keys() == right.keys()) and all(identical(value, right[key]) for key, value in left.items())
-    return bool(left == right)
-
-
 def contains(value: Value, items: Iterable[Value]) -> bool:
     """Returns whether `value IN (items)`."""
     return any([identical(value, item) for item in items])
@@ -226,7 +216,7 @@ def contains(value: Value, items: Iterable[Value]) -> bool:
 def matches(topic: Value, topic_filter: Value) -> bool:
     """Returns `topic =~ filter`. Arrays are levels of a topic, as in EMQX; other values match '#' only."""
     if topic is UNDEFINED or topic_filter is UNDEFINED:
-        return topic is topic_filter and False
+        return False
     topic, topic_filter = _aligned(topic, topic_filter)
     if isinstance(topic, str | bytes) and isinstance(topic_filter, str | bytes):
         topic, topic_filter = _bytes(topic), _bytes(topic_filter)

@@ -1,7 +1,7 @@
 """Paths: `a.b[1]` in maps, arrays and texts of JSON; reading, writing, slices.
 
-A step into a text reads it as JSON. A missing step, null and a wrong kind give `UNDEFINED`. An index that is a path is looked up in the
-value at which the whole path starts: in the payload for `payload.l[i]`.
+A step into a text reads it as JSON. A missing step, null and a wrong kind give `UNDEFINED`. An index that is a path is looked up in
+the value at which the whole path starts: in the payload for `payload.l[i]`.
 """
 
 from typing import Any, Final

@@ -58,7 +58,7 @@ class Payload:
         return self._value
 
     def map(self) -> dict[str, Value]:
-        """Returns the decoded payload, or an empty map for another value: a name finds nothing in either. Raises EvaluationError."""
+        """Returns the decoded payload, or an empty map for another value, in which no name is found. Raises EvaluationError."""
         if self._map is None:
             value = self.value()
             if isinstance(value, str):

@@ -33,9 +33,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number, text, `true` or `false`."""
+    """A number, text, `true` or `false`; a folded call may give bytes, null or a missing value."""
 
-    value: int | float | str | bool
+    value: int | float | str | bytes | bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from shardbroker.rules.functions.texts import text_of
 from shardbroker.rules.paths import get
 from shardbroker.rules.syntax import Index, Step
-from shardbroker.rules.values import UNDEFINED, EvaluationError, Value, text_of
+from shardbroker.rules.values import UNDEFINED, EvaluationError, Value
 
 __all__ = ["TEMPLATE_MAX", "Template", "template"]
 

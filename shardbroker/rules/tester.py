@@ -15,7 +15,7 @@ RULE_ID = "sql_tester"
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What a rule does. `error`: parse, nomatch or eval, with the reason in `detail`; else empty, and `result` is what it selects."""
+    """What a rule does. `error`: parse, nomatch or eval, with the reason in `detail`; empty where `result` is what it selects."""
 
     error: str = ""
     detail: str = ""
