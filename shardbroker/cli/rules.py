@@ -43,8 +43,8 @@ def test(
 ) -> int:
     """Evaluate the rule SQL over one message or event, without a broker.
 
-    Columns that are not given have example values. With --file, each line is an object with id, sql and context; the answers have id
-    and either ok or error, which is parse, nomatch or eval. Exit code 1: the rule gives no result.
+    Columns that are not given have example values. With --file, each line is an object with id, sql and context; the answers have
+    id and either ok or error, which is parse, nomatch or eval. Exit code 1: the rule gives no result.
     """
     if (sql is None) == (cases is None):
         raise click.UsageError("must be called with SQL or with --file")
@@ -98,7 +98,7 @@ def answers(cases: Path) -> Iterator[str]:
         with cases.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield json.dumps(answer(line, f"{cases}, line {number}"), ensure_ascii=False)
+                    yield json.dumps(answer(line, f"{cases}, line {number}"))
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{cases}: {error}") from None
 

@@ -17,8 +17,10 @@ SQL_MAX: Final = 64 * 1024
 DIGITS_MAX: Final = 300
 """Most digits of a number: those of the largest float; Python refuses to convert texts of more than 4,300 digits."""
 KEYWORDS: Final = frozenset(
-    ("and", "as", "case", "if", "else", "elsif", "from", "in", "not", "or", "select", "when", "then", "foreach", "incase", "end")
-    + ("do", "where")
+    (
+        *("and", "as", "case", "do", "else", "elsif", "end", "foreach", "from"),
+        *("if", "in", "incase", "not", "or", "select", "then", "when", "where"),
+    )
 )
 
 TOKEN = re.compile(
