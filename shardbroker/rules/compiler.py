@@ -120,9 +120,11 @@ class _Compiler:
         if roots(where) & names or reads_columns(where) or not all(is_safe(one.value) for one in fields if isinstance(one, Field)):
             return None
         body, scope = self.start([one.value for one in fields if isinstance(one, Field)])
+        self.expressions.first = _first_part(where)
+        body += self.where(scope)
         found = [(self.name_of(one), self.expressions.value(one.value, scope)) for one in fields if isinstance(one, Field)]
         result = ast.Dict([nodes.const(name.root) for name, _ in found], [value for _, value in found])
-        return [*body, *self.where(scope), ast.Return(result)]
+        return [*body, ast.Return(result)]
 
     def where_of_columns(self) -> list[ast.stmt]:
         body, scope = self.start([])

@@ -64,6 +64,7 @@ HELPERS: Final[dict[str, Any]] = {
     "FLOAT": float,
     "STR": str,
     "LIST": list,
+    "DICT": dict,
     "TYPE": type,
     "compare": operators.compare,
     "identical": operators.identical,
@@ -106,6 +107,10 @@ class Expressions:
     slots: dict[str, Any] = field(default_factory=lambda: dict(HELPERS))
     problems: list[str] = field(default_factory=list)
     locals: int = 0
+    first: Expression | None = None
+    """The path that WHERE evaluates in any case, if WHERE is evaluated before the fields."""
+    known: dict[Path, str] = field(default_factory=dict)
+    """Local variables that hold the values of paths by now."""
 
     def slot(self, value: Any) -> ast.expr:
         """Returns the name of a global with this value."""
@@ -152,6 +157,8 @@ class Expressions:
         if isinstance(right, Constant) and type(right.value) in (int, float, str):
             kinds = ("STR",) if type(right.value) is str else ("INT", "FLOAT")
             first = nodes.call("TYPE", nodes.local(temporary, self.value(left, scope)))
+            if tree.left is self.first and isinstance(left, Path):
+                self.known[left] = temporary
             tests = [nodes.is_(first, nodes.name(kinds[0]))]
             tests += [nodes.is_(nodes.call("TYPE", nodes.name(temporary)), nodes.name(kind)) for kind in kinds[1:]]
             quick = ast.Compare(nodes.name(temporary), [AST_OPERATORS[tree.operator]()], [nodes.const(right.value)])
@@ -193,20 +200,27 @@ class Expressions:
         if scope.fields is not None and path.root in scope.shadowing:
             columns = (nodes.name(scope.fields), nodes.name(scope.columns), nodes.name("payload"))
             return nodes.call("find_in_either", *columns, self.slot(steps))
+        if scope.is_event and path in self.known:
+            return nodes.name(self.known[path])
         if len(steps) == 1:
-            return nodes.method(nodes.name(scope.columns), "get", nodes.const(path.root), nodes.name("UNDEFINED"))
+            return nodes.element(nodes.name(scope.columns), path.root)
         if not scope.is_event or path.root != "payload":
             return nodes.call("find", nodes.name(scope.columns), nodes.name("payload"), self.slot(steps))
         second, rest = steps[1], steps[2:]
         start = nodes.method(nodes.name("payload"), "value")
         if isinstance(second, Index):
             return nodes.call("get", start, self.slot(steps[1:]))
-        document = nodes.name("document") if scope.has_map else nodes.method(nodes.name("payload"), "map")
-        found = nodes.method(document, "get", nodes.const(second), nodes.name("UNDEFINED"))
+        if scope.has_map:
+            found = nodes.element(nodes.name("document"), second)
+        else:
+            found = nodes.method(nodes.method(nodes.name("payload"), "map"), "get", nodes.const(second), nodes.name("UNDEFINED"))
         if not rest:
             return found
         if len(rest) == 1 and isinstance(rest[0], str):
-            return nodes.call("get_key", found, nodes.const(rest[0]))
+            temporary = self.temporary()
+            is_map = nodes.is_(nodes.call("TYPE", nodes.local(temporary, found)), nodes.name("DICT"))
+            general = nodes.call("get_key", nodes.name(temporary), nodes.const(rest[0]))
+            return nodes.choice(is_map, nodes.element(nodes.name(temporary), rest[0]), general)
         return nodes.call("get", found, self.slot(rest), start)
 
     def call(self, tree: Call, scope: Scope) -> ast.expr:

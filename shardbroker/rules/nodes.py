@@ -4,7 +4,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["assign", "call", "choice", "const", "either", "function", "is_", "local", "method", "name", "unless"]
+__all__ = ["assign", "call", "choice", "const", "either", "element", "function", "is_", "local", "method", "name", "unless"]
 
 
 def name(text: str) -> ast.expr:
@@ -22,6 +22,11 @@ def call(function: str, *arguments: ast.expr) -> ast.expr:
 def method(owner: ast.expr, attribute: str, *arguments: ast.expr) -> ast.expr:
     """Returns a call of a method; `attribute` is a word of the compiler."""
     return ast.Call(ast.Attribute(owner, attribute, ast.Load()), list(arguments), [])
+
+
+def element(owner: ast.expr, key: str) -> ast.expr:
+    """Returns the element of a map, or UNDEFINED; `owner` is evaluated twice, so that it is the name of a local."""
+    return choice(ast.Compare(const(key), [ast.In()], [owner]), ast.Subscript(owner, const(key), ast.Load()), name("UNDEFINED"))
 
 
 def local(text: str, value: ast.expr) -> ast.expr:

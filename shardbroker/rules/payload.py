@@ -15,6 +15,9 @@ __all__ = ["Payload", "decode"]
 
 BIG_NUMBER = re.compile(r"[0-9]{19}")
 """What may be an integer above 64 bits, which orjson makes a float."""
+SAMPLES = slice(8, None, 9)
+"""19 digits in a row include two of these characters next to each other: the search in a ninth of the text is the quicker one."""
+TWO_DIGITS = re.compile(r"[0-9][0-9]")
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """What may be half a character, which `json` accepts and orjson refuses."""
 SHOWN_MAX: Final = 40
@@ -25,7 +28,7 @@ def decode(text: Value) -> Value:
     """Returns the value of a JSON text. Raises ValueError."""
     if isinstance(text, bytes):
         raise ValueError("must be UTF-8")
-    if orjson is not None and BIG_NUMBER.search(text) is None:
+    if orjson is not None and (TWO_DIGITS.search(text[SAMPLES]) is None or BIG_NUMBER.search(text) is None):
         return orjson.loads(text)
     try:
         value = json.loads(text, parse_constant=_refuse)

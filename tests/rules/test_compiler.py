@@ -83,6 +83,11 @@ def test_payloads_that_are_no_json(raw: str) -> None:
             rule.evaluate({"payload": raw})
 
 
+@pytest.mark.parametrize("indent", range(12))
+def test_an_integer_above_64_bits_anywhere(indent: int) -> None:
+    assert Payload(" " * indent + str(2**64)).value() == 2**64
+
+
 def test_big_integers_and_duplicates() -> None:
     rule = compile_rule("SELECT payload.a as a FROM t")
     assert rule.evaluate({"payload": '{"a": 123456789012345678901234567890}'}) == {"a": 123456789012345678901234567890}
