@@ -121,6 +121,7 @@ MAY_USE = {
         "shardbroker.journal",
         "shardbroker.mqtt",
         "shardbroker.preflight",
+        "shardbroker.rules",
         "shardbroker.stores",
         "shardbroker.supervisor",
         "perf",

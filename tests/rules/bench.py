@@ -9,7 +9,7 @@ from shardbroker.rules import Payload, compile_rule
 PAYLOAD = json.dumps(
     {"temp": 31.5, "hum": 40, "device": {"id": "sensor-0042", "site": "b7"}, "seq": 123456, "unit": "C", "status": "ok"}
 )
-COLUMNS = {"payload": PAYLOAD, "topic": "t/sensor-0042", "clientid": "c1", "username": "u1", "qos": 1, "timestamp": 1_700_000_000_000}
+COLUMNS = {"payload": PAYLOAD, "topic": "t/s", "clientid": "c1", "username": "u1", "qos": 1, "timestamp": 1_700_000_000_000}
 SQL = 'SELECT payload.temp as temp, payload.device.id as device, clientid, timestamp FROM "t/#" WHERE payload.temp > 30'
 RULES = 700
 ROUNDS = 5

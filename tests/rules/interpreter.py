@@ -1,4 +1,4 @@
-"""A tree-walking interpreter of expressions, written from the description in docs/rules.md, against which compiled code is checked."""
+"""A tree-walking interpreter of SELECT, written from docs/rules.md, against which compiled code is checked."""
 
 import operator
 from typing import Any

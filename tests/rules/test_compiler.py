@@ -1,4 +1,4 @@
-"""What the compiler does beyond the cases: texts of rules stay texts, WHERE first, one payload for many rules, functions that raise."""
+"""The compiler beyond the cases: names stay texts, WHERE first, one payload for many rules, functions that raise."""
 
 import ast
 
@@ -33,14 +33,16 @@ HOSTILE = [
 def test_names_are_texts(name: str) -> None:
     value = run_rule(f'SELECT "{name}" as "{name}" FROM "t/#" WHERE "{name}" = 7', {"topic": "t/a", name: 7})
     assert value.result == {name: 7} or name == "payload"
-    nested = run_rule(f'SELECT x."{name}" as x."{name}", payload."{name}" as y FROM "t/#"', {"topic": "t/a", "x": {name: 7}, "payload": "{}"})
+    sql = f'SELECT x."{name}" as x."{name}", payload."{name}" as y FROM "t/#"'
+    nested = run_rule(sql, {"topic": "t/a", "x": {name: 7}, "payload": "{}"})
     assert nested.result == {"x": {name: 7}, "y": UNDEFINED}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_code_has_names_of_the_compiler_only(name: str) -> None:
     quoted = name.replace("'", "")
-    tree = parse(f"""FOREACH "{name}"."{name}" as "{name}" DO "{name}" as b."{name}", '{quoted}' INCASE "{name}" > '{quoted}' FROM "{name}" """)
+    do = f"""DO "{name}" as b."{name}", '{quoted}' INCASE "{name}" > '{quoted}'"""
+    tree = parse(f'FOREACH "{name}"."{name}" as "{name}" {do} FROM "{name}"')
     names = {node.id for statement in _Compiler(tree).body() for node in ast.walk(statement) if isinstance(node, ast.Name)}
     own = {"columns", "payload", "fields", "items", "merged", "rows", "item", "row", "done", "TYPE", "LIST", "STR", "UNDEFINED"}
     own |= {"compare", "find", "find_in_either", "put"}
