@@ -104,7 +104,7 @@ def answers(cases: Path) -> Iterator[str]:
 
 
 def answer(line: str, place: str) -> dict[str, Any]:
-    """Returns the answer to one case. Raises click.UsageError if the line is none."""
+    """Returns the answer to one case. Raises click.UsageError for a line of another form."""
     from shardbroker.rules.encoding import decoded, encoded
     from shardbroker.rules.tester import run_rule
 

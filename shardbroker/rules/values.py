@@ -39,5 +39,5 @@ class EvaluationError(Exception):
 
 
 def is_number(value: Value) -> bool:
-    """Returns whether a value is a number; a boolean is none."""
+    """Returns whether a value is an integer or a float, so no boolean."""
     return type(value) is int or type(value) is float

@@ -4,6 +4,7 @@ import operator
 from typing import Any
 
 from shardbroker.rules import operators
+from shardbroker.rules.payload import decode
 from shardbroker.rules.syntax import (
     Arithmetic,
     Case,
@@ -23,7 +24,6 @@ from shardbroker.rules.syntax import (
     Star,
     Unary,
 )
-from shardbroker.rules.payload import decode
 from shardbroker.rules.values import UNDEFINED, EvaluationError
 
 Value = Any

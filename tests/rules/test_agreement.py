@@ -12,7 +12,7 @@ from shardbroker.rules.parser import parse
 from tests.rules.interpreter import Interpreter
 
 NAMES = st.sampled_from(["a", "b", "payload", "item", '"x y"'])
-LITERALS = st.sampled_from("0 1 2 -1 1.0 2.5 'a' '1' '2.5' '' 'true' true false '#' 'a/+'".split())
+LITERALS = st.sampled_from(["0", "1", "-1", "1.0", "2.5", "'a'", "'1'", "'2.5'", "''", "'true'", "true", "false", "'#'", "'a/+'"])
 INDEXES = st.sampled_from(["[1]", "[-1]", "[0]", "[2]", "[a]", "[i.j]"])
 STEPS = st.one_of(NAMES.map(lambda name: f".{name}"), INDEXES)
 PATHS = st.builds(lambda root, steps: root + "".join(steps), NAMES, st.lists(STEPS, max_size=3))
