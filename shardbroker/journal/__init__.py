@@ -17,8 +17,8 @@ A failing disk is a state of the writer (`state`, `problem`, `full`), never an e
 written stay in memory, and each `seal` retries them. The reaction (hold acknowledgements, or continue without capture) is the
 worker's policy.
 
-Modules: `schema` (records), `layout` (headers), `cbor`, `encode`, `writer` (compiled), `opening`, `reader`, `trust`, `repair`,
-`retention`. The format is docs/journal-format.md.
+Modules: `schema` (records), `layout` (headers), `cbor`, `encode`, `decode`, `writer`, `follow` (compiled), `opening`, `reader`,
+`trust`, `repair`, `retention`. The format is docs/journal-format.md.
 """
 
 from shardbroker.journal.errors import JournalBusy, JournalError, JournalMissing, JournalTooNew

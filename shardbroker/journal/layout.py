@@ -25,6 +25,7 @@ __all__ = [
     "BlockHeader",
     "SegmentHeader",
     "next_incarnation_start",
+    "retired_directories",
     "segment_name",
     "segment_paths",
     "segment_start",
@@ -155,6 +156,14 @@ def segment_paths(directory: Path) -> list[Path]:
     """Returns the segments of one worker's journal, oldest first. Files with other names are ignored."""
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, key=segment_start)
+
+
+def retired_directories(directory: Path) -> list[Path]:
+    """Returns the journals of earlier workers of this number, which were set aside when the number of workers was reduced.
+
+    Their records precede those in `directory`: the number of a record means one record of all of them.
+    """
+    return [path for path in directory.parent.glob(f"{directory.name}.retired-*") if path.is_dir()]
 
 
 def next_incarnation_start(end_sequence: int) -> int:

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from shardbroker.journal.errors import JournalBusy
-from shardbroker.journal.layout import next_incarnation_start, segment_paths, segment_start
+from shardbroker.journal.layout import next_incarnation_start, retired_directories, segment_paths, segment_start
 from shardbroker.journal.reader import find_end
 from shardbroker.journal.writer import BLOCK_BYTES, PENDING_MAX, SEGMENT_BYTES, Writer
 from shardbroker.stores.files import sync_path
@@ -77,10 +77,9 @@ def open_journal(
 def _end_of_retired(directory: Path) -> int | None:
     """Returns the end of the retired journals of earlier workers of this number, or None.
 
-    They were set aside when the number of workers was reduced. A reader that follows positions must not meet one twice.
+    A reader that follows positions must not meet one twice.
     """
-    retired = [path for path in directory.parent.glob(f"{directory.name}.retired-*") if path.is_dir()]
-    return max((end for path in retired if (end := find_end(path)) is not None), default=None)
+    return max((end for path in retired_directories(directory) if (end := find_end(path)) is not None), default=None)
 
 
 def _sync_all(directory: Path, directory_fd: int, paths: list[Path]) -> None:

@@ -30,7 +30,9 @@ from shardbroker.journal.layout import (
 )
 from shardbroker.journal.schema import Record, SchemaError, Value, decode_items
 
-__all__ = ["Block", "Damage", "find_end", "journal_directories", "read", "read_segment"]
+__all__ = [
+    "Block", "Damage", "begins_after", "damage_at", "find_end", "incarnations", "journal_directories", "read", "read_segment",
+]  # fmt: skip
 
 _WINDOW_BYTES = 1 << 20
 """Bytes searched at once for the magic of a block, and compared with zeros at once in a tail."""
@@ -255,6 +257,17 @@ def _blocks(segment: _Segment, offset: int, position: int) -> Iterator[Block | D
             yield block
 
 
+def damage_at(path: Path, file: BinaryIO, incarnation: int, offset: int, position: int) -> Damage | None:
+    """Returns what is wrong at this offset of a segment; None at a valid block, and at the end of the file.
+
+    `lost_to` of the result is None if no valid block follows. Raises OSError, JournalTooNew.
+    """
+    segment = _Segment(path, file)
+    segment.incarnation = incarnation
+    item = next(_blocks(segment, offset, position), None)
+    return item if isinstance(item, Damage) else None
+
+
 def read(directory: Path, start: int = 0) -> Iterator[Block | Damage]:
     """Yields the journal of one worker from the block that contains `start`, without repeats.
 
@@ -264,14 +277,14 @@ def read(directory: Path, start: int = 0) -> Iterator[Block | Damage]:
     paths = segment_paths(directory)
     while len(paths) > 1 and segment_start(paths[1]) <= start:
         del paths[0]
-    known = _incarnations(paths)
+    known = incarnations(paths)
     position: int | None = None
     tail: Damage | None = None
     previous_incarnation: int | None = None
     for path in paths:
         header = known.get(path)
         if position is not None:
-            lost_to = _begins_after(segment_start(path), header, previous_incarnation, position)
+            lost_to = begins_after(segment_start(path), header, previous_incarnation, position)
             if tail is not None:
                 yield Damage(tail.path, tail.start, tail.end, tail.reason, tail.torn, position, lost_to)
             elif lost_to > position:
@@ -298,7 +311,8 @@ def read(directory: Path, start: int = 0) -> Iterator[Block | Damage]:
         yield tail
 
 
-def _incarnations(paths: list[Path]) -> dict[Path, SegmentHeader]:
+def incarnations(paths: list[Path]) -> dict[Path, SegmentHeader]:
+    """Returns the headers of those segments whose header is intact."""
     found = {}
     for path in paths:
         try:
@@ -309,7 +323,7 @@ def _incarnations(paths: list[Path]) -> dict[Path, SegmentHeader]:
     return found
 
 
-def _begins_after(first: int, header: SegmentHeader | None, incarnation: int | None, position: int) -> int:
+def begins_after(first: int, header: SegmentHeader | None, incarnation: int | None, position: int) -> int:
     """Returns the position up to which records existed before a segment; `position` if none are missing, or this is unknown."""
     if header is None:
         # Only the first segment of an incarnation begins at such a number.
