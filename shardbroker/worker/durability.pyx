@@ -1,6 +1,7 @@
 """The journal of a worker, a block per pass; see durability.pxd."""
 
 import time
+from collections import deque
 from contextlib import suppress
 from threading import Thread
 
@@ -13,12 +14,14 @@ from shm.counters cimport JOURNAL_WRITE_MS
 from shm.ring cimport Ring
 
 from shardbroker.journal import apply_retention, set_recovery_start
+from shardbroker.journal.holds import read_holds
 from shardbroker.logs.phrases import log_line
 
 __all__ = ["Durability"]
 
 cdef enum:
     CYCLE_BYTES_A_PASS = 65536             # bytes of sessions written again in a pass
+    HOLD_PROBLEMS = 16                     # lines a cycle about holds that cannot be read
     RECOVERY_SYNC_S = 60                   # that the disk may take for what a recovery has written
 
 
@@ -34,6 +37,7 @@ cdef class Durability:
         self.arrivals = {}
         self.streams = StreamPositions()
         self.retention = settings.journal.retention
+        self.hold_problems = deque(maxlen=<int>HOLD_PROBLEMS)
         self.cycle_bytes = self.cycle_due_bytes = settings.journal.cycle_bytes
         self.disk = router.retaining.disk = DiskWatch(settings.durability, counters.slot(rings.number))
 
@@ -188,7 +192,11 @@ cdef class Durability:
 
     def forget_older(self, position) -> None:
         """Removes what precedes this position of the journal, in a thread."""
-        arguments = (self.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None)
+        while self.hold_problems:          # of the cycle before: a thread cannot write into the ring to the manager
+            consumer, reason = self.hold_problems.popleft()
+            self.router.log("warning", log_line("hold not readable", consumer=consumer, reason=reason))
+        arguments = (
+            self.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None, self.hold_problems)
         Thread(target=forget, args=arguments).start()
 
     cdef int go_on_with_cycle(self) except -1:
@@ -220,9 +228,13 @@ cdef class Durability:
             self.recorder.writer.close(timeout_s)
 
 
-def forget(directory, keep_from, age_s, most_bytes, sync) -> None:
-    """Removes what precedes this position of a journal, which what follows repeats. It takes the disk some ms."""
+def forget(directory, keep_from, age_s, most_bytes, sync, problems) -> None:
+    """Removes what precedes this position of a journal, which what follows repeats, and no consumer holds. It takes the disk some ms."""
     with suppress(OSError):                # the next one tries again
         set_recovery_start(directory, keep_from, sync=sync)        # before anything is removed
         max_age_us = None if age_s == float("inf") else int(age_s * 1e6)
+        holds = read_holds(directory.parent.parent)
+        problems.extend((hold.consumer, hold.problem) for hold in holds if hold.problem)
+        for position in [hold.keep_from(directory, time.time_ns() // 1_000_000) for hold in holds]:
+            keep_from = keep_from if position is None else min(keep_from, position)
         apply_retention(directory, keep_from, time.time_ns() // 1000, max_age_us, most_bytes)
