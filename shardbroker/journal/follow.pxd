@@ -15,7 +15,7 @@ is missing is in a Damage:
 - A new incarnation has higher positions than any that a power cut took back, even if they were followed before.
 - A journal that was set aside because there are fewer workers precedes that of a later worker of the same number.
 """
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 
 from shardbroker.journal.decode cimport Wanted
 from shardbroker.journal.writer cimport BlockHeaderC
@@ -42,8 +42,8 @@ cdef class Follower:
     cdef bint seeking                      # a damage before `position` was dealt with before
     cdef object unreadable                 # Damage: no block of the open segment can be found; else None
     cdef uint64_t searched                 # size of the segment when no valid block followed `offset`
-    cdef dict listed                       # first sequence -> path of the segments, when the directories had this time of change
-    cdef int64_t listed_ns
+    cdef dict listed                       # first sequence -> path of the segments, when the directories had these times of change
+    cdef tuple listed_ns                   # of the journal and of its parent; None: to be listed again
     cdef uint8_t* data
     cdef size_t capacity, size             # bytes; data[:size] are those from `offset` on
 

@@ -261,8 +261,8 @@ cdef class Follower:
 
         A journal that is set aside meanwhile is found under its old name, its new one or both; the new one replaces the old one.
         """
-        changed_ns = max(self.changed_ns(self.directory), self.changed_ns(self.directory.parent))
-        if self.listed is not None and changed_ns == self.listed_ns:
+        changed_ns = (self.changed_ns(self.directory), self.changed_ns(self.directory.parent))
+        if changed_ns == self.listed_ns:
             return self.listed
         found = {}
         for list_directories in (lambda: [self.directory], lambda: retired_directories(self.directory)):
@@ -272,8 +272,8 @@ cdef class Follower:
                 except FileNotFoundError:
                     continue
         self.listed, self.listed_ns = dict(sorted(found.items())), changed_ns
-        if changed_ns > time.time_ns() - RACY_NS:
-            self.listed_ns = -1            # another change may get the same time
+        if max(changed_ns) > time.time_ns() - RACY_NS:
+            self.listed_ns = None          # another change may get the same time
         return self.listed
 
     def changed_ns(self, directory) -> int:
