@@ -254,7 +254,7 @@ class Claims:
         """Imported sessions, of which direct deliveries may still be held."""
         self._unsure: dict[Key, int] = {}
         """Sessions that their registrar may not know, with the time of the next ANNOUNCE."""
-        self._number = number
+        self._first = self._number = number
         self._digest = b""
         self._members: set[int] = set()
         self._owners: Sequence[int] = ()
@@ -297,7 +297,7 @@ class Claims:
             if node != self.node_id and is_moved:
                 changed.setdefault(node, set()).add(partition)
         self._members, self._digest, self._owners = {node for node, _ in members}, digest, owners
-        done: list[SessionOutput] = [ToNode(node, Moved(bitmap(partitions))) for node, partitions in changed.items()]
+        done: list[SessionOutput] = [ToNode(node, Moved(bitmap(partitions), self._first)) for node, partitions in changed.items()]
         for claim in [*self._claims.values()]:
             done += self._void(claim, now_ms)
         return done

@@ -385,6 +385,7 @@ class Moved(NamedTuple):
     """The receiver has become the registrar of partitions in the sender's view, so what it knows of the sender is out of date."""
 
     partitions: bytes              # bitmap
+    number: int = 0                # claims of the sender up to this number are those of a process that has ended
 
 
 class Who(NamedTuple):

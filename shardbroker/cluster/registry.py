@@ -266,11 +266,20 @@ class Registry:
         return done
 
     def moved(self, node: int, message: Moved, now_ms: int) -> list[ToNode]:
-        """Takes a member's word that it had another registrar for partitions."""
-        for partition in partitions_of(message.partitions) & self._tables.keys():
+        """Takes a member's word that it had another registrar for partitions, or that its worker has been started again."""
+        partitions = partitions_of(message.partitions)
+        for partition in partitions & self._tables.keys():
             self._tables[partition].known.discard(node)
         self._asks.pop(node, None)
-        return self._ask(now_ms) if node in self.members else []
+        done = self._ask(now_ms) if node in self.members else []
+        for lock in [*self._locks.values()]:
+            current = lock.current
+            if current is None or not lock.generation or lock.key.partition not in partitions:
+                continue
+            if current.node == node and current.claim.number <= message.number:
+                # DONE of a process that has ended would never arrive.
+                done += self._unlock(lock, now_ms, is_sure=False)
+        return done
 
     # --- entries -------------------------------------------------------------------------------------------------------
 

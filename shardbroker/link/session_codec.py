@@ -65,7 +65,7 @@ LAYOUTS: dict[FrameType, tuple[type[Any], str]] = {
     FrameType.RELEASE: (Release, "KQ"),
     FrameType.REVOKE: (Revoke, "KQH"),
     FrameType.REBUILD: (Rebuild, "Qrm"),
-    FrameType.MOVED: (Moved, "m"),
+    FrameType.MOVED: (Moved, "mQ"),
     FrameType.WHO: (Who, "QKrQ"),
     FrameType.HERE: (Here, "QKoQ"),
     FrameType.FIND: (Find, "KH"),

@@ -483,7 +483,7 @@ def test_a_change_of_the_registrar_is_reported() -> None:
 
 def test_partitions_of_other_workers_are_left_to_them() -> None:
     claims = Claims(1, HybridClock(), Queues(), partitions={7, 9}, number=500)
-    assert claims.set_view(MEMBERS, D1, (REGISTRAR,) * PARTITIONS, 0) == [ToNode(REGISTRAR, Moved(bitmap([7, 9])))]
+    assert claims.set_view(MEMBERS, D1, (REGISTRAR,) * PARTITIONS, 0) == [ToNode(REGISTRAR, Moved(bitmap([7, 9]), 500))]
     assert sent(claims.received(REGISTRAR, Rebuild(3, D1, bitmap([6, 7])), 0, CLOCK)) == [Sessions(3, 1, bitmap([7]), (), True)]
     assert claims.received(REGISTRAR, Rebuild(3, D1, bitmap([6])), 0, CLOCK) == []
     [claim] = sent(claims.connect(KEY, NAME, False, 1, 0, CLOCK))

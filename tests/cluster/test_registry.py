@@ -164,6 +164,24 @@ def test_a_member_that_had_another_registrar_is_asked_again() -> None:
     assert output == ToNode(3, Rebuild(one._number, D1, bitmap([7])))
 
 
+def test_a_claim_of_a_process_that_has_ended_is_not_waited_for() -> None:
+    one = made()
+    granted(one.claim(2, claim(100), 0, CLOCK))
+    assert one.claim(3, claim(1), 0, CLOCK) == [ToNode(3, Wait(1, KEY))]
+    one.moved(2, Moved(bitmap([8]), 200), 0)
+    one.moved(2, Moved(bitmap([7]), 99), 0)
+    one.moved(3, Moved(bitmap([7]), 200), 0)
+    assert one._locks[KEY].current, "another partition, a claim of the process that runs, another node"
+    asked = one.moved(2, Moved(bitmap([7]), 200), 0)
+    # The session may have been stored before the end, so all members that are not known are asked.
+    numbers = {output.node_id: output.message.number for output in asked if isinstance(output.message, Who)}
+    assert numbers.keys() == {1, 2, 3}
+    for node in 1, 3:
+        assert one.here(node, Here(numbers[node], KEY, None), 0, CLOCK) == []
+    stored = held(1, 1)
+    assert granted(one.here(2, Here(numbers[2], KEY, stored), 0, CLOCK)).holder == 2
+
+
 # --- REBUILD ---------------------------------------------------------------------------------------------------------------
 
 

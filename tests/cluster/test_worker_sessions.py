@@ -357,6 +357,20 @@ def test_a_lost_take_is_repeated(net: Net) -> None:
     assert len(taken) == 3
 
 
+@pytest.mark.parametrize("name", ["c", "d", "e", "f"])
+def test_a_claimant_that_is_killed_before_it_has_the_session_leaves_no_lock(tmp_path: Path, name: str) -> None:
+    net = Net(tmp_path, 3)
+    net.nodes[1].connect(name).subscribe("t", 2)
+    net.drops = lambda _sender, _receiver, message: isinstance(message, State)
+    net.nodes[2].connect(name)
+    net.drops = lambda *_: False
+    net.replace(2)
+    new = net.nodes[3].connect(name)
+    net.run(2_000)
+    assert new.connack() == (True, 0)
+    assert not net.errors()
+
+
 def encoded() -> list[bytes]:
     ids = [1 << 64 | number for number in range(5)]
     parts = encode_state(b"image", 7, 1 << 64, 3, ids)

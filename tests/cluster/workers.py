@@ -66,8 +66,8 @@ class LoggingRouter(SansIoRouter):
 class Node:
     """One worker of one node."""
 
-    def __init__(self, net: "Net", number: int, directory: Path) -> None:
-        self.net, self.number = net, number
+    def __init__(self, net: "Net", number: int, directory: Path, first: int = 1) -> None:
+        self.net, self.number, self.first = net, number, first
         self.router = LoggingRouter(net.settings, net.routes, number, net.now_ms, seed=1, node_id=number)
         self.router.lines = []
         self.clock = HybridClock()
@@ -78,7 +78,7 @@ class Node:
         self.sessions.restore()
 
     def _core(self, queues: LateQueues) -> NodeSessions:
-        return NodeSessions(self.number, queues, self.clock, ClaimSettings(self.net.lost_session), number=1)
+        return NodeSessions(self.number, queues, self.clock, ClaimSettings(self.net.lost_session), number=self.first)
 
     def connect(self, name: str, clean: bool = False, expiry: int = 300, will: wire.Will | None = None) -> "Session":
         return Session(self, name, clean, expiry, will)
@@ -162,10 +162,18 @@ class Net:
         self.epoch = 0
         self.sent: list[tuple[int, int, SessionMessage]] = []
         self.drops: Callable[[int, int, SessionMessage], bool] = lambda *_: False
+        self.directory = directory
         self.nodes = {number: Node(self, number, directory / f"n{number}") for number in range(1, count + 1)}
         self.routes.shards = [node.router for node in self.nodes.values()]
         self.views()
         self.run()
+
+    def replace(self, number: int) -> None:
+        """Ends the worker of a node that has stored nothing yet, and starts another one."""
+        first = self.now_ms * 1000
+        self.nodes[number] = Node(self, number, self.directory / f"n{number}-{first}", first)
+        self.routes.shards = [node.router for node in self.nodes.values()]
+        self.views()
 
     def linked(self, one: int, other: int) -> bool:
         return one != other and frozenset((one, other)) not in self.cut
