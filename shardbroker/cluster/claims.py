@@ -14,7 +14,7 @@ Invariants: at most one session of a key is OWNED here; a session is GONE only a
 counts only if the member set has not changed since its CLAIM, or is provisional.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -228,22 +228,22 @@ def _within(queued: Sequence[Queued], size: int) -> tuple[Queued, ...]:
 
 
 class Claims:
-    """The claims and sessions of one node, for keys in `partitions`. `number`: larger than any that an earlier object of these
-    partitions has used here."""
+    """The claims and sessions of one node, for keys in `partitions`. `settings` returns those in force. `number`: larger than any that
+    an earlier object of these partitions has used here."""
 
     def __init__(
         self,
         node_id: int,
         clock: HybridClock,
         queues: LateQueues,
-        settings: ClaimSettings | None = None,
+        settings: Callable[[], ClaimSettings] = ClaimSettings,
         partitions: Collection[int] = ALL_PARTITIONS,
         number: int = 0,
     ) -> None:
         self.node_id = node_id
         self.clock = clock
         self.partitions = frozenset(partitions)
-        self.settings = settings or ClaimSettings()
+        self._settings = settings
         self.sessions: dict[Key, Holding] = {}
         """OWNED."""
         self.leaving: dict[int, Holding] = {}
@@ -414,12 +414,12 @@ class Claims:
 
     def _lost(self, claim: _Claim, now_ms: int) -> list[SessionOutput]:
         """Applies `lost_session` to a client whose session is unreachable."""
-        policy, is_late = self.settings.lost_session, claim.phase == Phase.LOST
+        settings, is_late = self._settings(), claim.phase == Phase.LOST
         claim.phase = Phase.LOST
-        if policy == "refuse":
+        if settings.lost_session == "refuse":
             return self._end(claim, UNAVAILABLE)
-        if policy == "wait" and not is_late:
-            claim.due_ms = now_ms + self.settings.lost_wait_ms
+        if settings.lost_session == "wait" and not is_late:
+            claim.due_ms = now_ms + settings.lost_wait_ms
             return []
         return self._create(claim)
 

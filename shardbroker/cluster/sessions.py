@@ -6,7 +6,7 @@ what is returned, in order. A message to the node itself is of a key of this wor
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from shardbroker.cluster.claims import SESSIONS_HELD, TAIL_MESSAGES, Claims, ClaimSettings, LateQueues
 from shardbroker.cluster.clock import HybridClock
@@ -128,7 +128,7 @@ class NodeSessions:
         node_id: int,
         queues: LateQueues,
         clock: HybridClock | None = None,
-        settings: ClaimSettings | None = None,
+        settings: Callable[[], ClaimSettings] = ClaimSettings,
         partitions: Collection[int] = ALL_PARTITIONS,
         number: int = 0,
     ) -> None:

@@ -4,11 +4,12 @@ from ipaddress import ip_address
 from typing import Annotated, Literal
 
 import psutil
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
-from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Section
+from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Live, Section
 from shardbroker.config.listeners import parse_address
 from shardbroker.config.units import Allowed, Duration, Size, Whole
+from shm.roles import WORKER
 
 __all__ = ["COOKIE_BYTES_MIN", "LINKS_MAX", "NODE_ID_MAX", "Cluster", "ClusterTls", "Links", "own_address"]
 
@@ -23,6 +24,11 @@ NAME_BYTES_MAX = 255
 COOKIE_BYTES_MIN = 16
 """Least bytes of a cookie: 128 bits cannot be guessed."""
 LINK_PORT = 5370
+REGISTRY_DEFAULT: Literal["on", "off"] = "off"
+"""Default of `cluster.registry`."""
+LOST_WAIT_S = 1, 50
+"""Shortest and longest `cluster.lost_session = wait`: the registrar locks a client id for 60 s."""
+LOST_HELP = f"new, refuse, or wait:TIME with {LOST_WAIT_S[0]}s to {LOST_WAIT_S[1]}s, such as wait:30s"
 MODE_HELP = "'none' in this version; managed and external are not available yet"
 DISCOVERY_HELP = "'static' in this version; manual, dns, etcd and k8s are not available yet"
 SEEDS_HELP = f'a list of 1 to {SEEDS_MAX} different addresses HOST:PORT, such as ["10.0.0.1:5370", "10.0.0.2:5370"]'
@@ -32,6 +38,20 @@ Seeds = Annotated[
     list[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value), Allowed(SEEDS_HELP)
 ]
 Wait = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
+
+
+def _lost_session(value: object) -> str:
+    text = str(value).strip()
+    if text not in ("new", "refuse") and not LOST_WAIT_S[0] <= _lost_wait_s(text) <= LOST_WAIT_S[1]:
+        raise ValueError(f"allowed is {LOST_HELP}")
+    return text
+
+
+def _lost_wait_s(text: str) -> float:
+    kind, colon, time = text.partition(":")
+    if kind != "wait" or not colon:
+        return 0.0
+    return TypeAdapter(Duration).validate_python(time)
 
 
 def _address(text: str) -> str:
@@ -171,6 +191,16 @@ class Cluster(Section):
         "cluster",
         description="cluster: a SUBACK waits until all reachable nodes know the route, 100 ms at most; local: it does not wait.",
     )
+    registry: Literal["on", "off"] = Field(
+        REGISTRY_DEFAULT,
+        description="on: a client finds its session at any node, and a client id has one session in the cluster; off: sessions are "
+        "those of their node. The same on every node.",
+    )
+    lost_session: Annotated[str, BeforeValidator(_lost_session), Allowed(LOST_HELP), Live(WORKER)] = Field(
+        "new",
+        description="CONNECT whose session is at a node that is not reachable, with `registry = on`. new: it gets a new session, "
+        "and the two are merged later; wait: it waits for the node, then gets a new session; refuse: CONNACK 0x88.",
+    )
     spool: Spool = Spool()
     join_timeout: Wait = Field(
         30.0, description="A node that starts serves clients once it has the routes of all members, or after this time."
@@ -216,6 +246,11 @@ class Cluster(Section):
         if info.data.get("enable") and not value:
             raise ValueError(f"allowed is a file with {COOKIE_BYTES_MIN} bytes or more, mode 0600, if cluster.enable is true")
         return value
+
+    @property
+    def lost_policy(self) -> tuple[str, int]:
+        """`lost_session` as new, wait or refuse, and the ms of wait."""
+        return self.lost_session.partition(":")[0], round(_lost_wait_s(self.lost_session) * 1000)
 
     @property
     def link_bind(self) -> str:

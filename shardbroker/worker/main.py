@@ -1,7 +1,6 @@
 """Entry point of a worker process."""
 
 import gc
-import os
 import signal
 import sys
 import time
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-SESSIONS_SWITCH = "_SHARDBROKER_CLUSTER_SESSIONS"
-"""Set in the environment by tests alone: sessions move between nodes. docs/design/0011-cluster.md lists what is open."""
-
 
 def _retained(topology: Topology, number: int) -> tuple[RetainedStore | SyncedRetained, Path | None]:
     """The store, and where a damaged one was put that it takes the place of."""
@@ -86,10 +82,10 @@ def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, num
     gate.request(Kind.HOOKS, exhook, Client(""), [], 0.0)
 
 
-def _cluster_sessions(worker: Worker, topology: Topology, number: int) -> "ClusterSessions | None":
+def _cluster_sessions(worker: Worker, topology: Topology, number: int, in_force: InForce) -> "ClusterSessions | None":
     """Returns what lets the sessions of this worker move between nodes, or None."""
     cluster = topology.settings.cluster
-    if not cluster.enable or SESSIONS_SWITCH not in os.environ:
+    if not cluster.enable or cluster.registry == "off":
         return None
     # Loaded here: 4 MB that a broker without them does not need.
     from shardbroker.cluster.claims import ClaimSettings
@@ -102,8 +98,11 @@ def _cluster_sessions(worker: Worker, topology: Topology, number: int) -> "Clust
     clock = HybridClock()
     partitions = [partition for partition, owner in enumerate(topology.division.owners) if owner == number]
 
+    def settings() -> ClaimSettings:
+        return ClaimSettings(*in_force.settings.cluster.lost_policy)
+
     def core(queues: "LateQueues") -> NodeSessions:
-        return NodeSessions(topology.node_id, queues, clock, ClaimSettings(), partitions=partitions, number=time.time_ns() // 1000)
+        return NodeSessions(topology.node_id, queues, clock, settings, partitions=partitions, number=time.time_ns() // 1000)
 
     channel = SessionChannel(topology.sending_ends("sessions", number)[0], clock)
     return ClusterSessions(worker.router, channel, core, cluster_uuid(cluster.name))
@@ -174,7 +173,7 @@ def _start(topology: Topology, number: int) -> Worker:
     # take a fifth of the time of a recovery.
     gc.collect()
     gc.disable()
-    sessions = _cluster_sessions(worker, topology, number)
+    sessions = _cluster_sessions(worker, topology, number, in_force)
     if topology.settings.durability.level == "none":
         routes.purge(worker_destination(number))
     else:

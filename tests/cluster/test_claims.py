@@ -1,6 +1,7 @@
 """Claims and sessions of a node: the way of a session, fencing, generations, lost holders, stale sessions, exclusive ones."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -85,7 +86,7 @@ class Node:
 
     def __init__(self, lost_session: str = "new") -> None:
         self.queues = Queues()
-        self.claims = Claims(1, HybridClock(), self.queues, ClaimSettings(lost_session))
+        self.claims = Claims(1, HybridClock(), self.queues, partial(ClaimSettings, lost_session))
         self.now_ms = 0
         self.claims.set_links({2, 3}, True, False)
         self.claims.set_view(MEMBERS, D1, (REGISTRAR,) * PARTITIONS, 0)

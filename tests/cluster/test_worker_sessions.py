@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -10,9 +11,13 @@ import pytest
 from shardbroker.cluster.claims import FORWARD_MS, HOLD_MS, SETTLE_MS, SessionState
 from shardbroker.cluster.messages import Claim, Ended, State, StateAck, Tail, Take
 from shardbroker.cluster.takeover import PART_BYTES_MAX, STATE_BYTES_MAX
+from shardbroker.hooks.points import POINTS
+from shardbroker.hooks.registry import PRIORITY, Callback
 from shardbroker.journal.images import ImageError
 from shardbroker.worker.cluster_sessions import FORGET_MS
+from shardbroker.worker.hook_dispatch import HookDispatcher
 from shardbroker.worker.session_queues import SEEN_IDS_MAX, decode_queued, decode_state, encode_queued, encode_state
+from shm.counters import Counter
 from tests.cluster.workers import Net, Session
 from tests.harness import wire
 
@@ -70,6 +75,32 @@ def test_the_old_connection_is_taken_over(net: Net) -> None:
     assert isinstance(disconnect, wire.Disconnect)
     assert disconnect.code == 0x8E
     assert old.channel.is_closing
+
+
+def test_hooks_and_counters_are_those_of_a_takeover_and_a_resumption(net: Net) -> None:
+    """As EMQX has them: session.takenover where the session was, session.resumed where it is."""
+    called: list[tuple[int, str, object]] = []
+    for number, node in net.nodes.items():
+        hooked = HookDispatcher(node.router, 0, node.router.log)
+        for point in POINTS:
+            if point.startswith(("session.", "client.connected", "client.disconnected")):
+                hooked.registry.add([Callback("test", point, partial(note, called, number, point), PRIORITY)])
+    net.nodes[1].connect("c").subscribe("t", 1)
+    called.clear()
+    net.nodes[2].connect("c")
+    net.run(FORWARD_MS + 1_000)
+    assert called == [
+        (1, "session.takenover", None),
+        (1, "client.disconnected", 0x8E),
+        (2, "session.resumed", None),
+        (2, "client.connected", None),
+    ]
+    assert [net.nodes[1].router.counted(one) for one in (Counter.SESSION_TAKENOVER, Counter.SESSION_TERMINATED)] == [1, 0]
+    assert [net.nodes[2].router.counted(one) for one in (Counter.SESSION_RESUMED, Counter.SESSION_CREATED)] == [1, 0]
+
+
+def note(called: list[tuple[int, str, object]], number: int, point: str, *arguments: object) -> None:
+    called.append((number, point, arguments[1] if point == "client.disconnected" else None))
 
 
 def test_what_was_sent_and_not_acknowledged_is_sent_again_with_its_packet_id(net: Net) -> None:

@@ -3,6 +3,7 @@ processes."""
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -78,7 +79,7 @@ class Node:
         self.sessions.restore()
 
     def _core(self, queues: LateQueues) -> NodeSessions:
-        return NodeSessions(self.number, queues, self.clock, ClaimSettings(self.net.lost_session), number=self.first)
+        return NodeSessions(self.number, queues, self.clock, partial(ClaimSettings, self.net.lost_session), number=self.first)
 
     def connect(self, name: str, clean: bool = False, expiry: int = 300, will: wire.Will | None = None) -> "Session":
         return Session(self, name, clean, expiry, will)

@@ -6,6 +6,7 @@ import pytest
 
 from shardbroker.cli.main import main
 from shardbroker.config import ConfigError, load, reference, show
+from shardbroker.config.cluster import Cluster
 from shardbroker.config.listeners import LISTENERS_MAX
 
 
@@ -73,3 +74,19 @@ def test_check_and_show(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_reference_page_is_current() -> None:
     assert Path("docs/configuration.md").read_text() == reference()
+
+
+@pytest.mark.parametrize(
+    ("value", "policy"),
+    [("new", ("new", 0)), ("refuse", ("refuse", 0)), ("wait:30s", ("wait", 30_000)), ("wait:1500ms", ("wait", 1_500))],
+)
+def test_lost_session(value: str, policy: tuple[str, int]) -> None:
+    assert Cluster(lost_session=value).lost_policy == policy
+
+
+@pytest.mark.parametrize(
+    "value", ["", "wait", "wait:", "wait:60s", "wait:0", "wait:nan", "wait:infinity", "wait:disabled", "old", "new:1s"]
+)
+def test_a_policy_for_lost_sessions_that_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.lost_session.*new, refuse, or wait:TIME"):
+        load(None, {}, [f"cluster.lost_session={value}"])

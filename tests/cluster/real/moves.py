@@ -3,7 +3,6 @@
 Each CONNECT has to find the session, which has bounds in time: 1 s from TAKE to the first part of the session.
 """
 
-import os
 import threading
 import time
 from collections import Counter
@@ -12,14 +11,14 @@ from itertools import count
 
 import pytest
 
-from shardbroker.worker.main import SESSIONS_SWITCH
 from tests.cluster.real.nodes import Nodes, running
 from tests.cluster.real.test_messages import linked
 from tests.harness import Client, Closed, client_id_on, wire
 from tests.harness.waiting import until
 
-__all__ = ["KEPT", "move_around"]
+__all__ = ["KEPT", "MOVING", "move_around"]
 
+MOVING = {"cluster.registry": "on"}
 KEPT = {"session_expiry_interval": 300}
 PAUSE_S = 0.004
 """Between two messages of a publisher."""
@@ -90,14 +89,13 @@ class Receiver:
 
 @pytest.mark.parametrize("level", ["process", "machine"])
 @pytest.mark.parametrize("kill", ["links", "worker of the client"])
-def test_nothing_acknowledged_is_lost_while_processes_are_killed(monkeypatch: pytest.MonkeyPatch, kill: str, level: str) -> None:
-    monkeypatch.setitem(os.environ, SESSIONS_SWITCH, "1")
+def test_nothing_acknowledged_is_lost_while_processes_are_killed(kill: str, level: str) -> None:
     move_around(level, kill)
 
 
 def move_around(level: str, kill: str = "nothing") -> None:
     """Publishers on both nodes, and a subscriber that changes its node all the time."""
-    settings = {"durability.level": level, "mqtt.max_mqueue_len": 0}
+    settings = {**MOVING, "durability.level": level, "mqtt.max_mqueue_len": 0}
     with running(2, workers=2, **settings) as nodes:
         linked(nodes)
         receiver = Receiver(nodes, client_id_on(1, 2, "subscriber"))

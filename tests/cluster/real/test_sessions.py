@@ -1,4 +1,4 @@
-"""Sessions that move between real brokers. They do so only while the switch of worker/main.py is set."""
+"""Sessions that move between real brokers."""
 
 import os
 from collections.abc import Iterator
@@ -6,17 +6,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from shardbroker.worker.main import SESSIONS_SWITCH
-from tests.cluster.real.moves import KEPT, move_around
+from shardbroker.control import Control
+from tests.cluster.real.moves import KEPT, MOVING, move_around
 from tests.cluster.real.nodes import Nodes, running
 from tests.cluster.real.test_messages import linked
 from tests.harness import Client, client_id_on, wire
 from tests.harness.waiting import until
-
-
-@pytest.fixture(autouse=True)
-def _moving(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, SESSIONS_SWITCH, "1")
 
 
 def client(stack: ExitStack, nodes: Nodes, node: int, name: str, clean: bool = False) -> Client:
@@ -37,7 +32,7 @@ def publish(publisher: Client, count: int, first: int = 0) -> list[bytes]:
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    with running(2, workers=2) as found:
+    with running(2, workers=2, **MOVING) as found:
         linked(found)
         yield found
 
@@ -144,3 +139,21 @@ def test_a_client_of_a_node_that_is_down_gets_a_new_session_which_is_merged(node
 @pytest.mark.parametrize("level", ["process", "machine"])
 def test_nothing_acknowledged_is_lost_while_a_client_moves(level: str) -> None:
     move_around(level)
+
+
+def test_a_client_of_a_node_that_is_down_is_refused_if_the_setting_changes_to_refuse(nodes: Nodes) -> None:
+    with ExitStack() as stack:
+        with client(ExitStack(), nodes, 1, "c"):
+            pass
+        with Control(nodes.brokers[2].data_dir) as control:
+            control.call("config set", key="cluster.lost_session", value="refuse")
+        nodes.brokers[1].kill()
+        nodes.await_links(2, n1="down")
+        refused = stack.enter_context(
+            Client(nodes.brokers[2].address, 5, "c", clean=False, timeout=20, properties=KEPT, connect=False)
+        )
+        assert refused.connect(expect_code=0x88).session_present is False
+        assert not present(client(stack, nodes, 2, "new"))
+        nodes.start([1])
+        linked(nodes)
+        assert present(client(stack, nodes, 2, "c"))

@@ -169,7 +169,6 @@ class RoamingNode(Node):
             self.core.claims.restore(holding, self.cluster.events.now_ms)
         self.next_uid = max(self.copies, default=0) + 1000
 
-    @property
     def claim_settings(self) -> ClaimSettings:
         return ClaimSettings(self.cluster.lost_session, 3_000)
 
