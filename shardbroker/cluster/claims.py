@@ -228,8 +228,8 @@ def _within(queued: Sequence[Queued], size: int) -> tuple[Queued, ...]:
 
 
 class Claims:
-    """The claims and sessions of one node, for keys in `partitions`. `settings` returns those in force. `number`: larger than any that
-    an earlier object of these partitions has used here."""
+    """The claims and sessions of one node, for keys in `partitions`. `settings` returns those in force. `number`: larger than any
+    that an earlier object of these partitions has used here."""
 
     def __init__(
         self,
