@@ -155,8 +155,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("one_pass",),
         # What works on a whole worker.
         (
-            "assembly", "commands", "drain", "observers.commands", "recovery", "recovery.repartition", "recovery.replay",
-            "recovery.rings", "recovery.sessions", "recovery.start",
+            "assembly", "claim_commands", "commands", "drain", "observers.commands", "recovery", "recovery.repartition",
+            "recovery.replay", "recovery.rings", "recovery.sessions", "recovery.start",
         ),
         ("main",),
     ),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from shardbroker.cluster.claim_figures import ClaimFigures
 from shardbroker.cluster.clock import HybridClock
 from shardbroker.cluster.merge import id_floor
 from shardbroker.cluster.messages import (
@@ -248,6 +249,7 @@ class Claims:
         """OWNED."""
         self.leaving: dict[int, Holding] = {}
         """MOVING, STALE and GONE, by uid."""
+        self.figures = ClaimFigures()
         self._queues = queues
         self._claims: dict[Key, _Claim] = {}
         self._held: list[Holding] = []
@@ -387,6 +389,7 @@ class Claims:
     def _end(self, claim: _Claim, reason: int) -> list[SessionOutput]:
         """Ends a claim without a session."""
         del self._claims[claim.key]
+        self.figures.ended(reason)
         done: list[SessionOutput] = [] if claim.ticket is None else [Rejected(claim.ticket, reason)]
         if claim.phase != Phase.CLAIMING:
             done.append(ToNode(claim.registrar, Done(claim.key, claim.generation, None, False)))
@@ -455,6 +458,7 @@ class Claims:
 
     def _own(self, key: Key, uid: int, present: bool, now_ms: int, clock_ms: int) -> list[SessionOutput]:
         claim = self._claims.pop(key)
+        self.figures.owned(now_ms - claim.begun_ms, claim.is_provisional, present)
         stamp = self.clock.now(clock_ms)
         holding = Holding(key, uid, claim.name, claim.generation, stamp, claim.ticket is not None, is_exclusive=claim.is_exclusive)
         self.sessions[key] = holding
@@ -582,6 +586,7 @@ class Claims:
 
     def merged(self, node: int, tail: Tail) -> list[SessionOutput]:
         """Takes the end of a merge: the messages are in the journal."""
+        self.figures.merges["kept"] += tail.is_last
         return [ToNode(node, TailAck(tail.key, tail.number, tail.uid, True))]
 
     # --- the holder ----------------------------------------------------------------------------------------------------
@@ -658,6 +663,7 @@ class Claims:
         holding.state, holding.peer, holding.is_connected, holding.ask_ms = SessionState.STALE, winner, False, 0
         holding.tail, holding.is_last_sent = 0, False
         self.leaving[holding.uid] = holding
+        self.figures.merges["given_up"] += 1
         return [Kick(holding.uid), *self._tail(holding, now_ms)]
 
     def _return(self, holding: Holding, now_ms: int) -> list[SessionOutput]:

@@ -39,6 +39,8 @@ async def render(context: Context) -> str:
     if (context.topology.data_dir / PLUGINS_FILE).exists():
         lines += _hooks(await context.workers.call_available("hooks"))
     lines += _exhook(read_state(context))
+    if context.topology.settings.cluster.enable and context.topology.settings.cluster.registry == "on":
+        lines += _claims(await context.workers.call_available("cluster claims"))
     return "\n".join(lines) + "\n"
 
 
@@ -138,6 +140,28 @@ def _hooks(states: Iterable[Any]) -> Iterator[str]:
         ("slowest", "gauge", "Longest call of a callback, seconds."),
     ):
         yield from _family(f"hook_{name}", kind, text, [(labels, row[name]) for labels, row in rows])
+
+
+def _claims(states: Iterable[Any]) -> Iterator[str]:
+    """Yields the figures of claims and merges, `states` by worker. They start at 0 with their worker."""
+    known = [(worker, state) for worker, state in enumerate(states) if state]
+    for name, label, text in (
+        ("claims", "result", "CONNECTs that needed the right to their session, by result."),
+        ("merges", "outcome", "Sessions of one client id that were merged: kept here, or given_up here."),
+    ):
+        field = "results" if name == "claims" else name
+        rows = [({"worker": worker, label: one}, count) for worker, state in known for one, count in state[field].items()]
+        yield from _family(f"cluster_{name}", "counter", text, rows)
+    for name, field, ms, text in (
+        ("claim", "claims", "claim_ms", "From CONNECT to the right to its session."),
+        ("takeover", "takeovers", "takeover_ms", "From CONNECT to a session that another node had."),
+    ):
+        metric = f"shardbroker_cluster_{name}_seconds"
+        yield f"# HELP {metric} {text}"
+        yield f"# TYPE {metric} summary"
+        for worker, state in known:
+            yield f'{metric}_sum{{worker="{worker}"}} {state[ms] / 1000}'
+            yield f'{metric}_count{{worker="{worker}"}} {state[field]}'
 
 
 def _exhook(states: Iterable[Any]) -> Iterator[str]:

@@ -402,6 +402,22 @@ def test_a_claimant_that_is_killed_before_it_has_the_session_leaves_no_lock(tmp_
     assert not net.errors()
 
 
+def test_claims_takeovers_and_merges_are_counted(net: Net) -> None:
+    net.nodes[1].connect("c").subscribe("t", 2)
+    net.nodes[2].connect("c")
+    figures = net.nodes[2].sessions.core.claims.figures
+    assert (figures.results, figures.takeovers) == ({"granted": 1}, 1)
+    assert 0 < figures.takeover_ms == figures.claim_ms
+    net.split(1, 2)
+    net.nodes[1].connect("c")
+    net.run(6_000)
+    net.heal()
+    net.run(SETTLE_MS)
+    counted = [net.nodes[number].sessions.core.claims.figures for number in (1, 2)]
+    assert counted[0].results == {"granted": 2}
+    assert [one.merges for one in counted] == [{"kept": 1}, {"given_up": 1}]
+
+
 def encoded() -> list[bytes]:
     ids = [1 << 64 | number for number in range(5)]
     parts = encode_state(b"image", 7, 1 << 64, 3, ids)

@@ -57,6 +57,10 @@ def test_a_session_moves_to_the_node_of_its_client(nodes: Nodes, worker: int) ->
         assert packet.code == 0x8E
         third.expect_messages(*publish(publisher, 10, 60))
         third.expect_none()
+        with Control(nodes.brokers[1].data_dir) as control:
+            metrics = control.call("prometheus")
+        assert f'shardbroker_cluster_takeover_seconds_count{{worker="{worker}"}} 1' in metrics, metrics
+        assert f'shardbroker_cluster_claims{{worker="{worker}",result="granted"}}' in metrics
 
 
 def test_a_clean_start_ends_the_session_at_the_other_node(nodes: Nodes) -> None:
