@@ -23,6 +23,7 @@ from shardbroker.cluster.claim_figures import ClaimFigures
 from shardbroker.cluster.clock import HybridClock
 from shardbroker.cluster.merge import id_floor
 from shardbroker.cluster.messages import (
+    POSITION_MAX,
     Announce,
     Claim,
     Done,
@@ -72,7 +73,7 @@ from shardbroker.cluster.registry import ALL_PARTITIONS, bitmap, partitions_of
 from shardbroker.cluster.rendezvous import rank
 from shardbroker.cluster.takeover import Parts, TakeFault
 
-__all__ = ["ClaimSettings", "Claims", "Holding", "LateQueues", "SessionState"]
+__all__ = ["EXCLUSIVE", "ClaimSettings", "Claims", "Holding", "LateQueues", "SessionState", "exclusive_holding"]
 
 AGREE_MS = 500
 """For an answer of the registrar; the claim is then provisional, and goes to another node."""
@@ -161,7 +162,7 @@ class Holding:
     is_connected: bool = False
     state: SessionState = SessionState.OWNED
     is_exclusive: bool = False
-    """An exclusive subscription: it is never given, and lost if it is revoked."""
+    """An exclusive subscription, `name` is the client id: given to that client only, and lost if it is revoked."""
     clean_stamp: int = 0
     """Stamp at which it began with a clean start: older messages are not merged; 0: never."""
     peer: int = 0
@@ -217,6 +218,11 @@ class _Claim:
     """TAKING: when TAKE is repeated."""
     parts: Parts = field(default_factory=Parts)
     was_taken: bool = False
+
+
+def exclusive_holding(key: Key, uid: int, client_id: str, generation: int) -> Holding:
+    """Returns an exclusive subscription of this node. Of two in a merge the one that was granted first stays, unlike sessions."""
+    return Holding(key, uid, client_id, generation, POSITION_MAX - generation, is_exclusive=True)
 
 
 def _within(queued: Sequence[Queued], size: int) -> tuple[Queued, ...]:
@@ -317,11 +323,12 @@ class Claims:
 
     # --- clients -------------------------------------------------------------------------------------------------------
 
-    def subscribe_exclusive(self, key: Key, topic_filter: str, ticket: int, now_ms: int) -> list[SessionOutput]:
-        """Takes an exclusive subscription; the result is Create and Accepted, or Rejected while another client has it."""
+    def subscribe_exclusive(self, key: Key, client_id: str, ticket: int, now_ms: int) -> list[SessionOutput]:
+        """Claims an exclusive subscription that this node does not hold. The result is Create and Accepted, or Rejected: EXCLUSIVE
+        while another client has it, else it is unknown."""
         if key in self.sessions or key in self._claims:
             return [Rejected(ticket, EXCLUSIVE)]
-        claim = self._claims[key] = _Claim(key, topic_filter, False, ticket, now_ms, is_exclusive=True)
+        claim = self._claims[key] = _Claim(key, client_id, False, ticket, now_ms, is_exclusive=True)
         return self._ask(claim, now_ms)
 
     def connect(self, key: Key, name: str, clean: bool, ticket: int, now_ms: int, clock_ms: int) -> list[SessionOutput]:
@@ -419,6 +426,9 @@ class Claims:
         """Applies `lost_session` to a client whose session is unreachable."""
         settings, is_late = self._settings(), claim.phase == Phase.LOST
         claim.phase = Phase.LOST
+        if claim.is_exclusive:
+            # A holder that is there and does not answer has it.
+            return self._end(claim, BUSY_REASON) if claim.holder in self._linked else self._create(claim)
         if settings.lost_session == "refuse":
             return self._end(claim, UNAVAILABLE)
         if settings.lost_session == "wait" and not is_late:
@@ -460,7 +470,10 @@ class Claims:
         claim = self._claims.pop(key)
         self.figures.owned(now_ms - claim.begun_ms, claim.is_provisional, present)
         stamp = self.clock.now(clock_ms)
-        holding = Holding(key, uid, claim.name, claim.generation, stamp, claim.ticket is not None, is_exclusive=claim.is_exclusive)
+        if claim.is_exclusive:
+            holding = exclusive_holding(key, uid, claim.name, claim.generation)
+        else:
+            holding = Holding(key, uid, claim.name, claim.generation, stamp, claim.ticket is not None)
         self.sessions[key] = holding
         done: list[SessionOutput] = [] if claim.ticket is None else [Accepted(claim.ticket, uid, present)]
         if claim.registrar:
@@ -597,6 +610,8 @@ class Claims:
     def _on_take(self, node: int, take: Take, now_ms: int) -> list[SessionOutput]:
         key, generation = take.key, take.generation
         holding = self.sessions.get(key)
+        if holding is not None and holding.is_exclusive:
+            return self._on_take_exclusive(node, take, holding)
         if holding is None or holding.name != take.name:
             fault = TakeFault.ABSENT
             for moving in self._leaving(key, SessionState.MOVING):
@@ -611,8 +626,6 @@ class Claims:
             elif (claim := self._claims.get(key)) is not None and claim.phase == Phase.STORING:
                 fault = TakeFault.BUSY
             return [ToNode(node, NoState(key, generation, fault))]
-        if holding.is_exclusive:
-            return [ToNode(node, NoState(key, generation, TakeFault.HELD))]
         if generation <= holding.generation or generation < holding.wanted:
             return [ToNode(node, NoState(key, generation, TakeFault.STALE))]
         del self.sessions[key]
@@ -622,6 +635,17 @@ class Claims:
         holding.is_connected, holding.deadline_ms, holding.ask_ms = False, now_ms + ACK_MS, 0
         self.leaving[holding.uid] = holding
         return [Export(holding.uid, generation)]
+
+    def _on_take_exclusive(self, node: int, take: Take, holding: Holding) -> list[SessionOutput]:
+        """Gives an exclusive subscription to its client, whose session is at the other node by now, and to no other one."""
+        fault = TakeFault.HELD
+        if take.name == holding.name:
+            fault = TakeFault.STALE if take.generation <= holding.generation else TakeFault.ABSENT
+        answer = ToNode(node, NoState(take.key, take.generation, fault))
+        if fault != TakeFault.ABSENT:
+            return [answer]
+        del self.sessions[take.key]
+        return [EndSession(holding.uid), answer]
 
     def exported(self, uid: int, generation: int, parts: Sequence[bytes]) -> list[SessionOutput]:
         """Sends a session of which the driver has made the parts."""

@@ -425,7 +425,7 @@ class Take(NamedTuple):
 
     key: Key
     generation: int
-    name: str                      # client id
+    name: str                      # client id, also of the claimant of an exclusive subscription
     clean: bool
 
 

@@ -168,7 +168,8 @@ class Kick(NamedTuple):
 
 
 class EndSession(NamedTuple):
-    """Disconnect the client (0x8E) and end the session: another node has begun a new one for its client, with clean start."""
+    """Disconnect the client (0x8E) and end the session: another node has begun a new one for its client, with clean start. Of an
+    exclusive subscription: another node has it."""
 
     uid: int
 

@@ -34,7 +34,7 @@ class TakeFault(IntEnum):
     STALE = 2                      # a later grant has been carried out
     BUSY = 3                       # the session is on its way to another node
     TOO_LARGE = 4
-    HELD = 5                       # an exclusive subscription, which is not given
+    HELD = 5                       # an exclusive subscription of another client
 
 
 @dataclass

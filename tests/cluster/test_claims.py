@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from shardbroker.cluster import claims as module
-from shardbroker.cluster.claims import Claims, ClaimSettings, Holding, SessionState
+from shardbroker.cluster.claims import Claims, ClaimSettings, Holding, SessionState, exclusive_holding
 from shardbroker.cluster.clock import HybridClock
 from shardbroker.cluster.faults import ByeReason, PeerFault
 from shardbroker.cluster.merge import SEEN_MAX, SeenIds, append, id_floor, wins
@@ -557,16 +557,48 @@ def test_the_end_of_a_session_is_released() -> None:
     assert node.claims.ended(KEY) == [ToNode(REGISTRAR, Release(KEY, 50))]
 
 
-def test_an_exclusive_subscription_is_held_until_it_ends() -> None:
-    node = Node()
-    [claim] = sent(node.claims.subscribe_exclusive(KEY, "x/y", 1, 0))
+def exclusive(node: Node, client_id: str = "c") -> None:
+    """Gives the node an exclusive subscription by the grant 100."""
+    [claim] = sent(node.claims.subscribe_exclusive(KEY, client_id, 1, 0))
     assert isinstance(claim, Claim)
     node.receive(REGISTRAR, Grant(claim.number, KEY, 100, 0, False))
     assert node.claims.created(KEY, 4, 0, 0, CLOCK)[0] == Accepted(1, 4, False)
-    assert node.claims.subscribe_exclusive(KEY, "x/y", 2, 0) == [Rejected(2, 0x97)]
-    assert node.receive(OTHER, Take(KEY, 200, "x/y", False)) == [ToNode(OTHER, NoState(KEY, 200, TakeFault.HELD))]
+
+
+def test_an_exclusive_subscription_is_held_until_it_ends() -> None:
+    node = Node()
+    exclusive(node)
+    assert node.claims.subscribe_exclusive(KEY, "c", 2, 0) == [Rejected(2, 0x97)]
+    assert node.receive(OTHER, Take(KEY, 200, "d", False)) == [ToNode(OTHER, NoState(KEY, 200, TakeFault.HELD))]
     # After a split the later claim loses it.
     assert node.receive(REGISTRAR, Revoke(KEY, 100, OTHER)) == [EndSession(4)]
+
+
+def test_an_exclusive_subscription_is_given_to_its_client_at_another_node() -> None:
+    node = Node()
+    exclusive(node)
+    assert node.receive(OTHER, Take(KEY, 90, "c", False)) == [ToNode(OTHER, NoState(KEY, 90, TakeFault.STALE))]
+    assert node.receive(OTHER, Take(KEY, 200, "c", False)) == [EndSession(4), ToNode(OTHER, NoState(KEY, 200, TakeFault.ABSENT))]
+    assert node.receive(OTHER, Take(KEY, 300, "d", False)) == [ToNode(OTHER, NoState(KEY, 300, TakeFault.ABSENT))]
+
+
+def test_of_two_holders_of_an_exclusive_subscription_the_first_one_stays() -> None:
+    first, second = (exclusive_holding(KEY, 1, "c", generation).held for generation in (100, 200))
+    assert wins(first, 1, second, 2) and not wins(second, 2, first, 1)
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_an_exclusive_subscription_of_a_holder_without_answer(is_linked: bool) -> None:
+    """A holder that is there has it; what is lost with its node is free."""
+    node = Node()
+    [claim] = sent(node.claims.subscribe_exclusive(KEY, "c", 1, 0))
+    assert isinstance(claim, Claim)
+    node.receive(REGISTRAR, Grant(claim.number, KEY, 100, OTHER, False))
+    if not is_linked:
+        node.claims.set_links({REGISTRAR}, False, False)
+    done = node.after(module.TAKE_MS)
+    assert (Rejected(1, 0x89) in done) == is_linked
+    assert any(isinstance(output, Create) for output in done) != is_linked
 
 
 # --- merge -----------------------------------------------------------------------------------------------------------------
