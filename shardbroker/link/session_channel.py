@@ -7,6 +7,8 @@
     VIEW     link-0 -> worker     number `view` of the run, CBOR: SessionView without its run
     MESSAGE  both                 part `part` (bit 31: the last one) of a message with a node: `type` and body are those of its
                                   frame, `stamp` is of the hybrid clock of its sender; to link-0 with the newest view of the worker
+    WORKER   both                 the same of a message with another worker of this node, whose number is in place of `node`; only
+                                  workers know what is in it
 
 A run is a sequence of views and messages without a gap, and its number is chosen by the worker. Each end ignores what is not of
 the run, so nothing that another process has left in the socket is taken, and the first thing of each run is a view. A run ends
@@ -33,7 +35,18 @@ from shardbroker.cluster.session_view import SessionView
 from shardbroker.link.frames import FrameType
 from shardbroker.link.session_codec import BULK_FRAMES, decode_session, encode_session
 
-__all__ = ["BULK_BYTES", "QUEUE_BYTES", "TOTAL_BYTES", "Budget", "Packed", "Room", "SessionChannel", "WorkerEnd", "encode_view"]
+__all__ = [
+    "BULK_BYTES",
+    "QUEUE_BYTES",
+    "TOTAL_BYTES",
+    "Budget",
+    "FromWorker",
+    "Packed",
+    "Room",
+    "SessionChannel",
+    "WorkerEnd",
+    "encode_view",
+]
 
 BULK_BYTES = 72 << 20
 """Bytes that wait for one process or peer up to which a large message is taken: the largest session, 64 MB, and some more."""
@@ -47,7 +60,7 @@ PART_BYTES = 64 << 10
 """Bytes of a packet's body: three fit into the socket, and no copy of a large message is needed."""
 PACKETS_A_TURN = 64
 """Packets taken or sent in a row, 4 MB, before others get their turn."""
-LOST, HELLO, VIEW, MESSAGE = 1, 2, 3, 4
+LOST, HELLO, VIEW, MESSAGE, WORKER = 1, 2, 3, 4, 5
 _HEAD = Struct("<BBHIQQQ")
 _LAST_PART = 1 << 31
 
@@ -108,6 +121,13 @@ class Packed(NamedTuple):
     type: FrameType
     body: bytes
     stamp: int
+
+
+class FromWorker(NamedTuple):
+    """A message between two workers of this node: the other one, and what it has sent or gets."""
+
+    worker: int
+    body: bytes
 
 
 class _Packet(NamedTuple):
@@ -211,7 +231,7 @@ class _End:
                 return  # the end of all processes that have the other end
             yield _Packet._make((*_HEAD.unpack_from(data), data[_HEAD.size :]))
 
-    def _assembled(self, packet: _Packet) -> Packed | None:
+    def _assembled(self, packet: _Packet) -> Packed | FromWorker | None:
         """Takes a part of a message; returns the message with its last one."""
         number = packet.part & ~_LAST_PART
         if number == 0:
@@ -225,6 +245,8 @@ class _End:
             return None
         body = b"".join([one.body for one in self._arriving]) if number else packet.body
         self._arriving.clear()
+        if packet.kind == WORKER:
+            return FromWorker(packet.node_id, body)
         return Packed(packet.node_id, FrameType(packet.type), body, packet.stamp)
 
 
@@ -264,10 +286,19 @@ class SessionChannel(_End):
         self._begin()
         return False
 
-    def receive(self) -> list[SessionView | tuple[int, SessionMessage]]:
-        """Returns views, and messages with their node ids, in order. An empty list does not mean that nothing is left: epoll
-        reports it, level-triggered."""
-        found: list[SessionView | tuple[int, SessionMessage]] = []
+    def send_worker(self, worker: int, body: bytes) -> bool:
+        """Sends a message to another worker of this node, or queues it. Returns False if it was dropped."""
+        if not self._view:
+            return False
+        if self._put(_Outgoing(WORKER, 0, worker, self._run, 0, 0, body)):
+            return True
+        self._begin()
+        return False
+
+    def receive(self) -> list[SessionView | FromWorker | tuple[int, SessionMessage]]:
+        """Returns views, messages with their node ids, and messages of workers, in order. An empty list does not mean that nothing
+        is left: epoll reports it, level-triggered."""
+        found: list[SessionView | FromWorker | tuple[int, SessionMessage]] = []
         for packet in self._packets():
             if packet.kind == LOST:
                 self._begin()
@@ -276,7 +307,10 @@ class SessionChannel(_End):
             elif packet.kind == VIEW:
                 self._view = packet.view
                 found.append(_decode_view(packet.run, packet.body))
-            elif packet.kind == MESSAGE and self._view and (one := self._assembled(packet)) is not None:
+            elif packet.kind in (MESSAGE, WORKER) and self._view and (one := self._assembled(packet)) is not None:
+                if isinstance(one, FromWorker):
+                    found.append(one)
+                    continue
                 self._clock.witness(one.stamp, self._clock_ms())
                 found.append((one.node_id, decode_session(one.type, one.body)))
         return found
@@ -317,15 +351,26 @@ class WorkerEnd(_End):
         self.lost()
         return False
 
-    def receive(self) -> list[tuple[int, Packed]]:
-        """Returns messages to nodes in order, each with the number of the newest view that the worker had."""
+    def send_from(self, worker: int, body: bytes) -> bool:
+        """Sends a message of another worker to this one, or queues it. Returns False if it was dropped."""
+        if not self._run:
+            return False
+        if self._put(_Outgoing(WORKER, 0, worker, self._run, 0, 0, body)):
+            return True
+        self.lost()
+        return False
+
+    def receive(self) -> list[tuple[int, Packed | FromWorker]]:
+        """Returns messages to nodes in order, each with the number of the newest view that the worker had, and to workers."""
         found = []
         for packet in self._packets():
             if packet.kind == HELLO:
                 self._clear()
                 self._run = packet.run
                 self._send_view()
-            elif packet.kind == MESSAGE and self._run and packet.run == self._run and (one := self._assembled(packet)) is not None:
+            elif packet.kind not in (MESSAGE, WORKER) or not self._run or packet.run != self._run:
+                continue
+            elif (one := self._assembled(packet)) is not None:
                 found.append((packet.view, one))
         return found
 

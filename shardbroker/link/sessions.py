@@ -1,6 +1,7 @@
 """Messages of sessions in link-0: from workers to nodes, and from nodes to the workers of their partitions.
 
     worker ── sessions ──> link-0 ── frame ──> link-0 of the peer ── sessions ──> worker of the peer
+    worker ── sessions ──> link-0 ── sessions ──> another worker of this node, for exclusive subscriptions
 
 A message with a key belongs to the worker of the key's partition. REBUILD, SESSIONS and MOVED belong to a set of partitions, so
 each worker with one of them gets its part. A worker answers a part of REBUILD by itself, and SESSIONS names the partitions that are
@@ -19,7 +20,7 @@ from shardbroker.cluster.messages import Announce, Held, Moved, Rebuild, Session
 from shardbroker.cluster.registry import BITMAP_BYTES
 from shardbroker.cluster.session_view import SessionView
 from shardbroker.link.frames import Frame, pack_frame
-from shardbroker.link.session_channel import Budget, Packed, Room, WorkerEnd, encode_view
+from shardbroker.link.session_channel import Budget, FromWorker, Packed, Room, WorkerEnd, encode_view
 from shardbroker.link.session_codec import encode_session
 
 __all__ = ["PeerQueue", "SessionDispatcher", "SessionSplit"]
@@ -162,10 +163,20 @@ class SessionDispatcher:
 
     def _read(self, end: WorkerEnd) -> None:
         for number, message in end.receive():
+            if isinstance(message, FromWorker):
+                self._to_worker(end, message)
+                continue
             connection, first = self._connections.get(message.node_id, (0, 0))
             if connection and number >= first and not self._to_connection(connection, message):
                 self._dropped += 1
         self._written(end)
+
+    def _to_worker(self, end: WorkerEnd, message: FromWorker) -> None:
+        """Passes on a message of a worker to another one."""
+        if message.worker < len(self._ends):
+            other = self._ends[message.worker]
+            self._dropped += not other.send_from(self._ends.index(end), message.body)
+            self._written(other)
 
     def _written(self, end: WorkerEnd) -> None:
         """Waits for the socket of a worker as long as something waits there."""

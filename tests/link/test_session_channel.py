@@ -11,7 +11,7 @@ from shardbroker.cluster.clock import HybridClock, stamp_of
 from shardbroker.cluster.messages import End, Key, SessionMessage, State, Wait
 from shardbroker.cluster.session_view import SessionView
 from shardbroker.link import session_channel as module
-from shardbroker.link.session_channel import Budget, Packed, SessionChannel, WorkerEnd, encode_view
+from shardbroker.link.session_channel import Budget, FromWorker, Packed, SessionChannel, WorkerEnd, encode_view
 from shardbroker.link.session_codec import decode_session, encode_session
 
 KEY = Key(7, 99)
@@ -284,3 +284,21 @@ def test_the_largest_session_is_sent_at_once(channel: Channel) -> None:
         assert channel.worker.send(2, LARGE._replace(number=number, is_last=number == 64))
     _, at_link = channel.turn()
     assert [message.number for message in at_link if isinstance(message, State)] == [*range(1, 65)]
+
+
+def test_messages_between_workers_are_passed_on_in_parts_and_in_a_run_only(channel: Channel) -> None:
+    large = bytes(range(256)) * 800
+    assert not channel.worker.send_worker(1, b"early"), "no view has arrived"
+    channel.begin()
+    assert channel.worker.send_worker(3, large)
+    found = []
+    while not found:
+        channel.worker.flush()
+        found = [one for _, one in channel.link.receive()]
+    assert found == [FromWorker(3, large)]
+    assert channel.link.send_from(2, large)
+    channel.link.send(packed(Wait(1, KEY)))
+    at_worker, _ = channel.turn()
+    assert at_worker == [FromWorker(2, large), (2, Wait(1, KEY))]
+    channel.link.lost()
+    assert not channel.link.send_from(2, b"late")
