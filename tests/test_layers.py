@@ -149,7 +149,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("packets", "packets.acknowledge", "packets.connect", "packets.publish", "packets.subscribe"),
         ("protocol",),
         ("authorization", "login", "observers.traces", "sansio", "turn"),
-        ("cluster_sessions", "connection", "hook_dispatch", "observers.observers"),
+        ("cluster_exclusive", "cluster_sessions", "connection", "hook_dispatch", "observers.observers"),
         # Parts that act on connections, one step of a pass each.
         ("access_checks", "backpressure", "command_queue", "features.mountpoint", "inlets", "intake"),
         ("one_pass",),

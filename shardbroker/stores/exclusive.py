@@ -1,7 +1,11 @@
 """The owners of exclusive subscriptions: an LMDB environment on tmpfs in which each topic filter has one owner at most.
 
     key       filter (shm/keys.py)
-    value     destination u32 | session key u64 | size of the client id u16 | client id | filter      integers are big endian
+    value     destination u32 | session key u64 | stamp u64 | flags u8 | size of the client id u16 | client id | filter
+              integers are big endian; flags: 1 confirmed
+
+`stamp` is that of the node's claim in a cluster, 0 without one (worker/cluster_exclusive.pxd). What was granted there is confirmed by
+the worker of the session; until then it can be taken back.
 
 A claim checks and writes in one write transaction. LMDB admits one of these at a time, so that only one of two claims succeeds.
 Owners are sessions. A session keeps its key for life, whichever worker it is on.
@@ -21,7 +25,8 @@ __all__ = ["Claim", "ExclusiveTable", "ExclusiveTableFull"]
 
 MAP_BYTES = 4 << 30
 """Virtual size of the environment; tmpfs needs memory only for pages in use."""
-_HEAD = struct.Struct(">IQH")
+_HEAD = struct.Struct(">IQQBH")
+_CONFIRMED = 1
 
 
 class ExclusiveTableFull(Exception):
@@ -35,6 +40,8 @@ class Claim(NamedTuple):
     destination: int
     session: int
     client_id: bytes
+    stamp: int = 0
+    confirmed: bool = True
 
 
 class ExclusiveTable:
@@ -55,6 +62,49 @@ class ExclusiveTable:
             if found is not None and _decode(found).session not in (claim.session, ended):
                 return False
             txn.put(key, _encode(claim))
+            return True
+
+    def grant(self, claim: Claim, ended: int = 0) -> bool:
+        """Claims a filter that was granted to this node, for a session that has to confirm it; returns whether it holds the filter.
+        The session `ended` counts as gone, and another one of the same client gives it up.
+
+        Raises ExclusiveTableFull.
+        """
+        key = key_of(claim.filter)
+        with self._writing() as txn:
+            found = txn.get(key)
+            if found is not None:
+                known = _decode(found)
+                if known.session not in (claim.session, ended) and known.client_id != claim.client_id:
+                    return False
+            txn.put(key, _encode(claim))
+            return True
+
+    def confirm(self, filter: bytes, session: int) -> bool:
+        """Confirms what was granted to a session; returns whether the session holds it still.
+
+        Raises ExclusiveTableFull.
+        """
+        key = key_of(filter)
+        with self._writing() as txn:
+            found = txn.get(key)
+            if found is None or (known := _decode(found)).session != session or not known.stamp:
+                return False
+            if not known.confirmed:
+                txn.put(key, _encode(known._replace(confirmed=True)))
+            return True
+
+    def take_back(self, filter: bytes) -> bool:
+        """Removes a claim that is not confirmed; returns whether nothing is left.
+
+        Raises ExclusiveTableFull.
+        """
+        key = key_of(filter)
+        with self._writing() as txn:
+            found = txn.get(key)
+            if found is not None and _decode(found).confirmed:
+                return False
+            txn.delete(key)
             return True
 
     def owner(self, filter: bytes) -> Claim | None:
@@ -99,10 +149,11 @@ class ExclusiveTable:
                 txn.delete(key)
             for key, claim in wanted.items():
                 stored = txn.get(key)
-                if stored is not None and _decode(stored).session != claim.session:
+                known = claim if stored is None else _decode(stored)
+                if known.session != claim.session:
                     lost.append(claim)
                 else:
-                    txn.put(key, _encode(claim))
+                    txn.put(key, _encode(claim._replace(stamp=known.stamp, confirmed=known.confirmed)))
         return lost
 
     def page(self, after: bytes, limit: int) -> tuple[list[Claim], bytes]:
@@ -142,10 +193,11 @@ class ExclusiveTable:
 
 
 def _encode(claim: Claim) -> bytes:
-    return _HEAD.pack(claim.destination, claim.session, len(claim.client_id)) + claim.client_id + claim.filter
+    flags = _CONFIRMED if claim.confirmed else 0
+    return _HEAD.pack(claim.destination, claim.session, claim.stamp, flags, len(claim.client_id)) + claim.client_id + claim.filter
 
 
 def _decode(value: bytes) -> Claim:
-    destination, session, size = _HEAD.unpack_from(value)
+    destination, session, stamp, flags, size = _HEAD.unpack_from(value)
     client_id = bytes(value[_HEAD.size : _HEAD.size + size])
-    return Claim(bytes(value[_HEAD.size + size :]), destination, session, client_id)
+    return Claim(bytes(value[_HEAD.size + size :]), destination, session, client_id, stamp, bool(flags & _CONFIRMED))

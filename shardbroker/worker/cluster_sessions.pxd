@@ -16,6 +16,7 @@ from libc.stdint cimport uint64_t
 
 from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
+from shardbroker.worker.cluster_exclusive cimport ClusterExclusive
 from shardbroker.worker.router cimport Router
 from shardbroker.worker.session_claims cimport SessionClaims
 
@@ -25,6 +26,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef readonly object core              # shardbroker.cluster.sessions.NodeSessions
     cdef readonly object link              # shardbroker.link.session_channel.SessionChannel, or a stand-in
     cdef bytes cluster                     # uuid of the cluster, key of the hashes of client ids
+    cdef readonly ClusterExclusive exclusive
     cdef bint started                      # `restore` was called
     cdef dict gone                         # session key -> Session: MOVING, STALE and GONE
     # CONNECTs that wait
@@ -32,7 +34,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef dict tickets                      # channel -> ticket
     cdef uint64_t last_ticket, waiting_bytes
     # Work of a pass
-    cdef object outgoing                   # deque of (journal position, node id, message)
+    cdef object outgoing                   # deque of (journal position, node id, message); of (.., -1 - worker, body) to a worker
     cdef set changed                       # keys of sessions in `gone` with a new message
     cdef uint64_t tick_ms                  # when the cores are called next
     # Ids of messages that sessions have had: noted while another session of a client id may exist

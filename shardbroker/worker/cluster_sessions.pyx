@@ -7,7 +7,7 @@ from shardbroker.journal.writer cimport Writer
 from shardbroker.mqtt.packets cimport Connect
 from shardbroker.mqtt.spec cimport CLIENT_IDENTIFIER_NOT_VALID, SERVER_BUSY
 from shardbroker.pubsub.message cimport Message, Publication
-from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, Subscription
+from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.journaling cimport ENDED_MOVED_TO_NODE
 from shardbroker.session.mqueue cimport MQueue
 from shardbroker.session.place cimport NOT_TAKEN, TAKEN, TAKEN_BEHIND, Place, seen_id
@@ -22,10 +22,13 @@ from shm.counters cimport SESSIONS_COUNT
 from collections import deque
 from functools import partial
 
+import cbor2
+
 from shardbroker.cluster.claims import ACK_MS, Holding, SessionState
 from shardbroker.cluster.clock import stamp_of
 from shardbroker.cluster.faults import PeerFault
 from shardbroker.cluster.merge import SeenIds, append, id_floor
+from shardbroker.cluster.messages import Take
 from shardbroker.cluster.outputs import (
     Accepted, Create, EndSession, Export, Flow, Forget, Import, Kick, Merge, MovedAway, Rejected, Restore, Taken, ToNode,
 )
@@ -33,6 +36,7 @@ from shardbroker.cluster.registry import client_key
 from shardbroker.cluster.session_view import SessionView
 from shardbroker.cluster.sessions import MESSAGE_BYTES_MAX
 from shardbroker.cluster.takeover import TakeFault
+from shardbroker.link.session_channel import FromWorker
 from shardbroker.journal.images import ImageError, read_image, write_image
 from shardbroker.logs.phrases import log_line
 from shardbroker.mqtt.errors import MqttError
@@ -78,9 +82,10 @@ cdef enum:
 
 cdef class ClusterSessions(SessionClaims):
     """router: of the worker, whose sessions are all known once `restore` is called. link: the end of the channel to link-0.
-    create_core: LateQueues -> shardbroker.cluster.sessions.NodeSessions. cluster: uuid of the cluster."""
+    create_core: LateQueues -> shardbroker.cluster.sessions.NodeSessions. cluster: uuid of the cluster. workers: worker of each
+    partition, None: this one of all."""
 
-    def __init__(self, Router router not None, link, create_core, bytes cluster not None):
+    def __init__(self, Router router not None, link, create_core, bytes cluster not None, workers=None):
         self.router = router
         self.link = link
         self.cluster = cluster
@@ -93,6 +98,7 @@ cdef class ClusterSessions(SessionClaims):
         self.noting = {}
         self.watching = True
         self.to_sweep = []
+        self.exclusive = ClusterExclusive(router, self.core, cluster, workers, self.run, self.post)
         router.claims = self
 
     def restore(self) -> None:
@@ -125,6 +131,7 @@ cdef class ClusterSessions(SessionClaims):
                 holding.deadline_ms = now_ms + ACK_MS
                 place.given = set()
         self.core.clock.last = max(self.core.clock.last, last)
+        self.exclusive.restore()
         self.started = True
 
     cdef object key_of(self, bytes client_id):
@@ -152,7 +159,11 @@ cdef class ClusterSessions(SessionClaims):
                 if isinstance(one, SessionView):
                     self.take_view(one)
                     self.perform(self.core.follow(one, self.router.now_ms, self.router.now_ms))
+                elif isinstance(one, FromWorker):
+                    self.exclusive.received(one.worker, cbor2.loads(one.body))
                 else:
+                    if isinstance(one[1], Take):
+                        self.exclusive.look(one[1].key)
                     self.perform(self.core.received(one[0], one[1], self.router.now_ms, self.router.now_ms))
             except PeerFault as fault:
                 self.router.log("warning", log_line("message of a node refused", node=one[0], reason=fault))
@@ -169,6 +180,7 @@ cdef class ClusterSessions(SessionClaims):
         if self.router.now_ms >= self.tick_ms:
             self.tick_ms = self.router.now_ms + TICK_MS
             self.perform(self.core.tick(self.router.now_ms, self.router.now_ms))
+            self.exclusive.tick()
             self.sweep()
 
     def flush(self) -> None:
@@ -182,7 +194,10 @@ cdef class ClusterSessions(SessionClaims):
             if writer is not None and position > writer.durable and writer.next_sequence > writer.durable:
                 break
             self.outgoing.popleft()
-            self.link.send(node, message)
+            if node < 0:
+                self.link.send_worker(-1 - node, message)
+            else:
+                self.link.send(node, message)
         if self.link.waits:
             self.link.flush()
 
@@ -214,11 +229,21 @@ cdef class ClusterSessions(SessionClaims):
                 self.router.log_failure(log_line("session not moved", step=type(output).__name__), error)
         return 0
 
+    def run(self, outputs) -> None:
+        """Carries out outputs that concern an exclusive subscription."""
+        self.perform(outputs)
+
+    def post(self, int worker, bytes body not None) -> None:
+        """Sends a message to another worker of this node, behind what was recorded before it."""
+        self.send(-1 - worker, body)
+
     cdef int carry_out(self, object output) except -1:
         cdef Session session
         kind = type(output)
         if kind is ToNode:
             return self.send(output.node_id, output.message)
+        if self.exclusive.performs(output):
+            return 0
         if kind is Accepted:
             return self.accepted(output.ticket, output.uid, output.present)
         if kind is Rejected:
@@ -549,16 +574,12 @@ cdef class ClusterSessions(SessionClaims):
         self.perform(self.core.deliver(self.core.claims.routed(key), self.router.now_ms, self.router.now_ms))
 
     cdef object enter_subscriptions(self, Session session):
-        """Makes the subscriptions of an image those of this worker; an exclusive one ends if another session of this node has it."""
+        """Makes the subscriptions of an image those of this worker. Exclusive ones are claimed behind it."""
         cdef Subscription subscription
         subscriptions, session.subscriptions = session.all_subscriptions(), None
         for subscription in subscriptions:
-            if subscription.flags & OPTION_EXCLUSIVE and (
-                    self.router.exclusive.owners is None or not self.router.exclusive.claim(session, subscription.filter)):
-                self.router.log("warning", log_line(
-                    "exclusive subscription lost", client_id=session.client_id, filter=subscription.filter))
-                continue
             self.router.subscriptions.subscribe(session, subscription)
+        self.exclusive.bring(session)
 
     cdef int merge(self, Session session, int node, object tail) except -1:
         cdef Place place = session.place
@@ -709,6 +730,7 @@ cdef class ClusterSessions(SessionClaims):
         finally:
             session.logged = logged
         self.record(session)
+        self.exclusive.bring(session)
         session.set_deadline()
         return 0
 
@@ -722,6 +744,7 @@ cdef class ClusterSessions(SessionClaims):
         if session.ended:
             self.core.claims.vanished(session.key)
             return 0
+        self.exclusive.leave(session)
         place.state, place.given, place.granted = STALE, None, 0
         place.peer = 0 if holding is None else holding.peer
         place.watch()

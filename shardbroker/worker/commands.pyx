@@ -13,6 +13,7 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
 
 from shardbroker.journal.writer cimport Writer
+from shardbroker.mqtt.spec cimport QUOTA_EXCEEDED
 from shardbroker.pubsub.message cimport Message, Publication, make_message
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, OPTION_RETAIN_HANDLING, Subscription, SubscriptionTable
 from shardbroker.session.session cimport Session
@@ -20,7 +21,7 @@ from shardbroker.worker.features.delayed cimport id_of
 from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.connection cimport Connection
 from shardbroker.worker.one_pass cimport Worker
-from shardbroker.worker.packets.subscribe cimport subscribe_one
+from shardbroker.worker.packets.subscribe cimport FILTER_WAITS, subscribe_one
 from shm.address cimport address_text
 from shm.events cimport EVENT_EXPIRY_NEVER
 
@@ -249,7 +250,8 @@ def subscribe(Worker worker, dict args) -> list[int]:
     codes = [subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
     worker.router.commit(True)
     worker.router.replays.start(session, replays)
-    return codes
+    # In a cluster an exclusive subscription waits for other nodes, and a command does not.
+    return [QUOTA_EXCEEDED if code == FILTER_WAITS else code for code in codes]
 
 
 @command("unsubscribe")

@@ -3,12 +3,20 @@
     SUBSCRIBE       -> claim()             a row in the table of all workers, before SUBACK
     its end         -> end()               the row stays until the journal has that end
     end of a pass   -> release_durable()   the row is removed, and another session may claim the filter
+
+In a cluster with sessions that move, rows are granted by worker/cluster_exclusive.pyx.
 """
 from cython cimport final
 from libc.stdint cimport uint64_t
 
 from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.session cimport Session
+
+
+cdef enum:
+    CLAIM_REFUSED = 0
+    CLAIM_GRANTED = 1
+    CLAIM_WAITS = 2
 
 
 @final
@@ -23,8 +31,13 @@ cdef class ExclusiveSubscriptions:
     cdef uint64_t due_ms                   # when the next of them are released; 0: once the journal has their end
     cdef bint refused                      # the table is full, which is logged
 
-    # Whether this exclusive subscription is the session's now.
-    cdef bint claim(self, Session session, bytes filter) except -1
+    cdef public object cluster             # shardbroker.worker.cluster_exclusive.ClusterExclusive; None: this node alone decides
+
+    # Whether this exclusive subscription is the session's now: CLAIM_REFUSED or CLAIM_GRANTED, or CLAIM_WAITS for other nodes. Then reading
+    # from the channel is suspended, and the call is to be repeated once it is resumed.
+    cdef int claim(self, object channel, Session session, bytes filter) except -1
+    # The session that has the filter in the table and counts as gone; 0: there is none.
+    cdef uint64_t ended_holder(self, bytes filter) except? 0
     # The subscription of this session has ended: the filter is released once the journal has that end.
     cdef int end(self, uint64_t session, bytes filter) except -1
     # Releases filters whose subscriptions ended before the position `durable` of the journal: RELEASES_A_PASS at most. `next_sequence`:

@@ -38,22 +38,26 @@ cdef class ExclusiveSubscriptions:
                     claims.append(Claim(subscription.filter, self.own_destination, session.key, session.client_id))
         return owners.replace(self.own_destination, claims)
 
-    cdef bint claim(self, Session session, bytes filter) except -1:
-        cdef Session holder
+    cdef int claim(self, object channel, Session session, bytes filter) except -1:
+        if self.cluster is not None:
+            return self.cluster.claim(channel, filter)
         wanted = Claim(filter, self.own_destination, session.key, session.client_id)
-        ended = 0
-        found = self.owners.owner(filter)
-        if found is not None and found.destination == self.own_destination:
-            holder = self.by_key.get(found.session)
-            if holder is None or holder.ended or filter in self.releasing:
-                ended = found.session      # its many subscriptions are still being taken out, or the release waits for the journal
         try:
-            if not self.owners.claim(wanted, ended):
-                return False
+            if not self.owners.claim(wanted, self.ended_holder(filter)):
+                return CLAIM_REFUSED
         except ExclusiveTableFull:
-            return False
+            return CLAIM_REFUSED
         self.releasing.pop(filter, None)   # the same journal has both, in this order
-        return True
+        return CLAIM_GRANTED
+
+    cdef uint64_t ended_holder(self, bytes filter) except? 0:
+        cdef Session holder
+        found = self.owners.owner(filter)
+        if found is None or found.destination != self.own_destination:
+            return 0
+        holder = self.by_key.get(found.session)
+        # Its many subscriptions are still being taken out, or the release waits for the journal.
+        return found.session if holder is None or holder.ended or filter in self.releasing else 0
 
     cdef int end(self, uint64_t session, bytes filter) except -1:
         self.releasing.pop(filter, None)   # its place is behind those that have ended before

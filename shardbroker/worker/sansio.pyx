@@ -16,7 +16,7 @@ from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.topic_cache cimport TopicEntry
 from shardbroker.journal.recorder cimport JournalRecorder
 from shardbroker.session.session cimport Session
-from shardbroker.worker.channel cimport CLOSING, Channel
+from shardbroker.worker.channel cimport CLOSING, CONNECTED, Channel
 from shardbroker.worker.outlets cimport Outlets
 from shardbroker.worker.protocol cimport feed
 from shardbroker.worker.router cimport Router
@@ -37,6 +37,12 @@ cdef class SansIoChannel(Channel):
         data = self.rest + data
         used = feed(self, <const unsigned char*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         self.rest = data[used:]
+
+    cdef int resume_reading(self) except -1:
+        Channel.resume_reading(self)
+        if self.state == CONNECTED:
+            self.receive(b"")              # what has arrived meanwhile
+        return 0
 
     def take_output(self) -> bytes:
         """What is to be sent to the client, and is forgotten here."""

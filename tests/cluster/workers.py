@@ -18,6 +18,7 @@ from shardbroker.config import load
 from shardbroker.journal import open_journal
 from shardbroker.journal.recorder import JournalRecorder
 from shardbroker.link.session_codec import decode_session, encode_session
+from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.worker.cluster_sessions import ClusterSessions
 from shardbroker.worker.sansio import SansIoChannel, SansIoRouter
 from tests.harness import wire
@@ -73,6 +74,8 @@ class Node:
         self.router.lines = []
         self.clock = HybridClock()
         self.link = Link(net, number)
+        self.table = ExclusiveTable(directory.with_suffix(".exclusive"))
+        self.router.subscriptions.keep_exclusive(self.table, self.router.sessions)
         self.sessions = ClusterSessions(self.router, self.link, self._core, UUID)
         writer = open_journal(directory, worker=0, workers=1, node_id=number)
         self.router.keep_journal(JournalRecorder(writer))
@@ -155,7 +158,7 @@ class Net:
     """Nodes, the links between them, and time."""
 
     def __init__(self, directory: Path, count: int = 2, lost_session: str = "new") -> None:
-        self.settings = load(None, {}, []).settings
+        self.settings = load(None, {}, ["mqtt.exclusive_subscription=true"]).settings
         self.routes = MemoryRoutes()
         self.now_ms = NOW_MS
         self.lost_session = lost_session

@@ -15,7 +15,10 @@ cdef int on_unsubscribe(Channel channel, Unsubscribe packet) except -1
 cdef int go_on_with_filters(Channel channel) except -1
 # auto_subscribe.topics, as a SUBSCRIBE without packet id and without SUBACK.
 cdef int auto_subscribe(Channel channel) except -1
-# One filter in the broker's terms, below the mount point if there is one; returns its SUBACK code. Appends to `subscribed` and, if
-# retained messages are due, to `replays`.
+cdef enum:
+    FILTER_WAITS = 256                     # in place of a SUBACK code: other nodes are asked, and the filter is to be repeated
+
+# One filter in the broker's terms, below the mount point if there is one; returns its SUBACK code or FILTER_WAITS. Appends to
+# `subscribed` and, if retained messages are due, to `replays`.
 cdef int subscribe_one(
     Channel channel, bytes wire_filter, int options, object identifier, list subscribed, list replays) except -1

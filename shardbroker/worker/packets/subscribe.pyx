@@ -13,6 +13,7 @@ from shardbroker.pubsub.subscriptions cimport (
 )
 from shardbroker.session.context cimport NOTIFY_UNSUBSCRIBED, WorkerContext
 from shardbroker.worker.channel cimport CONNECTED, SIDE_SERVER
+from shardbroker.worker.exclusive cimport CLAIM_GRANTED, CLAIM_REFUSED
 from shardbroker.worker.memory cimport REFUSE
 from shm.address cimport address_text
 from shm.counters cimport (
@@ -82,6 +83,8 @@ cdef int go_on_subscribing(Channel channel) except -1:
             if packet_id and channel.router.admission.rewriting is not None:
                 wire_filter = channel.router.admission.rewriting.filter(wire_filter, channel.session.client_id, channel.username)
             code = subscribe_mounted(channel, wire_filter, options, identifier, subscribed, replays)
+        if code == FILTER_WAITS:
+            return 0                       # suspended until the claim of an exclusive subscription is answered
         if code >= UNSPECIFIED_ERROR:
             context.count(PACKETS_SUBSCRIBE_ERROR)
         codes.append(code)
@@ -129,7 +132,7 @@ cdef int subscribe_one(
     cdef Subscription subscription = Subscription.__new__(Subscription), previous
     cdef WorkerContext context = channel.context
     cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), present
-    cdef int retain_handling = options & OPTION_RETAIN_HANDLING
+    cdef int retain_handling = options & OPTION_RETAIN_HANDLING, claimed
     try:
         group, filter = parse_subscription(wire_filter)
         check_topic_filter(filter, context.max_topic_levels)
@@ -147,8 +150,10 @@ cdef int subscribe_one(
         return QUOTA_EXCEEDED
     if context.memory_level >= REFUSE and not present:
         return QUOTA_EXCEEDED
-    if exclusive and not channel.router.exclusive.claim(channel.session, filter):
-        return QUOTA_EXCEEDED
+    if exclusive:
+        claimed = channel.router.exclusive.claim(channel, channel.session, filter)
+        if claimed != CLAIM_GRANTED:
+            return QUOTA_EXCEEDED if claimed == CLAIM_REFUSED else FILTER_WAITS
     if present and previous.flags & OPTION_EXCLUSIVE and not exclusive:
         channel.router.exclusive.end(channel.session.key, filter)
     subscription.subscriber = channel.session
