@@ -4,8 +4,8 @@
     value     destination u32 | session key u64 | stamp u64 | flags u8 | size of the client id u16 | client id | filter
               integers are big endian; flags: 1 confirmed
 
-`stamp` is that of the node's claim in a cluster, 0 without one (worker/cluster_exclusive.pxd). What was granted there is confirmed by
-the worker of the session; until then it can be taken back.
+`stamp` is that of the node's claim in a cluster, 0 without one (worker/cluster_exclusive.pxd). What was granted there is confirmed
+by the worker of the session; until then it can be taken back.
 
 A claim checks and writes in one write transaction. LMDB admits one of these at a time, so that only one of two claims succeeds.
 Owners are sessions. A session keeps its key for life, whichever worker it is on.

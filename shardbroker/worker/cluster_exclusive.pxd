@@ -85,6 +85,7 @@ cdef class ClusterExclusive:
     cdef int brought_answered(self, Want want, int reason) except -1
     cdef int end(self, Session session, bytes filter) except -1
     cdef int on_lost(self, uint64_t session, bytes filter) except -1
+    cdef int remove(self, list rows) except -1
     cdef int tick_wanted(self) except -1
     cdef int send(self, int worker, list message) except -1
     cdef int answer(self, int worker, uint64_t ticket, int reason) except -1

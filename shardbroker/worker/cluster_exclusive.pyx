@@ -7,6 +7,7 @@ from shardbroker.worker.channel cimport CONNECTED
 from shardbroker.worker.exclusive cimport CLAIM_GRANTED, CLAIM_REFUSED, CLAIM_WAITS
 
 from collections import deque
+from contextlib import suppress
 
 import cbor2
 
@@ -215,7 +216,11 @@ cdef class ClusterExclusive:
         for subscription in session.all_subscriptions():
             if subscription.flags & OPTION_EXCLUSIVE:
                 rows.append((subscription.filter, session.key))
-        if rows:
+        return self.remove(rows) if rows else 0
+
+    cdef int remove(self, list rows) except -1:
+        """Removes rows. Those that a full table keeps are removed by a later LOST, or with the session."""
+        with suppress(ExclusiveTableFull):
             self.table.release(rows)
         return 0
 
@@ -226,7 +231,7 @@ cdef class ClusterExclusive:
             if (session, filter) not in self.wanted:
                 self.send_want(self.new_want(found, filter, 0))
         elif filter not in self.router.exclusive.releasing:
-            self.table.release([(filter, session)])
+            self.remove([(filter, session)])
         return 0
 
     cdef int tick_wanted(self) except -1:
@@ -289,6 +294,8 @@ cdef class ClusterExclusive:
         row = self.table.owner(filter)
         if row is not None and row.session != session and row.session != ended and row.client_id != client_id:
             return self.answer(worker, ticket, EXCLUSIVE)
+        if key in self.held and row is not None and (row.session, row.destination) == (session, worker) and row.stamp and row.confirmed:
+            return self.answer(worker, ticket, 0)
         pending = self.pending.get(key)
         if pending is not None:
             if (pending[0], pending[2]) != (worker, session):
@@ -392,10 +399,14 @@ cdef class ClusterExclusive:
         cdef uint64_t now_ms = self.router.now_ms
         cdef int _
         for filter, due_ms in [*self.fresh.items()]:
-            if now_ms >= due_ms:
+            if now_ms < due_ms:
+                continue
+            try:
                 if self.table.take_back(filter):
                     self.forget(filter_key(self.cluster, filter))
                 self.fresh.pop(filter, None)
+            except ExclusiveTableFull:     # tried again
+                self.fresh[filter] = now_ms + FRESH_MS
         for filter, (worker, session, due_ms) in [*self.lost.items()]:
             if now_ms < due_ms:
                 continue

@@ -180,7 +180,10 @@ cdef class ClusterSessions(SessionClaims):
         if self.router.now_ms >= self.tick_ms:
             self.tick_ms = self.router.now_ms + TICK_MS
             self.perform(self.core.tick(self.router.now_ms, self.router.now_ms))
-            self.exclusive.tick()
+            try:
+                self.exclusive.tick()
+            except Exception as error:
+                self.router.log_failure(log_line("periodic work failed"), error)
             self.sweep()
 
     def flush(self) -> None:
