@@ -32,7 +32,7 @@ cdef class Want:
     cdef bytes filter
     cdef uint64_t ticket
     cdef Channel channel                   # suspended; None: nothing waits
-    cdef int reason                        # of the answer; -1: there is none yet
+    cdef int reason                        # of the answer; -1: it has not arrived
     cdef uint64_t due_ms                   # when WANT is sent again
     cdef uint64_t ends_ms                  # when SUBACK refuses; 0: the session has the subscription already
 

@@ -36,7 +36,7 @@ cdef class ExclusiveSubscriptions:
     # Whether this exclusive subscription is the session's now: CLAIM_REFUSED or CLAIM_GRANTED, or CLAIM_WAITS for other nodes. Then reading
     # from the channel is suspended, and the call is to be repeated once it is resumed.
     cdef int claim(self, object channel, Session session, bytes filter) except -1
-    # The session that has the filter in the table and counts as gone; 0: there is none.
+    # The session that has the filter in the table and counts as gone, or 0.
     cdef uint64_t ended_holder(self, bytes filter) except? 0
     # The subscription of this session has ended: the filter is released once the journal has that end.
     cdef int end(self, uint64_t session, bytes filter) except -1

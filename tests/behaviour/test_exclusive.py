@@ -250,3 +250,17 @@ def test_a_table_says_what_somebody_else_has_got_meanwhile(tmp_path: Path) -> No
     assert table.owner(b"t") == mine
     table.release([(b"t", 1)])
     assert table.page(b"", 10) == ([], b"")
+
+
+def test_what_was_granted_in_a_cluster_is_confirmed_or_taken_back(tmp_path: Path) -> None:
+    table = ExclusiveTable(tmp_path / "table")
+    granted = Claim(b"t", 0, 1, b"mine", 9, False)
+    assert table.grant(granted) and table.owner(b"t") == granted
+    assert not table.grant(Claim(b"t", 1, 2, b"theirs", 10, False))
+    assert not table.confirm(b"t", 2) and table.confirm(b"t", 1)
+    assert not table.take_back(b"t") and table.owner(b"t") == granted._replace(confirmed=True)
+    assert table.replace(0, [Claim(b"t", 0, 1, b"mine")]) == [], "the stamp of a claim outlives the worker"
+    assert table.owner(b"t") == granted._replace(confirmed=True)
+    assert table.grant(Claim(b"t", 1, 3, b"mine", 11, False)), "another session of the client"
+    assert not table.confirm(b"t", 1)
+    assert table.take_back(b"t") and table.owner(b"t") is None and not table.confirm(b"t", 3)

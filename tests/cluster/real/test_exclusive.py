@@ -1,6 +1,5 @@
 """Exclusive subscriptions over real brokers whose sessions move."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from threading import Barrier, Thread
@@ -8,7 +7,7 @@ from threading import Barrier, Thread
 import pytest
 
 from shardbroker.control import Control
-from shardbroker.worker.main import SESSIONS_SWITCH
+from tests.cluster.real.moves import MOVING
 from tests.cluster.real.nodes import Nodes, running
 from tests.cluster.real.test_messages import linked
 from tests.cluster.real.test_sessions import client, present, restart_worker
@@ -18,14 +17,9 @@ from tests.harness.waiting import until
 TAKEN = 0x97
 
 
-@pytest.fixture(autouse=True)
-def _moving(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, SESSIONS_SWITCH, "1")
-
-
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    with running(2, workers=2, **{"mqtt.exclusive_subscription": "true"}) as found:
+    with running(2, workers=2, **MOVING, **{"mqtt.exclusive_subscription": "true"}) as found:
         linked(found)
         yield found
 
