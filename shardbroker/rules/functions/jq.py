@@ -80,7 +80,7 @@ class _Child:
         os.set_blocking(pipe, False)
         rest = memoryview(data)
         while rest:
-            self._wait(deadline, writes=[pipe])
+            self._wait(pipe, select.POLLOUT, deadline)
             rest = rest[os.write(pipe, rest) :]
 
     def _read(self, size: int, deadline: float) -> bytes:
@@ -88,7 +88,7 @@ class _Child:
         pipe = self._process.stdout.fileno()
         found = bytearray()
         while len(found) < size:
-            self._wait(deadline, reads=[pipe])
+            self._wait(pipe, select.POLLIN, deadline)
             part = os.read(pipe, size - len(found))
             if not part:
                 raise EvaluationError("the end of its process")
@@ -96,10 +96,11 @@ class _Child:
         return bytes(found)
 
     @staticmethod
-    def _wait(deadline: float, reads: list[int] | None = None, writes: list[int] | None = None) -> None:
-        remaining = deadline - time.monotonic()
-        ready = select.select(reads or [], writes or [], [], max(0.0, remaining))
-        if not (ready[0] or ready[1]):
+    def _wait(pipe: int, event: int, deadline: float) -> None:
+        # Not select(), which refuses descriptors from 1024 on.
+        waiting = select.poll()
+        waiting.register(pipe, event)
+        if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1_000):
             raise EvaluationError("no result in time")
 
     def stop(self) -> None:

@@ -1,9 +1,11 @@
 """Inputs of a hostile client: bombs, expressions that backtrack, widths, depths."""
 
 import gzip
+import os
 import resource
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from shardbroker.rules.values import EvaluationError
 from tests.rules.functions.expressions import call
 
 BOMB = b"\0" * (64 << 20)
+MANY = 1_024
+"""Descriptors: select() takes none from this number on."""
 
 
 def nested(levels: int) -> list[Any]:
@@ -95,6 +99,20 @@ class TestJq:
         with pytest.raises(EvaluationError, match="jq: must end within"):
             call("jq", program, 1, 100)
         assert call("jq", ".+1", 5) == [6]
+
+    def test_a_process_with_many_descriptors_has_results(self) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < MANY + 64:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (MANY + 64, hard))
+        stop()
+        with ExitStack() as stack:
+            try:
+                for _ in range(MANY):
+                    stack.enter_context(open(os.devnull))
+                assert call("jq", ".+1", 5) == [6]
+            finally:
+                stop()
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     @pytest.mark.parametrize(("program", "value"), [(".", "{"), (".a", 5), ("(", 1), ("." * 100_000, 1)])
     def test_an_error_is_told(self, program: str, value: Any) -> None:
