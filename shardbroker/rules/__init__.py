@@ -1,8 +1,9 @@
 """Rules: EMQX's SQL over messages and events.
 
 Pure: no I/O, no clock other than that of a function of SQL, no process other than that of the function `jq`. Text becomes tokens
-(`lexer`), a tree (`parser`, `syntax`) and one Python function (`compiler`, `expressions`), whose operators are in `operators`, `paths`
-and `payload` and whose functions are in `functions`. `tester` evaluates a rule over example values of the columns in `events`.
+(`lexer`), a tree (`parser`, `syntax`) and one Python function (`compiler`, `expressions`), whose operators are in `operators`,
+`paths` and `payload` and whose functions are in `functions`. `tester` evaluates a rule over example values of the columns in
+`events`.
 """
 
 from shardbroker.rules.compiler import CompiledRule, compile_rule
