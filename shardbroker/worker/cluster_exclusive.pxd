@@ -52,7 +52,7 @@ cdef class ClusterExclusive:
     cdef object brought                    # deque of (session key, filter) that are not claimed yet
     cdef uint64_t last_ticket, wanted_bytes
     # Worker of the filter
-    cdef int64_t last_number               # tickets and uids of the cores are negative: those of sessions are not
+    cdef int64_t last_number               # ticket or uid of the cores, downwards from -1: those of sessions are positive
     cdef dict pending                      # key -> [worker, ticket, session key, filter, client id, ended session, reason]
     cdef dict claiming                     # ticket of the core -> key
     cdef readonly dict held                # key -> (filter, uid): claims of this node

@@ -85,11 +85,11 @@ cdef class ClusterExclusive:
                 key = filter_key(self.cluster, row.filter)
                 if not row.stamp or (self.workers is not None and self.workers[key.partition] != self.number):
                     continue
-                self.last_number += 1
-                self.held[key] = row.filter, -self.last_number
-                self.uids[-self.last_number] = key
+                self.last_number -= 1
+                self.held[key] = row.filter, self.last_number
+                self.uids[self.last_number] = key
                 name = row.client_id.decode(errors="replace")
-                self.core.claims.restore(exclusive_holding(key, -self.last_number, name, row.stamp), self.router.now_ms)
+                self.core.claims.restore(exclusive_holding(key, self.last_number, name, row.stamp), self.router.now_ms)
                 self.core.clock.last = max(self.core.clock.last, row.stamp)
                 if not row.confirmed:
                     self.fresh[row.filter] = self.router.now_ms + FRESH_MS
@@ -304,13 +304,13 @@ cdef class ClusterExclusive:
             return 0
         if key in self.held:
             return self.grant_again(key, Claim(filter, worker, session, client_id), ended, ticket)
-        self.last_number += 1
-        self.claiming[-self.last_number] = key
+        self.last_number -= 1
+        self.claiming[self.last_number] = key
         self.pending[key] = [worker, ticket, session, filter, client_id, ended, 0]
         now_ms = self.router.now_ms
         name = client_id.decode(errors="replace")
         self.perform(self.core.deliver(
-            self.core.claims.subscribe_exclusive(key, name, -self.last_number, now_ms), now_ms, now_ms))
+            self.core.claims.subscribe_exclusive(key, name, self.last_number, now_ms), now_ms, now_ms))
         return 0
 
     cdef int grant_again(self, object key, object claim, uint64_t ended, uint64_t ticket) except -1:
@@ -353,12 +353,12 @@ cdef class ClusterExclusive:
         except ExclusiveTableFull:
             granted = False
         pending[6] = 0 if granted else EXCLUSIVE
-        self.last_number += 1
-        self.held[key] = filter, -self.last_number
-        self.uids[-self.last_number] = key
+        self.last_number -= 1
+        self.held[key] = filter, self.last_number
+        self.uids[self.last_number] = key
         self.fresh[filter] = now_ms + FRESH_MS
         self.perform(self.core.deliver(
-            self.core.claims.created(key, -self.last_number, 0, now_ms, now_ms), now_ms, now_ms))
+            self.core.claims.created(key, self.last_number, 0, now_ms, now_ms), now_ms, now_ms))
         return 0 if granted else self.forget(key)
 
     cdef int decided(self, object ticket, int reason) except -1:
