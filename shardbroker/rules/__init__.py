@@ -4,6 +4,8 @@ Pure: no I/O, no clock other than that of a function of SQL, no process other th
 (`lexer`), a tree (`parser`, `syntax`) and one Python function (`compiler`, `expressions`), whose operators are in `operators`,
 `paths` and `payload` and whose functions are in `functions`. `tester` evaluates a rule over example values of the columns in
 `events`.
+
+Decisions and figures: docs/design/0012-rules.md.
 """
 
 from shardbroker.rules.compiler import CompiledRule, compile_rule
