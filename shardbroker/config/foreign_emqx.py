@@ -44,12 +44,13 @@ LOGIN = re.compile(
 )
 """Prefixes of lines about authentication."""
 REMARKS = {
-    "cluster": "there is one node",
+    "cluster": "members and cookie are set by hand, see docs/cluster.md",
+    "rpc": "links have settings of their own, see docs/cluster.md",
     "dashboard": "see docs/configuration.md",
-    "rule_engine": "rules are not built yet",
+    "rule_engine": "no process evaluates rules yet",
     "bridges": "bridges are not built yet",
-    "actions": "rules are not built yet",
-    "connectors": "rules are not built yet",
+    "actions": "no process evaluates rules yet",
+    "connectors": "no process evaluates rules yet",
 }
 
 
