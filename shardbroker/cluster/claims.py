@@ -98,6 +98,8 @@ HOLD_MS = 1_000
 DRAIN_MS = 20
 """From END to its answer, and until the queue is empty: what publishers have sent without the new routes is on its way in other
 connections."""
+BATCH_MS = 50
+"""Between two TAIL once END is answered: publishers have the new routes by then, so most messages of a tail are known already."""
 FORWARD_MS = 60_000
 """What arrives for a session that has moved is sent on for so long, and while a peer is not linked."""
 SETTLE_MS = 10_000
@@ -177,9 +179,13 @@ class Holding:
     """When WHO, FIND or TAIL may be sent again."""
     end_ms: int = 0
     """GONE: END has arrived, and is answered from then on with an empty queue; 0: it has not."""
+    is_ended: bool = False
+    """GONE: END is answered."""
     tail: int = 0
     """Number of the TAIL under way; 0: none."""
     sent: tuple[Queued, ...] = ()
+    is_whole: bool = False
+    """The TAIL under way has the whole queue."""
     is_last_sent: bool = False
     """STALE: the TAIL under way is the last one."""
 
@@ -680,7 +686,7 @@ class Claims:
 
     def _gone(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
         holding.state, holding.deadline_ms, holding.ask_ms = SessionState.GONE, now_ms + FORWARD_MS, 0
-        holding.is_last_sent, holding.end_ms = False, 0
+        holding.is_last_sent, holding.end_ms, holding.is_ended = False, 0, False
         return [MovedAway(holding.uid)]
 
     def _stale(self, holding: Holding, winner: int, now_ms: int) -> list[SessionOutput]:
@@ -752,7 +758,7 @@ class Claims:
             holding.tail, holding.sent = 0, ()
             if not holding.end_ms or now_ms < holding.end_ms:
                 return []
-            holding.end_ms = 0
+            holding.end_ms, holding.is_ended = 0, True
             return [ToNode(holding.peer, Ended(holding.key, holding.generation))]
         holding.ask_ms = now_ms + ASK_MS
         if holding.peer not in self._linked:
@@ -761,7 +767,8 @@ class Claims:
         self._number += 1
         holding.tail, holding.sent = self._number, _within(queued, TAIL_BYTES)
         tail = Tail(holding.key, holding.tail, holding.stamp, holding.sent, holding.uid, is_stale)
-        holding.is_last_sent = is_stale and len(holding.sent) == len(queued) < TAIL_MESSAGES
+        holding.is_whole = len(holding.sent) == len(queued) < TAIL_MESSAGES
+        holding.is_last_sent = is_stale and holding.is_whole
         if holding.is_last_sent:
             base, delivered = self._queues.delivered_of(holding.uid)
             tail = tail._replace(is_last=True, base=base, delivered=tuple(delivered))
@@ -775,7 +782,7 @@ class Claims:
         if not ack.is_holder:
             holding.peer, holding.ask_ms = 0, now_ms + ASK_MS
             return [ToNode(self._registrar(holding.key), Find(holding.key, node))]
-        holding.ask_ms = 0
+        holding.ask_ms = now_ms + BATCH_MS if holding.is_ended and holding.is_whole else 0
         done: list[SessionOutput] = [Taken(holding.uid, tuple(message.id for message in holding.sent))]
         # What has arrived meanwhile follows as the tail of a session that is gone.
         return [*done, *self._gone(holding, now_ms)] if holding.is_last_sent else done

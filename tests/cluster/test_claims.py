@@ -332,6 +332,21 @@ def test_end_is_answered_once_the_queue_is_empty() -> None:
     assert node.claims.arrived(9, node.now_ms) == [ToNode(OTHER, Ended(KEY, 100))]
 
 
+def test_late_messages_are_sent_in_batches_once_end_is_answered() -> None:
+    node = moved()
+    node.receive(OTHER, End(KEY, 100))
+    node.after(module.DRAIN_MS)
+    node.queues.messages[9] = [Queued(1, "t", 1, b"")]
+    [tail] = sent(node.claims.arrived(9, node.now_ms))
+    assert isinstance(tail, Tail)
+    node.receive(OTHER, TailAck(KEY, tail.number, 9, True))
+    node.queues.messages[9] = [Queued(2, "t", 1, b""), Queued(3, "t", 1, b"")]
+    assert node.claims.arrived(9, node.now_ms) == []
+    assert node.after(module.BATCH_MS - 1) == []
+    [batch] = sent(node.after(1))
+    assert isinstance(batch, Tail) and len(batch.queued) == 2
+
+
 def test_end_of_a_session_that_is_forgotten_is_answered_at_once() -> None:
     assert Node().receive(OTHER, End(KEY, 100)) == [ToNode(OTHER, Ended(KEY, 100))]
 
