@@ -1,6 +1,6 @@
 """The message queue of a session and its drop rules, as EMQX has them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -10,12 +10,22 @@ Connect = Callable[..., Client]
 KEPT = {"session_expiry_interval": 60}
 
 
-def queue_for(connect: Connect, own: Broker, name: str, topic: str, publish: Callable[[Client], None]) -> Client:
-    """A client that comes back after `publish` has run while it was away."""
+def queue_for(
+    connect: Connect, own: Broker, new_id: Callable[..., str], topic: str, messages: Sequence[tuple[str, bytes, int]]
+) -> Client:
+    """A client that comes back after the messages (topic, payload, QoS) have reached its session.
+
+    PUBACK says that a message is in a ring, not that the session has it: a witness on the same worker gets it in the same pass."""
+    name = new_id(0)
     away = connect(client_id=name, on=own, clean=False, properties=KEPT)
-    away.subscribe(f"{topic}/#", 1)
+    witness = connect(client_id=new_id(0), on=own)
+    for client in (away, witness):
+        client.subscribe(f"{topic}/#", 1)
     away.drop()
-    publish(connect(on=own))
+    publisher = connect(client_id=new_id(1), on=own)
+    for to, payload, qos in messages:
+        publisher.publish(to, payload, qos)
+        witness.expect(Publish, payload=payload)
     return connect(client_id=name, on=own, clean=False, properties=KEPT)
 
 
@@ -24,11 +34,7 @@ def test_full_queue_drops_the_oldest(
 ) -> None:
     own = broker_with(mqtt__max_mqueue_len=5)
 
-    def publish(publisher: Client) -> None:
-        for i in range(8):
-            publisher.publish(topic, b"%d" % i, 1)
-
-    back = queue_for(connect, own, new_id(), topic, publish)
+    back = queue_for(connect, own, new_id, topic, [(topic, b"%d" % i, 1) for i in range(8)])
     for i in range(3, 8):
         back.expect(Publish, payload=b"%d" % i)
     back.expect_none(0.1)
@@ -39,12 +45,7 @@ def test_qos_0_waits_only_if_it_is_stored(
     broker_with: Callable[..., Broker], connect: Connect, topic: str, new_id: Callable[..., str], stored: bool
 ) -> None:
     own = broker_with(mqtt__mqueue_store_qos0=str(stored).lower())
-
-    def publish(publisher: Client) -> None:
-        publisher.publish(topic, b"zero", 0)
-        publisher.publish(topic, b"one", 1)
-
-    back = queue_for(connect, own, new_id(), topic, publish)
+    back = queue_for(connect, own, new_id, topic, [(topic, b"zero", 0), (topic, b"one", 1)])
     if stored:
         back.expect(Publish, payload=b"zero", qos=0)
     back.expect(Publish, payload=b"one", qos=1)
@@ -53,12 +54,8 @@ def test_qos_0_waits_only_if_it_is_stored(
 
 def test_priorities(broker_with: Callable[..., Broker], connect: Connect, new_id: Callable[..., str]) -> None:
     own = broker_with(mqtt__max_mqueue_len=3, mqtt__mqueue_priorities='{"p/high" = 10, "p/low" = 1}')
-
-    def publish(publisher: Client) -> None:
-        for payload, leaf in ((b"l1", "low"), (b"h1", "high"), (b"other", "other"), (b"l2", "low"), (b"h2", "high")):
-            publisher.publish(f"p/{leaf}", payload, 1)
-
-    back = queue_for(connect, own, new_id(), "p", publish)
+    sent = (b"l1", "low"), (b"h1", "high"), (b"other", "other"), (b"l2", "low"), (b"h2", "high")
+    back = queue_for(connect, own, new_id, "p", [(f"p/{leaf}", payload, 1) for payload, leaf in sent])
     # Five for three places: the one without priority went first, then the older of the low ones.
     for payload in (b"h1", b"h2", b"l2"):
         back.expect(Publish, payload=payload)
