@@ -119,7 +119,7 @@ soak: tools
 
 # The failure table of docs/design/0011-cluster.md: nodes in network namespaces, with cuts, delays, kills; needs root and /dev/net/tun.
 partitions: packages tools
-	$(BIN)/python -m pytest -q -rsP tests/cluster/real/failures.py tests/cluster/real/moves.py
+	$(BIN)/python -m pytest -q -rsP tests/cluster/real/failures.py tests/cluster/real/moves.py tests/cluster/real/splits.py
 
 lint: tools
 	$(BIN)/ruff check .

@@ -10,9 +10,9 @@ from shardbroker.pubsub.subscriptions cimport OPTION_QOS
 from shardbroker.session.delivery cimport (
     AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, DeliveryRing, drop_delivery, take_delivery,
 )
-from shardbroker.session.journaling cimport FLAG_FROM_QUEUE, FLAG_QOS, FLAG_RETAIN, FLAG_UTF8
+from shardbroker.session.journaling cimport DROPPED_TAKEN, FLAG_FROM_QUEUE, FLAG_QOS, FLAG_RETAIN, FLAG_UTF8
 from shardbroker.session.mqueue cimport MQueue
-from shardbroker.session.place cimport seen_id
+from shardbroker.session.place cimport OWNED, seen_id
 from shardbroker.session.session cimport Will
 from shm.counters cimport MQUEUE_COUNT
 
@@ -227,8 +227,12 @@ cdef class SessionReader:
     def on_dropped(self, list item) -> None:
         cdef Session session = self.session_of(item)
         cdef Delivery taken
-        if session is not None and item[3] & FLAG_FROM_QUEUE and self.take_from_queue(session, item[2], &taken):
+        if session is None:
+            return
+        if item[3] & FLAG_FROM_QUEUE and self.take_from_queue(session, item[2], &taken):
             drop_delivery(&taken)
+        if item[4] == DROPPED_TAKEN and session.place is not None and session.place.state != OWNED and session.place.seen is not None:
+            session.place.seen.discard(id_from(item[2]))           # handed over to another node, not delivered here
 
     cdef int end_lost(self, Session session) except -1:
         cdef Delivery* slot
@@ -303,8 +307,12 @@ cdef object share_of(list item, Py_ssize_t at):
 
 cdef int note_seen(Session session, bytes id) except -1:
     if session.place is not None and session.place.seen is not None:
-        session.place.seen.add(seen_id(int.from_bytes(id[:8], "big"), int.from_bytes(id[8:], "big")))
+        session.place.seen.add(id_from(id))
     return 0
+
+
+cdef object id_from(bytes id):
+    return seen_id(int.from_bytes(id[:8], "big"), int.from_bytes(id[8:], "big"))
 
 
 cdef bint same_id(Message message, bytes id) noexcept:

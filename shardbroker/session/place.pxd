@@ -7,6 +7,12 @@ from libc.stdint cimport uint8_t, uint64_t
 
 from shardbroker.session.mqueue cimport MQueue
 
+cdef enum Custody:                         # shardbroker.cluster.claims.SessionState
+    OWNED = 0
+    MOVING = 1
+    STALE = 2
+    GONE = 3
+
 cdef enum Taking:
     NOT_TAKEN = 0                          # it is not for this session, or the session has had it
     TAKEN = 1
@@ -14,7 +20,7 @@ cdef enum Taking:
 
 
 cdef class Place:
-    cdef public uint8_t state              # shardbroker.cluster.claims.SessionState
+    cdef public uint8_t state              # Custody
     cdef public uint8_t peer               # MOVING, STALE, GONE: node that has, or gets, the session; 0: unknown
     cdef public uint64_t generation        # stamp of the grant
     cdef public uint64_t stamp             # of the last connect

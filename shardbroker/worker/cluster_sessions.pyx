@@ -10,13 +10,13 @@ from shardbroker.pubsub.message cimport Message, Publication
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.journaling cimport ENDED_MOVED_TO_NODE
 from shardbroker.session.mqueue cimport MQueue
-from shardbroker.session.place cimport NOT_TAKEN, TAKEN, TAKEN_BEHIND, Place, seen_id
+from shardbroker.session.place cimport GONE, MOVING, NOT_TAKEN, OWNED, STALE, TAKEN, TAKEN_BEHIND, Place, seen_id
 from shardbroker.session.session cimport Session
 from shardbroker.worker.authorization cimport Authorization
 from shardbroker.worker.channel cimport Channel
 from shardbroker.worker.login cimport Login
 from shardbroker.worker.packets.connect cimport admit
-from shardbroker.worker.session_queues cimport empty_window, first_queued, ids_of, queue_ids, remove_from_queue, without
+from shardbroker.worker.session_queues cimport empty_window, first_queued, hand_over, ids_of, queue_ids, remove_from_queue, without
 from shm.counters cimport SESSIONS_COUNT
 
 from collections import deque
@@ -74,10 +74,6 @@ REASONS = {0x88: "session is at a node that is not reachable", 0x8E: "session ta
 
 cdef enum:
     STAMP_BITS = 16                        # of a counter below the ms of a stamp, see shardbroker/cluster/clock.py
-    OWNED = 0                              # shardbroker.cluster.claims.SessionState
-    MOVING = 1
-    STALE = 2
-    GONE = 3
 
 
 cdef class ClusterSessions(SessionClaims):
@@ -592,7 +588,7 @@ cdef class ClusterSessions(SessionClaims):
             self.note_ids(session, SeenIds(0, 0, ids_of(session, True)))
         if place.behind is not None:
             self.take_from_behind(session, tail)
-        base, queue = place.seen.base, ids_of(session, False)
+        base, queue = place.seen.base, ids_of(session, False) if tail.delivered else ()
         result = append(place.seen, queue, tail, self.core.claims.is_settled(now_ms))
         if result is None:
             return 0                       # too early: the sender repeats it
@@ -782,6 +778,9 @@ cdef class ClusterSessions(SessionClaims):
         return session.end()
 
     cdef int taken(self, Session session, set ids) except -1:
-        remove_from_queue(session, ids, True)
+        hand_over(session, ids)
+        if session.place.seen is not None:
+            for one in ids:                # they were handed over, not delivered
+                session.place.seen.discard(one)
         self.changed.add(session.key)
         return 0

@@ -74,6 +74,32 @@ cdef int remove_from_queue(Session session, set ids, bint recorded) except -1:
     return 0
 
 
+cdef int hand_over(Session session, set ids) except -1:
+    cdef DeliveryRing ring
+    cdef Delivery one
+    cdef uint32_t found = 0
+    for _, lane in (() if session.queue is None or session.queue.count == 0 else session.queue.lanes):
+        ring = <DeliveryRing>lane
+        while ring.count and id_of(ring.at(0)) in ids:
+            ring.move_front(&one)
+            session.queue.left(one.qos)
+            drop_taken(session, &one, True)
+            found += 1
+    if found < <uint32_t>len(ids):
+        return remove_from_queue(session, ids, True)
+    if session.queue is not None and session.queue.count == 0:
+        session.queue = None
+    return 0
+
+
+cdef int drop_taken(Session session, Delivery* one, bint recorded) except -1:
+    if recorded and session.logged:
+        session.context.recorder.dropped(session, one, DROPPED_TAKEN)
+    session.context.gauge(MQUEUE_COUNT, -1)
+    drop_delivery(one)
+    return 0
+
+
 cdef MQueue without(Session session, MQueue old, set ids, bint recorded, bint keeps_qos0):
     cdef MQueue kept
     cdef Delivery one
@@ -88,10 +114,7 @@ cdef MQueue without(Session session, MQueue old, set ids, bint recorded, bint ke
                 slot = kept.push(priority, one.qos)
                 slot[0] = one
                 continue
-            if recorded and session.logged:
-                session.context.recorder.dropped(session, &one, DROPPED_TAKEN)
-            session.context.gauge(MQUEUE_COUNT, -1)
-            drop_delivery(&one)
+            drop_taken(session, &one, recorded)
     return kept
 
 
@@ -130,23 +153,21 @@ cdef list first_queued(Session session, int most):
     cdef DeliveryRing ring
     cdef Delivery* slot
     cdef uint32_t i
-    cdef list found = [], first = []
-    if session.queue is None or session.queue.count == 0:
-        return first
-    for _, lane in session.queue.lanes:
+    cdef list first = []
+    size = 0
+    for _, lane in (() if session.queue is None or session.queue.count == 0 else session.queue.lanes):
         ring = <DeliveryRing>lane
         for i in range(ring.count):
             slot = ring.at(i)
-            if slot.qos:
-                found.append((id_of(slot), <size_t>slot))
-    found.sort()
-    size = 0
-    for number, at in found[:most]:
-        queued = encode_slot(number, <Delivery*><size_t>at)
-        first.append(queued)
-        if size > TAIL_BYTES:
-            break                          # one more than a TAIL takes shows that it is not the last one
-        size += len(queued.topic) + len(queued.body)
+            if not slot.qos:
+                continue
+            if len(first) == most:
+                return first
+            queued = encode_slot(id_of(slot), slot)
+            first.append(queued)
+            if size > TAIL_BYTES:
+                return first               # one more than a TAIL takes shows that it is not the last one
+            size += len(queued.topic) + len(queued.body)
     return first
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from shardbroker.cluster.claims import FORWARD_MS, HOLD_MS, SETTLE_MS, SessionState
+from shardbroker.cluster.claims import FORWARD_MS, HOLD_MS, SETTLE_MS, TAIL_MESSAGES, SessionState
 from shardbroker.cluster.messages import Claim, Ended, State, StateAck, Tail, Take
 from shardbroker.cluster.takeover import PART_BYTES_MAX, STATE_BYTES_MAX
 from shardbroker.hooks.points import POINTS
@@ -317,6 +317,28 @@ def test_sessions_of_both_sides_of_a_split_are_merged(net: Net) -> None:
     net.run(SETTLE_MS)
     assert sorted(new.drain()) == [b"first"]
     assert sum(b"c" in node.router.sessions for node in net.nodes.values()) == 1
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_queue_that_needs_several_tails_is_merged_into_a_session_whose_client_is_slow(net: Net, qos: int) -> None:
+    """What the other session has handed over is not what it has delivered: the queue of the winner keeps it."""
+    old = net.nodes[1].connect("c")
+    old.subscribe("t", qos)
+    old.channel.receive(wire.disconnect())
+    publisher = net.nodes[1].connect("publisher")
+    net.split(1, 2)
+    new = net.nodes[2].connect("c")
+    net.run(6_000)
+    new.subscribe("t", qos)
+    payloads = [b"%d" % number for number in range(2 * TAIL_MESSAGES + 10)]
+    for payload in payloads:
+        publisher.publish("t", payload, qos)
+    net.heal()
+    net.run(SETTLE_MS)
+    received: list[bytes] = []
+    while some := new.drain():
+        received += some
+    assert received == payloads
 
 
 def test_a_session_of_a_split_knows_what_it_has_delivered(net: Net) -> None:

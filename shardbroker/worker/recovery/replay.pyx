@@ -2,7 +2,7 @@
 
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.image cimport bytes_field, field_or_none
-from shardbroker.session.place cimport Place
+from shardbroker.session.place cimport OWNED, Place
 from shardbroker.worker.deferred cimport DEFERRED_FOR_LOCAL, DEFERRED_FOR_RING
 from shm.counters cimport SESSIONS_COUNT
 from shm.destinations cimport WORKER, kind_of
@@ -19,7 +19,6 @@ from shm.partitions import Division
 __all__ = ["Replay"]
 
 cdef enum:
-    OWNED = 0                              # state in PLACED: shardbroker.cluster.claims.SessionState
     ID_BYTES = 16
     FIRST_CYCLE = 1                        # of the journal that is read, see JournalRecorder.cycle
     KEY_WORKER_SHIFT = 52                  # of the worker in a session's number, see Router.next_key

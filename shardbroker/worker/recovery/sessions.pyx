@@ -5,6 +5,7 @@ from shardbroker.pubsub.message cimport Message
 from shardbroker.session.image cimport bytes_field, field_or_none
 from shardbroker.session.journaling cimport ENDED_MOVED_TO_NODE
 from shardbroker.session.place cimport Place
+from shardbroker.session.place cimport GONE, OWNED
 from shardbroker.session.session cimport Session
 from shardbroker.worker.deferred cimport (
     DEFERRED_FOR_GROUP, DEFERRED_FOR_LOCAL, DEFERRED_FOR_RING, DEFERRED_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_local,
@@ -16,10 +17,6 @@ from shardbroker.worker.router cimport Router
 from shm.destinations cimport WORKER, kind_of
 
 from shardbroker.logs.phrases import log_line
-
-cdef enum:                                 # states in PLACED: shardbroker.cluster.claims.SessionState
-    OWNED = 0
-    GONE = 3
 
 __all__ = ["record_sessions", "resume_sessions"]
 
