@@ -15,6 +15,7 @@ cpdef enum DestinationKind:
 
 cdef enum:
     NUMBER_BITS = 24
+    FEED = 0x02 << NUMBER_BITS             # the destination: number 0 of kind SINK, rules, which read the publisher's journal
     RETAINED_STORE = 0x7F << NUMBER_BITS   # the destination: number 0 of kind STORE, the store of retained messages
 
 cdef inline uint8_t kind_of(long destination) noexcept:

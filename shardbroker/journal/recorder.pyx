@@ -6,15 +6,16 @@ from shardbroker.journal.encode cimport (
     log_acknowledged, log_arrived, log_delivered, log_dropped, log_message, log_queued, log_received, log_released, log_session_named, log_synced,
 )
 from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.session.client_output cimport ClientOutput
 from shardbroker.session.delivery cimport Delivery
 from shardbroker.session.image cimport save
-from shardbroker.session.journaling cimport FLAG_CAPTURED, FLAG_FROM_QUEUE, FLAG_RETAIN, FLAG_UTF8
+from shardbroker.session.journaling cimport FLAG_FROM_QUEUE, FLAG_RETAIN, FLAG_UTF8
 from shardbroker.session.place cimport Place
 from shardbroker.session.session cimport Session
 
 from json import dumps
 
-from shardbroker.journal.schema import EndReason, Kind, encode
+from shardbroker.journal.schema import Detail, EndReason, Kind, encode
 
 __all__ = ["BufferRecorder", "JournalRecorder"]
 
@@ -216,7 +217,21 @@ cdef class JournalRecorder(BufferRecorder):
         message.logged = self.cycle
         return BufferRecorder.message(self, message)
 
-    cdef int captured(self, Publication publication) except -1:
+    cdef int published_by(self, Subscriber session) except -1:
+        cdef ClientOutput link = (<Session>session).link
+        cdef uint32_t segment = self.writer.segment + 1
+        if link.described_in == segment:
+            return 0
+        link.described_in = segment
+        found = link.registry_fields()
+        details = {
+            Detail.PEER: found["peer"].encode(), Detail.USERNAME: found.get("username"), Detail.LISTENER: found["listener"].encode(),
+            Detail.VERSION: found["version"],
+        }
+        return self.add(Kind.PUBLISHER, {
+            "client_id": session.client_id, "details": {int(key): value for key, value in details.items() if value is not None}})
+
+    cdef int captured(self, Publication publication, uint8_t captured) except -1:
         if self.writer.durable >= self.captured_mark:
             self.captured_below = self.captured_behind
             self.captured_behind = 0
@@ -226,7 +241,7 @@ cdef class JournalRecorder(BufferRecorder):
             self.writer, publication.id_high, publication.id_low, publication.topic, publication.topic_size,
             publication.payload, publication.payload_size,
             publication.qos | (FLAG_RETAIN if publication.retain else 0) | (FLAG_UTF8 if publication.payload_format else 0)
-            | FLAG_CAPTURED,
+            | captured,
             publication.expires_ms, publication.properties, publication.properties_size, publication.client_id,
         )
         publication.logged = self.cycle

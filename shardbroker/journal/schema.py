@@ -76,6 +76,7 @@ class Kind(IntEnum):
     ARRIVED = 26
     PLACED = 27
     SEEN = 28
+    PUBLISHER = 29
 
 
 class Field(IntEnum):
@@ -98,6 +99,8 @@ class MessageFlag(IntFlag):
     """The message matches `journal.capture`, and this is the publisher's worker: analytics should count it, once."""
     FROM_QUEUE = 0x20
     """DELIVERED, DROPPED: the message was in the queue; its entry there has the other fields."""
+    FED = 0x40
+    """The message matches FROM of a rule, and this is the publisher's worker: rules should see it, once."""
 
 
 class Ack(IntEnum):
@@ -173,6 +176,7 @@ class Detail(IntEnum):
     KEEPALIVE_S = 3
     LISTENER = 4
     RECEIVE_MAXIMUM = 5
+    VERSION = 6
 
 
 _UINT, _MAYBE, _BYTES, _MAP = Field.UINT, Field.UINT_OR_NULL, Field.BYTES, Field.MAP
@@ -233,6 +237,7 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
         ("granted", _UINT), ("floor", _BYTES), ("base", _BYTES), ("forgotten", _BYTES),
     ),
     Kind.SEEN: (("session", _UINT), ("ids", _BYTES)),
+    Kind.PUBLISHER: (("client_id", _BYTES), ("details", _MAP)),
 }  # fmt: skip
 """The fields of each kind, in their order after the kind."""
 

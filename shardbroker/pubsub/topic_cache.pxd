@@ -14,6 +14,10 @@ cdef enum OwnMessages:                     # copies of its own messages that a p
     OWN_NONE = 1                           # every matching subscription has No Local
     OWN_OTHER = 2                          # some of them do: `own_qos` and `own_ids` leave those out
 
+cdef enum Capture:                         # bits of `captured`: schema.MessageFlag
+    CAPTURED = 0x10                        # analytics needs the messages (journal.capture)
+    FED = 0x40                             # rules do
+
 cdef struct Target:
     void* subscriber                       # Subscriber, kept alive by TopicEntry.keep
     void* ids                              # bytes, or NULL
@@ -30,14 +34,14 @@ cdef class TopicEntry:
     cdef uint64_t serial                   # unique in this process: other caches refer to the entry by it
     cdef Buckets buckets
     cdef bint unroutable                   # a destination has no outlet in this worker: messages are refused
-    cdef bint captured                     # analytics needs its messages (journal.capture)
+    cdef uint8_t captured                  # Capture bits; 0: no message is written into the journal for others than sessions
     cdef object rewrite                    # the rule (worker/features/rewrite.py) that rewrites this topic; None: the topic is kept
     cdef Target* targets
     cdef uint32_t target_count
     cdef uint64_t weight                   # approximate size in bytes
     cdef list keep                         # references behind the pointers in `targets`
     cdef bint leaves                       # the messages leave this worker: `destinations` or `groups` has entries
-    cdef readonly tuple destinations       # u32 destinations other than this worker
+    cdef readonly tuple destinations       # u32 destinations other than this worker and FEED
     cdef readonly tuple groups             # shared groups: (name, filter, ((destination, member), ...))
 
     cdef bint is_empty(self) noexcept        # no subscriber on any worker

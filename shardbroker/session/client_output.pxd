@@ -13,6 +13,7 @@ cdef class ClientOutput(Timed):
     cdef readonly uint8_t version          # 3, 4, 5; 0 before CONNECT
     cdef uint8_t promised                  # `out` acknowledges something since it was last empty
     cdef uint32_t max_packet               # client's Maximum Packet Size, bytes; 0: none
+    cdef uint32_t described_in             # segment of the journal that has a record of this connection, counted from 1
     cdef uint16_t receive_maximum          # client's, 65535 if CONNECT has none
     cdef uint16_t alias_maximum            # client's Topic Alias Maximum, 0: none to be sent
     cdef dict aliases_out                  # topic -> alias sent to the client

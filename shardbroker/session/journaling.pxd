@@ -15,7 +15,6 @@ cdef enum:                                 # schema.MessageFlag
     FLAG_QOS = 0x03
     FLAG_RETAIN = 0x04
     FLAG_UTF8 = 0x08
-    FLAG_CAPTURED = 0x10
     FLAG_FROM_QUEUE = 0x20
 
 cdef enum DropCause:                       # schema.DropReason
@@ -64,8 +63,10 @@ cdef class Recorder:
     cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1
     # In a cluster: what is kept of its place among the nodes; replaces what was recorded of it before.
     cdef int placed(self, Subscriber session, Place place) except -1
-    # A message that matches journal.capture.
-    cdef int captured(self, Publication publication) except -1
+    # The connection of a session whose messages rules see: once in each segment.
+    cdef int published_by(self, Subscriber session) except -1
+    # A message that matches journal.capture, or FROM of a rule; `captured`: topic_cache.Capture.
+    cdef int captured(self, Publication publication, uint8_t captured) except -1
     # A message written into a ring at `position`. If that is still the end of the ring at a recovery, the message never left.
     cdef int forwarded(
         self, uint64_t rings, long destination, uint64_t position, Message message, int kind, uint64_t member, int attempts,

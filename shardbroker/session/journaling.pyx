@@ -55,7 +55,10 @@ cdef class Recorder:
     cdef int placed(self, Subscriber session, Place place) except -1:
         raise NotImplementedError("Recorder.placed")
 
-    cdef int captured(self, Publication publication) except -1:
+    cdef int published_by(self, Subscriber session) except -1:
+        raise NotImplementedError("Recorder.published_by")
+
+    cdef int captured(self, Publication publication, uint8_t captured) except -1:
         raise NotImplementedError("Recorder.captured")
 
     cdef int forwarded(

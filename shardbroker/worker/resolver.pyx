@@ -7,7 +7,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cython cimport final
 from shardbroker.mqtt.spec cimport TOPIC_NAME_INVALID
 from shardbroker.mqtt.topics cimport is_topic_name
-from shardbroker.pubsub.topic_cache cimport new_lookup
+from shardbroker.pubsub.topic_cache cimport CAPTURED, new_lookup
 from shm.epochs cimport WILDCARD_BUCKET, bucket_of, buckets_of, sum_of
 
 from shardbroker.mqtt.errors import MqttError
@@ -134,7 +134,10 @@ cdef class TopicResolver:
         cdef TopicEntry entry = lookup.entry
         cdef bytes topic = entry.topic
         entry.unroutable = not self.outlets.has_all(entry)
-        entry.captured = self.context.recorder is not None and any([matches(filter, topic) for filter in self.capture])
+        if self.context.recorder is None:
+            entry.captured = 0
+        elif any([matches(filter, topic) for filter in self.capture]):
+            entry.captured |= CAPTURED
         if self.admission.rewriting is not None:
             entry.rewrite = self.admission.rewriting.of_topic(topic)
         if PyBytes_GET_SIZE(topic) <= CACHED_TOPIC_BYTES:

@@ -74,6 +74,8 @@ cdef class Router(WorkerContext):
     cdef int set_outlets(self, Outlets outlets) except -1
     # Everything a publish leads to. True if there are subscribers. The caller has checked room_for().
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1
+    # Records a message for analytics or rules.
+    cdef int capture(self, TopicEntry entry, Publication publication, Session publisher) except -1
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1
     # What the broker itself holds: a will, a message of ctl or REST. at_ms: it waits until then; 0: it does not.
     cdef int publish_message(self, Message message, Session publisher, uint64_t at_ms) except -1

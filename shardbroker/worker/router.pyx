@@ -18,7 +18,7 @@ from shardbroker.worker.features.delayed cimport id_of
 from shardbroker.worker.deferred cimport (
     DEFERRED_FOR_ALL, DEFERRED_FOR_GROUP, DEFERRED_FOR_TIME, Deferred, defer_for_all, defer_for_group, defer_for_ring,
 )
-from shardbroker.pubsub.topic_cache cimport OWN_NONE, OWN_SAME, Lookup, Target, encode_identifier
+from shardbroker.pubsub.topic_cache cimport FED, OWN_NONE, OWN_SAME, Lookup, Target, encode_identifier
 from shardbroker.session.context cimport NOTIFY_DROPPED
 from shardbroker.session.place cimport TAKEN
 from shardbroker.session.journaling cimport (
@@ -123,7 +123,7 @@ cdef class Router(WorkerContext):
 
     cdef bint publish(self, TopicEntry entry, Publication publication, Session publisher) except -1:
         if entry.captured:
-            self.recorder.captured(publication)
+            self.capture(entry, publication, publisher)
         if publication.retain:
             self.retaining.retain(publication)
         if entry.is_empty():
@@ -143,6 +143,11 @@ cdef class Router(WorkerContext):
             for group in entry.groups:
                 self.deliver_shared(<tuple>group, publication, publisher, 0, None)
         return True
+
+    cdef int capture(self, TopicEntry entry, Publication publication, Session publisher) except -1:
+        if entry.captured & FED and publisher is not None and publisher.link is not None:
+            self.recorder.published_by(publisher)
+        return self.recorder.captured(publication, entry.captured)
 
     cdef int deliver_locally(self, TopicEntry entry, Publication publication, Session publisher) except -1:
         cdef Target* target

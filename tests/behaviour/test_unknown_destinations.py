@@ -1,20 +1,17 @@
 """A message to a destination that a worker has no outlet for is refused whole: no acknowledgement for what reaches nothing.
 
-No cluster and no sink exists here, so the test writes a route of one of these kinds into the route table by itself.
+No cluster and no such sink exists here, so the test writes a route of one of these kinds into the route table by itself.
 """
 
 import time
 from collections.abc import Iterator
-from hashlib import sha256
 
 import pytest
 
 from shardbroker.control import Control
 from shm.destinations import DestinationKind, destination, destination_name
-from shm.epochs import Epochs
-from shm.routes import RouteChange, RouteTable
-from shm.runtime import find_runtime_dir
 from tests.harness import Broker, Client, Closed, Puback, Publish, Pubrec, Will, client_id_on, until
+from tests.harness.routes import Routes
 
 WORKERS = 2
 REFUSED = 0x83
@@ -24,19 +21,6 @@ REFUSED = 0x83
 def broker() -> Iterator[Broker]:
     with Broker(workers=WORKERS) as broker:
         yield broker
-
-
-class Routes:
-    """The route table of a running broker."""
-
-    def __init__(self, broker: Broker) -> None:
-        directory = find_runtime_dir(sha256(str(broker.data_dir.resolve()).encode()).hexdigest()[:12])
-        assert directory is not None
-        self._table, self._epochs = RouteTable(directory / "routes"), Epochs.attach(str(directory / "epochs"))
-
-    def change(self, add: bool, filter: bytes, to: int, group: bytes = b"", member: int = 0) -> None:
-        self._table.update([RouteChange(add, filter, to, group, member)])
-        self._epochs.bump_of(filter)
 
 
 UNKNOWN = {
