@@ -13,10 +13,12 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 __all__ = [
-    "ACCEPTOR", "API", "INTEGRATIONS", "LINK", "MANAGER", "ROLES", "WORKER", "Cores", "Place", "Role", "lay_places", "load",
+    "ACCEPTOR", "API", "FLOWS", "INTEGRATIONS", "LINK", "MANAGER", "ROLES", "WORKER", "Cores", "Place", "Role", "lay_places",
+    "load",
 ]  # fmt: skip
 
-WORKER, MANAGER, LINK, INTEGRATIONS, API, ACCEPTOR = "worker", "manager", "link", "integrations", "api", "acceptor"
+WORKER, MANAGER, LINK, FLOWS = "worker", "manager", "link", "flows"
+INTEGRATIONS, API, ACCEPTOR = "integrations", "api", "acceptor"
 """Names of the rows of ROLES."""
 
 
@@ -96,6 +98,19 @@ def _links(settings: Any, cores: Cores) -> int:
     return 1 + int(settings.cluster.links) if settings.cluster.enable else 0
 
 
+WORKERS_A_FLOWS = 8
+"""Workers whose journals one process reads by default: it is to keep up with what they write for rules."""
+
+
+def _flows(settings: Any, cores: Cores) -> int:
+    """Without journals there is nothing to read."""
+    if settings.durability.level == "none":
+        return 0
+    workers = _workers(settings, cores)
+    wanted = settings.flows.processes
+    return min(workers, -(-workers // WORKERS_A_FLOWS) if wanted == "auto" else int(wanted))
+
+
 ROLES = (
     Role(
         WORKER, "shardbroker.worker.main:run", drain_order=10, inbox=True, count=_workers,
@@ -104,6 +119,9 @@ ROLES = (
     Role(MANAGER, "shardbroker.management.main:run", drain_order=50, inbox=True),
     # After the last records of workers.
     Role(LINK, "shardbroker.link.main:run", drain_order=25, inbox=True, count=_links, loads_late=True),
+    # After the last blocks of workers, and what other nodes had sent.
+    Role(FLOWS, "shardbroker.flows.main:run", drain_order=27, inbox=True, count=_flows,
+         needed="shardbroker.config.flows:needs_flows", loads_late=True),
     Role(INTEGRATIONS, "shardbroker.integrations.main:run", drain_order=40,
          needed="shardbroker.access.auth_client:needs_integrations"),
     Role(API, "shardbroker.api.main:run", drain_order=30, needed="shardbroker.config.api:needs_api", loads_late=True),

@@ -59,6 +59,18 @@ MAY_USE = {
         "shardbroker.stores",
         "shm",
     ),
+    # Consumers of journals: rules, and what rules do.
+    "shardbroker.flows": (
+        "shardbroker.access",
+        "shardbroker.config",
+        "shardbroker.connectors",
+        "shardbroker.journal",
+        "shardbroker.logs",
+        "shardbroker.mqtt",
+        "shardbroker.rules",
+        "shardbroker.stores",
+        "shm",
+    ),
     # Between those who ask a running broker and the manager that answers.
     "shardbroker.control": (),
     # Neither users nor rules: a sink stands on the same connections as an authenticator.
@@ -78,6 +90,7 @@ MAY_USE = {
         "shardbroker.cluster",
         "shardbroker.config",
         "shardbroker.control",
+        "shardbroker.flows",
         "shardbroker.hooks",
         "shardbroker.journal",
         "shardbroker.logs",

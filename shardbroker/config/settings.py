@@ -13,6 +13,7 @@ from shardbroker.config.c_fields import c_values
 from shardbroker.config.cluster import NODE_ID_MAX, Cluster
 from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
+from shardbroker.config.flows import Flows
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
@@ -410,6 +411,7 @@ class Settings(Section):
     plugins: Annotated[PluginSettings, Live(MANAGER)] = PluginSettings()
     exhook: Annotated[ExHook, Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)] = ExHook()
     cluster: Annotated[Cluster, RESTART] = Cluster()
+    flows: Annotated[Flows, RESTART] = Flows()
 
     @field_validator("cluster")
     @classmethod

@@ -1,0 +1,48 @@
+"""Requests of the manager to the process flows, and their answers: CBOR, a message each, in the order of the requests.
+
+    {"id": n, "verb": "load", "generation": G}    reads the definitions     -> {"id": n, "generation": G, "problems": {rule: text}}
+    {"id": n, "verb": "reset", "rule": id}        sets figures of it to 0   -> {"id": n, "generation": G, "problems": {}}
+
+The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used. From then on a
+message that reaches the journal is seen by all the others.
+"""
+
+from typing import Any
+
+import cbor2
+
+__all__ = ["MESSAGE_MAX", "decode", "encode_answer", "encode_load", "encode_reset"]
+
+MESSAGE_MAX = 1 << 20
+"""Bytes of a message; problems of some thousand rules."""
+PROBLEM_MAX = 200
+"""Characters of one problem, so that an answer about many rules still fits."""
+PROBLEMS_MAX = 1000
+"""Problems in an answer."""
+
+
+def encode_load(number: int, generation: int) -> bytes:
+    """Returns the request to load these definitions."""
+    return cbor2.dumps({"id": number, "verb": "load", "generation": generation})
+
+
+def encode_reset(number: int, rule: str) -> bytes:
+    """Returns the request to set the figures of a rule to 0."""
+    return cbor2.dumps({"id": number, "verb": "reset", "rule": rule})
+
+
+def encode_answer(number: int, generation: int, problems: dict[str, str]) -> bytes:
+    """Returns an answer, with as many problems as fit."""
+    shown = {rule: problems[rule][:PROBLEM_MAX] for rule in list(problems)[:PROBLEMS_MAX]}
+    return cbor2.dumps({"id": number, "generation": generation, "problems": shown})
+
+
+def decode(message: bytes) -> dict[str, Any]:
+    """Returns a request or an answer. Raises ValueError."""
+    try:
+        values = cbor2.loads(message)
+    except (cbor2.CBORDecodeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"message: must be CBOR: {error}") from None
+    if not isinstance(values, dict) or type(values.get("id")) is not int:
+        raise ValueError("message: must be a map with an id")
+    return values
