@@ -165,6 +165,18 @@ cdef class Ring:
         cdef uint64_t behind = sb_load(word(self.base, DURABLE if synced else CONSUMED))
         return behind if sb_load(word(self.base, HEAD)) == behind else -1
 
+    def capacity_of_records(self) -> int:
+        """Returns the most bytes of a record; larger ones are spilled."""
+        return self.max_record()
+
+    def head_at(self) -> int:
+        """Returns the position behind the last record that its producer has committed."""
+        return sb_load(word(self.base, HEAD))
+
+    def is_past(self, uint64_t position, bint synced) -> bool:
+        """Returns whether the consumer is done with all records before a position, with `synced` on its disk too. For the producer."""
+        return self.is_secure(position) if synced else self.released() >= position
+
     def damage(self) -> str:
         """Returns the fault in the cursors or in the sizes of the remaining records; "" if there is no fault.
 

@@ -1,20 +1,212 @@
-"""Entry point of the process flows."""
+"""Entry point of the process flows: reads journals, evaluates rules, moves cursors."""
 
+import os
 import select
 import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
 
+from shardbroker.config.flows import DEFINITIONS
+from shardbroker.flows.actions import load_functions
+from shardbroker.flows.console import Console
+from shardbroker.flows.feed import EVENT, PUBLISHER, JournalFeed
+from shardbroker.flows.lanes import Lanes, Stopped
+from shardbroker.flows.progress import Progress
+from shardbroker.flows.republish import Republish
+from shardbroker.flows.rule_table import RuleTable
+from shardbroker.flows.runner import Runner
+from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_answer
+from shardbroker.journal.errors import JournalError
+from shardbroker.journal.schema import Kind
+from shardbroker.logs.log import Log
+from shardbroker.logs.phrases import Line, log_line, of_process
 from shm.counters import Counters, ProcessState
+from shm.ring import Inbox
 from shm.topology import Topology
 
 __all__ = ["run"]
 
+FALLBACK_S = 0.02
+"""Longest wait of an idle process without a bell: a look at a journal is one read() of nothing."""
+TICK_S = 1.0
+"""Between two commits of cursors, looks for new journals and files of figures."""
+
 
 def run(topology: Topology, number: int) -> None:
     """Serves until SIGTERM."""
-    counters, place = Counters.attach(topology.counters_name), topology.places_of("flows")[number]
-    stopping: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
-    counters.set_state(place.slot, ProcessState.READY)
-    while not stopping:
-        select.select([topology.doorbells[place.slot]], [], [], 1.0)
-    counters.set_state(place.slot, ProcessState.DOWN)
+    service = _Service(topology, number)
+    try:
+        service.serve()
+    finally:
+        service.close()
+
+
+class _Service:
+    def __init__(self, topology: Topology, number: int) -> None:
+        place = topology.places_of("flows")[number]
+        self._topology, self._slot, self._title = topology, place.slot, place.title
+        self._counters = Counters.attach(topology.counters_name)
+        self._stop_s: float | None = None
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop this process
+        self._log = Log(topology.settings.log.level)
+        self._inbox = Inbox.attach(topology.inbox_name(place.slot))
+        self._bell = topology.doorbells[place.slot]
+        self._channel = socket.socket(fileno=os.dup(topology.receiving_ends("flows", number)[0]))
+        self._lanes = Lanes(topology, place.slot, self._is_over)
+        payload_max = int(topology.settings.mqtt.max_packet_size)
+        self._table = RuleTable({
+            "republish": lambda rule, args: Republish(rule, args, self._lanes, payload_max),
+            "console": lambda rule, args: Console(rule, lambda line: self._write("info", line)),
+        })  # fmt: skip
+        for problem in load_functions():
+            self._write("error", log_line("rule function not loaded", reason=problem))
+        self._runner = Runner(self._table, topology.node_name, self._write)
+        processes = len(topology.places_of("flows"))
+        self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
+        self._definitions = topology.runtime_dir / DEFINITIONS
+        self._seen: tuple[int, int] = (0, 0)
+        self._is_loaded = False
+        self._tick_s = 0.0
+
+    # --- the loop -------------------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Runs until all is read after SIGTERM, or process.drain_timeout is over."""
+        self._load()
+        self._counters.set_state(self._slot, ProcessState.READY)
+        while not self._counters.serving and self._stop_s is None:  # workers drop records before that
+            self._wait(FALLBACK_S)
+            self._answer_requests()
+        try:
+            while not self._is_over():
+                moved = self._is_loaded and self._turn()
+                self._answer_requests()
+                if time.monotonic() >= self._tick_s:
+                    self._tick()
+                if not moved and self._stop_s is not None:
+                    break
+                if not moved:
+                    self._wait(FALLBACK_S)
+        except Stopped:
+            pass
+
+    def close(self) -> None:
+        """Commits what is done. What workers have not taken is seen again."""
+        self._progress.settle()
+        self._progress.close()
+        self._log.close()
+        self._counters.set_state(self._slot, ProcessState.DOWN)
+
+    def _turn(self) -> bool:
+        """Reads once from each journal; returns whether there was something."""
+        moved = False
+        for feed in self._progress.feeds():
+            try:
+                moved |= self._read(feed)
+            except (OSError, JournalError) as error:
+                self._progress.complain(feed.name, error)
+            self._lanes.ring()
+        return moved
+
+    def _read(self, feed: JournalFeed) -> bool:
+        before = feed.follower.place
+        for batch in feed.read():
+            for record in batch.records:
+                kind = record[1]
+                if kind == Kind.MESSAGE:
+                    self._runner.message(record, batch.time_us, feed.publishers, feed.name)
+                elif kind == PUBLISHER:
+                    feed.note_publisher(batch.segment, record[2], record[3])
+                elif kind == EVENT:
+                    continue
+        if feed.follower.place == before:
+            return False
+        self._progress.passed(feed)
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        self._lanes.ring()
+        timeout_s = seconds if self._inbox.go_to_sleep() else 0.0
+        ready, _, _ = select.select([self._bell, self._channel.fileno()], [], [], timeout_s)
+        if self._bell in ready:
+            _drain(self._bell)
+        self._inbox.take_bell()  # producers need not ring while it works
+        self._log.flush()
+
+    def _tick(self) -> None:
+        self._tick_s = time.monotonic() + TICK_S
+        if _stamp(self._definitions) != self._seen:
+            self._load()
+        self._progress.settle()
+        self._progress.write_figures()
+
+    # --- definitions ----------------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        self._seen = _stamp(self._definitions)
+        try:
+            new = self._table.load(self._definitions)
+        except FileNotFoundError:
+            return  # the manager has not written it yet: nothing is read, so that no cursor passes over a message
+        except (OSError, ValueError) as error:
+            self._write("error", log_line("rules not loaded", reason=error))
+            return
+        self._progress.begin(new)
+        self._is_loaded = True
+        for rule, problem in self._table.problems.items():
+            self._write("error", log_line("rule not loaded", rule=rule, reason=problem[:300]))
+
+    def _answer_requests(self) -> None:
+        for request in self._requests():
+            if request.get("verb") == "load":
+                self._load()
+            elif request.get("verb") == "reset" and (rule := self._table.rules.get(str(request.get("rule")))) is not None:
+                rule.reset()
+            try:
+                self._channel.send(encode_answer(request["id"], self._table.generation, self._table.problems))
+            except OSError as error:  # the manager asks again
+                self._write("error", log_line("rules not answered", reason=error))
+
+    def _requests(self) -> Iterator[dict[str, Any]]:
+        while True:
+            try:
+                message = self._channel.recv(MESSAGE_MAX, socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                return
+            if not message:
+                return
+            try:
+                yield decode(message)
+            except ValueError as error:
+                self._write("error", log_line("rules not answered", reason=error))
+
+    # --- the end --------------------------------------------------------------------------------------------------------------
+
+    def _on_stop(self, *_: object) -> None:
+        self._stop_s = self._stop_s or time.monotonic()
+
+    def _is_over(self) -> bool:
+        return self._stop_s is not None and time.monotonic() > self._stop_s + self._topology.settings.process.drain_timeout * 0.8
+
+    def _write(self, level: str, line: Line) -> None:
+        self._log.add(level, of_process(self._title, line))
+        self._log.flush()
+
+
+def _drain(bell: int) -> None:
+    try:
+        os.eventfd_read(bell)
+    except BlockingIOError:
+        pass
+
+
+def _stamp(path: object) -> tuple[int, int]:
+    """Returns what changes with each replacement of a file."""
+    try:
+        found = os.stat(str(path))
+    except FileNotFoundError:
+        return (0, 0)
+    return found.st_mtime_ns, found.st_ino

@@ -36,7 +36,7 @@ from shm.counters import Counters
 from shm.epochs import Epochs
 from shm.partitions import Division
 from shm.ring import Inbox
-from shm.roles import FLOWS, LINK, ROLES, Cores, Place, Role, lay_places
+from shm.roles import ROLES, Cores, Place, Role, lay_places
 from shm.runtime import find_runtime_dir, make_runtime_dir
 from shm.topology import PEER_INBOX, RETAINED_DIR, Topology
 from shm.view import ViewSegment
@@ -331,9 +331,9 @@ def _pair(undo: ExitStack, kind: int) -> tuple[int, int]:
 
 
 def _unread(topology: Topology) -> bool:
-    """Returns whether a ring between two workers, from rules or a peer to a worker or the other way round still has records; all of these
+    """Returns whether a ring between two workers, from a peer to a worker or the other way round still has records; all of these
     processes have ended."""
-    senders = [*range(topology.workers), *(place.slot for role in (LINK, FLOWS) for place in topology.places_of(role))]
+    senders = [*range(topology.workers), *(place.slot for place in topology.places_of("link"))]
     found = [(topology.inbox_name(worker), senders) for worker in range(topology.workers)]
     found += [(str(path), [*range(topology.workers)]) for path in topology.rings_dir.glob(f"{PEER_INBOX}*")]
     for name, lanes in found:

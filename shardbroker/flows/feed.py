@@ -1,0 +1,158 @@
+"""The journals that a process reads: those of workers w with w % processes = n, also of workers that no longer exist."""
+
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from shardbroker.flows.cursors import Cursor
+from shardbroker.flows.messages import Publisher, publisher_of
+from shardbroker.journal.follow import Batch, Follower, Place
+from shardbroker.journal.layout import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    retired_directories,
+    segment_paths,
+    segment_start,
+)  # fmt: skip
+from shardbroker.journal.schema import Kind
+
+__all__ = ["EVENT", "FEED", "PUBLISHER", "JournalFeed", "journal_names"]
+
+FEED = 0x40
+"""Of the flags of a message: a rule asks for it."""
+PUBLISHER, EVENT = 29, 30
+"""Kinds of records."""
+KINDS = (int(Kind.MESSAGE), PUBLISHER, EVENT)
+
+
+def journal_names(journals: Path, number: int, processes: int) -> list[str]:
+    """Returns the names of the journals of process `number`."""
+    try:
+        names = {name.partition(".")[0] for name in os.listdir(journals) if (journals / name).is_dir()}
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if name.isdecimal() and len(name) <= 5 and int(name) % processes == number)
+
+
+class JournalFeed:
+    """One journal. cursor: where to go on; None: at the oldest record."""
+
+    def __init__(self, directory: Path, cursor: Cursor | None) -> None:
+        self.name = directory.name
+        self.directory = directory
+        self.publishers: dict[bytes, Publisher] = {}
+        self.lost = 0
+        """Records that were missing, and `reported`: those that the log says so of."""
+        self.reported = 0
+        self.pending: deque[tuple[Cursor, list[tuple[int, int]]]] = deque()
+        """Cursors that wait until workers are done with what was published, (worker, position in its ring) each."""
+        self.behind_us = 0
+        """Time of the last block that was read; 0: everything is read."""
+        self._headers: dict[int, int] = {}
+        self._segment = -1
+        place = None
+        if cursor is not None and self._is_there(cursor):
+            place = Place(cursor.segment, cursor.offset, cursor.position)
+            self._find_publishers(place)
+        self.follower = Follower(directory, place, kinds=KINDS, flags=FEED)
+        self.done = cursor if place is not None and cursor is not None else Cursor(0)
+
+    def read(self) -> list[Batch]:
+        """Returns what follows, at most about 1 MiB. Raises OSError, JournalTooNew."""
+        batches = []
+        for part in self.follower.read():
+            if isinstance(part, Batch):
+                batches.append(part)
+            elif part.lost_to is not None and part.lost_from is not None:
+                self.lost += part.lost_to - part.lost_from
+        self.behind_us = 0 if self.follower.at_end else batches[-1].time_us if batches else self.behind_us or time.time_ns() // 1000
+        return batches
+
+    def note_publisher(self, segment: int, client_id: bytes, details: dict[int, Any] | None) -> None:
+        """Each segment begins with the publishers again, so those of the one before go."""
+        if segment != self._segment:
+            self._segment = segment
+            self.publishers.clear()
+        self.publishers[client_id] = publisher_of(details)
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Returns the cursor behind all that read() has returned; None before anything was found."""
+        place = self.follower.place
+        if place is None:
+            return None
+        return Cursor(place.position, place.segment, place.offset, self._incarnation_of(place.segment))
+
+    @property
+    def lag_records(self) -> int:
+        """Returns about how many records follow, from the bytes that follow and the mean size of records so far."""
+        place = self.follower.place
+        if place is None or self.follower.at_end:
+            return 0
+        left = -place.offset
+        for path in self._paths():
+            if segment_start(path) >= place.segment:
+                left += path.stat().st_size
+        return int(left * (place.position - place.segment) / max(place.offset, 1)) if left > 0 else 0
+
+    def end(self) -> int:
+        """Returns the position behind the last record that is written at this moment."""
+        paths = self._paths()
+        if not paths:
+            return 0
+        start = max(segment_start(path) for path in paths)
+        place = self.follower.place
+        if place is None or place.segment < start:
+            place = Place(start, SEGMENT_HEADER_BYTES, start)
+        return int(_read_to_end(self.directory, place, {}).position)
+
+    def _find_publishers(self, place: Place) -> None:
+        """Reads the publishers of the open segment again."""
+        _read_to_end(self.directory, Place(place.segment, SEGMENT_HEADER_BYTES, place.segment), self.publishers, place.position)
+        self._segment = place.segment
+
+    def _is_there(self, cursor: Cursor) -> bool:
+        """Returns whether a cursor is of this journal, and not of one of the same name that was removed by hand."""
+        starts = [segment_start(path) for path in self._paths()]
+        if not starts or max(starts) > cursor.position:
+            return True
+        return cursor.incarnation == 0 or any(self._incarnation_of(start) == cursor.incarnation for start in starts)
+
+    def _paths(self) -> list[Path]:
+        paths = []
+        for directory in (*retired_directories(self.directory), self.directory):
+            try:
+                paths += segment_paths(directory)
+            except FileNotFoundError:
+                continue
+        return paths
+
+    def _incarnation_of(self, segment: int) -> int:
+        """Returns the incarnation of a segment; 0 if it is gone."""
+        if segment not in self._headers:
+            path = next((path for path in self._paths() if segment_start(path) == segment), None)
+            try:
+                header = None if path is None else _header_of(path)
+            except (OSError, ValueError):
+                header = None
+            self._headers = {segment: header.incarnation if header is not None else 0}
+        return self._headers[segment]
+
+
+def _header_of(path: Path) -> SegmentHeader:
+    with path.open("rb") as file:
+        return SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES))
+
+
+def _read_to_end(directory: Path, place: Place, publishers: dict[bytes, Publisher], position: int | None = None) -> Any:
+    """Reads publishers from a place up to a position, or to the end; returns the place behind."""
+    follower = Follower(directory, place, kinds=[PUBLISHER])
+    while not follower.at_end and (position is None or follower.place.position < position):
+        for part in follower.read():
+            if isinstance(part, Batch):
+                found = part.records if position is None else [record for record in part.records if record[0] < position]
+                publishers.update({record[2]: publisher_of(record[3]) for record in found})
+    follower.close()
+    return follower.place

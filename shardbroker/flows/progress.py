@@ -1,0 +1,176 @@
+"""How far a process is: the feeds of its journals, cursors of what is done, holds for retention, figures for the manager.
+
+The cursor of a journal is that of all rules together. A rule has a position of its own only where it begins: `rule.<id>`.
+"""
+
+import json
+import time
+from collections.abc import Callable
+
+import lmdb
+
+from shardbroker.flows.cursors import Cursor, Cursors
+from shardbroker.flows.feed import JournalFeed, journal_names
+from shardbroker.flows.lanes import Lanes
+from shardbroker.flows.rule import LoadedRule
+from shardbroker.flows.rule_table import RuleTable
+from shardbroker.journal.holds import Hold, release_hold, set_hold
+from shardbroker.logs.phrases import Line, log_line
+from shardbroker.stores.files import replace_file
+from shm.topology import Topology
+
+__all__ = ["HOLD_BYTES", "Progress"]
+
+CONSUMER = "rules"
+RULE = "rule."
+"""Prefix of the consumers that say where a rule begins."""
+HOLD_BYTES = 1 << 30
+"""Of each journal that is kept for rules; then the oldest segments go, and their records are counted as dropped."""
+HOLD_S = 5.0
+"""Between two writes of the hold: each is a sync, and a hold that is late keeps a little more."""
+NOT_HELD = (1 << 64) - 1
+"""Position of a journal that another process reads."""
+COMPLAIN_S = 10.0
+
+
+class Progress:
+    """Of process `number`."""
+
+    def __init__(
+        self, topology: Topology, number: int, processes: int, table: RuleTable, lanes: Lanes, log: Callable[[str, Line], None]
+    ) -> None:
+        self._journals, self._data_dir = topology.data_dir / "journal", topology.data_dir
+        self._number, self._processes, self._workers = number, processes, topology.workers
+        self._table, self._lanes, self._log = table, lanes, log
+        self._figures_path = topology.runtime_dir / f"flows-{number}.json"
+        self._cursors = Cursors(topology.data_dir / "flows")
+        if self._cursors.set_aside is not None:
+            log("error", log_line("cursors damaged", set_aside=self._cursors.set_aside))
+        self._stored = self._cursors.all()
+        self._feeds: dict[str, JournalFeed] = {}
+        self._listed_s = float("-inf")
+        self._held_s = float("-inf")
+        self._held: dict[str, int] = {}
+        self._complained: dict[str, float] = {}
+        for name in self._names():
+            self._open(name)
+
+    # --- feeds ----------------------------------------------------------------------------------------------------------------
+
+    def feeds(self) -> list[JournalFeed]:
+        """Returns the feeds, with those of journals that have appeared."""
+        now_s = time.monotonic()
+        if now_s - self._listed_s >= 1.0:
+            self._listed_s = now_s
+            for name in self._names():
+                if name not in self._feeds:
+                    self._open(name)
+        return list(self._feeds.values())
+
+    def _names(self) -> list[str]:
+        return journal_names(self._journals, self._number, self._processes)
+
+    def _open(self, name: str) -> None:
+        self._feeds[name] = JournalFeed(self._journals / name, self._stored.get((CONSUMER, name)))
+
+    def begin(self, new: list[LoadedRule]) -> None:
+        """Rules that are new see what follows the present end of the journals; what was known goes on. Raises lmdb.Error."""
+        ends: dict[str, int] = {}
+        changed: dict[tuple[str, str], Cursor] = {}
+        for rule in new:
+            own = {journal: cursor.position for (consumer, journal), cursor in self._stored.items() if consumer == RULE + rule.id}
+            if not own and self._cursors.set_aside is None:
+                ends = ends or {name: feed.end() for name, feed in self._feeds.items()}
+                own = {**ends, "": 0}
+                changed |= {(RULE + rule.id, journal): Cursor(position) for journal, position in own.items()}
+            rule.starts = own
+        known = {RULE + id for id in (*self._table.rules, *self._table.problems)}
+        removed = [key for key in self._stored if key[0].startswith(RULE) and key[0] not in known]
+        if changed or removed:
+            self._commit(changed, removed)
+        self._hold()
+
+    # --- what is done ---------------------------------------------------------------------------------------------------------
+
+    def passed(self, feed: JournalFeed) -> None:
+        """Everything that `feed` has read is evaluated; it is done once workers have what was published for it."""
+        cursor = feed.cursor
+        if cursor is None:
+            return
+        feed.pending.append((cursor, self._lanes.positions()))
+
+    def settle(self) -> None:
+        """Commits the cursors that have moved."""
+        changed: dict[tuple[str, str], Cursor] = {}
+        for name, feed in self._feeds.items():
+            while feed.pending and all(map(self._lanes.is_past, feed.pending[0][1])):
+                feed.done, _ = feed.pending.popleft()
+                changed[CONSUMER, name] = feed.done
+            if feed.lost > feed.reported:
+                self._log("error", log_line("records missing for rules", journal=name, count=feed.lost - feed.reported))
+                feed.reported = feed.lost
+        if changed:
+            self._commit(changed)
+        if time.monotonic() - self._held_s >= HOLD_S:
+            self._hold()
+
+    def _commit(self, changed: dict[tuple[str, str], Cursor], removed: list[tuple[str, str]] | None = None) -> None:
+        try:
+            self._cursors.commit(changed, removed or ())
+        except lmdb.Error as error:
+            self.complain("cursors", error)
+            return
+        self._stored |= changed
+        for key in removed or ():
+            self._stored.pop(key, None)
+
+    def _hold(self) -> None:
+        """Keeps what is not done. One hold for each process, in which journals of others are not held."""
+        self._held_s = time.monotonic()
+        consumer = f"{CONSUMER}-{self._number}"
+        try:
+            if not self._table.rules:
+                release_hold(self._data_dir, consumer)
+                self._held = {}
+                return
+            others = {name for number in range(self._processes) for name in journal_names(self._journals, number, self._processes)}
+            others |= {str(worker) for worker in range(self._workers)}
+            own = {name: feed.done.position for name, feed in self._feeds.items()}
+            positions = {**{name: NOT_HELD for name in others if int(name) % self._processes != self._number}, **own}
+            if positions != self._held:
+                set_hold(self._data_dir, Hold(consumer, positions, HOLD_BYTES))
+                self._held = positions
+        except (OSError, ValueError) as error:
+            self.complain("hold", error)
+
+    # --- figures --------------------------------------------------------------------------------------------------------------
+
+    def write_figures(self) -> None:
+        """Replaces the file that the manager adds up."""
+        now_us = time.time_ns() // 1000
+        rules = {rule.id: {**rule.figures, "disabled": rule.disabled} for rule in self._table.rules.values()}
+        journals = {
+            name: {
+                "position": feed.done.position,
+                "lag_records": feed.lag_records,
+                "lag_seconds": max(now_us - feed.behind_us, 0) / 1e6 if feed.behind_us else 0.0,
+                "dropped": feed.lost,
+            }
+            for name, feed in self._feeds.items()
+        }
+        content = {"at_ms": now_us // 1000, "generation": self._table.generation, "rules": rules, "journals": journals}
+        try:
+            replace_file(self._figures_path, json.dumps(content).encode(), sync=False)
+        except OSError as error:
+            self.complain("figures", error)
+
+    def complain(self, what: str, error: Exception) -> None:
+        """Writes a line about a failure, unless there was one recently."""
+        now_s = time.monotonic()
+        if now_s - self._complained.get(what, float("-inf")) >= COMPLAIN_S:
+            self._complained[what] = now_s
+            self._log("error", log_line("rules held up", part=what, reason=error))
+
+    def close(self) -> None:
+        self.write_figures()
+        self._cursors.close()

@@ -1,0 +1,67 @@
+"""A rule as it is evaluated: compiled SQL, actions, figures."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardbroker.flows.actions import Action
+from shardbroker.rules.compiler import CompiledRule
+
+__all__ = ["FIGURES", "LoadedRule"]
+
+FIGURES = (
+    "matched", "passed", "failed", "failed.exception", "failed.no_result", "actions.total", "actions.success", "actions.failed",
+    "actions.failed.out_of_service", "actions.failed.unknown", "actions.discarded", "time_us", "longest_us",
+)  # fmt: skip
+"""Names as in EMQX, and the time of evaluation."""
+SLOW_NS = 50_000_000
+"""Evaluation of one message from which on a rule is slow: others wait for it."""
+SLOW_MAX, SLOW_WINDOW_S = 100, 60.0
+"""So many slow evaluations in this time disable a rule: 5 s of a minute."""
+COMPLAIN_S = 10.0
+"""Between two lines about errors of a rule."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadedRule:
+    """A rule of the table."""
+
+    id: str
+    definition: dict[str, Any]
+    compiled: CompiledRule
+    actions: list[Action]
+    publisher: bytes = b""
+    """Of the messages that the rule republishes; it passes over them."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    """Journal -> position of the first record that the rule sees; missing: all."""
+    figures: dict[str, int] = field(default_factory=dict)
+    disabled: str | None = None
+    _slow: list[float] = field(default_factory=list)
+    _complained_s: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.publisher = f"$rule:{self.id}".encode()
+        self.metadata = {"rule_id": self.id}
+        self.reset()
+
+    def reset(self) -> None:
+        """Sets the figures to 0."""
+        self.figures = dict.fromkeys(FIGURES, 0)
+
+    def took(self, spent_ns: int) -> bool:
+        """Notes a slow evaluation; returns whether it disables the rule."""
+        now_s = time.monotonic()
+        self._slow = [at for at in self._slow if at > now_s - SLOW_WINDOW_S]
+        self._slow.append(now_s)
+        if len(self._slow) >= SLOW_MAX:
+            self.disabled = f"{SLOW_MAX} evaluations of more than {SLOW_NS // 1_000_000} ms within {SLOW_WINDOW_S:g} s"
+        return self.disabled is not None
+
+    def may_complain(self) -> bool:
+        """Returns whether a line about this rule is due, and counts it as written."""
+        now_s = time.monotonic()
+        if now_s - self._complained_s < COMPLAIN_S:
+            return False
+        self._complained_s = now_s
+        return True

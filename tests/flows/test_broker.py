@@ -1,0 +1,81 @@
+"""The process flows in a broker with several workers: rules, republished messages, kills."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.flows.broker import REPUBLISH, RulesBroker, rule
+from tests.harness import Client, Publish, client_id_on, until
+
+pytestmark = pytest.mark.own_broker
+SQL = 'SELECT payload, qos, clientid FROM "in/a" WHERE payload.t > 10'
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
+        yield Path(name)
+
+
+def publishers(broker: RulesBroker) -> list[Client]:
+    return [Client(broker.address, 5, client_id_on(worker, broker.workers, f"p{worker}x")) for worker in range(broker.workers)]
+
+
+def test_messages_are_republished_and_counted(data_dir: Path) -> None:
+    with RulesBroker(2, data_dir) as broker, Client(broker.address, 5, "sub") as subscriber:
+        subscriber.subscribe("out/#", 1)
+        broker.define(rule("hot", SQL, REPUBLISH), rule("loop", 'SELECT payload FROM "in/#"', {
+            "function": "republish", "args": {"topic": "in/again", "qos": 0},
+        }))  # fmt: skip
+        for client in publishers(broker):
+            with client:
+                client.publish("in/a", b'{"t": 11}', 1)
+                client.publish("in/a", b'{"t": 9}', 1)
+                client.publish("in/a", b"no json", 1)
+                packet = subscriber.expect(Publish, topic=f"out/{client.client_id}", payload=b'{"t": 11}', qos=1)
+                assert not packet.retain
+        # `loop` sees what it has published itself, and passes over it; `hot` sees that too.
+        until(lambda: broker.rule_figures("loop") == [6, 6, 0])
+
+        until(lambda: broker.rule_figures("hot") == [6, 2, 4])
+
+
+def test_a_restart_goes_on_where_it_was_and_a_new_rule_begins_at_the_end(data_dir: Path) -> None:
+    with RulesBroker(2, data_dir) as broker, Client(broker.address, 5, "sub") as subscriber:
+        with Client(broker.address, 5, "pub") as client:
+            client.publish("in/a", b'{"t": 11}', 1)
+            broker.define(rule("hot", SQL, REPUBLISH))
+            subscriber.subscribe("out/#", 1)
+            client.publish("in/a", b'{"t": 12}', 1)
+            subscriber.expect(Publish, payload=b'{"t": 12}')
+            broker.kill_process(broker.child_pids("flows-0")[0])
+            client.publish("in/a", b'{"t": 13}', 1)
+            while subscriber.expect(Publish).payload != b'{"t": 13}':
+                pass
+
+
+def test_nothing_is_lost_when_flows_a_worker_and_the_broker_are_killed(data_dir: Path) -> None:
+    expected: set[bytes] = set()
+    with RulesBroker(2, data_dir) as broker:
+        with Client(broker.address, 5, "sub", properties={17: 3600}) as subscriber:
+            subscriber.subscribe("out/#", 1)
+            broker.define(rule("hot", SQL, REPUBLISH))
+            for victim in ("flows-0", "worker-1", ""):
+                for client in publishers(broker):
+                    with client:
+                        for number in range(50):
+                            payload = b'{"t": 20, "of": "%s %s %d"}' % (victim.encode(), client.client_id.encode(), number)
+                            client.publish("in/a", payload, 1)
+                            expected.add(payload)
+                if victim:
+                    broker.kill_process(broker.child_pids(victim)[0])
+                    until(lambda victim=victim: broker.child_pids(victim))  # type: ignore[misc]
+        broker.kill()
+        broker.start()
+        broker.define(rule("hot", SQL, REPUBLISH))
+        with Client(broker.address, 5, "sub", clean=False, properties={17: 3600}) as subscriber:
+            missing = set(expected)
+            while missing:
+                missing.discard(subscriber.expect(Publish).payload)
