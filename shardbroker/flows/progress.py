@@ -30,7 +30,10 @@ HOLD_S = 5.0
 """Between two writes of the hold: each is a sync, and a hold that is late keeps a little more."""
 NOT_HELD = (1 << 64) - 1
 """Position of a journal that another process reads."""
+LIST_S = 1.0
+"""Between two looks for new journals, which are few: of a worker that starts for the first time."""
 COMPLAIN_S = 10.0
+"""Between two lines about the same failure."""
 
 
 class Progress:
@@ -52,29 +55,25 @@ class Progress:
         self._held_s = float("-inf")
         self._held: dict[str, int] = {}
         self._complained: dict[str, float] = {}
-        for name in self._names():
-            self._open(name)
+        self._find_journals()
 
     # --- feeds ----------------------------------------------------------------------------------------------------------------
 
     def feeds(self) -> list[JournalFeed]:
         """Returns the feeds, with those of journals that have appeared."""
-        now_s = time.monotonic()
-        if now_s - self._listed_s >= 1.0:
-            self._listed_s = now_s
-            for name in self._names():
-                if name not in self._feeds:
-                    self._open(name)
+        if time.monotonic() - self._listed_s >= LIST_S:
+            self._find_journals()
         return list(self._feeds.values())
 
-    def _names(self) -> list[str]:
-        return journal_names(self._journals, self._number, self._processes)
-
-    def _open(self, name: str) -> None:
-        self._feeds[name] = JournalFeed(self._journals / name, self._stored.get((CONSUMER, name)))
+    def _find_journals(self) -> None:
+        self._listed_s = time.monotonic()
+        for name in journal_names(self._journals, self._number, self._processes):
+            if name not in self._feeds:
+                self._feeds[name] = JournalFeed(self._journals / name, self._stored.get((CONSUMER, name)))
 
     def begin(self, new: list[LoadedRule]) -> None:
         """Rules that are new see what follows the present end of the journals; what was known goes on. Raises lmdb.Error."""
+        self._find_journals()
         ends: dict[str, int] = {}
         changed: dict[tuple[str, str], Cursor] = {}
         for rule in new:

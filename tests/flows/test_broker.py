@@ -59,7 +59,7 @@ def test_a_restart_goes_on_where_it_was_and_a_new_rule_begins_at_the_end(data_di
 def test_nothing_is_lost_when_flows_a_worker_and_the_broker_are_killed(data_dir: Path) -> None:
     expected: set[bytes] = set()
     with RulesBroker(2, data_dir) as broker:
-        with Client(broker.address, 5, "sub", properties={17: 3600}) as subscriber:
+        with Client(broker.address, 5, "sub", properties={"session_expiry_interval": 3600}) as subscriber:
             subscriber.subscribe("out/#", 1)
             broker.define(rule("hot", SQL, REPUBLISH))
             for victim in ("flows-0", "worker-1", ""):
@@ -75,7 +75,7 @@ def test_nothing_is_lost_when_flows_a_worker_and_the_broker_are_killed(data_dir:
         broker.kill()
         broker.start()
         broker.define(rule("hot", SQL, REPUBLISH))
-        with Client(broker.address, 5, "sub", clean=False, properties={17: 3600}) as subscriber:
+        with Client(broker.address, 5, "sub", clean=False, properties={"session_expiry_interval": 3600}) as subscriber:
             missing = set(expected)
             while missing:
                 missing.discard(subscriber.expect(Publish).payload)
