@@ -37,7 +37,7 @@ class Action(Protocol):
 
 
 class _Missing:
-    """In place of an action that does not exist: each row fails, and the rule goes on."""
+    """In place of an action that does not exist: each row fails, other actions of the rule do not."""
 
     def __init__(self, name: str) -> None:
         self._name = name

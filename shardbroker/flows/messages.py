@@ -43,14 +43,18 @@ def columns_of(record: tuple[Any, ...], at_ms: int, publisher: Publisher, node: 
     """Returns the columns of a message record: (sequence, kind, id, topic, payload, flags, expires_ms, properties, publisher)."""
     flags: int = record[5]
     properties, client_id = record[7], record[8]
+    try:  # once for all three: nearly every message is text
+        payload, topic, client = record[4].decode(), record[3].decode(), client_id.decode() if client_id else UNDEFINED
+    except UnicodeDecodeError:
+        payload, topic, client = _text(record[4]), _text(record[3]), _text(client_id) if client_id else UNDEFINED
     return {
         "event": "message.publish",
-        "id": record[2].hex().upper(),
-        "payload": _text(record[4]),
-        "topic": _text(record[3]),
+        "id": f"{int.from_bytes(record[2]):032X}",
+        "payload": payload,
+        "topic": topic,
         "qos": flags & 3,
         "flags": FLAGS[flags >> 2 & 1],
-        "clientid": _text(client_id) if client_id else UNDEFINED,
+        "clientid": client,
         "username": publisher.username,
         "peerhost": publisher.peerhost,
         "peername": publisher.peername,
@@ -71,7 +75,7 @@ def _text(value: bytes) -> str | bytes:
 
 
 def _properties(encoded: bytes) -> dict[str, Any]:
-    """Returns the properties of a PUBLISH. User properties are a map, in which the last of a name counts, and all of them as pairs."""
+    """Returns the properties of a PUBLISH. User properties are a map, the last of each name, and all of them as pairs."""
     found: dict[str, Any] = {}
     pairs: list[dict[str, Any]] = []
     at = 0

@@ -72,7 +72,7 @@ class Progress:
                 self._feeds[name] = JournalFeed(self._journals / name, self._stored.get((CONSUMER, name)))
 
     def begin(self, new: list[LoadedRule]) -> None:
-        """Rules that are new see what follows the present end of the journals; what was known goes on. Raises lmdb.Error."""
+        """Rules that are new see what follows the present end of the journals; a known one continues at its position."""
         self._find_journals()
         ends: dict[str, int] = {}
         changed: dict[tuple[str, str], Cursor] = {}

@@ -47,8 +47,9 @@ class Republish:
         self._payload = template(str(given["payload"]) or "${.}")
         self._qos, self._retain, self._user = (_template(given[name]) for name in ("qos", "retain", "user_properties"))
         named = args.get("mqtt_properties") or {}
-        if not isinstance(named, dict) or (strange := set(named) - set(PROPERTIES)):
-            raise ValueError(f"republish.mqtt_properties: must be an object with names of {', '.join(PROPERTIES)}, got {named!r:.200}")
+        if not isinstance(named, dict) or set(named) - set(PROPERTIES):
+            names = ", ".join(PROPERTIES)
+            raise ValueError(f"republish.mqtt_properties: must be an object with names of {names}, got {named!r:.200}")
         self._properties = [(PROPERTIES[name], _template(value)) for name, value in named.items()]
         self._direct = args.get("direct_dispatch") in (True, "true")
         self._publisher = f"$rule:{rule}".encode()
@@ -110,7 +111,8 @@ class Republish:
             if len(pairs) > USER_PROPERTIES_MAX:
                 raise ValueError(f"user_properties: must be at most {USER_PROPERTIES_MAX}, got {len(pairs)}")
             found[PropertyId.USER_PROPERTY] = [
-                (_short("user_properties", _encoded(name)), _short("user_properties", _encoded(value))) for name, value in pairs.items()
+                (_short("user_properties", _encoded(name)), _short("user_properties", _encoded(value)))
+                for name, value in pairs.items()
             ]
             if not pairs:
                 del found[PropertyId.USER_PROPERTY]

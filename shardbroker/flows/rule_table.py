@@ -36,7 +36,7 @@ class RuleTable:
     def load(self, path: Path) -> list[LoadedRule]:
         """Reads the definitions; returns the new rules. Raises OSError, ValueError.
 
-        A rule whose definition is what it was stays, with its figures; a changed one has new figures and sees what comes from now on.
+        A rule whose definition is what it was stays, with its figures; a changed one has new figures.
         """
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict) or not isinstance(definitions := content.get("rules", []), list):

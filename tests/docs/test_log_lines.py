@@ -14,7 +14,7 @@ PARTS = ("shardbroker", "acceptor", "shm")
 LEVELS = ("debug", "info", "warning", "error")
 CONVERTS = {"acceptor/notices.py", "shardbroker/logs/phrases.py", "shardbroker/management/inbox.py"}
 """Files that make a Line of a text: the two ends of a channel that carries lines, and the module that defines them."""
-PROCESSES = {"api", "hooks", "integrations", "logs", "management", "session", "supervisor", "worker"}
+PROCESSES = {"api", "flows", "hooks", "integrations", "logs", "management", "session", "supervisor", "worker"}
 """Packages of processes that run in the background, which print nothing by themselves."""
 PRINTS = {"shardbroker/logs/phrases.py", "shardbroker/supervisor/tree.py"}
 """The function that prints lines, and the line on standard output that the broker is ready."""

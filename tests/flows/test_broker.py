@@ -43,17 +43,20 @@ def test_messages_are_republished_and_counted(data_dir: Path) -> None:
 
 
 def test_a_restart_goes_on_where_it_was_and_a_new_rule_begins_at_the_end(data_dir: Path) -> None:
-    with RulesBroker(2, data_dir) as broker, Client(broker.address, 5, "sub") as subscriber:
-        with Client(broker.address, 5, "pub") as client:
-            client.publish("in/a", b'{"t": 11}', 1)
-            broker.define(rule("hot", SQL, REPUBLISH))
-            subscriber.subscribe("out/#", 1)
-            client.publish("in/a", b'{"t": 12}', 1)
-            subscriber.expect(Publish, payload=b'{"t": 12}')
-            broker.kill_process(broker.child_pids("flows-0")[0])
-            client.publish("in/a", b'{"t": 13}', 1)
-            while subscriber.expect(Publish).payload != b'{"t": 13}':
-                pass
+    with (
+        RulesBroker(2, data_dir) as broker,
+        Client(broker.address, 5, "sub") as subscriber,
+        Client(broker.address, 5, "pub") as client,
+    ):
+        client.publish("in/a", b'{"t": 11}', 1)
+        broker.define(rule("hot", SQL, REPUBLISH))
+        subscriber.subscribe("out/#", 1)
+        client.publish("in/a", b'{"t": 12}', 1)
+        subscriber.expect(Publish, payload=b'{"t": 12}')
+        broker.kill_process(broker.child_pids("flows-0")[0])
+        client.publish("in/a", b'{"t": 13}', 1)
+        while subscriber.expect(Publish).payload != b'{"t": 13}':
+            pass
 
 
 def test_nothing_is_lost_when_flows_a_worker_and_the_broker_are_killed(data_dir: Path) -> None:

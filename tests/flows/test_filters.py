@@ -1,0 +1,21 @@
+"""The tree of filters finds what the broker's own comparison finds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardbroker.flows.filters import FilterTree
+from shardbroker.mqtt.topics import matches
+
+LEVEL = st.sampled_from(["a", "b", "", "$c"])
+FILTER = st.builds(
+    lambda levels, rest: "/".join([*levels, *rest]), st.lists(st.one_of(LEVEL, st.just("+")), min_size=1, max_size=3),
+    st.sampled_from([[], ["#"]]),
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(FILTER, st.just("#")), max_size=8), st.lists(LEVEL, min_size=1, max_size=4).map("/".join))
+def test_it_agrees_with_matches(filters: list[str], topic: str) -> None:
+    tree: FilterTree[str] = FilterTree()
+    for filter in filters:
+        tree.add(filter.encode(), filter)
+    assert sorted(tree.match(topic.encode())) == sorted(one for one in filters if matches(one.encode(), topic.encode()))

@@ -1,0 +1,132 @@
+"""Rules over records, without a broker: figures, errors, actions, slow rules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardbroker.flows import rule as rule_module
+from shardbroker.flows import runner as runner_module
+from shardbroker.flows.actions import Action, ActionError
+from shardbroker.flows.console import LINES_A_SECOND, Console
+from shardbroker.flows.cursors import Cursor, Cursors
+from shardbroker.flows.rule_table import RuleTable
+from shardbroker.flows.runner import Runner
+from shardbroker.logs.phrases import Line
+from tests.flows.broker import rule
+
+
+class Recording:
+    """An action that fails for rows with `fail`."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self, row: dict[str, Any], columns: dict[str, Any], journal: int) -> bool:
+        self.rows.append(row)
+        if row.get("fail"):
+            raise ActionError("as wanted")
+        return True
+
+
+class Bench:
+    """A table and a runner over rules of this test."""
+
+    def __init__(self, directory: Path, *rules: dict[str, Any]) -> None:
+        self.action, self.lines = Recording(), list[str]()
+        factories = {"record": self._action}
+        self.table = RuleTable(factories)
+        self.path = directory / "flows.json"
+        self.load(*rules)
+        self.runner = Runner(self.table, "node", lambda level, line: self.lines.append(line))
+
+    def _action(self, rule: str, args: dict[str, Any]) -> Action:
+        return self.action
+
+    def load(self, *rules: dict[str, Any]) -> None:
+        self.path.write_text(json.dumps({"generation": 1, "rules": rules}))
+        self.table.load(self.path)
+
+    def see(self, topic: bytes, payload: bytes, publisher: bytes = b"me", sequence: int = 7) -> None:
+        self.runner.message((sequence, 1, bytes(16), topic, payload, 0x41, 0, b"", publisher), 1_700_000_000_000_000, {}, "0")
+
+    def figures(self, id: str) -> dict[str, int]:
+        return {name: value for name, value in self.table.rules[id].figures.items() if value and not name.endswith("_us")}
+
+
+RECORD = {"function": "record"}
+
+
+def test_figures(tmp_path: Path) -> None:
+    sql = 'FOREACH payload.l AS e DO e.fail AS fail, clientid FROM "a/#" WHERE payload.go = true'
+    bench = Bench(tmp_path, rule("r", sql, RECORD))
+    bench.see(b"b", b"{}")
+    bench.see(b"a/x", b'{"go": false}')
+    bench.see(b"a/x", b'{"go": true, "l": []}')
+    bench.see(b"a/x", b"no json")
+    bench.see(b"a", b'{"go": true, "l": [{"fail": false}, {"fail": true}]}')
+    assert bench.figures("r") == {
+        "matched": 4, "passed": 1, "failed": 3, "failed.exception": 1, "failed.no_result": 2,
+        "actions.total": 2, "actions.success": 1, "actions.failed": 1, "actions.failed.unknown": 1,
+    }  # fmt: skip
+    assert bench.action.rows == [{"fail": False, "clientid": "me"}, {"fail": True, "clientid": "me"}]
+    assert len([line for line in bench.lines if line.startswith("rule failed")]) == 1
+
+
+def test_own_messages_and_those_before_the_start_are_passed_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, rule("r", 'SELECT * FROM "#"'))
+    bench.see(b"a", b"", b"$rule:r")
+    bench.table.rules["r"].starts = {"0": 8}
+    bench.see(b"a", b"")
+    bench.see(b"a", b"", sequence=8)
+    assert bench.figures("r") == {"matched": 1, "passed": 1}
+
+
+def test_a_rule_with_an_error_leaves_the_others(tmp_path: Path) -> None:
+    sql = 'SELECT * FROM "a"'
+    bench = Bench(tmp_path, rule("bad", "SELECT FROM"), rule("none", sql, {"function": "x"}), rule("r", sql, "http:gone"))
+    assert set(bench.table.problems) == {"bad", "none"}
+    bench.see(b"a", b"{}")
+    assert bench.figures("r")["actions.failed.out_of_service"] == 1
+
+
+def test_a_changed_rule_has_new_figures_and_an_unchanged_one_its_own(tmp_path: Path) -> None:
+    first, second = rule("r", 'SELECT * FROM "a"'), rule("s", 'SELECT * FROM "a"')
+    bench = Bench(tmp_path, first, second)
+    bench.see(b"a", b"{}")
+    bench.load(first, {**second, "sql": 'SELECT qos FROM "a"'})
+    assert bench.figures("r") == {"matched": 1, "passed": 1}
+    assert bench.figures("s") == {}
+
+
+def test_slow_rules_are_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "SLOW_NS", -1)
+    monkeypatch.setattr(rule_module, "SLOW_MAX", 3)
+    bench = Bench(tmp_path, rule("r", 'SELECT * FROM "a"'))
+    for _ in range(5):
+        bench.see(b"a", b"{}")
+    assert bench.figures("r")["matched"] == 3
+    assert bench.table.rules["r"].disabled
+    assert [line.partition(" rule=")[0] for line in bench.lines] == ["rule slow", "rule disabled"]
+
+
+def test_console_has_a_rate() -> None:
+    lines: list[Line] = []
+    console = Console("r", lines.append)
+    assert [console.run({"a": 1}, {"topic": "t"}, 0) for _ in range(3 * LINES_A_SECOND)].count(False) >= LINES_A_SECOND
+    assert lines[0] == 'rule output rule=r topic=t row="{\\"a\\":1}"'
+
+
+def test_cursors_are_kept_and_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+    cursors = Cursors(tmp_path)
+    cursors.commit({("rules", "0"): Cursor(5, 1, 64, 9), ("rule.a:b", "1"): Cursor(7)})
+    cursors.commit({}, [("rule.a:b", "1")])
+    cursors.close()
+    cursors = Cursors(tmp_path)
+    assert cursors.all() == {("rules", "0"): Cursor(5, 1, 64, 9)}
+    cursors.close()
+    (tmp_path / "cursors.mdb").write_bytes(b"x" * 8192)
+    cursors = Cursors(tmp_path)
+    assert cursors.all() == {} and cursors.set_aside is not None
+    cursors.close()
