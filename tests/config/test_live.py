@@ -5,7 +5,7 @@ from shardbroker.config.keys import known_keys
 from shardbroker.config.live import is_live, reach_of
 from shardbroker.config.settings import Settings
 from shm.channels import SUPERVISOR
-from shm.roles import ACCEPTOR, API, INTEGRATIONS, LINK, MANAGER, ROLES, WORKER
+from shm.roles import ACCEPTOR, API, FLOWS, INTEGRATIONS, LINK, MANAGER, ROLES, WORKER
 
 LIVE_SECTIONS = {
     "acl", "alarm", "auth", "auto_subscribe", "delayed", "event_message", "exhook", "flapping_detect", "journal", "log", "mqtt",
@@ -23,7 +23,7 @@ def test_every_section_has_a_mark() -> None:
 def test_marks_name_processes_of_the_broker() -> None:
     reached = {role for key in map(".".join, known_keys()) for role in reach_of(key)}
     assert reached == {WORKER, MANAGER, INTEGRATIONS, API, ACCEPTOR, SUPERVISOR}
-    assert reached == {SUPERVISOR, *(role.name for role in ROLES)} - {LINK}, "what concerns nodes needs a restart"
+    assert reached == {SUPERVISOR, *(role.name for role in ROLES)} - {LINK, FLOWS}, "what concerns nodes needs a restart; rules have a channel"
 
 
 def test_keys_that_need_a_restart() -> None:

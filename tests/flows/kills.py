@@ -1,4 +1,4 @@
-"""Kills under load: `python -m tests.flows.kills --kills 50`. Each acknowledged message has to be republished, repeats are counted."""
+"""Kills under load: `python -m tests.flows.kills --kills 50`. Each acknowledged message has to be republished; repeats count."""
 
 import argparse
 import random
@@ -57,7 +57,8 @@ def run(kills: int, data_dir: Path) -> int:
             while missing and isinstance(packet := subscriber.recv(), Publish):
                 got[packet.payload] += 1
                 missing.discard(packet.payload)
-    print(f"{kills} kills, {len(sent[0]) + len(sent[1])} acknowledged, {len(missing)} missing, {sum(got.values()) - len(got)} repeated")
+    acknowledged, repeated = len(sent[0]) + len(sent[1]), got.total() - len(got)
+    print(f"{kills} kills, {acknowledged} acknowledged, {len(missing)} missing, {repeated} repeated")
     return len(missing)
 
 
