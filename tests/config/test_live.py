@@ -23,7 +23,7 @@ def test_every_section_has_a_mark() -> None:
 def test_marks_name_processes_of_the_broker() -> None:
     reached = {role for key in map(".".join, known_keys()) for role in reach_of(key)}
     assert reached == {WORKER, MANAGER, INTEGRATIONS, API, ACCEPTOR, SUPERVISOR}
-    assert reached == {SUPERVISOR, *(role.name for role in ROLES)} - {LINK, FLOWS}, "what concerns nodes needs a restart; rules have a channel"
+    assert reached == {SUPERVISOR, *(role.name for role in ROLES)} - {LINK, FLOWS}, "nodes need a restart; rules a channel"
 
 
 def test_keys_that_need_a_restart() -> None:
