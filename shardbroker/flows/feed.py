@@ -16,15 +16,11 @@ from shardbroker.journal.layout import (
     segment_paths,
     segment_start,
 )  # fmt: skip
-from shardbroker.journal.schema import Kind
+from shardbroker.journal.schema import Kind, MessageFlag
 
-__all__ = ["EVENT", "FEED", "PUBLISHER", "JournalFeed", "journal_names"]
+__all__ = ["JournalFeed", "journal_names"]
 
-FEED = 0x40
-"""Of the flags of a message: a rule asks for it."""
-PUBLISHER, EVENT = 29, 30
-"""Kinds of records."""
-KINDS = (int(Kind.MESSAGE), PUBLISHER, EVENT)
+KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER))
 
 
 def journal_names(journals: Path, number: int, processes: int) -> list[str]:
@@ -56,7 +52,7 @@ class JournalFeed:
         if cursor is not None and self._is_there(cursor):
             place = Place(cursor.segment, cursor.offset, cursor.position)
             self._find_publishers(place)
-        self.follower = Follower(directory, place, kinds=KINDS, flags=FEED)
+        self.follower = Follower(directory, place, kinds=KINDS, flags=MessageFlag.FED)
         self.done = cursor if place is not None and cursor is not None else Cursor(0)
 
     def read(self) -> list[Batch]:
@@ -148,7 +144,7 @@ def _header_of(path: Path) -> SegmentHeader:
 
 def _read_to_end(directory: Path, place: Place, publishers: dict[bytes, Publisher], position: int | None = None) -> Any:
     """Reads publishers from a place up to a position, or to the end; returns the place behind."""
-    follower = Follower(directory, place, kinds=[PUBLISHER])
+    follower = Follower(directory, place, kinds=[Kind.PUBLISHER])
     while not follower.at_end and (position is None or follower.place.position < position):
         for part in follower.read():
             if isinstance(part, Batch):

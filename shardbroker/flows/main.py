@@ -11,7 +11,7 @@ from typing import Any
 from shardbroker.config.flows import DEFINITIONS
 from shardbroker.flows.actions import load_functions
 from shardbroker.flows.console import Console
-from shardbroker.flows.feed import EVENT, PUBLISHER, JournalFeed
+from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
 from shardbroker.flows.progress import Progress
 from shardbroker.flows.republish import Republish
@@ -118,10 +118,8 @@ class _Service:
                 kind = record[1]
                 if kind == Kind.MESSAGE:
                     self._runner.message(record, batch.time_us, feed.publishers, feed.name)
-                elif kind == PUBLISHER:
+                else:
                     feed.note_publisher(batch.segment, record[2], record[3])
-                elif kind == EVENT:
-                    continue
         if feed.follower.place == before:
             return False
         self._progress.passed(feed)

@@ -9,12 +9,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from shardbroker.flows.feed import FEED, JournalFeed
+from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner
 from shardbroker.journal import open_journal
 from shardbroker.journal.encode import log_for_test
-from shardbroker.journal.schema import Kind
+from shardbroker.journal.schema import Kind, MessageFlag
 from tests.flows.broker import rule
 
 PER_BLOCK = 100
@@ -29,8 +29,8 @@ def write(directory: Path, messages: int) -> None:
     writer = open_journal(directory)
     for number in range(messages):
         log_for_test(writer, "MESSAGE", {
-            "id": number.to_bytes(16, "big"), "topic": b"site/17/device/4711", "payload": PAYLOAD, "flags": FEED | 1,
-            "expires_ms": 0, "properties": b"", "publisher": b"sensor-4711",
+            "id": number.to_bytes(16, "big"), "topic": b"site/17/device/4711", "payload": PAYLOAD,
+            "flags": int(MessageFlag.FED) | 1, "expires_ms": 0, "properties": b"", "publisher": b"sensor-4711",
         })  # fmt: skip
         if number % PER_BLOCK == PER_BLOCK - 1:
             writer.seal(time.time_ns() // 1000)

@@ -1,18 +1,13 @@
-"""A broker whose rules see captured messages: `python -m tests.flows.broker serve ...`, as `shardbroker serve ...`.
-
-Tests of the process flows use `journal.capture`, so that they need only the journal and the process.
-"""
+"""A broker with rules about `in/#`. The tests write their definitions and the route of FROM, as nothing else does so far."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardbroker.cli.main import main
-from shardbroker.flows import feed
-from shardbroker.journal.schema import MessageFlag
+from shm.destinations import FEED_DESTINATION
 from tests.harness import Broker, until
+from tests.harness.routes import Routes
 
 REPUBLISH = {"function": "republish", "args": {"topic": "out/${clientid}", "qos": 1}}
 
@@ -26,10 +21,13 @@ class RulesBroker(Broker):
     """`define` puts rules in force. They must be there before the start too, or no process flows is started."""
 
     def __init__(self, workers: int, data_dir: Path, settings: Mapping[str, object] | None = None) -> None:
-        super().__init__(workers, {"journal.capture": ["in/#"], **(settings or {})}, data_dir)
-        self.program = (sys.executable, "-m", "tests.flows.broker")
+        super().__init__(workers, settings or {}, data_dir)
         self.generation = 0
         (data_dir / "flows.json").write_text(json.dumps({"generation": 0, "rules": [{"id": "any"}]}))
+
+    def start(self) -> None:
+        super().start()
+        Routes(self).change(True, b"in/#", FEED_DESTINATION)
 
     @property
     def runtime_dir(self) -> Path:
@@ -54,8 +52,3 @@ class RulesBroker(Broker):
     def rule_figures(self, id: str, names: Iterable[str] = ("matched", "passed", "failed")) -> list[int]:
         figures = self.figures().get("rules", {}).get(id, {})
         return [figures.get(name, 0) for name in names]
-
-
-if __name__ == "__main__":
-    feed.FEED = int(MessageFlag.CAPTURED)
-    sys.exit(main())
