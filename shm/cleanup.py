@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shm.runtime import distrust
-from shm.topology import INBOX, PEER_INBOX, RINGS_DIR, SPILL_DIR, LeftOver
+from shm.topology import INBOX, PEER_INBOX, RINGS_DIR, ROLES_FILE, SPILL_DIR, LeftOver
 
 __all__ = ["cleanup", "forget_left_over", "set_aside"]
 
@@ -59,4 +59,7 @@ def _left_over(directory: Path) -> LeftOver:
     numbers = [path.name.removeprefix(INBOX) for path in directory.glob(f"{INBOX}*")]
     last = max((int(number) for number in numbers if number.isdecimal() and len(number) <= DIGITS), default=-1)
     inboxes = tuple(str(directory / f"{INBOX}{number}") for number in range(last + 1))
-    return LeftOver(directory, inboxes, directory / SPILL_DIR, tuple(sorted(map(str, directory.glob(f"{PEER_INBOX}*")))))
+    roles: tuple[str, ...] = ()
+    with suppress(FileNotFoundError):
+        roles = tuple((directory / ROLES_FILE).read_text().split())
+    return LeftOver(directory, inboxes, directory / SPILL_DIR, tuple(sorted(map(str, directory.glob(f"{PEER_INBOX}*")))), roles)

@@ -12,7 +12,8 @@ from shm.partitions import Division
 from shm.roles import Place
 
 __all__ = [
-    "COUNTERS", "INBOX", "PEER_INBOX", "RETAINED_DIR", "RINGS_DIR", "SPILL_DIR", "LeftOver", "ListenerSockets", "Topology",
+    "COUNTERS", "INBOX", "PEER_INBOX", "RETAINED_DIR", "RINGS_DIR", "ROLES_FILE", "SPILL_DIR", "LeftOver", "ListenerSockets",
+    "Topology",
 ]  # fmt: skip
 
 RETAINED_DIR = "retained"
@@ -21,6 +22,8 @@ COUNTERS = "counters"
 """Segment in the runtime directory."""
 RINGS_DIR, INBOX, PEER_INBOX, SPILL_DIR = "rings", "inbox-", "peer-", "spill"
 """In the runtime directory, and in that of the rings, which survives a killed broker by one rename."""
+ROLES_FILE = "roles"
+"""Beside the rings: the role of each process with an inbox, a line each."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class LeftOver:
     spill_dir: Path
     peers: tuple[str, ...] = ()
     """Paths of the inboxes of cluster nodes, named as in `Topology.peer_inbox_name`."""
+    roles: tuple[str, ...] = ()
+    """Role of each process with an inbox, by slot; empty: of a broker that did not note them."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from shm.partitions import Division
 from shm.ring import Inbox
 from shm.roles import ROLES, Cores, Place, Role, lay_places
 from shm.runtime import find_runtime_dir, make_runtime_dir
-from shm.topology import PEER_INBOX, RETAINED_DIR, Topology
+from shm.topology import PEER_INBOX, RETAINED_DIR, ROLES_FILE, Topology
 from shm.view import ViewSegment
 
 __all__ = [
@@ -211,6 +211,8 @@ def _find_damage(data_dir: Path, written_by: int) -> tuple[str, ...]:
 def _create_shared(topology: Topology) -> None:
     topology.rings_dir.mkdir(mode=0o700)
     topology.spill_dir.mkdir(mode=0o700)
+    roles = [place.role.name for place in topology.places if place.role.inbox]
+    (topology.rings_dir / ROLES_FILE).write_text("\n".join(roles))
     Counters.create(topology.counters_name, len(topology.places), LISTENERS_MAX)
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):

@@ -19,7 +19,9 @@ import pytest
 from acceptor.handover import receive_one
 from acceptor.main import run
 from shardbroker.config.cluster import Cluster
+from shardbroker.config.flows import Flows
 from shardbroker.config.listeners import Listener, ZoneLimiter
+from shardbroker.config.settings import Durability
 from shm.counters import Counters, ProcessState
 from shm.roles import ROLES, Cores, lay_places
 from shm.topology import ListenerSockets, Topology
@@ -39,7 +41,8 @@ class FakeBroker:
         limits = {"idle_timeout": 15.0, "max_packet_size": 1 << 20, "limiter": ZoneLimiter()}
         process = SimpleNamespace(workers=workers, acceptors=1)
         settings = SimpleNamespace(
-            process=process, mqtt=SimpleNamespace(**limits | mqtt), listeners={"default": entrance}, cluster=Cluster()
+            process=process, mqtt=SimpleNamespace(**limits | mqtt), listeners={"default": entrance}, cluster=Cluster(),
+            durability=Durability(), flows=Flows(),
         )
         self._stack = ExitStack()
         with ExitStack() as cleanup:

@@ -64,9 +64,10 @@ cdef class RingRecovery:
         for producer, ring in enumerate(inbox.lanes):
             (<Ring>ring).skip_to(self.replay.consumed.get((inbox.identity, producer), 0))
 
-    def take_old_rings(self, Inbox inbox not None, int worker, spill_dir, int first_link) -> int:
+    def take_old_rings(self, Inbox inbox not None, int worker, spill_dir, int first_link, int end_links) -> int:
         """Delivers what was under way to `worker` when the whole broker ended, to those of its sessions that are here now. Returns the
-        number of records. Lanes from `first_link` on have messages of other nodes.
+        number of records. Lanes from `first_link` up to `end_links` have messages of other nodes. Those behind are of processes flows, which
+        publish again what was not taken.
 
         The records stay where they are: each is known by its position, so that taking them twice does no harm. If the number of workers
         has changed, all workers take the same ring, each for its own sessions, and each journal records that beside the sessions as they
@@ -85,7 +86,7 @@ cdef class RingRecovery:
             self.worker.durability.streams.restore(self.replay.streams.get(worker, {}))
         self.worker.inlets.spill_source = spill_dir
         others = self.repartition.take_part(inbox.identity, worker)
-        for producer, ring in enumerate(inbox.lanes):
+        for producer, ring in enumerate(inbox.lanes[:end_links]):
             before = taken
             damage = (<Ring>ring).damage()
             if damage:

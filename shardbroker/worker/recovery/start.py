@@ -18,6 +18,7 @@ from shm.destinations import DestinationKind, destination
 from shm.partitions import PARTITIONS, workers_of
 from shm.records import DAMAGE
 from shm.ring import Inbox
+from shm.roles import LINK, MANAGER, WORKER
 from shm.topology import PEER_INBOX, LeftOver, Topology
 
 __all__ = ["recover"]
@@ -79,7 +80,7 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
         repartition.take_deferred(DeferredFor.LOCAL)  # each was in its ring before what is there now
     old_rings = {}
     for left_over in topology.left_over:
-        workers = _workers_of(left_over, topology)
+        workers, first_link, end_links = _lanes_of(left_over, topology)
         for process, name in enumerate(left_over.inboxes[:workers]):
             try:
                 old = Inbox.attach(name)
@@ -92,7 +93,7 @@ def recover(worker: Worker, topology: Topology, number: int, inbox: Inbox) -> No
                 continue  # that broker was killed while it made or removed them
             old_rings[old.identity, process] = old
             if process == number or moving:
-                rings.take_old_rings(old, process, left_over.spill_dir, workers + LANES_BEFORE_LINKS)
+                rings.take_old_rings(old, process, left_over.spill_dir, first_link, end_links)
         for name in left_over.peers:
             _attach_peer(worker, old_rings, name)
     if moving:
@@ -135,8 +136,18 @@ def _attach_peer(worker: Worker, rings: dict[tuple[int, int], Inbox], name: str)
     rings[inbox.identity, destination(DestinationKind.NODE, node)] = inbox
 
 
+def _lanes_of(left_over: LeftOver, topology: Topology) -> tuple[int, int, int]:
+    """Returns the number of workers of a broker that was killed, and the lanes of its links with messages: the first, the one behind."""
+    if not left_over.roles:
+        workers = _workers_of(left_over, topology)
+        return workers, workers + LANES_BEFORE_LINKS, len(left_over.inboxes)
+    workers, links = left_over.roles.count(WORKER), left_over.roles.count(LINK)
+    behind_manager = left_over.roles.index(MANAGER) + 1
+    return workers, behind_manager + min(links, 1), behind_manager + links
+
+
 def _workers_of(left_over: LeftOver, topology: Topology) -> int:
-    """Returns the number of workers of a broker that was killed: behind their inboxes are the manager's and those of its links."""
+    """Returns the number of workers of a broker without a file of roles: behind their inboxes are the manager's and those of its links."""
     found = len(left_over.inboxes) - 1
     links = max((int(peer.rpartition("-")[2]) for peer in left_over.peers), default=0)
     if links:
