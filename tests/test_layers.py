@@ -95,6 +95,7 @@ MAY_USE = {
         "shardbroker.journal",
         "shardbroker.logs",
         "shardbroker.mqtt",
+        "shardbroker.rules",
         "shardbroker.stores",
         "acceptor",
         "shm",
@@ -176,8 +177,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.management": (
         (
             "access", "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
-            "disk_alarms",
-            "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "server", "sys_publisher", "sys_topics",
+            "disk_alarms", "feed", "flows_calls",
+            "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server",
+            "sys_publisher", "sys_topics",
             "topic_metrics", "trace_lines", "tracing", "workers",
         ),
         # What a verb can use.
@@ -187,7 +189,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.cluster", "handlers.configuration",
             "handlers.delayed",
             "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node", "handlers.plugins",
-            "handlers.snapshots", "handlers.subscriptions", "handlers.watching",
+            "handlers.rules", "handlers.snapshots", "handlers.subscriptions", "handlers.watching",
         ),
         ("main",),
     ),

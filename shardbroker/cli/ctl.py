@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from shardbroker.cli import render
 from shardbroker.cli.locate import running_data_dir
-from shardbroker.cli.rules import rules
+from shardbroker.cli.rules import test
 from shardbroker.config import ConfigError
 from shardbroker.config.keys import dotted
 from shardbroker.config.sources import KEPT_FILE, read_kept, without, write_kept
@@ -41,6 +41,7 @@ GROUPS = {
     "workers": "Processes.",
     "config": "Configuration of the running broker.",
     "log": "Log level.",
+    "rules": "Rules: SQL over messages.",
     "users": "Users of the broker's own store.",
     "acl": "Rules for publishing and subscribing.",
     "banned": "Bans.",
@@ -372,5 +373,5 @@ def download(context: click.Context, name: str, file: Any) -> int:
 
 
 add_verbs(app, VERBS.values())
-app.add_command(rules)
+cast(click.Group, app.commands["rules"]).add_command(test)
 cast(click.Group, app.commands["trace"]).add_command(download)

@@ -8,18 +8,13 @@ from typing import Any
 
 import click
 
-__all__ = ["rules"]
+__all__ = ["test"]
 
 LINE_MAX = 16 * 1024 * 1024
 """Most characters of a line of cases: a rule, and a message of the largest size that configurations use."""
 
 
-@click.group("rules")
-def rules() -> None:
-    """Rules: SQL over messages and events."""
-
-
-@rules.command("test")
+@click.command("test")
 @click.argument("sql", required=False)
 @click.option("--topic", default="t/a", show_default=True, help="Topic of the message.")
 @click.option("--payload", help="Payload of the message.")

@@ -18,6 +18,7 @@ from shardbroker.control import (  # noqa: F401 - add their verbs to the table
     exhook_verbs,
     feature_verbs,
     plugin_verbs,
+    rule_verbs,
     watch_verbs,
 )
 from shardbroker.control.async_client import AsyncControl

@@ -7,7 +7,8 @@ from typing import Literal, get_args
 __all__ = ["TAGS", "Answer", "Rest", "Tag"]
 
 Tag = Literal[
-    "Accounts", "Node", "Clients", "Messages", "Delayed messages", "Diagnose", "Access", "Plugins", "ExHook", "Configuration"
+    "Accounts", "Node", "Clients", "Messages", "Delayed messages", "Diagnose", "Access", "Plugins", "ExHook", "Rules",
+    "Configuration",
 ]  # fmt: skip
 TAGS: tuple[str, ...] = get_args(Tag)
 """Sections of docs/rest.md, in its order."""

@@ -148,6 +148,7 @@ class Progress:
         """Replaces the file that the manager adds up."""
         now_us = time.time_ns() // 1000
         rules = {rule.id: {**rule.figures, "disabled": rule.disabled} for rule in self._table.rules.values()}
+        rules |= {id: {"disabled": problem} for id, problem in self._table.problems.items()}
         journals = {
             name: {
                 "position": feed.done.position,

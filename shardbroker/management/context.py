@@ -10,6 +10,7 @@ from shardbroker.logs.log import Log
 from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
 from shardbroker.management.configuration import Configuration
+from shardbroker.management.rules import Rules
 from shardbroker.management.topic_metrics import TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
@@ -43,6 +44,7 @@ class Context:
     traces: Traces
     topic_metrics: TopicMetrics
     alarms: AlarmList
+    rules: Rules
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     view: ViewSegment | None = None

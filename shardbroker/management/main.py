@@ -31,6 +31,7 @@ from shardbroker.management.client_events import ClientEvents
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
+from shardbroker.management.feed import Feed
 from shardbroker.management.flapping import FlappingBans
 from shardbroker.management.handlers.listeners import call_supervisor
 from shardbroker.management.inbox import ManagerInbox
@@ -38,6 +39,7 @@ from shardbroker.management.notices import Notices
 from shardbroker.management.preflight import check
 from shardbroker.management.prometheus import render
 from shardbroker.management.rollout import Rollout
+from shardbroker.management.rules import Rules
 from shardbroker.management.scheduled_snapshots import take_snapshots
 from shardbroker.management.scrape import ScrapeServer
 from shardbroker.management.server import ControlServer
@@ -89,13 +91,14 @@ class _Manager:
         self._sys = SysPublisher(
             topology, self._workers.outboxes[SYS_WORKER], self._counters, retained, routes, self._configuration
         )
+        epochs = Epochs.attach(topology.epochs_name)
         self._client_topics = ClientTopics(
             topology.node_name,
             settings.sys.event_messages,
             settings.mqtt.max_topic_levels,
             {listener.number: listener.port for listener in topology.listeners},
             routes,
-            Epochs.attach(topology.epochs_name),
+            epochs,
         )
         self._bans = FlappingBans(topology.data_dir, self._counters, self._configuration, self._log)
         self._events = ClientEvents(
@@ -109,6 +112,9 @@ class _Manager:
         self._traces = Traces(topology, self._workers, self._log, settings.trace.max_file_size)
         self._topic_metrics = TopicMetrics(self._workers)
         self._topic_metrics.configure(settings.topic_metrics.topics)
+        self._rules = Rules(
+            topology, Feed(routes, epochs), lambda: call_supervisor(self._context, {"verb": "settings"}), self._complain
+        )
         self._inbox = ManagerInbox(
             topology, self._log, self._workers, self._traces, self._events, self._alarms, self._sys.ring_bell
         )
@@ -125,6 +131,7 @@ class _Manager:
             self._traces,
             self._topic_metrics,
             self._alarms.listed,
+            self._rules,
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
             view,
         )
@@ -139,6 +146,7 @@ class _Manager:
         loop.add_reader(self._inbox.bell, self._inbox.on_bell)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
         self._rollout.resume()
+        self._rules.resume()
         await self._control.start()
         loop.add_reader(self._notices.socket, self._notices.drain)
         self._counters.set_state(self._topology.manager, ProcessState.READY)

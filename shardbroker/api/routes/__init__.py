@@ -6,11 +6,23 @@ docstring of each module names the differences. All others are in the rows of th
 
 from shardbroker.api import paths  # noqa: F401 - registers its convertors, before routes are made
 from shardbroker.api.derived import derived_router
-from shardbroker.api.routes import access, accounts, clients, configuration, exhooks, messages, node, plugins, settings, watching
+from shardbroker.api.routes import (
+    access,
+    accounts,
+    clients,
+    configuration,
+    exhooks,
+    messages,
+    node,
+    plugins,
+    rules,
+    settings,
+    watching,
+)
 
 __all__ = ["ROUTERS"]
 
 ROUTERS = (
     accounts.router, node.router, clients.router, messages.router, watching.router, access.router,
-    plugins.router, exhooks.router, configuration.router, settings.router, derived_router(),
+    plugins.router, exhooks.router, rules.router, configuration.router, settings.router, derived_router(),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from shardbroker.management.handlers import (
     messages,
     node,
     plugins,
+    rules,
     snapshots,
     subscriptions,
     watching,
@@ -20,5 +21,5 @@ from shardbroker.management.handlers import (
 
 __all__ = [
     "access", "accounts", "clients", "cluster", "configuration", "delayed", "exhooks", "journals", "listeners", "messages",
-    "node", "plugins", "snapshots", "subscriptions", "watching",
+    "node", "plugins", "rules", "snapshots", "subscriptions", "watching",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 The registry has the clients, their workers have the subscriptions, and the route table has the destinations of each filter.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from shardbroker.control import ControlError
@@ -13,7 +14,8 @@ from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import FAILURE, REASON_CODES
 from shardbroker.mqtt.topics import matches, parse_subscription
-from shm.destinations import destination_name
+from shm.destinations import FEED_DESTINATION, destination_name
+from shm.routes import FilterRoutes
 
 CLIENTS_AT_ONCE = 200
 """Clients in one command."""
@@ -176,9 +178,15 @@ async def list_routes(context: Context, params: TopicList) -> dict[str, Any]:
 
 
 def routes_page(context: Context, params: TopicList) -> tuple[list[Any], str | None]:
+    """Returns one page without routes of rules, which are no subscriptions."""
     if params.topic is not None:
         found = context.routes.routes_of(params.topic.encode())
-        return [] if found is None else [found], None
+        return _without_feed([] if found is None else [found]), None
     after = decode_cursor(params.cursor, int, bytes) if params.cursor else None
     page, place = context.routes.page(after, params.limit)
-    return list(page), None if place is None else encode_cursor(*place)
+    return _without_feed(page), None if place is None else encode_cursor(*place)
+
+
+def _without_feed(found: Iterable[FilterRoutes]) -> list[tuple[bytes, list[tuple[int, bytes, int]]]]:
+    kept = ((filter, [route for route in routes if route[0] != FEED_DESTINATION]) for filter, routes in found)
+    return [(filter, routes) for filter, routes in kept if routes]

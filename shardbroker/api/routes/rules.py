@@ -1,0 +1,87 @@
+"""Rules.
+
+By hand: fields and paging of EMQX 5, a body with actions as JSON, and metrics with those of each node.
+"""
+
+import json
+import secrets
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from shardbroker.api.calls import Call
+from shardbroker.api.paging import Place, listed
+from shardbroker.api.shapes import Body, timed
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["Rules"])
+FIGURES = (
+    "matched", "passed", "failed", "failed.exception", "failed.no_result", "actions.total", "actions.success", "actions.failed",
+    "actions.failed.out_of_service", "actions.failed.unknown", "actions.discarded",
+)  # fmt: skip
+"""Names as in EMQX."""
+
+
+class RuleBody(Body):
+    sql: str = Field(min_length=1, description="The rule.")
+    name: str = Field("", description="Name for people.")
+    enable: bool = Field(True, description="Whether the rule is evaluated.")
+    description: str = Field("", description="What the rule is for.")
+    actions: list[Any] = Field([], description="Actions: objects with `function` and `args`, or `type:name`.")
+    metadata: dict[str, Any] = Field({}, description="Ignored.")
+
+    def params(self) -> dict[str, Any]:
+        """Returns the parameters of the verbs."""
+        return {**self.model_dump(exclude={"metadata"}), "actions": json.dumps(self.actions)}
+
+
+class NewRule(RuleBody):
+    id: str = Field("", description="Id; made if it is missing.")
+
+    def params(self) -> dict[str, Any]:
+        return {**super().params(), "id": self.id or f"rule_{secrets.token_hex(4)}"}
+
+
+class RulePlace(Place):
+    enable: bool | None = Field(None, description="Rules that are enabled, or disabled.")
+    like_id: str | None = Field(None, description="Ids that contain this text.")
+    topic: str | None = Field(None, alias="from", description="Rules with exactly this topic filter behind FROM.")
+
+
+@router.get("/rules")
+async def list_rules(call: Call, place: Annotated[RulePlace, Query()]) -> dict[str, Any]:
+    """Rules."""
+    return await listed(call, "rules list", place, _shaped, enable=place.enable, like_id=place.like_id, topic=place.topic)
+
+
+@router.post("/rules", status_code=201)
+async def create_rule(call: Call, body: NewRule) -> dict[str, Any]:
+    """Makes a rule; it sees each message published after the response."""
+    return _shaped(await call("rules create", **body.params()))
+
+
+@router.get("/rules/{id}")
+async def show_rule(call: Call, id: str) -> dict[str, Any]:
+    """One rule."""
+    return _shaped(await call("rules show", id=id))
+
+
+@router.put("/rules/{id}")
+async def update_rule(call: Call, id: str, body: RuleBody) -> dict[str, Any]:
+    """Replaces a rule, which continues at its position."""
+    return _shaped(await call("rules update", id=id, **body.params()))
+
+
+@router.get("/rules/{id}/metrics")
+async def show_metrics(call: Call, id: str) -> dict[str, Any]:
+    """Figures of a rule."""
+    found = (await call("rules show", id=id))["metrics"]
+    metrics = {name: found.get(name, 0) for name in FIGURES}
+    return {"id": id, "metrics": metrics, "node_metrics": [{"node": call.node, "metrics": metrics}]}
+
+
+def _shaped(row: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in row.items() if name not in (*FIGURES, "metrics")}
+    return {**timed(shown, "created_at", "last_modified_at"), "metadata": {}}

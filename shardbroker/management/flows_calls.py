@@ -1,0 +1,85 @@
+"""Requests to the processes flows, and the figures that they write."""
+
+import asyncio
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from shardbroker.control import ControlError
+from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_load, encode_reset
+from shm.topology import Topology
+
+__all__ = ["FlowsCalls"]
+
+ANSWER_S = 15.0
+"""Longest wait for a process, which may have to start, and to compile 10,000 rules."""
+
+
+class FlowsCalls:
+    """One request at a time, in a thread: the channel blocks."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._ends = topology.sending_ends("flows") if topology.places_of("flows") else []
+        self._runtime_dir = topology.runtime_dir
+        self._number = time.time_ns()  # answers to an earlier manager have other numbers
+        self._turn = asyncio.Lock()
+
+    async def load(self, generation: int) -> dict[str, str]:
+        """Returns rule -> problem once all processes have loaded the definitions. Raises ControlError NOT_AVAILABLE."""
+        problems: dict[str, str] = {}
+        for answer in await self._ask_all(lambda number: encode_load(number, generation)):
+            problems |= answer["problems"]
+        return problems
+
+    async def reset(self, rule: str) -> None:
+        """Sets the figures of a rule to 0. Raises ControlError NOT_AVAILABLE."""
+        await self._ask_all(lambda number: encode_reset(number, rule))
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Returns the figures of all rules, added up over processes: at most a second old."""
+        total: dict[str, dict[str, Any]] = {}
+        for number in range(len(self._ends)):
+            for rule, figures in self._written(number).items():
+                of_rule = total.setdefault(rule, {})
+                for name, value in figures.items():
+                    if name == "longest_us":
+                        of_rule[name] = max(of_rule.get(name, 0), value)
+                    elif isinstance(value, int):
+                        of_rule[name] = of_rule.get(name, 0) + value
+                    else:
+                        of_rule[name] = of_rule.get(name) or value
+        return total
+
+    def _written(self, number: int) -> dict[str, dict[str, Any]]:
+        try:
+            found: dict[str, dict[str, Any]] = json.loads((self._runtime_dir / f"flows-{number}.json").read_bytes())["rules"]
+        except (FileNotFoundError, ValueError, KeyError):
+            return {}
+        return found
+
+    async def _ask_all(self, request: Any) -> list[dict[str, Any]]:
+        answers = []
+        async with self._turn:
+            for process, end in enumerate(self._ends):
+                self._number += 1
+                try:
+                    answers.append(await asyncio.to_thread(_ask, end, request(self._number), self._number))
+                except OSError as error:
+                    reason = "timed out" if isinstance(error, TimeoutError) else error
+                    raise ControlError("NOT_AVAILABLE", f"process flows-{process} did not respond: {reason}") from None
+        return answers
+
+
+def _ask(end: int, request: bytes, number: int) -> dict[str, Any]:
+    """Returns the answer to this request; earlier ones are of requests that were given up. Raises OSError."""
+    until_s = time.monotonic() + ANSWER_S
+    with socket.socket(fileno=os.dup(end)) as channel:
+        channel.settimeout(ANSWER_S)
+        channel.send(request)
+        while True:
+            channel.settimeout(max(until_s - time.monotonic(), 0.001))
+            answer = decode(channel.recv(MESSAGE_MAX))
+            if answer["id"] == number:
+                return answer

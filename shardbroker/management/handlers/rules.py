@@ -1,0 +1,94 @@
+"""Rules: what each is, how it fares, and changes."""
+
+import json
+from typing import Any
+
+from shardbroker.control import ControlError
+from shardbroker.control.rule_verbs import OneRule, RuleChange, RuleList, RuleSettings
+from shardbroker.management.context import Context, handles
+from shardbroker.management.rules import Definition
+
+SHOWN = ("matched", "passed", "failed")
+"""Figures that are columns of the list."""
+
+
+@handles("rules list")
+async def list_rules(context: Context, params: RuleList) -> dict[str, Any]:
+    figures = context.rules.flows.figures()
+    rows = []
+    for rule in context.rules.all():
+        if params.cursor is not None and rule["id"] <= params.cursor:
+            continue
+        if _fits(rule, params):
+            rows.append(_row(rule, figures))
+        if len(rows) > params.limit:
+            return {"data": rows[:-1], "cursor": rows[-2]["id"]}
+    return {"data": rows, "cursor": None}
+
+
+@handles("rules show")
+async def show(context: Context, params: OneRule) -> dict[str, Any]:
+    return _row(context.rules.find(params.id), context.rules.flows.figures())
+
+
+@handles("rules create")
+async def create(context: Context, params: RuleSettings) -> dict[str, Any]:
+    given = {**params.model_dump(), "actions": _actions(params.actions)}
+    return _row(await context.rules.create(given), {})
+
+
+@handles("rules update")
+async def update(context: Context, params: RuleChange) -> dict[str, Any]:
+    given = params.model_dump(exclude={"id"}, exclude_none=True)
+    if params.actions is not None:
+        given["actions"] = _actions(params.actions)
+    return _row(await context.rules.update(params.id, given), context.rules.flows.figures())
+
+
+@handles("rules delete")
+async def delete(context: Context, params: OneRule) -> None:
+    await context.rules.delete(params.id)
+
+
+@handles("rules reset")
+async def reset(context: Context, params: OneRule) -> None:
+    context.rules.find(params.id)
+    await context.rules.flows.reset(params.id)
+
+
+def _actions(text: str) -> list[Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ControlError("BAD_REQUEST", f"actions: must be a JSON array, got {error}") from None
+    if not isinstance(found, list):
+        raise ControlError("BAD_REQUEST", f"actions: must be a JSON array, got {text:.200}")
+    return found
+
+
+def _fits(rule: Definition, params: RuleList) -> bool:
+    return (
+        (params.enable is None or rule["enable"] == params.enable)
+        and (params.like_id is None or params.like_id in rule["id"])
+        and (params.topic is None or params.topic in rule["from"])
+    )
+
+
+def _row(rule: Definition, figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    metrics = dict(figures.get(rule["id"], {}))
+    disabled = metrics.pop("disabled", None)
+    return {
+        "id": rule["id"],
+        "name": rule["name"],
+        "status": "disabled" if not rule["enable"] else "stopped" if disabled else "running",
+        "problem": disabled,
+        "enable": rule["enable"],
+        "from": rule["from"],
+        "sql": rule["sql"],
+        "description": rule["description"],
+        "actions": rule["actions"],
+        "created_at": rule["created_ms"],
+        "last_modified_at": rule["changed_ms"],
+        **{name: metrics.get(name, 0) for name in SHOWN},
+        "metrics": metrics,
+    }

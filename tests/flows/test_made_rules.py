@@ -1,0 +1,217 @@
+"""Rules made with `ctl` while a broker with two workers runs: in force once answered, refused with a reason, kept over kills."""
+
+import json
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardbroker.control import Control, ControlError
+from shardbroker.deploy.backup import backup, restore
+from shardbroker.journal.follow import Batch, Follower
+from shardbroker.journal.schema import Kind, MessageFlag
+from tests.harness import Broker, Client, Publish, client_id_on, until
+
+pytestmark = pytest.mark.own_broker
+SQL = 'SELECT payload, clientid FROM "in/#"'
+REPUBLISH = json.dumps([{"function": "republish", "args": {"topic": "out/${clientid}", "qos": 1}}])
+WORKERS = 2
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def broker(data_dir: Path) -> Iterator[Broker]:
+    with Broker(WORKERS, {}, data_dir) as broker:
+        yield broker
+
+
+def call(broker: Broker, verb: str, **params: Any) -> Any:
+    with Control(broker.data_dir) as control:
+        return control.call(verb, **params)
+
+
+def create(broker: Broker, id: str = "copy", sql: str = SQL, actions: str = REPUBLISH, **more: Any) -> Any:
+    return call(broker, "rules create", id=id, sql=sql, actions=actions, **more)
+
+
+def ids(broker: Broker) -> list[str]:
+    return [row["id"] for row in call(broker, "rules list")["data"]]
+
+
+def fed(broker: Broker) -> int:
+    """Messages in the journals that rules should see."""
+    found = 0
+    for worker in range(WORKERS):
+        follower = Follower(broker.data_dir / "journal" / str(worker), kinds=(Kind.MESSAGE,))
+        while not follower.at_end:
+            for part in follower.read():
+                assert isinstance(part, Batch), part
+                found += sum(bool(record[5] & MessageFlag.FED) for record in part.records)  # type: ignore[operator]
+    return found
+
+
+def publisher(broker: Broker, worker: int) -> Client:
+    return Client(broker.address, 5, client_id_on(worker, WORKERS, f"p{worker}x"))
+
+
+def test_a_rule_sees_each_message_published_after_the_answer(broker: Broker) -> None:
+    """Two publishers never pause; what each sent after the answer arrives."""
+    stop, answered = threading.Event(), threading.Event()
+    sent: list[bytes] = []
+
+    def publish(worker: int) -> None:
+        with publisher(broker, worker) as client:
+            for number in count():
+                if stop.is_set():
+                    return
+                after = answered.is_set()
+                payload = b"%d %d" % (worker, number)
+                client.publish("in/a", payload, 1)
+                if after:
+                    sent.append(payload)
+
+    with Client(broker.address, 5, "sub") as subscriber:
+        subscriber.subscribe("out/#", 1)
+        threads = [threading.Thread(target=publish, args=(worker,)) for worker in range(WORKERS)]
+        for thread in threads:
+            thread.start()
+        try:
+            create(broker)
+            answered.set()
+            until(lambda: len(sent) >= 200)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        missing = set(sent)
+        while missing:
+            missing.discard(subscriber.expect(Publish).payload)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"sql": "SELECT FROM"}, "sql: "),
+        ({"sql": 'SELECT * FROM "$events/client/connected"'}, "sql: FROM must be topic filters"),
+        ({"sql": 'SELECT * FROM "a/#/b"'}, "sql: FROM: "),
+        ({"actions": "{}"}, "actions: must be a JSON array"),
+        ({"actions": "["}, "actions: must be a JSON array"),
+        ({"actions": "[" * 100_000}, "actions: must be a JSON array"),
+        ({"actions": '[{"function": "no_such"}]'}, "actions.function: must be console, republish"),
+        ({"actions": '[{"function": "republish", "args": {}}]'}, "republish.topic: must be a text"),
+        ({"actions": json.dumps(["a:b"] * 101)}, "actions: must be at most 100"),
+        ({"id": "first"}, "id: must be new"),
+        ({"id": "a/b"}, "id"),
+    ],
+)
+def test_a_wrong_rule_is_refused_and_not_kept(shared_rules: Broker, params: dict[str, Any], reason: str) -> None:
+    kept = (shared_rules.data_dir / "flows.json").read_text()
+    with pytest.raises(ControlError, match=re.escape(reason)) as refused:
+        create(shared_rules, **{"id": "wrong", **params})
+    assert refused.value.code == "BAD_REQUEST"
+    assert ids(shared_rules) == ["first"]
+    assert json.loads((shared_rules.data_dir / "flows.json").read_text())["rules"] == json.loads(kept)["rules"]
+
+
+@pytest.fixture(scope="module")
+def shared_rules() -> Iterator[Broker]:
+    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name, Broker(WORKERS, {}, Path(name)) as broker:
+        create(broker, "first")
+        yield broker
+
+
+def test_a_wrong_change_leaves_the_rule_in_force(shared_rules: Broker) -> None:
+    with pytest.raises(ControlError, match=r"republish\.topic"):
+        call(shared_rules, "rules update", id="first", actions='[{"function": "republish", "args": {}}]')
+    with Client(shared_rules.address, 5, "sub-first") as subscriber, publisher(shared_rules, 0) as client:
+        subscriber.subscribe("out/#", 1)
+        client.publish("in/a", b"still", 1)
+        subscriber.expect(Publish, payload=b"still")
+    until(lambda: call(shared_rules, "rules show", id="first")["metrics"]["actions.success"] >= 1)
+    call(shared_rules, "rules reset", id="first")
+    until(lambda: call(shared_rules, "rules show", id="first")["metrics"]["actions.success"] == 0)
+    with pytest.raises(ControlError, match="no rule 'other'") as missing:
+        call(shared_rules, "rules delete", id="other")
+    assert missing.value.code == "NOT_FOUND"
+
+
+def test_rules_are_changed_disabled_and_removed(broker: Broker) -> None:
+    create(broker)
+    assert create(broker, "other", 'SELECT * FROM "in/b"', "[]")["status"] == "running"
+    with publisher(broker, 0) as client, Client(broker.address, 5, "sub") as subscriber:
+        subscriber.subscribe("out/#", 1)
+        call(broker, "rules update", id="copy", sql='SELECT payload FROM "from/#"')
+        client.publish("in/a", b"no rule", 1)
+        client.publish("from/a", b"1", 1)
+        subscriber.expect(Publish, topic="out/undefined", payload=b"1")
+        assert fed(broker) == 1
+        assert [row["topic"] for row in call(broker, "routes list")["data"]] == ["out/#"]
+        assert [row["topic"] for row in call(broker, "topics list")["data"]] == ["out/#"]
+        call(broker, "rules update", id="copy", enable=False)
+        assert [row["id"] for row in call(broker, "rules list", enable=False)["data"]] == ["copy"]
+        client.publish("from/a", b"2", 1)
+        assert fed(broker) == 1
+        call(broker, "rules delete", id="copy")
+        call(broker, "rules delete", id="other")
+        client.publish("in/b", b"3", 1)
+        assert (ids(broker), fed(broker)) == ([], 1)
+
+
+def test_rules_are_in_force_after_kills(data_dir: Path) -> None:
+    with Broker(WORKERS, {}, data_dir) as broker:
+        create(broker)
+        for victim in ("manager", "flows-0", "worker-0", ""):
+            if victim:
+                broker.kill_process(broker.child_pids(victim)[0])
+                until(lambda victim=victim: broker.child_pids(victim))  # type: ignore[misc]
+            else:
+                broker.kill()
+                broker.start()
+            with Client(broker.address, 5, "sub") as subscriber:
+                subscriber.subscribe("out/#", 1)
+                for worker in range(WORKERS):
+                    with publisher(broker, worker) as client:
+                        payload = f"{victim} {worker}".encode()
+                        client.publish("in/a", payload, 1)
+                        while subscriber.expect(Publish).payload != payload:
+                            pass
+        until(lambda: ids(broker) == ["copy"])
+
+
+def test_rules_are_in_backups(data_dir: Path, tmp_path: Path) -> None:
+    with Broker(WORKERS, {}, data_dir) as broker:
+        create(broker)
+        backup(data_dir, tmp_path / "file.tar")
+    restore(tmp_path / "file.tar", tmp_path / "restored")
+    with Broker(WORKERS, {}, tmp_path / "restored") as broker, Client(broker.address, 5, "sub") as subscriber:
+        subscriber.subscribe("out/#", 1)
+        with publisher(broker, 0) as client:
+            client.publish("in/a", b"restored", 1)
+        subscriber.expect(Publish, payload=b"restored")
+
+
+def test_a_damaged_file_is_kept_and_named(data_dir: Path) -> None:
+    (data_dir / "flows.json").write_text('{"generation": 3, "rules": [{"no": "id"}]}')
+    with Broker(WORKERS, {}, data_dir) as broker:
+        with pytest.raises(ControlError, match=r"rules cannot be changed before this is mended: .*flows\.json") as refused:
+            create(broker)
+        assert refused.value.code == "NOT_AVAILABLE"
+    assert (data_dir / "flows.json").read_text() == '{"generation": 3, "rules": [{"no": "id"}]}'
+
+
+def test_rules_need_a_journal(data_dir: Path) -> None:
+    with (
+        Broker(WORKERS, {"durability.level": "none"}, data_dir) as broker,
+        pytest.raises(ControlError, match=r"rules need a journal: durability\.level must be process or machine, got none"),
+    ):
+        create(broker)
