@@ -137,7 +137,7 @@ def _attach_peer(worker: Worker, rings: dict[tuple[int, int], Inbox], name: str)
 
 
 def _lanes_of(left_over: LeftOver, topology: Topology) -> tuple[int, int, int]:
-    """Returns the number of workers of a broker that was killed, and the lanes of its links with messages: the first, the one behind."""
+    """Returns the number of workers of a broker that was killed, and where lanes of its links with messages begin and end."""
     if not left_over.roles:
         workers = _workers_of(left_over, topology)
         return workers, workers + LANES_BEFORE_LINKS, len(left_over.inboxes)
@@ -147,7 +147,7 @@ def _lanes_of(left_over: LeftOver, topology: Topology) -> tuple[int, int, int]:
 
 
 def _workers_of(left_over: LeftOver, topology: Topology) -> int:
-    """Returns the number of workers of a broker without a file of roles: behind their inboxes are the manager's and those of its links."""
+    """Returns the number of workers of a broker that noted no roles: behind their inboxes are the manager's and those of links."""
     found = len(left_over.inboxes) - 1
     links = max((int(peer.rpartition("-")[2]) for peer in left_over.peers), default=0)
     if links:
