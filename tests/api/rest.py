@@ -13,6 +13,13 @@ from tests.harness import Broker, free_port, until
 PASSWORD = re.compile(r"name=admin password=(\S+)")
 asked: set[tuple[str, str]] = set()
 """(method, path) of every request of this run that was carried out."""
+RULE: dict[str, Any] = {
+    "id": "hot",
+    "name": "hot",
+    "sql": 'SELECT payload FROM "rest/in" WHERE payload.t > 10',
+    "actions": [{"function": "republish", "args": {"topic": "rest/out", "qos": 1}}],
+}
+"""Body of a rule."""
 
 
 class ApiBroker(Broker):

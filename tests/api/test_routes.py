@@ -10,7 +10,7 @@ import pytest
 
 from shardbroker.api.reference import reference
 from shardbroker.control import Control
-from tests.api.rest import ApiBroker, Rest, asked, segment
+from tests.api.rest import RULE, ApiBroker, Rest, asked, segment
 from tests.harness import Client, Disconnect, Publish, client_id_on, free_port, until
 
 pytestmark = pytest.mark.own_broker
@@ -433,6 +433,25 @@ def test_programs_behind_hooks(rest: Rest) -> None:
 def test_a_broker_alone_is_a_cluster_of_one(rest: Rest) -> None:
     node = rest.good("GET", "/nodes")[0]["node"]
     assert rest.good("GET", "/cluster") == {"name": "shardbroker", "nodes": [node], "self": node}
+
+
+def test_a_rule_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: Rest) -> None:
+    made = rest.good("POST", "/rules", RULE)
+    assert made["id"] == "hot" and made["from"] == ["rest/in"] and made["enable"] is True and made["created_at"].startswith("20")
+    with Client(served.address, 5, "rest-rules") as client:
+        client.subscribe("rest/out", 1)
+        client.publish("rest/in", b'{"t": 11}', 1)
+        client.expect(Publish, topic="rest/out", payload=b'{"t": 11}')
+    assert [row["id"] for row in viewer.good("GET", "/rules", **{"from": "rest/in", "enable": "true"})["data"]] == ["hot"]
+    assert viewer.good("GET", "/rules", like_id="cold")["data"] == []
+    assert viewer.good("GET", "/rules/hot")["actions"] == RULE["actions"]
+    metrics = viewer.good("GET", "/rules/hot/metrics")
+    assert metrics["id"] == "hot" and set(metrics["metrics"]) >= {"matched", "passed", "failed", "actions.success"}
+    rest.good("PUT", "/rules/hot/metrics/reset")
+    changed = rest.good("PUT", "/rules/hot", {"sql": 'SELECT * FROM "rest/other"', "enable": False})
+    assert (changed["from"], changed["enable"], changed["actions"], changed["status"]) == (["rest/other"], False, [], "disabled")
+    rest.good("DELETE", "/rules/hot")
+    assert rest.refused("GET", "/rules/hot")[0] == 404
 
 
 def test_every_route_was_asked(rest: Rest, request: pytest.FixtureRequest) -> None:
