@@ -25,7 +25,7 @@ from shardbroker.config.cluster import own_address
 from shardbroker.config.listeners import LISTENERS_MAX, Listener, parse_address
 from shardbroker.config.settings import PROCESSES_MAX, core_numbers, weight_numbers
 from shardbroker.stores.checked_number import read_number, write_number
-from shardbroker.stores.files import sync_path
+from shardbroker.stores.files import replace_file, sync_path
 from shardbroker.stores.node_file import node_uuid
 from shardbroker.stores.retained_check import check_retained
 from shardbroker.supervisor.held import HeldListener, HeldSockets
@@ -212,7 +212,7 @@ def _create_shared(topology: Topology) -> None:
     topology.rings_dir.mkdir(mode=0o700)
     topology.spill_dir.mkdir(mode=0o700)
     roles = [place.role.name for place in topology.places if place.role.inbox]
-    (topology.rings_dir / ROLES_FILE).write_text("\n".join(roles))
+    replace_file(topology.rings_dir / ROLES_FILE, "\n".join(roles).encode(), sync=False)
     Counters.create(topology.counters_name, len(topology.places), LISTENERS_MAX)
     Epochs.create(topology.epochs_name)
     for number in range(topology.processes):

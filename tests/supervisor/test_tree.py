@@ -25,6 +25,7 @@ from shardbroker.supervisor.layout import lay_out, lock_data_dir, tear_down
 from shardbroker.supervisor.signals import StopSignals
 from shm.cleanup import forget_left_over
 from shm.roles import ROLES, Place
+from shm.topology import ROLES_FILE
 
 pytestmark = pytest.mark.own_broker
 
@@ -271,12 +272,13 @@ def test_layout_cleans_up_after_a_broker_that_was_killed_but_keeps_its_rings(tmp
         assert all(path.stat().st_mode & 0o077 == 0 for path in leftovers(tmp_path))
         assert not first.left_over
         (old,) = second.left_over
-        assert len(old.inboxes) == 3  # worker, manager, flows
+        assert len(old.inboxes) == 3
+        assert old.roles == ("worker", "manager", "flows")
     finally:
         tear_down(second)
         tear_down(first)
     assert leftovers(tmp_path) == [second.runtime_dir] and [*second.runtime_dir.iterdir()] == [old.directory]
-    assert {str(path) for path in old.directory.iterdir()} == {*old.inboxes, str(old.spill_dir)}
+    assert {str(path) for path in old.directory.iterdir()} == {*old.inboxes, str(old.spill_dir), str(old.directory / ROLES_FILE)}
     third = lay_out(settings, [0])
     tear_down(third)
     assert third.left_over == (old,)
