@@ -59,11 +59,13 @@ class Rules:
             self._generation = int(content["generation"])
             if self._rules and not self._has_journal:
                 raise ValueError("rules need a journal: durability.level must be process or machine, got none")
+            fed = _fed(self._rules.values())  # before anything is in force: a damaged rule moves no cursor
             self._write(self._in_force, sync=False)
-            self._feed.set(_fed(self._rules.values()))
+            self._feed.set(fed)
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, RecursionError, RouteTableFull) as error:
+            self._rules = {}
             self._problem = f"{self._kept}: {error}"
             self._complain(log_line("rules not loaded", reason=self._problem))
 
