@@ -59,7 +59,10 @@ def make_action(rule: str, definition: object, own: Mapping[str, Factory]) -> Ac
     if factory is not None:
         return factory(rule, args)
     for point in entry_points(group=ACTIONS_GROUP, name=name):
-        made: Action = point.load()(args)
+        try:
+            made: Action = point.load()(args)
+        except Exception as error:  # of another package: the rule is not loaded, the others are
+            raise ValueError(f"actions.function {name}: {type(error).__name__}: {error}") from error
         return made
     raise ValueError(f"actions.function: must be {', '.join(sorted(own))} or an installed action, got {name!r:.200}")
 

@@ -1,11 +1,13 @@
 """Rules over records, without a broker: figures, errors, actions, slow rules."""
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardbroker.flows import actions as actions_module
 from shardbroker.flows import rule as rule_module
 from shardbroker.flows import runner as runner_module
 from shardbroker.flows.actions import Action, ActionError
@@ -130,3 +132,14 @@ def test_cursors_are_kept_and_a_damaged_file_is_set_aside(tmp_path: Path) -> Non
     cursors = Cursors(tmp_path)
     assert cursors.all() == {} and cursors.set_aside is not None
     cursors.close()
+
+
+def test_an_action_of_another_package_that_cannot_be_made_is_the_problem_of_its_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = EntryPoint("broken", "no_such_package:make", "shardbroker.actions")
+    monkeypatch.setattr(actions_module, "entry_points", lambda group, name: [broken] if name == "broken" else [])
+    bench = Bench(tmp_path, rule("r", 'SELECT * FROM "a"', {"function": "broken"}), rule("other", 'SELECT * FROM "a"', RECORD))
+    assert bench.table.problems == {"r": "actions.function broken: ModuleNotFoundError: No module named 'no_such_package'"}
+    bench.see(b"a", b"{}")
+    assert len(bench.action.rows) == 1
