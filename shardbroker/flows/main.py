@@ -22,6 +22,7 @@ from shardbroker.journal.errors import JournalError
 from shardbroker.journal.schema import Kind
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
+from shardbroker.stores.files import Stamp, stamp_of
 from shm.counters import Counters, ProcessState
 from shm.ring import Inbox
 from shm.topology import Topology
@@ -67,7 +68,7 @@ class _Service:
         processes = len(topology.places_of("flows"))
         self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
         self._definitions = topology.runtime_dir / DEFINITIONS
-        self._seen: tuple[int, int] = (0, 0)
+        self._seen: Stamp | None = None
         self._is_loaded = False
         self._tick_s = 0.0
 
@@ -136,7 +137,7 @@ class _Service:
 
     def _tick(self) -> None:
         self._tick_s = time.monotonic() + TICK_S
-        if _stamp(self._definitions) != self._seen:
+        if stamp_of(self._definitions) != self._seen:
             self._load()
         self._progress.settle()
         self._progress.write_figures()
@@ -144,7 +145,7 @@ class _Service:
     # --- definitions ----------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        self._seen = _stamp(self._definitions)
+        self._seen = stamp_of(self._definitions)
         try:
             new = self._table.load(self._definitions)
         except FileNotFoundError:
@@ -199,12 +200,3 @@ def _drain(bell: int) -> None:
         os.eventfd_read(bell)
     except BlockingIOError:
         pass
-
-
-def _stamp(path: object) -> tuple[int, int]:
-    """Returns what changes with each replacement of a file."""
-    try:
-        found = os.stat(str(path))
-    except FileNotFoundError:
-        return (0, 0)
-    return found.st_mtime_ns, found.st_ino

@@ -6,7 +6,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["replace_file", "replacing", "sync_path"]
+__all__ = ["Stamp", "replace_file", "replacing", "stamp_of", "sync_path"]
+
+Stamp = tuple[int, int, int]
+"""Changes with the content of a file, and with each replacement: time of change in ns, bytes, inode."""
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Returns the stamp of a file; None if it is not there or cannot be reached."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def sync_path(path: Path) -> None:

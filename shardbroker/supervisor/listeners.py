@@ -6,7 +6,6 @@ order. Acceptors started later inherit the current sockets. Connections stay ope
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,6 +16,7 @@ from shardbroker.config import Settings
 from shardbroker.config.errors import explain
 from shardbroker.config.listeners import LISTENERS_MAX, Listener
 from shardbroker.logs.phrases import Line, log_line
+from shardbroker.stores.files import Stamp, stamp_of
 from shardbroker.supervisor.listening import StartError, check_tls, listen, unlisten
 from shm.counters import Counters
 from shm.topology import ListenerSockets, Topology
@@ -26,7 +26,6 @@ __all__ = ["Listeners"]
 ANSWER_S = 5.0
 """Longest wait for an acceptor to carry out an order: many times the duration of a pass."""
 
-Stamp = tuple[int, int, int]
 
 
 class Listeners:
@@ -238,12 +237,4 @@ def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def _stamps(settings: Listener) -> tuple[Stamp | None, ...]:
     """Returns stamps of all TLS files, which change with the files."""
-    return tuple(_stamp(path) for path in watched_files(settings.tls)) if settings.secure else ()
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return tuple(stamp_of(path) for path in watched_files(settings.tls)) if settings.secure else ()
