@@ -1,13 +1,12 @@
-"""A broker with rules about `in/#`. The tests write their definitions and the route of FROM, as nothing else does so far."""
+"""Definitions of rules, and a broker with rules."""
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shm.destinations import FEED_DESTINATION
-from tests.harness import Broker, until
-from tests.harness.routes import Routes
+from shardbroker.control import Control
+from tests.harness import Broker
 
 REPUBLISH = {"function": "republish", "args": {"topic": "out/${clientid}", "qos": 1}}
 
@@ -18,16 +17,10 @@ def rule(id: str, sql: str, *actions: object) -> dict[str, Any]:
 
 
 class RulesBroker(Broker):
-    """`define` puts rules in force. They must be there before the start too, or no process flows is started."""
+    """A broker whose rules are made with the verbs of `ctl`."""
 
     def __init__(self, workers: int, data_dir: Path, settings: Mapping[str, object] | None = None) -> None:
         super().__init__(workers, settings or {}, data_dir)
-        self.generation = 0
-        (data_dir / "flows.json").write_text(json.dumps({"generation": 0, "rules": [{"id": "any"}]}))
-
-    def start(self) -> None:
-        super().start()
-        Routes(self).change(True, b"in/#", FEED_DESTINATION)
 
     @property
     def runtime_dir(self) -> Path:
@@ -35,12 +28,10 @@ class RulesBroker(Broker):
         return found
 
     def define(self, *rules: dict[str, Any]) -> None:
-        """Returns when all processes have loaded them."""
-        self.generation += 1
-        path = self.runtime_dir / "flows.json"
-        path.with_suffix(".new").write_text(json.dumps({"generation": self.generation, "rules": rules}))
-        path.with_suffix(".new").rename(path)
-        until(lambda: self.figures().get("generation") == self.generation)
+        """Returns when they are in force."""
+        with Control(self.data_dir) as control:
+            for one in rules:
+                control.call("rules create", id=one["id"], sql=one["sql"], actions=json.dumps(one["actions"]))
 
     def figures(self) -> dict[str, Any]:
         try:

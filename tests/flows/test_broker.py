@@ -77,7 +77,6 @@ def test_nothing_is_lost_when_flows_a_worker_and_the_broker_are_killed(data_dir:
                     until(lambda victim=victim: broker.child_pids(victim))  # type: ignore[misc]
         broker.kill()
         broker.start()
-        broker.define(rule("hot", SQL, REPUBLISH))
         with Client(broker.address, 5, "sub", clean=False, properties={"session_expiry_interval": 3600}) as subscriber:
             missing = set(expected)
             while missing:
