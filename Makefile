@@ -136,6 +136,7 @@ docs: tools
 	$(BIN)/python -m shardbroker.cli.reference > docs/cli.md
 	$(BIN)/python -m shardbroker.api.reference > docs/rest.md
 	$(BIN)/python -m shardbroker.hooks.reference > docs/hooks.md
+	$(BIN)/python -m shardbroker.rules.reference > docs/rule-events.md
 	$(BIN)/python -m shardbroker.management.reference > docs/counters.md
 	$(BIN)/zensical build --strict
 

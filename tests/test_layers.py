@@ -101,7 +101,14 @@ MAY_USE = {
         "shm",
     ),
     # It asks the manager through the control channel, like ctl: of what is shared it knows the slot of its state alone.
-    "shardbroker.api": ("shardbroker.access", "shardbroker.config", "shardbroker.control", "shardbroker.logs", "shm"),
+    "shardbroker.api": (
+        "shardbroker.access",
+        "shardbroker.config",
+        "shardbroker.control",
+        "shardbroker.logs",
+        "shardbroker.rules",
+        "shm",
+    ),
     # It starts the processes, so it knows their entry points.
     "shardbroker.supervisor": (
         "shardbroker.access",
@@ -163,7 +170,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("packets", "packets.acknowledge", "packets.connect", "packets.publish", "packets.subscribe"),
         ("protocol",),
         ("authorization", "login", "observers.traces", "sansio", "turn"),
-        ("cluster_exclusive", "cluster_sessions", "connection", "hook_dispatch", "observers.observers"),
+        ("cluster_exclusive", "cluster_sessions", "connection", "event_feed", "hook_dispatch", "observers.observers"),
         # Parts that act on connections, one step of a pass each.
         ("access_checks", "backpressure", "command_queue", "features.mountpoint", "inlets", "intake"),
         ("one_pass",),

@@ -20,7 +20,7 @@ from shardbroker.journal.schema import Kind, MessageFlag
 
 __all__ = ["JournalFeed", "journal_names"]
 
-KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER))
+KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER), int(Kind.EVENT))
 
 
 def journal_names(journals: Path, number: int, processes: int) -> list[str]:

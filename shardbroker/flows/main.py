@@ -119,6 +119,8 @@ class _Service:
                 kind = record[1]
                 if kind == Kind.MESSAGE:
                     self._runner.message(record, batch.time_us, feed.publishers, feed.name)
+                elif kind == Kind.EVENT:
+                    self._runner.event(record, feed.name)
                 else:
                     feed.note_publisher(batch.segment, record[2], record[3])
         if feed.follower.place == before:

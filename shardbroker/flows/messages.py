@@ -2,10 +2,12 @@
 
 from typing import Any, NamedTuple
 
+import cbor2
+
 from shardbroker.mqtt.spec import PROPERTIES, PropertyId, Wire
 from shardbroker.rules.values import UNDEFINED
 
-__all__ = ["ANONYMOUS", "Publisher", "columns_of", "publisher_of"]
+__all__ = ["ANONYMOUS", "Publisher", "columns_of", "columns_of_event", "publisher_of"]
 
 PEER, USERNAME = 1, 2
 """Keys of `details` of a publisher record."""
@@ -64,6 +66,17 @@ def columns_of(record: tuple[Any, ...], at_ms: int, publisher: Publisher, node: 
         "timestamp": at_ms,
         "node": node,
     }
+
+
+def columns_of_event(record: tuple[Any, ...], node: str) -> dict[str, Any]:
+    """Returns the columns of an event record: (sequence, kind, event, client id, Unix ms, columns)."""
+    event, client_id, at_ms, encoded = record[2:6]
+    columns: dict[str, Any] = cbor2.loads(encoded)
+    if isinstance(columns.get("payload"), bytes):
+        columns["payload"] = _text(columns["payload"])
+    if client_id:
+        columns["clientid"] = _text(client_id)
+    return {**columns, "event": event.decode(), "timestamp": at_ms, "node": node}
 
 
 def _text(value: bytes) -> str | bytes:

@@ -32,6 +32,7 @@ class LoadedRule:
     actions: list[Action]
     publisher: bytes = b""
     """Of the messages that the rule republishes; it passes over them."""
+    publisher_text: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     """Journal -> position of the first record that the rule sees; missing: all."""
@@ -41,7 +42,8 @@ class LoadedRule:
     _complained_s: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.publisher = f"$rule:{self.id}".encode()
+        self.publisher_text = f"$rule:{self.id}"
+        self.publisher = self.publisher_text.encode()
         self.metadata = {"rule_id": self.id}
         self.reset()
 

@@ -13,13 +13,14 @@ from shardbroker.flows.filters import FilterTree
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.rules.compiler import compile_rule
 from shardbroker.rules.errors import SqlError
+from shardbroker.rules.events import event_of
 from shardbroker.rules.values import EvaluationError
 
 __all__ = ["RuleTable"]
 
 TOPICS_MAX = 65_536
 """Topics whose rules are remembered; with 200 bytes each some 13 MB."""
-EVENTS = b"$events/"
+EVENTS = "$events/"
 
 
 class RuleTable:
@@ -31,6 +32,7 @@ class RuleTable:
         self.problems: dict[str, str] = {}
         self._factories = factories
         self._filters: FilterTree[LoadedRule] = FilterTree()
+        self._of_events: dict[bytes, tuple[LoadedRule, ...]] = {}
         self._known: dict[bytes, tuple[LoadedRule, ...]] = {}
 
     def load(self, path: Path) -> list[LoadedRule]:
@@ -47,9 +49,14 @@ class RuleTable:
                 self._add(one, before.get(one["id"]))
         self.generation = int(content.get("generation", 0))
         self._filters = FilterTree()
+        self._of_events = {}
         for rule in self.rules.values():
             for filter in dict.fromkeys(rule.compiled.filters):
-                self._filters.add(filter.encode(), rule)
+                if not filter.startswith(EVENTS):
+                    self._filters.add(filter.encode(), rule)
+                elif (event := event_of(filter)) is not None:
+                    rules = self._of_events.get(event.name.encode(), ())
+                    self._of_events[event.name.encode()] = tuple(dict.fromkeys((*rules, rule)))
         self._known = {}
         return [rule for rule in self.rules.values() if rule.id not in before]
 
@@ -67,7 +74,7 @@ class RuleTable:
         self.rules[id] = LoadedRule(id, one, compiled, actions, starts=known.starts if known is not None else {})
 
     def rules_of(self, topic: bytes) -> tuple[LoadedRule, ...]:
-        """Returns the rules of a topic, or of an event by its name behind FROM; each once."""
+        """Returns the rules of a topic, each once."""
         found = self._known.get(topic)
         if found is None:
             found = tuple(dict.fromkeys(self._filters.match(topic)))
@@ -75,6 +82,10 @@ class RuleTable:
                 self._known.clear()
             self._known[topic] = found
         return found
+
+    def rules_of_event(self, event: bytes) -> tuple[LoadedRule, ...]:
+        """Returns the rules of an event, such as `client.connected`, each once."""
+        return self._of_events.get(event, ())
 
     def forget_topics(self) -> None:
         """After a rule was disabled."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardbroker.flows.actions import ActionError, OutOfService
 from shardbroker.flows.lanes import Stopped
-from shardbroker.flows.messages import ANONYMOUS, Publisher, columns_of
+from shardbroker.flows.messages import ANONYMOUS, Publisher, columns_of, columns_of_event
 from shardbroker.flows.rule import SLOW_NS, LoadedRule
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.logs.phrases import Line, log_line
@@ -37,6 +37,20 @@ class Runner:
             if columns is None:
                 columns = columns_of(record, time_us // 1000, publishers.get(record[8], ANONYMOUS), self._node)
                 payload = Payload(columns["payload"])
+            self.evaluate(rule, columns, payload, int(journal))
+
+    def event(self, record: tuple[Any, ...], journal: str) -> None:
+        """Evaluates the rules of an event. Raises Stopped."""
+        rules = self._table.rules_of_event(record[2])
+        columns = payload = None
+        for rule in rules:
+            if record[0] < rule.starts.get(journal, 0) or rule.disabled is not None:
+                continue
+            if columns is None:
+                columns = columns_of_event(record, self._node)
+                payload = Payload(columns["payload"]) if "payload" in columns else None
+            if columns.get("from_clientid", columns.get("clientid")) == rule.publisher_text:
+                continue  # of a message that it has published: it would see the deliveries of what it makes of deliveries
             self.evaluate(rule, columns, payload, int(journal))
 
     def evaluate(self, rule: LoadedRule, columns: dict[str, Any], payload: Payload | None, journal: int) -> None:

@@ -20,7 +20,7 @@ import cbor2
 
 from shardbroker.hooks.contract import PENDING, Connection, Message, Properties, SessionInfo, Subscription, ok
 from shardbroker.hooks.points import POINTS
-from shardbroker.hooks.registry import Callback, Registry
+from shardbroker.hooks.registry import BEHIND_ALL, Callback, Registry
 from shardbroker.logs.phrases import Line
 from shardbroker.mqtt.topics import matches
 
@@ -28,10 +28,10 @@ __all__ = ["ASKED_POINTS", "EVENT_MAX", "FORWARDED", "Event", "ExHook", "Wanted"
 
 ASKED_POINTS = ("client.authenticate", "client.authorize", "message.publish")
 """Points at which programs decide. At all others they only receive events."""
-FORWARDED = tuple(name for name in POINTS if name != "delivery.dropped")
+NOT_FORWARDED = ("delivery.dropped", "client.ping", "client.check_authn_complete", "client.check_authz_complete")
+"""Points that the contract of EMQX's ExHook lacks."""
+FORWARDED = tuple(name for name in POINTS if name not in NOT_FORWARDED)
 """Points of the contract, in the order of the table."""
-BEHIND_ALL = -1
-"""A priority below those of plugins, which are 0 at least."""
 MARGIN_S = 1.0
 """Time beyond the programs' timeouts until a worker continues without a result: integrations reports which program timed out."""
 LOG_INTERVAL_S = 10.0

@@ -99,5 +99,17 @@ POINTS: dict[str, Point] = _numbered(
         "A message is not delivered to one subscriber: `no_local`, `too_large`, `qos0_msg`, `queue_full`, `output_full`, "
         "`overload` or `expired`.",
     ),
+    Point("client.ping", ("client", "connection"), "A PINGREQ was received."),
+    Point(
+        "client.check_authn_complete",
+        ("client", "reason_code", "is_superuser", "is_anonymous"),
+        "A login was decided, also one again by AUTH; `is_anonymous`: no authenticator was asked.",
+    ),
+    Point(
+        "client.check_authz_complete",
+        ("client", "request", "allowed", "source"),
+        "An action was decided: by `hook`, `client_info` (rules from the login), `file`, `backend` or `default` (`acl.no_match`). "
+        "Not called for decisions from the cache, nor for superusers.",
+    ),
 )
 """The points by name, in the order of the mask."""

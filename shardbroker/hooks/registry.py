@@ -8,12 +8,14 @@ from shardbroker.hooks.contract import KEEP, Outcome
 from shardbroker.hooks.points import POINTS
 from shardbroker.logs.phrases import Line, log_line
 
-__all__ = ["ON_ERROR", "PRIORITY", "PRIORITY_MAX", "Callback", "Registry"]
+__all__ = ["BEHIND_ALL", "ON_ERROR", "PRIORITY", "PRIORITY_MAX", "Callback", "Registry"]
 
 PRIORITY = 500
 """The default priority of a callback."""
 PRIORITY_MAX = 1000
 """The highest priority, which is called first; the lowest is 0, as in EMQX."""
+BEHIND_ALL = -1
+"""The priority of callbacks of the broker itself: below those of plugins."""
 ON_ERROR = ("deny", "ignore")
 """Effects of a failed callback at a point that decides: it refuses, or it is skipped as at other points."""
 SLOW_S = 0.1

@@ -231,6 +231,10 @@ cdef class JournalRecorder(BufferRecorder):
         return self.add(Kind.PUBLISHER, {
             "client_id": session.client_id, "details": {int(key): value for key, value in details.items() if value is not None}})
 
+    def event(self, bytes event, bytes client_id, uint64_t at_ms, bytes columns) -> None:
+        """What rules on events see. columns: CBOR, a map of names to values."""
+        self.add(Kind.EVENT, {"event": event, "client_id": client_id, "at_ms": at_ms, "columns": columns})
+
     cdef int captured(self, Publication publication, uint8_t captured) except -1:
         if self.writer.durable >= self.captured_mark:
             self.captured_below = self.captured_behind

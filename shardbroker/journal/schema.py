@@ -77,6 +77,7 @@ class Kind(IntEnum):
     PLACED = 27
     SEEN = 28
     PUBLISHER = 29
+    EVENT = 30
 
 
 class Field(IntEnum):
@@ -238,6 +239,7 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     ),
     Kind.SEEN: (("session", _UINT), ("ids", _BYTES)),
     Kind.PUBLISHER: (("client_id", _BYTES), ("details", _MAP)),
+    Kind.EVENT: (("event", _BYTES), ("client_id", _BYTES), ("at_ms", _UINT), ("columns", _BYTES)),
 }  # fmt: skip
 """The fields of each kind, in their order after the kind."""
 

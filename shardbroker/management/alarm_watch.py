@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from shardbroker.access.failing import failing
 from shardbroker.logs.log import Log
@@ -20,7 +21,7 @@ __all__ = ["AlarmWatch"]
 
 
 class AlarmWatch:
-    """outboxes: the inbox of each worker. `listed`: current and past alarms."""
+    """outboxes: the inbox of each worker. note: takes events for rules (Feed.note). `listed`: current and past alarms."""
 
     def __init__(
         self,
@@ -29,7 +30,8 @@ class AlarmWatch:
         configuration: Configuration,
         outboxes: Sequence[Inbox],
         log: Log,
-        view: ViewSegment | None = None,
+        view: ViewSegment | None,
+        note: Callable[[str, dict[str, Any], int], None],
     ) -> None:
         node = topology.node_name
         self._topology = topology
@@ -37,6 +39,7 @@ class AlarmWatch:
         self._configuration = configuration
         self._outboxes = outboxes
         self._log = log
+        self._note = note
         self.listed = AlarmList(node)
         self._memory = MemoryAlarm(node)
         self._loss = LossAlarm(node)
@@ -88,3 +91,4 @@ class AlarmWatch:
         for worker, outbox in enumerate(self._outboxes):
             if outbox.lanes[self._topology.manager].put(record) and outbox.take_bell():
                 os.eventfd_write(self._topology.doorbells[worker], 1)
+        self._note(*alarm.event())

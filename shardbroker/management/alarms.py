@@ -31,6 +31,16 @@ class Alarm(NamedTuple):
     topic: str
     payload: str
 
+    def event(self) -> tuple[str, dict[str, Any], int]:
+        """Returns it for rules: the event, its columns, Unix ms."""
+        fields = json.loads(self.payload)
+        columns = {"name": fields["name"], "message": fields["message"], "details": fields.get("details", {})}
+        columns["activated_at"] = at_ms = fields["activate_at"]
+        if self.topic.endswith("/activate"):
+            return "sys.alarm_activated", columns, at_ms
+        columns["deactivated_at"] = fields["deactivate_at"]
+        return "sys.alarm_deactivated", columns, fields["deactivate_at"]
+
 
 class StandingAlarm:
     """An alarm that begins, may change, and ends; each change is reported once, from one check to the next."""

@@ -105,7 +105,10 @@ class _Manager:
             self._client_topics, self._counters, self._configuration, self._log, self._bans, self._sys.try_publish
         )
         view = ViewSegment.attach(topology.view_name) if topology.links else None
-        self._alarms = AlarmWatch(topology, self._counters, self._configuration, self._workers.outboxes, self._log, view)
+        feed = Feed(routes, epochs, self._workers, topology.runtime_dir)
+        self._alarms = AlarmWatch(
+            topology, self._counters, self._configuration, self._workers.outboxes, self._log, view, feed.note
+        )
         self._notices = Notices(topology, self._log)
         self._stop = asyncio.Event()
         self._audits = Audit(topology.data_dir)
@@ -113,7 +116,7 @@ class _Manager:
         self._topic_metrics = TopicMetrics(self._workers)
         self._topic_metrics.configure(settings.topic_metrics.topics)
         self._rules = Rules(
-            topology, Feed(routes, epochs), lambda: call_supervisor(self._context, {"verb": "settings"}), self._complain
+            topology, feed, lambda: call_supervisor(self._context, {"verb": "settings"}), self._complain
         )
         self._inbox = ManagerInbox(
             topology, self._log, self._workers, self._traces, self._events, self._alarms, self._sys.ring_bell

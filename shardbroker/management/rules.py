@@ -32,7 +32,7 @@ RULES_MAX = 10_000
 """Rules of a broker: each change writes all of them, some 5 MB then."""
 ACTIONS_MAX = 100
 """Actions of a rule."""
-NOT_TOPICS = ("$events/", "$bridges/", "$sources/")
+EVENTS, SOURCES = "$events/", ("$bridges/", "$sources/")
 """Beginnings of names behind FROM that are no topic filters."""
 
 
@@ -59,9 +59,10 @@ class Rules:
             self._generation = int(content["generation"])
             if self._rules and not self._has_journal:
                 raise ValueError("rules need a journal: durability.level must be process or machine, got none")
-            fed = _fed(self._rules.values())  # before anything is in force: a damaged rule moves no cursor
+            filters, events = _fed(self._rules.values())  # before anything is in force: a damaged rule moves no cursor
             self._write(self._in_force, sync=False)
-            self._feed.set(fed)
+            self._feed.set_filters(filters)
+            self._feed.send_events(events)
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, RecursionError, RouteTableFull) as error:
@@ -116,19 +117,20 @@ class Rules:
             await self._start_processes()
             if problem := (await self.flows.load(self._generation)).get(id):
                 raise ControlError("BAD_REQUEST", problem)
-            self._feed.set(_fed(after.values()))
-        except (ControlError, RouteTableFull) as error:
+            await self._feed.set(*_fed(after.values()))
+        except (ControlError, RouteTableFull, OSError) as error:
             await self._take_back(before)
             if isinstance(error, ControlError):
                 raise
-            raise ControlError("EXCEED_LIMIT", str(error)) from None
+            raise ControlError("EXCEED_LIMIT" if isinstance(error, RouteTableFull) else "NOT_AVAILABLE", str(error)) from None
 
     async def _take_back(self, before: dict[str, Definition]) -> None:
         """What was refused, or could not be put in force, is not kept either."""
         self._store(before)
         try:
             await self.flows.load(self._generation)
-        except ControlError as error:  # a process loads the file when it is back
+            await self._feed.set(*_fed(before.values()))
+        except (ControlError, RouteTableFull, OSError) as error:  # a process loads the file when it is back
             self._complain(log_line("rules not loaded", reason=str(error)))
 
     def _store(self, rules: dict[str, Definition]) -> None:
@@ -150,6 +152,7 @@ def _checked(definition: Definition) -> list[str]:
     """Returns the names behind FROM. Raises ControlError BAD_REQUEST."""
     from shardbroker.rules.compiler import compile_rule  # most brokers have no rules
     from shardbroker.rules.errors import SqlError
+    from shardbroker.rules.events import event_of
 
     if len(definition["actions"]) > ACTIONS_MAX:
         raise ControlError("BAD_REQUEST", f"actions: must be at most {ACTIONS_MAX}, got {len(definition['actions'])}")
@@ -158,8 +161,12 @@ def _checked(definition: Definition) -> list[str]:
     except SqlError as error:
         raise ControlError("BAD_REQUEST", f"sql: {error}") from None
     for filter in filters:
-        if filter.startswith(NOT_TOPICS):
-            raise ControlError("BAD_REQUEST", f"sql: FROM must be topic filters, got {filter}: events work in rules test only")
+        if filter.startswith(SOURCES):
+            raise ControlError("BAD_REQUEST", f"sql: FROM must be topic filters or events, got {filter}")
+        if filter.startswith(EVENTS):
+            if event_of(filter) is None:
+                raise ControlError("BAD_REQUEST", f"sql: FROM: no event {filter}")
+            continue
         try:
             check_topic_filter(filter.encode())
         except (MqttError, ValueError) as error:
@@ -167,8 +174,13 @@ def _checked(definition: Definition) -> list[str]:
     return list(dict.fromkeys(filters))
 
 
-def _fed(rules: Iterable[Definition]) -> set[str]:
-    return {filter for rule in rules if rule["enable"] for filter in rule["from"]}
+def _fed(rules: Iterable[Definition]) -> tuple[set[str], set[str]]:
+    """Returns the topic filters and the events of enabled rules."""
+    from shardbroker.rules.events import event_of
+
+    names = {name for rule in rules if rule["enable"] for name in rule["from"]}
+    named = {name for name in names if name.startswith(EVENTS)}
+    return names - named, {event.name for event in map(event_of, named) if event is not None}
 
 
 def _now_ms() -> int:

@@ -97,6 +97,15 @@ class Workers:
             with suppress(ControlError):
                 self._send_pending(worker)
 
+    def send_one(self, verb: str, **args: Any) -> bool:
+        """Sends a command without an answer to the first worker that serves and has room; returns whether there was one."""
+        for worker in range(len(self)):
+            if self.is_up(worker):
+                with suppress(ControlError):
+                    self._send(worker, verb, args)
+                    return True
+        return False
+
     def _send_pending(self, worker: int) -> None:
         """Sends the waiting commands. Raises ControlError TRY_AGAIN; no other command may overtake them."""
         pending = self._pending[worker]

@@ -26,6 +26,7 @@ cdef class Authorization:
     cdef list rules                        # ClientRules that decide in this process, in order
     cdef uint32_t rules_of                 # generation of `rules`
     cdef bint no_match                     # decide() has applied acl.no_match
+    cdef str source                        # what decided last: of client.check_authz_complete
     cdef bint unsure                       # a hook program did not respond for the current packet
     cdef dict hooked                       # AuthRequest -> decision of client.authorize, for the current packet; usually None
     cdef dict decided                      # AuthRequest -> bool: remote decisions for the current packet or login
@@ -37,6 +38,7 @@ cdef class Authorization:
     cdef list topics_of(self, Session session)
     cdef list unknown_of(self, list requests)
     cdef object decide(self, object request)
+    cdef int decided_of(self, object request, bint allowed) except -1
     cdef int drop_denied(self, Session session) except -1
     cdef object will_request(self, bytes topic, int qos, bint retain)
     cdef int report_denied(self, str action, bytes topic) except -1

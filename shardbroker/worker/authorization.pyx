@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t
 
 from shardbroker.access.acl_cache cimport ALLOWED, DENIED, UNKNOWN, AclCache
-from shardbroker.hooks.masks cimport HOOK_CLIENT_AUTHORIZE
+from shardbroker.hooks.masks cimport HOOK_CLIENT_AUTHORIZE, HOOK_CLIENT_CHECK_AUTHZ_COMPLETE
 from shardbroker.mqtt.spec cimport ADMINISTRATIVE_ACTION, BANNED, NOT_AUTHORIZED
 from shardbroker.pubsub.subscriptions cimport Subscription
 from shardbroker.session.session cimport Will
@@ -265,6 +265,7 @@ cdef class Authorization:
     cdef object decide(self, object request):
         """Returns True or False; None while the result of a back end is missing. `no_match`: no rule matched."""
         self.no_match = False
+        self.source = "hook"
         if self.channel.context.hooks & HOOK_CLIENT_AUTHORIZE:
             if self.hooked is None:
                 self.hooked = {}
@@ -277,12 +278,15 @@ cdef class Authorization:
             if decision is not None:
                 return decision
         self.work_out_rules()
-        for rules in self.rules:
+        for place, rules in enumerate(self.rules):
             decision = rules.decide(request)
             if decision is not None:
+                self.source = "client_info" if place == 0 and self.own_acl is not None else "file"
                 return decision
+        self.source = "backend"
         if self.gate.has_remote:
             return self.decided.get(request)
+        self.source = "default"
         if not self.gate.has_sources and self.own_acl is None:
             return True                    # there are no rules: only hooks decide
         self.no_match = True
@@ -330,6 +334,7 @@ cdef class Authorization:
                 self.forget_hooked()
             if self.no_match:
                 channel.context.count(AUTHORIZATION_NOMATCH)
+            self.decided_of(request, known == ALLOWED)
         elif self.decided:
             # The result of a back end has just arrived and is in the cache as well. Kept here, it would outlive its entry there.
             self.decided.pop(AuthRequest("publish", topic.decode(), qos, retain), None)
@@ -355,7 +360,14 @@ cdef class Authorization:
         self.channel.context.count(AUTHORIZATION_ALLOW if allowed else AUTHORIZATION_DENY)
         if not allowed:
             self.report_denied("subscribe", wire_filter)
+        self.decided_of(request, allowed)
         return allowed
+
+    cdef int decided_of(self, object request, bint allowed) except -1:
+        """Runs client.check_authz_complete."""
+        if self.channel.context.hooks & HOOK_CLIENT_CHECK_AUTHZ_COMPLETE:
+            self.channel.context.hooked.action_decided(self.client, request, allowed, self.source)
+        return 0
 
     def go_on(self) -> None:
         """Reads on: the pending requests are decided."""

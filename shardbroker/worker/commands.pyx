@@ -411,6 +411,18 @@ def hooks(Worker worker, dict args) -> dict[str, Any]:
     return worker.router.hooked.plugins.state()
 
 
+@command("feed")
+def feed(Worker worker, dict args) -> None:
+    """Makes `events` the ones that are journalled for rules."""
+    worker.router.hooked.event_feed.take(args["events"])
+
+
+@command("event")
+def event(Worker worker, dict args) -> None:
+    """Journals an event of the manager."""
+    worker.router.hooked.event_feed.note(args["event"], "", args["columns"], args["at_ms"])
+
+
 @command("ping")
 def ping(Worker worker, dict args) -> dict[str, Any]:
     """A sign of life."""

@@ -59,6 +59,7 @@ cdef class HookDispatcher:
     cdef readonly object registry          # shardbroker.hooks.registry.Registry
     cdef readonly object plugins           # shardbroker.hooks.plugins.Plugins
     cdef public object exhook              # shardbroker.hooks.exhook.ExHook: hook programs outside the broker; None: none configured
+    cdef public object event_feed          # shardbroker.worker.event_feed.EventFeed: events for rules
     cdef list waiting                      # channels whose message waits for room in a ring
     cdef dict undecided                    # (session, packet id) -> HookRequest about its QoS 2 message
 
@@ -78,6 +79,11 @@ cdef class HookDispatcher:
             gc.enable()
         else:
             gc.disable()
+
+    def journal_event(self, bytes event not None, bytes client_id not None, uint64_t at_ms, bytes columns not None) -> None:
+        """Writes an event for rules. Nothing is written where sessions end with the process."""
+        if self.router.recorder is not None:
+            (<object>self.router.recorder).event(event, client_id, at_ms, columns)
 
     # --- clients --------------------------------------------------------------------------------------------------------------
 
@@ -138,6 +144,15 @@ cdef class HookDispatcher:
             "client.unsubscribe", before, lambda given: filters_checked(given, len(before)), known_client(channel),
             properties.named(packet.properties))
         return packet.filters if result == before else [filter.encode() for filter in result]
+
+    def ping(self, Channel channel) -> None:
+        self.registry.fire("client.ping", known_client(channel), connection_of(channel))
+
+    def login_decided(self, Channel channel, int reason_code, bint is_superuser, bint is_anonymous) -> None:
+        self.registry.fire("client.check_authn_complete", known_client(channel), reason_code, bool(is_superuser), bool(is_anonymous))
+
+    def action_decided(self, object client, object request, bint allowed, str source) -> None:
+        self.registry.fire("client.check_authz_complete", client, request, bool(allowed), source)
 
     # --- sessions -------------------------------------------------------------------------------------------------------------
 

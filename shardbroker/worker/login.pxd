@@ -38,6 +38,7 @@ cdef class Login:
     cdef int login_failed(self, str text) except -1
     cdef int logged_in(self, list details) except -1
     cdef int denied(self, int reason_code, str text) except -1
+    cdef int decided(self, int reason_code, bint is_anonymous) except -1
     cdef int challenge(self, bytes data) except -1
     cdef int reauthenticated(self) except -1
     cdef int finish_login(self) except -1

@@ -4,11 +4,11 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from libc.stdint cimport uint32_t
 
 from shardbroker.access.acl_cache cimport AclCache
-from shardbroker.hooks.masks cimport HOOK_CLIENT_AUTHENTICATE
+from shardbroker.hooks.masks cimport HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_CHECK_AUTHN_COMPLETE
 from shardbroker.mqtt.packets cimport Connect
 from shardbroker.mqtt.spec cimport (
     BAD_AUTHENTICATION_METHOD, BAD_USER_NAME_OR_PASSWORD, BANNED, CONTINUE_AUTHENTICATION, NOT_AUTHORIZED, REAUTHENTICATE, SERVER_BUSY,
-    SERVER_UNAVAILABLE,
+    SERVER_UNAVAILABLE, SUCCESS,
 )
 from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.channel cimport AUTHENTICATING, CONNECTED, SIDE_SERVER
@@ -98,6 +98,7 @@ cdef class Login:
         entrance = self.gate.entrance(self.access.client.listener, self.authn)
         if not entrance.chain:
             self.channel.context.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
+            self.decided(SUCCESS, True)
             self.check_and_accept()
         elif self.too_many_wait():
             return 0
@@ -218,6 +219,7 @@ cdef class Login:
             self.access.ends_at_ms = channel.context.now_ms + <uint64_t>max(1.0, (expires_at - time.time()) * 1000)
         channel.context.count(AUTHENTICATION_SUCCESS if self.access.client.username else AUTHENTICATION_SUCCESS_ANONYMOUS)
         self.access.rules = None
+        self.decided(SUCCESS, False)
         if channel.state != CONNECTED:
             self.check_and_accept()
         elif not self.banned():
@@ -227,11 +229,18 @@ cdef class Login:
     cdef int denied(self, int reason_code, str text) except -1:
         """Refuses the login with CONNACK, or a re-authentication with DISCONNECT [MQTT-4.12.1-2]."""
         cdef Channel channel = self.channel
+        self.decided(reason_code, False)
         if channel.state == CONNECTED:
             channel.disconnect(NOT_AUTHORIZED, text)
             return channel.close(NOT_AUTHORIZED, SIDE_SERVER, f"re-authentication: {text}", True)
         channel.context.count(PACKETS_CONNACK_AUTH_ERROR)
         return channel.refuse(channel.version, reason_code, CLIENT_REASONS.get(reason_code, text), text)
+
+    cdef int decided(self, int reason_code, bint is_anonymous) except -1:
+        """Runs client.check_authn_complete."""
+        if self.channel.context.hooks & HOOK_CLIENT_CHECK_AUTHN_COMPLETE:
+            self.channel.context.hooked.login_decided(self.channel, reason_code, self.access.superuser, is_anonymous)
+        return 0
 
     # --- enhanced authentication (MQTT 5.0 §4.12) ------------------------------------------------------------------------------------
 

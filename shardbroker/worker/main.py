@@ -21,12 +21,14 @@ from shardbroker.hooks.plugins import PluginError, own_settings
 from shardbroker.hooks.wanted import read_wanted
 from shardbroker.logs.phrases import Line, log_line, print_line
 from shardbroker.stores.exclusive import ExclusiveTable
+from shardbroker.stores.fed_events import read_fed_events
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
 from shardbroker.stores.trace_state import read_traced
 from shardbroker.worker.assembly import assemble
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.drain import drain as drain_worker
+from shardbroker.worker.event_feed import EventFeed
 from shardbroker.worker.features.mountpoint import mounted_connection
 from shardbroker.worker.hook_dispatch import HookDispatcher
 from shardbroker.worker.memory import MemoryWatch, memory_share
@@ -81,6 +83,20 @@ def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, num
     hooked.exhook = gate.on_wanted = exhook
     exhook.take(presumed(topology.settings.exhook.enabled))
     gate.request(Kind.HOOKS, exhook, Client(""), [], 0.0)
+
+
+def _feed_events(hooked: HookDispatcher, worker: Worker, topology: Topology) -> None:
+    """Journals the events of rules from the moment on when the worker takes commands: of a change before, it finds the file."""
+    addresses = {name: listener.bind for name, listener in topology.settings.listeners.items()}
+    hooked.event_feed = feed = EventFeed(hooked.registry, hooked.journal_event, addresses)
+    recovered = worker.started
+
+    def start() -> None:
+        feed.take(read_fed_events(topology.runtime_dir))
+        if recovered is not None:
+            recovered()
+
+    worker.started = start
 
 
 def _cluster_sessions(worker: Worker, topology: Topology, number: int, in_force: InForce) -> "ClusterSessions | None":
@@ -188,6 +204,7 @@ def _start(topology: Topology, number: int) -> Worker:
     hooked = HookDispatcher(worker.router, number, worker.router.log)
     _load_plugins(hooked, topology, worker.router.log)
     _join_exhook(hooked, worker, topology, number, counters)
+    _feed_events(hooked, worker, topology)
 
     def drain(_signal: int, _frame: object) -> None:
         worker.draining = True

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from shardbroker.hooks.masks cimport HOOK_CLIENT_PING
 from shardbroker.mqtt.codec cimport FixedHeader, read_fixed_header
 from shardbroker.mqtt.packets cimport LOGIN_PACKET_MAX, decode_body
 from shardbroker.mqtt.spec cimport (
@@ -108,6 +109,8 @@ cdef int handle_rare(Channel channel, uint8_t first, const uint8_t* body, uint32
         channel.context.watcher.received(channel, first, body, size)
     if size == 0 and (first == PINGREQ_FIRST or (channel.version == 3 and kind == PINGREQ)):
         channel.context.count(PACKETS_PINGREQ_RECEIVED)
+        if channel.context.hooks & HOOK_CLIENT_PING:
+            channel.context.hooked.ping(channel)
         return channel.reply(PACKETS_PINGRESP_SENT, b"\xd0\x00")
     if PUBACK <= kind <= PUBCOMP:
         return on_ack(channel, first, body, size)

@@ -102,7 +102,7 @@ def test_a_rule_sees_each_message_published_after_the_answer(broker: Broker) -> 
     ("params", "reason"),
     [
         ({"sql": "SELECT FROM"}, "sql: "),
-        ({"sql": 'SELECT * FROM "$events/client/connected"'}, "sql: FROM must be topic filters"),
+        ({"sql": 'SELECT * FROM "$events/client/none"'}, "sql: FROM: no event $events/client/none"),
         ({"sql": 'SELECT * FROM "a/#/b"'}, "sql: FROM: "),
         ({"actions": "{}"}, "actions: must be a JSON array"),
         ({"actions": "["}, "actions: must be a JSON array"),

@@ -63,6 +63,18 @@ def test_a_connack_is_seen_and_changed(plugged: Plugged, connect: Connect) -> No
     assert plugged.arguments("client.connack", lambda arguments: arguments[1] == 0x8C)
 
 
+def test_pings_logins_and_decisions_are_seen(plugged: Plugged, connect: Connect) -> None:
+    plugged.witness("client.ping", "client.check_authn_complete")
+    client = connect(on=plugged, username="ann", keepalive=20)
+    assert plugged.arguments("client.check_authn_complete", is_from(client))[1:] == [0, False, True]
+    client.ping()
+    assert plugged.arguments("client.ping", is_from(client))[1]["keepalive"] == 20
+    plugged.witness("client.authorize", "client.check_authz_complete", returns="ok(False) if last is None else None")
+    client.publish("denied/x", b"", 1, wait=False)
+    found = plugged.arguments("client.check_authz_complete", is_from(client))
+    assert (found[1]["action"], found[1]["topic"], found[2:]) == ("publish", "denied/x", [False, "hook"])
+
+
 def test_clients_that_come_and_go_are_seen(plugged: Plugged, connect: Connect) -> None:
     plugged.witness("client.connected", "client.disconnected")
     for worker in range(3):

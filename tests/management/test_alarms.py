@@ -23,6 +23,11 @@ def test_one_alarm_from_begin_to_end() -> None:
     assert ended is not None and ended.topic == "$SYS/brokers/n/alarms/deactivate"
     assert "lasted=3.5s" in ended.line
     assert alarm.look(0, 60 * MB, 5000) is None
+    columns = {"name": "high_memory_usage", "activated_at": 1000}
+    message = json.loads(begun.payload)["message"]
+    assert begun.event() == ("sys.alarm_activated", {**columns, "message": message, "details": {"level": 1}}, 1000)
+    ending = {**columns, "message": "workers use 60 MB", "details": {}, "deactivated_at": 4500}
+    assert ended.event() == ("sys.alarm_deactivated", ending, 4500)
 
 
 def counters(**changed: int) -> dict[str, int]:

@@ -4,7 +4,8 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from libc.stdint cimport uint32_t, uint64_t
 
 from shardbroker.hooks.masks cimport (
-    HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHORIZE, HOOK_CLIENT_CONNACK, HOOK_CLIENT_CONNECT, HOOK_CLIENT_CONNECTED,
+    HOOK_CLIENT_AUTHENTICATE, HOOK_CLIENT_AUTHORIZE, HOOK_CLIENT_CHECK_AUTHN_COMPLETE, HOOK_CLIENT_CONNACK, HOOK_CLIENT_CONNECT,
+    HOOK_CLIENT_CONNECTED,
 )
 from shardbroker.mqtt.packets cimport Will as WillPacket
 from shardbroker.mqtt.spec cimport (
@@ -34,6 +35,7 @@ from shardbroker.worker.features import event_messages
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint32_t EXPIRY_NEVER = 0xFFFFFFFF    # Session Expiry Interval, MQTT 5.0 §3.1.2.11.2
 cdef bytes NO_ID = bytes(16)
+cdef bytes RULE_PREFIX = b"$rule:"         # a rule passes over its own messages, so no client may have such an id
 
 PACKET_MAX = 5 + 0xFFFFFFF
 """Longest packet that MQTT allows, bytes: type, four bytes of length, and the largest length they can encode (MQTT 5.0 §1.5.5). The packet
@@ -75,6 +77,8 @@ cdef int on_connect(Channel channel, Connect packet) except -1:
         channel.access.login.start()
         return 0
     context.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
+    if context.hooks & HOOK_CLIENT_CHECK_AUTHN_COMPLETE:
+        context.hooked.login_decided(channel, SUCCESS, False, True)
     username = channel.username
     return accept(channel, packet, client_id) if channel.mount(None if username is None else username.decode()) else 0
 
@@ -104,6 +108,10 @@ cdef bytes usable_client_id(Channel channel, Connect packet, bytes client_id):
             channel.refuse(channel.version, CLIENT_IDENTIFIER_NOT_VALID, "empty client id requires a clean session")
             return None
         return channel.wanted_id
+    if client_id.startswith(RULE_PREFIX):
+        channel.refuse(
+            channel.version, CLIENT_IDENTIFIER_NOT_VALID, "client ids that begin with $rule: are those of messages that rules publish")
+        return None
     if <uint32_t>PyBytes_GET_SIZE(client_id) > channel.context.max_client_id:
         channel.refuse(
             channel.version, CLIENT_IDENTIFIER_NOT_VALID,
