@@ -13,6 +13,7 @@ from pydantic import Field
 from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, listed
 from shardbroker.api.shapes import Body, timed
+from shardbroker.control import ControlError
 
 __all__ = ["router"]
 
@@ -42,6 +43,11 @@ class NewRule(RuleBody):
 
     def params(self) -> dict[str, Any]:
         return {**super().params(), "id": self.id or f"rule_{secrets.token_hex(4)}"}
+
+
+class RuleTest(Body):
+    sql: str = Field(min_length=1, description="The rule.")
+    context: dict[str, Any] = Field({}, description="Columns; `event_type` names the event, such as `client_connected`.")
 
 
 class RulePlace(Place):
@@ -80,6 +86,40 @@ async def show_metrics(call: Call, id: str) -> dict[str, Any]:
     found = (await call("rules show", id=id))["metrics"]
     metrics = {name: found.get(name, 0) for name in FIGURES}
     return {"id": id, "metrics": metrics, "node_metrics": [{"node": call.node, "metrics": metrics}]}
+
+
+@router.get("/rule_events")
+async def show_events() -> list[dict[str, Any]]:
+    """Events that rules see, with their columns and an example of each."""
+    from shardbroker.rules.events import EVENTS, example
+
+    return [
+        {
+            "event": event.topics[0],
+            "title": {"en": event.title},
+            "description": {"en": event.title},
+            "columns": [one.name for one in event.columns],
+            "test_columns": example(event),
+            "sql_example": f'SELECT * FROM "{event.topics[0]}"',
+        }
+        for event in EVENTS
+    ]
+
+
+@router.post("/rule_test")
+async def test_rule(body: RuleTest) -> Any:
+    """Evaluates a rule over one message or event; 412 if it does not match. Columns left out have example values."""
+    from shardbroker.rules.sandbox import try_rule
+
+    context = dict(body.context)
+    if event := context.pop("event_type", None):
+        context.setdefault("event", str(event).replace("_", ".", 1))
+    tested = await try_rule(body.sql, context)
+    if tested.error == "nomatch":
+        raise ControlError("NOT_MATCH", f"SQL does not match: {tested.detail}")
+    if tested.error:
+        raise ControlError("BAD_REQUEST", f"sql: {tested.detail}")
+    return tested.result
 
 
 def _shaped(row: dict[str, Any]) -> dict[str, Any]:
