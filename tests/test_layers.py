@@ -126,9 +126,11 @@ MAY_USE = {
     "shardbroker.preflight": (
         "shardbroker.access",
         "shardbroker.config",
+        "shardbroker.flows",
         "shardbroker.hooks",
         "shardbroker.integrations",
         "shardbroker.link",
+        "shardbroker.rules",
         "shardbroker.supervisor",
         "acceptor",
     ),

@@ -15,6 +15,8 @@ __all__ = ["ConfigError", "explain", "refusal"]
 SECRETS = ("password",)
 """Last parts of keys whose values are secret."""
 
+TABLES = ("listeners", "rules")
+"""Tables of sections, whose names are free."""
 VALUE_SHOWN = 200
 """Most characters of a rejected value in an error message."""
 
@@ -94,7 +96,7 @@ def _source(path: KeyPath, sources: Mapping[KeyPath, str]) -> str:
 
 
 def _hint(path: KeyPath) -> str:
-    general = dotted(("listeners", "<name>", *path[2:]) if path[0] == "listeners" and len(path) > 1 else path)
+    general = dotted((path[0], "<name>", *path[2:]) if path[0] in TABLES and len(path) > 1 else path)
     known = [dotted(key) for key in known_keys()]
     same_name = [key for key in known if key.rpartition(".")[2] == path[-1]]
     close = same_name or difflib.get_close_matches(general, known, 1) or _close_name(path[-1], known)

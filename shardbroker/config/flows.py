@@ -1,4 +1,4 @@
-"""Keys of the process flows, which evaluates rules."""
+"""Keys of rules, and of the processes flows that evaluate them."""
 
 import json
 from collections.abc import Sequence
@@ -10,11 +10,16 @@ from pydantic import Field
 from shardbroker.config.base import Section
 from shardbroker.config.units import Allowed, Whole
 
-__all__ = ["DEFINITIONS", "Flows", "needs_flows"]
+__all__ = ["DEFINITIONS", "RULES_MAX", "RULE_ID", "Flows", "Rule", "needs_flows"]
 
 DEFINITIONS = "flows.json"
 """Rules made while the broker runs, in the data directory; the rules in force, in the runtime directory."""
 PROCESSES_MAX = 64
+RULE_ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+RULES_MAX = 10_000
+"""Rules of a broker: each change writes all of them, some 5 MB then."""
+SQL_MAX = 65_536
+"""Characters of a rule."""
 
 Processes = Annotated[
     Literal["auto"] | Annotated[Whole, Field(ge=1, le=PROCESSES_MAX)], Allowed(f"auto or a number from 1 to {PROCESSES_MAX}")
@@ -27,9 +32,21 @@ class Flows(Section):
     processes: Processes = Field("auto", description="Processes; auto: one for 8 workers. Never more than workers.")
 
 
+class Rule(Section):
+    """A rule of the configuration."""
+
+    sql: str = Field("", max_length=SQL_MAX, description="The rule, see rules.md.")
+    enable: bool = Field(True, description="Whether the rule is evaluated.")
+    name: str = Field("", max_length=256, description="Name for people.")
+    description: str = Field("", max_length=4096, description="What the rule is for.")
+    actions: Annotated[list[Any], Allowed("an array of tables with function and args")] = Field(
+        [], description="What is done with each result, such as `{ function = \"republish\", args = { topic = \"out\" } }`."
+    )
+
+
 def needs_flows(settings: Any, listeners: Sequence[Any]) -> bool:
     """Returns whether there are rules."""
-    return has_rules(settings.process.data_dir / DEFINITIONS)
+    return bool(settings.rules) or has_rules(settings.process.data_dir / DEFINITIONS)
 
 
 def has_rules(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """The configuration schema: type, default, bounds, meaning and mark of every key. Defaults are those of EMQX unless noted."""
 
+import re
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from shardbroker.config.c_fields import c_values
 from shardbroker.config.cluster import NODE_ID_MAX, Cluster
 from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
-from shardbroker.config.flows import Flows
+from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
@@ -412,6 +413,7 @@ class Settings(Section):
     exhook: Annotated[ExHook, Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)] = ExHook()
     cluster: Annotated[Cluster, RESTART] = Cluster()
     flows: Annotated[Flows, RESTART] = Flows()
+    rules: Annotated[dict[str, Rule], Live(MANAGER, SUPERVISOR)] = Field({})
 
     @field_validator("cluster")
     @classmethod
@@ -419,6 +421,19 @@ class Settings(Section):
         node = info.data.get("node")
         if value.enable and isinstance(node, Node) and not 1 <= node.id <= NODE_ID_MAX:
             raise ValueError(f"allowed is cluster.enable = true only with node.id from 1 to {NODE_ID_MAX}, got {node.id}")
+        return value
+
+    @field_validator("rules")
+    @classmethod
+    def _ids(cls, value: dict[str, Rule], info: ValidationInfo) -> dict[str, Rule]:
+        for id in value:
+            if not re.fullmatch(RULE_ID, id):
+                raise ValueError(f"allowed is an id of up to 64 letters, digits, - and _, a letter or digit first, not {id!r}")
+        if len(value) > RULES_MAX:
+            raise ValueError(f"allowed is up to {RULES_MAX} of them, not {len(value)}")
+        durability = info.data.get("durability")
+        if value and isinstance(durability, Durability) and durability.level == "none":
+            raise ValueError("allowed is no rule with durability.level = none: rules need a journal")
         return value
 
     @field_validator("listeners")

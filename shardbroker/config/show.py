@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from shardbroker.config.flows import Rule
 from shardbroker.config.keys import allowed_text, dotted, toml
 from shardbroker.config.listeners import Certificate, Listener, Tls
 from shardbroker.config.live import is_live
@@ -59,7 +60,7 @@ def reference() -> str:
     lines = [_INTRODUCTION.rstrip("\n")]
     tls = Tls().model_copy(update={"sni": {"<name>": Certificate()}})
     listeners = {"default": Listener().model_copy(update={"tls": tls})}
-    for section, model in sections(Settings().model_copy(update={"listeners": listeners})):
+    for section, model in sections(Settings().model_copy(update={"listeners": listeners, "rules": {"<name>": Rule()}})):
         shown = section.replace("listeners.default", "listeners.<name>")
         summary = (type(model).__doc__ or "").splitlines()[0]
         lines += ["", f"## {shown}", "", summary, "", "| key | default | allowed | change | meaning |", "|---|---|---|---|---|"]

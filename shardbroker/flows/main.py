@@ -10,11 +10,10 @@ from typing import Any
 
 from shardbroker.config.flows import DEFINITIONS
 from shardbroker.flows.actions import load_functions
-from shardbroker.flows.console import Console
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
+from shardbroker.flows.own_actions import own_actions
 from shardbroker.flows.progress import Progress
-from shardbroker.flows.republish import Republish
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner
 from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_answer
@@ -58,10 +57,7 @@ class _Service:
         self._channel = socket.socket(fileno=os.dup(topology.receiving_ends("flows", number)[0]))
         self._lanes = Lanes(topology, place.slot, self._is_over)
         payload_max = int(topology.settings.mqtt.max_packet_size)
-        self._table = RuleTable({
-            "republish": lambda rule, args: Republish(rule, args, self._lanes, payload_max),
-            "console": lambda rule, args: Console(rule, lambda line: self._write("info", line)),
-        })  # fmt: skip
+        self._table = RuleTable(own_actions(self._lanes, payload_max, lambda line: self._write("info", line)))
         for problem in load_functions():
             self._write("error", log_line("rule function not loaded", reason=problem))
         self._runner = Runner(self._table, topology.node_name, self._write)

@@ -6,6 +6,7 @@ The cursor of a journal is that of all rules together. A rule has a position of 
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import lmdb
 
@@ -145,9 +146,13 @@ class Progress:
     # --- figures --------------------------------------------------------------------------------------------------------------
 
     def write_figures(self) -> None:
-        """Replaces the file that the manager adds up."""
+        """Replaces the file that the manager adds up, once a second."""
         now_us = time.time_ns() // 1000
-        rules = {rule.id: {**rule.figures, "disabled": rule.disabled} for rule in self._table.rules.values()}
+        for rule in self._table.rules.values():
+            rule.rate.tick(rule.figures["matched"])
+        rules: dict[str, dict[str, Any]] = {
+            rule.id: {**rule.figures, **rule.rate.figures(), "disabled": rule.disabled} for rule in self._table.rules.values()
+        }
         rules |= {id: {"disabled": problem} for id, problem in self._table.problems.items()}
         journals = {
             name: {

@@ -38,7 +38,7 @@ BOOLEANS = {"true": True, "1": True, "false": False, "0": False, "": False, "und
 class Republish:
     """Raises ValueError for wrong arguments."""
 
-    def __init__(self, rule: str, args: dict[str, Any], lanes: Lanes, payload_max: int) -> None:
+    def __init__(self, rule: str, args: dict[str, Any], lanes: Lanes | None, payload_max: int) -> None:
         topic = args.get("topic")
         if not isinstance(topic, str) or not topic:
             raise ValueError(f"republish.topic: must be a text, got {topic!r:.200}")
@@ -74,8 +74,10 @@ class Republish:
             payload_format=properties.get(PropertyId.PAYLOAD_FORMAT_INDICATOR, 0),
             expires_ms=time.time_ns() // 1_000_000 + 1000 * expiry_s if expiry_s else 0,
         )  # fmt: skip
-        for worker in self._lanes.workers if self._direct else (self._lanes.worker_of(journal),):
-            self._lanes.put(worker, record)
+        lanes = self._lanes
+        assert lanes is not None, "an action that is only checked is not run"
+        for worker in lanes.workers if self._direct else (lanes.worker_of(journal),):
+            lanes.put(worker, record)
         return True
 
     def _qos_of(self, row: dict[str, Value], columns: dict[str, Value]) -> int:

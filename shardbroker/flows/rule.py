@@ -5,15 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardbroker.flows.actions import Action
+from shardbroker.flows.rate import Rate
+from shardbroker.flows.wire import COUNTS
 from shardbroker.rules.compiler import CompiledRule
 
-__all__ = ["FIGURES", "LoadedRule"]
+__all__ = ["LoadedRule"]
 
-FIGURES = (
-    "matched", "passed", "failed", "failed.exception", "failed.no_result", "actions.total", "actions.success", "actions.failed",
-    "actions.failed.out_of_service", "actions.failed.unknown", "actions.discarded", "time_us", "longest_us",
-)  # fmt: skip
-"""Names as in EMQX, and the time of evaluation."""
 SLOW_NS = 50_000_000
 """Evaluation of one message from which on a rule is slow: others wait for it."""
 SLOW_MAX, SLOW_WINDOW_S = 100, 60.0
@@ -37,6 +34,7 @@ class LoadedRule:
     starts: dict[str, int] = field(default_factory=dict)
     """Journal -> position of the first record that the rule sees; missing: all."""
     figures: dict[str, int] = field(default_factory=dict)
+    rate: Rate = field(default_factory=Rate)
     disabled: str | None = None
     _slow: list[float] = field(default_factory=list)
     _complained_s: float = float("-inf")
@@ -49,7 +47,8 @@ class LoadedRule:
 
     def reset(self) -> None:
         """Sets the figures to 0."""
-        self.figures = dict.fromkeys(FIGURES, 0)
+        self.figures = dict.fromkeys((*COUNTS, "time_us", "longest_us"), 0)
+        self.rate = Rate()
 
     def took(self, spent_ns: int) -> bool:
         """Notes a slow evaluation; returns whether it disables the rule."""

@@ -11,7 +11,13 @@ from typing import Any
 
 import cbor2
 
-__all__ = ["MESSAGE_MAX", "decode", "encode_answer", "encode_load", "encode_reset"]
+__all__ = ["COUNTS", "MESSAGE_MAX", "decode", "encode_answer", "encode_load", "encode_reset"]
+
+COUNTS = (
+    "matched", "passed", "failed", "failed.exception", "failed.no_result", "actions.total", "actions.success", "actions.failed",
+    "actions.failed.out_of_service", "actions.failed.unknown", "actions.discarded",
+)  # fmt: skip
+"""Counts of a rule, with the names of EMQX, in the files of figures."""
 
 MESSAGE_MAX = 1 << 20
 """Bytes of a message; problems of some thousand rules."""

@@ -194,5 +194,11 @@ class Configuration:
 
 
 def _values(settings: Settings) -> dict[str, Any]:
-    """Returns every key with its value; secrets are not masked, so that a new one counts as a change."""
-    return {f"{section}.{name}": getattr(model, name) for section, model in sections(settings) for name, _ in leaves(model)}
+    """Returns every key with its value; secrets are not masked, so that a new one counts as a change. Rules are one value."""
+    keys = {
+        f"{section}.{name}": getattr(model, name)
+        for section, model in sections(settings)
+        if not section.startswith("rules.")
+        for name, _ in leaves(model)
+    }
+    return {**keys, "rules": settings.rules}

@@ -46,18 +46,30 @@ class FlowsCalls:
                 for name, value in figures.items():
                     if name == "longest_us":
                         of_rule[name] = max(of_rule.get(name, 0), value)
-                    elif isinstance(value, int):
+                    elif isinstance(value, int | float):
                         of_rule[name] = of_rule.get(name, 0) + value
                     else:
                         of_rule[name] = of_rule.get(name) or value
         return total
 
+    def lags(self) -> dict[str, float]:
+        """Returns journal -> seconds by which its rules are behind."""
+        return {
+            journal: state["lag_seconds"]
+            for number in range(len(self._ends))
+            for journal, state in self._content(number).get("journals", {}).items()
+        }
+
     def _written(self, number: int) -> dict[str, dict[str, Any]]:
-        try:
-            found: dict[str, dict[str, Any]] = json.loads((self._runtime_dir / f"flows-{number}.json").read_bytes())["rules"]
-        except (FileNotFoundError, ValueError, KeyError):
-            return {}
+        found: dict[str, dict[str, Any]] = self._content(number).get("rules", {})
         return found
+
+    def _content(self, number: int) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads((self._runtime_dir / f"flows-{number}.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return content
 
     async def _ask_all(self, request: Any) -> list[dict[str, Any]]:
         answers = []

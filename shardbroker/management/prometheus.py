@@ -12,6 +12,7 @@ from typing import Any
 
 from shardbroker import __version__
 from shardbroker.control.losses import LOSSES
+from shardbroker.flows.wire import COUNTS
 from shardbroker.hooks.wanted import PLUGINS_FILE
 from shardbroker.management.cluster_view import peers_of
 from shardbroker.management.context import Context
@@ -39,6 +40,8 @@ async def render(context: Context) -> str:
     if (context.topology.data_dir / PLUGINS_FILE).exists():
         lines += _hooks(await context.workers.call_available("hooks"))
     lines += _exhook(read_state(context))
+    if context.rules.all():
+        lines += _rules(context)
     if context.topology.settings.cluster.enable and context.topology.settings.cluster.registry == "on":
         lines += _claims(await context.workers.call_available("cluster claims"))
     return "\n".join(lines) + "\n"
@@ -162,6 +165,20 @@ def _claims(states: Iterable[Any]) -> Iterator[str]:
         for worker, state in known:
             yield f'{metric}_sum{{worker="{worker}"}} {state[ms] / 1000}'
             yield f'{metric}_count{{worker="{worker}"}} {state[field]}'
+
+
+def _rules(context: Context) -> Iterator[str]:
+    """Yields the figures of rules, by id. They start at 0 when a rule is made, and with the processes flows."""
+    rules, figures = context.rules.all(), context.rules.flows.figures()
+    enabled = [({"id": rule["id"]}, int(rule["enable"] and not figures.get(rule["id"], {}).get("disabled"))) for rule in rules]
+    yield from _family("rule_enable", "gauge", "Whether a rule is evaluated.", enabled)
+    for name in COUNTS:
+        rows = [({"id": rule["id"]}, figures.get(rule["id"], {}).get(name, 0)) for rule in rules]
+        yield from _family(f"rule_{name.replace('.', '_')}", "counter", f"{name} of a rule.", rows)
+    seconds = [({"id": rule["id"]}, figures.get(rule["id"], {}).get("time_us", 0) / 1e6) for rule in rules]
+    yield from _family("rule_seconds", "counter", "Time in which a rule was evaluated, without its actions.", seconds)
+    lags = [({"journal": journal}, seconds) for journal, seconds in sorted(context.rules.flows.lags().items())]
+    yield from _family("rules_lag_seconds", "gauge", "How far rules are behind the journal of a worker.", lags)
 
 
 def _exhook(states: Iterable[Any]) -> Iterator[str]:

@@ -119,6 +119,20 @@ def _exhook(settings: Settings) -> Iterator[Finding]:
                     yield Finding(key, f"{key}: must have a ssl.{name} that can be read, got {path!r} of {server.name}: {problem}")
 
 
+def _rules_of_messages(settings: Settings) -> Iterator[Finding]:
+    if not settings.rules:
+        return
+    from shardbroker.flows.own_actions import check_actions  # most brokers have no rules
+    from shardbroker.rules.definition import checked_sources
+
+    for id, rule in settings.rules.items():
+        try:
+            checked_sources(rule.sql, rule.actions)
+            check_actions(id, rule.actions)
+        except ValueError as error:
+            yield Finding(f"rules.{id}", f"rules.{id}.{error}")
+
+
 # --- addresses and certificates -------------------------------------------------------------------------------------------------
 
 
@@ -260,5 +274,5 @@ def _problem(load: Callable[[], object]) -> str:
 
 
 _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
-    _authenticators, _sources, _plugins, _exhook, _certificates, _api, _addresses, _cluster, _process,
+    _authenticators, _sources, _plugins, _exhook, _rules_of_messages, _certificates, _api, _addresses, _cluster, _process,
 )  # fmt: skip

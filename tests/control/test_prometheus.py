@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shardbroker.control import Control
 from shm.counters import HISTOGRAMS, NAMES
-from tests.harness import Broker, Client, Publish, client_id_on, free_port
+from tests.harness import Broker, Client, Publish, client_id_on, free_port, until
 
 pytestmark = pytest.mark.own_broker
 PANELS = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
@@ -121,3 +121,24 @@ def test_every_metric_of_the_dashboard_is_there(scraped: tuple[Broker, int]) -> 
     }
     found = {name for name, _ in samples(get(scraped[1])[2])}
     assert asked and asked <= found | {name.removesuffix("_total") for name in found}
+
+
+def test_figures_of_rules(scraped: tuple[Broker, int]) -> None:
+    broker, port = scraped
+    with Control(broker.data_dir) as control:
+        control.call("rules create", id="counted", sql='SELECT payload.t AS t FROM "counted/#" WHERE payload.t > 1')
+        with Client(broker.address, 5, "counts") as client:
+            for number in range(4):
+                client.publish("counted/x", b'{"t": %d}' % number, 1)
+        labels = (("id", "counted"),)
+        until(lambda: control.call("rules show", id="counted")["metrics"].get("matched") == 4)
+        found = samples(get(port)[2])
+        counts = [found[f"shardbroker_rule_{name}_total", labels] for name in ("matched", "passed", "failed_no_result")]
+        assert counts == [4, 2, 2]
+        assert found["shardbroker_rule_enable", labels] == 1
+        assert found["shardbroker_rule_seconds_total", labels] > 0
+        assert {key[1] for key in found if key[0] == "shardbroker_rules_lag_seconds"} == {(("journal", str(n)),) for n in range(3)}
+        metrics = control.call("rules show", id="counted")["metrics"]
+        assert 0 < metrics["matched.rate"] <= metrics["matched.rate.max"] and metrics["matched.rate.last5m"] > 0
+        control.call("rules delete", id="counted")
+    assert not [key for key in samples(get(port)[2]) if key[0].startswith("shardbroker_rule_")]

@@ -19,8 +19,9 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["Rules"])
 FIGURES = (
-    "matched", "passed", "failed", "failed.exception", "failed.no_result", "actions.total", "actions.success", "actions.failed",
-    "actions.failed.out_of_service", "actions.failed.unknown", "actions.discarded",
+    "matched", "matched.rate", "matched.rate.max", "matched.rate.last5m", "passed", "failed", "failed.exception",
+    "failed.no_result", "actions.total", "actions.success", "actions.failed", "actions.failed.out_of_service",
+    "actions.failed.unknown", "actions.discarded",
 )  # fmt: skip
 """Names as in EMQX."""
 

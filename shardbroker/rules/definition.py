@@ -1,0 +1,56 @@
+"""Checks of a rule before it is in force."""
+
+import json
+
+from shardbroker.mqtt.errors import MqttError
+from shardbroker.mqtt.topics import check_topic_filter
+from shardbroker.rules.compiler import compile_rule
+from shardbroker.rules.errors import SqlError
+from shardbroker.rules.events import event_of
+
+__all__ = ["EVENTS", "check_json", "checked_sources"]
+
+ACTIONS_MAX = 100
+"""Actions of a rule."""
+DEPTH_MAX = 20
+"""Levels of arrays and objects: arguments have three or four, and encoders give up at some hundreds."""
+EVENTS, SOURCES = "$events/", ("$bridges/", "$sources/")
+"""Beginnings of names behind FROM that are no topic filters."""
+
+
+def check_json(actions: object) -> None:
+    """Raises ValueError, RecursionError for what no encoder takes: each list of rules has the actions again."""
+    if not _is_flat(actions, DEPTH_MAX):
+        raise ValueError(f"actions: must be nested at most {DEPTH_MAX} levels deep")
+    try:
+        json.dumps(actions, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"actions: must be a JSON array, got {error}") from None
+
+
+def _is_flat(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_flat(one, levels - 1) for one in inner)
+
+
+def checked_sources(sql: str, actions: list[object]) -> list[str]:
+    """Returns the names behind FROM, each once. Raises ValueError for a rule that cannot be in force."""
+    if len(actions) > ACTIONS_MAX:
+        raise ValueError(f"actions: must be at most {ACTIONS_MAX}, got {len(actions)}")
+    check_json(actions)
+    try:
+        names = compile_rule(sql).filters
+    except SqlError as error:
+        raise ValueError(f"sql: {error}") from None
+    for name in names:
+        if name.startswith(SOURCES):
+            raise ValueError(f"sql: FROM must be topic filters or events, got {name}")
+        if name.startswith(EVENTS):
+            if event_of(name) is None:
+                raise ValueError(f"sql: FROM: no event {name}")
+            continue
+        try:
+            check_topic_filter(name.encode())
+        except (MqttError, ValueError) as error:
+            raise ValueError(f"sql: FROM: {error}") from None
+    return list(dict.fromkeys(names))
