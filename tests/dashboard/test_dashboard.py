@@ -333,6 +333,59 @@ def test_rules_are_tried_out_and_bans_come_and_go(rest: Rest, look: Callable[...
     assert rest.good("GET", "/banned")["data"] == []
 
 
+def test_a_rule_is_made_from_nothing(served: ApiBroker, rest: Rest, look: Callable[..., Page]) -> None:
+    """Typed, tried, saved, seen to work, changed and deleted."""
+    page = look("/rules")
+    result = page.get_by_test_id("result")
+    expect(result).to_contain_text('"temp": 31')
+    sql = page.get_by_test_id("sql").locator(".cm-content")
+    sql.fill('SELECT payload.t * 2 AS double, clientid FROM "rooms/#" WHERE payload.t > 10')
+    expect(result).to_contain_text("nomatch: FROM does not match")
+    context = page.locator(".cm-content").nth(2)
+    context.fill('{"topic": "rooms/1", "payload": "{\\"t\\": 21}"}')
+    expect(result).to_contain_text('"double": 42')
+    sql.fill("SELECT FROM")
+    expect(result).to_contain_text("parse: ")
+    sql.fill('SELECT payload.t * 2 AS double FROM "rooms/#" WHERE payload.t > 10')
+    page.locator(".cm-content").nth(1).fill(
+        '[{"function": "republish", "args": {"topic": "double/rooms", "payload": "${double}", "qos": 1}}]'
+    )
+    page.get_by_label("Id", exact=True).fill("double")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("double is in force")).to_be_visible()
+    with Client(served.address, 5, "rooms") as client:
+        client.subscribe("double/#", 1)
+        client.publish("rooms/1", b'{"t": 21}', 1)
+        assert client.expect(Publish).payload == b"42"
+    until(page, lambda: page.locator("tbody tr", has_text="rooms/#").locator("td").nth(4).inner_text() == "1")
+    shoot(page, "rules")
+    page.get_by_role("button", name="New rule").click()
+    page.get_by_label("Columns of").click()
+    page.get_by_role("option", name="client connected").click()
+    expect(result).to_contain_text('"event": "client.connected"')
+    shoot(page, "rules-event")
+    page.locator("tbody tr", has_text="rooms/#").click()
+    expect(page.get_by_label("Id", exact=True)).to_have_value("double")
+    page.get_by_role("switch", name="Enabled").click()
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("double is disabled")).to_be_visible()
+    assert rest.good("GET", "/rules/double")["enable"] is False
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("double is deleted")).to_be_visible()
+    assert rest.good("GET", "/rules")["data"] == []
+
+
+def test_a_viewer_sees_rules_and_makes_none(rest: Rest, look: Callable[..., Page]) -> None:
+    rest.good("POST", "/rules", {"id": "shown", "sql": 'SELECT * FROM "shown/#"'})
+    rest.good("POST", "/users", {"username": "reader", "password": "reader-123", "role": "viewer"})
+    page = look("/rules", "reader", "reader-123")
+    expect(page.locator("tbody tr", has_text="shown/#")).to_be_visible()
+    expect(page.get_by_role("button", name="Save")).to_be_disabled()
+    expect(page.get_by_test_id("result")).to_contain_text("Only administrators try rules.")
+    rest.good("DELETE", "/rules/shown")
+    rest.good("DELETE", "/users/reader")
+
+
 def test_plugins_are_loaded_seen_and_unloaded(served: ApiBroker, look: Callable[..., Page], tmp_path: Path, rest: Rest) -> None:
     (tmp_path / "loud.py").write_text(
         "from shardbroker.hooks import ok\n\n"

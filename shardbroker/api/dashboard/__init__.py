@@ -18,6 +18,7 @@ from shardbroker.api.dashboard import (
     messages,
     overview,
     plugins,
+    rules,
     session,
     settings,
     subscriptions,
@@ -32,6 +33,6 @@ def add_dashboard(app: FastAPI) -> None:
     """Adds the pages to the application."""
     session.add_login(app)
     modules = (
-        overview, clients, subscriptions, messages, access, webclient, trace, diagnose, journals, plugins, settings,
+        overview, clients, subscriptions, messages, access, rules, webclient, trace, diagnose, journals, plugins, settings,
     )  # fmt: skip
     frame.add_pages(app, [module.page for module in modules])
