@@ -141,6 +141,7 @@ MAY_USE = {
         "shardbroker.config",
         "shardbroker.control",
         "shardbroker.deploy",
+        "shardbroker.flows",
         "shardbroker.journal",
         "shardbroker.mqtt",
         "shardbroker.preflight",

@@ -33,7 +33,7 @@ from shardbroker.journal.schema import (
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter, matches
 
-__all__ = ["add_journal"]
+__all__ = ["add_journal", "moment"]
 
 _REASONS = {
     Kind.SESSION_ENDED: EndReason,
@@ -132,7 +132,7 @@ def _ls(_arguments: argparse.Namespace, journals: list[Path]) -> int:
 
 def _cat(arguments: argparse.Namespace, journals: list[Path]) -> int:
     wanted = _filter(arguments)
-    since, until = _moment("--since", arguments.since), _moment("--until", arguments.until)
+    since, until = moment("--since", arguments.since), moment("--until", arguments.until)
     left, code = arguments.limit, 0
     for journal in journals:
         names: dict[tuple[int, int], bytes] = {}
@@ -201,17 +201,17 @@ def _filter(arguments: argparse.Namespace) -> Callable[[Record, bytes | None], b
     return wanted
 
 
-def _moment(option: str, text: str | None) -> int | float:
-    """Returns Unix time in µs; without a text the far end on that side."""
+def moment(option: str, text: str | None) -> int | float:
+    """Returns Unix time in µs; without a text the far end on that side. Raises ConfigError."""
     if text is None:
         return float("-inf") if option == "--since" else float("inf")
     try:
         if text[-1:] in _UNITS and text[:-1].isdecimal():
-            moment = datetime.now(UTC) - timedelta(**{_UNITS[text[-1]]: int(text[:-1])})
+            at = datetime.now(UTC) - timedelta(**{_UNITS[text[-1]]: int(text[:-1])})
         else:
-            moment = datetime.fromisoformat(text)
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return int(moment.timestamp() * 1_000_000)
+            at = datetime.fromisoformat(text)
+            at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        return int(at.timestamp() * 1_000_000)
     except (ValueError, OverflowError):
         raise ConfigError(f"{option}: must be a time such as 2026-01-31T12:00, or an age such as 15m, 2h, 7d, got {text}") from None
 

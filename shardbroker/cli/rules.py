@@ -1,12 +1,15 @@
-"""`shardbroker ctl rules test`: evaluates rules without a broker."""
+"""`shardbroker ctl rules test`: evaluates rules over one message or event, cases of a file, or what journals have."""
 
 import json
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
+
+from shardbroker.journal import JournalError
 
 __all__ = ["test"]
 
@@ -20,6 +23,7 @@ LINE_MAX = 16 * 1024 * 1024
 @click.option("--payload", help="Payload of the message.")
 @click.option("--event", metavar="NAME", help="Event, such as connected or message.delivered; FROM names it, too.")
 @click.option("--context", metavar="JSON", help="Further columns, as a JSON object.")
+@click.option("--past", metavar="TIME", help="Over what journals have since then: a UTC time, or an age such as 15m, 2h, 7d.")
 @click.option("--offline", is_flag=True, help="Without a broker, as `test` always works so far.")
 @click.option("--file", "cases", type=click.Path(path_type=Path, dir_okay=False), help="Cases, one JSON object a line.")
 @click.option("--json", "json_here", is_flag=True, help="JSON on one line, for programs.")
@@ -32,6 +36,7 @@ def test(
     payload: str | None,
     event: str | None,
     cases: Path | None,
+    past: str | None,
     json_here: bool,
     offline: bool,
     **given: str | None,
@@ -40,6 +45,9 @@ def test(
 
     Columns that are not given have example values. With --file, each line is an object with id, sql and context; the answers have
     id and either ok or error, which is parse, nomatch or eval. Exit code 1: the rule gives no result.
+
+    With --past the rule is evaluated over the journals of the broker, which may be stopped; actions are not carried out. Each
+    result is a line.
     """
     if (sql is None) == (cases is None):
         raise click.UsageError("must be called with SQL or with --file")
@@ -47,6 +55,8 @@ def test(
         for line in answers(cases):
             print(line)
         return 0
+    if past is not None:
+        return over_the_past(sql or "", past, click_context.obj[0]())
     columns: dict[str, Any] = {"topic": topic} if event is None else {"topic": topic, "event": event_name(event)}
     if payload is not None:
         columns["payload"] = payload
@@ -61,6 +71,32 @@ def test(
     compact = json_here or (click_context.obj is not None and click_context.obj[1])
     print(json.dumps(encoded(tested.result), ensure_ascii=False, indent=None if compact else 2))
     return 0
+
+
+def over_the_past(sql: str, past: str, data_dir: Path) -> int:
+    """Prints a line for each result. Returns the exit code. Raises ConfigError."""
+    from shardbroker.cli.journal import moment
+    from shardbroker.flows.past import Past
+    from shardbroker.rules.encoding import encoded
+    from shardbroker.rules.errors import SqlError
+
+    since_us, count = moment("--past", past), 0
+    try:
+        rule = Past(sql)
+        for seen in rule.results(data_dir / "journal", since_us):
+            count += not seen.error
+            time = datetime.fromtimestamp(seen.time_us / 1e6, UTC).isoformat(timespec="milliseconds")
+            of = {"topic": seen.columns["topic"]} if "topic" in seen.columns else {"event": seen.columns["event"]}
+            found = {"error": seen.error} if seen.error else {"result": encoded(seen.result)}
+            print(json.dumps({"time": time, **of, **found}, ensure_ascii=False))
+    except SqlError as error:
+        print(f"parse: {error}", file=sys.stderr)
+        return 1
+    except (JournalError, OSError) as error:
+        print(f"journals not read: {error}", file=sys.stderr)
+        return 1
+    print(f"read: {rule.read}, matched: {rule.matched}, results: {count}, failed: {rule.failed}", file=sys.stderr)
+    return 0 if count else 1
 
 
 def event_name(given: str) -> str:
