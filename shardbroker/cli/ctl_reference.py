@@ -39,8 +39,8 @@ have theirs.
 - `backup FILE` writes the broker's state to one file, see operation-backup.md; it needs no running broker.
 - `rules test SQL --topic t --payload '{}'` evaluates a rule over a message, or an event with `--event connected`; columns come from
   `--context JSON`, others have example values. `rules test --offline --file CASES` reads one object a line (`id`, `sql`, `context`)
-  and prints one a line: `id` and either `ok` or `error` (`parse`, `nomatch` or `eval`). `rules test SQL --past 1h` evaluates a rule over what
-  the journals have since then. It needs no broker, see rules.md.
+  and prints one a line: `id` and either `ok` or `error` (`parse`, `nomatch` or `eval`). `rules test SQL --past 1h`
+  evaluates a rule over what the journals have since then. It needs no broker, see rules.md.
 - Changes are logged: `audit by=... verb=... code=... params=...`, without payloads.
 
 Exit codes: 0 well, 1 refused, 2 wrong usage, 3 no broker. Programs in Python may use `shardbroker.control.Control`.

@@ -1,7 +1,9 @@
 """Import of emqx.conf: HOCON with tables in braces, `key = value`, dotted keys, comments, arrays, and text with or without quotes;
-of files of EMQX 4, which are lines of dotted keys, the listeners and access control."""
+rules of `rule_engine`; of files of EMQX 4, which are lines of dotted keys, the listeners and access control."""
 
+import json
 import re
+import textwrap
 from typing import Any
 
 from shardbroker.config.errors import ConfigError
@@ -9,7 +11,10 @@ from shardbroker.config.foreign import Imported
 
 __all__ = ["SAME", "read_emqx"]
 
-_TOKEN = re.compile(r'\s*(?:(?:#|//)[^\n]*|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<mark>[{}\[\]=:,])|(?P<word>[^\s{}\[\]=:,"#]+))')
+_TOKEN = re.compile(
+    r'\s*(?:(?:#|//)[^\n]*|(?P<raw>"""(?s:.)*?""""*)|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<mark>[{}\[\]=:,])'
+    r'|(?P<word>[^\s{}\[\]=:,"#]+))'
+)
 
 SAME = ("mqtt", "retainer", "delayed", "flapping_detect")
 """Sections whose keys have the same names and meanings here."""
@@ -43,14 +48,16 @@ LOGIN = re.compile(
     r"|exhook\.servers = (?!\[\])|zones\..*|mqtt\.(client_attrs_init|clientid_override) = (?!\[\]|disabled|$)"
 )
 """Prefixes of lines about authentication."""
+TAKEN_OF_RULES = ("sql", "enable", "name", "description")
+"""Keys of a rule besides its actions; `metadata` has the time of its creation."""
 REMARKS = {
     "cluster": "members and cookie are set by hand, see docs/cluster.md",
     "rpc": "links have settings of their own, see docs/cluster.md",
     "dashboard": "see docs/configuration.md",
-    "rule_engine": "no process evaluates rules yet",
+    "rule_engine": "there is nothing like it here",
     "bridges": "bridges are not built yet",
-    "actions": "no process evaluates rules yet",
-    "connectors": "no process evaluates rules yet",
+    "actions": "actions of connectors are not built yet",
+    "connectors": "connectors are not built yet",
 }
 
 
@@ -68,6 +75,8 @@ def read_emqx(text: str) -> Imported:
         _take_list(found, "rewrite", "rules", tree.pop("rewrite"))
     if isinstance(tree.get("auto_subscribe"), dict) and "topics" in tree["auto_subscribe"]:
         _take_list(found, "auto_subscribe", "topics", tree["auto_subscribe"].pop("topics"))
+    if isinstance(tree.get("rule_engine"), dict):
+        _take_rules(found, tree["rule_engine"].pop("rules", None))
     for path, value in _flatten(tree):
         said = f"{'.'.join(path)} = {'******' if SECRET.search(path[-1]) else value}"
         if LOGIN.match(said):
@@ -101,6 +110,23 @@ def _take_list(found: Imported, section: str, key: str, value: Any) -> None:
     tables = list(value.values()) if isinstance(value, dict) else value
     if tables:
         found.take((section, key), tables, section)
+
+
+def _take_rules(found: Imported, rules: Any) -> None:
+    """Imports rules. Actions of connectors (`type:name`) become remarks; the rule is there without them."""
+    for id, rule in rules.items() if isinstance(rules, dict) else ():
+        said = f"rule_engine.rules.{id}"
+        if not isinstance(rule, dict):
+            found.remark(f"{said} = {rule}: must be a table")
+            continue
+        given = rule.get("actions", [])
+        given = given if isinstance(given, list) else [given]
+        actions = [one for one in given if isinstance(one, dict)]
+        for one in given:
+            if not isinstance(one, dict):
+                found.remark(f"{said}.actions: {one}: actions of connectors are not built yet")
+        values: dict[tuple[str, ...], Any] = {("rules", id, name): rule[name] for name in TAKEN_OF_RULES if name in rule}
+        found.take_together(values | {("rules", id, "actions"): actions}, said)
 
 
 def _take_authentication(found: Imported, login: Any, closed: list[str]) -> None:
@@ -271,8 +297,8 @@ def _parse(text: str) -> dict[str, Any]:
             if not text[at:].strip():
                 break
             raise _misread(text, at + len(text[at:]) - len(text[at:].lstrip()))
-        if text[match.start() : match.end()].strip().endswith('""') and text[match.end() : match.end() + 1] == '"':
-            raise _misread(text, match.start())  # three quotes
+        if match["quoted"] == '""' and text[match.end() : match.end() + 1] == '"':
+            raise _misread(text, match.start())  # three quotes without an end
         if (match["word"] or "").endswith("$") and text[match.end() : match.end() + 1] == "{":
             raise _misread(text, match.start())  # a reference to another key
         if match.lastgroup:
@@ -297,10 +323,10 @@ def _table(tokens: list[re.Match[str]], at: int) -> tuple[dict[str, Any], int]:
         if tokens[at]["mark"]:
             at += 1  # commas between members
             continue
-        path = [tokens[at]["word"] or tokens[at]["quoted"][1:-1]]
+        path = [tokens[at]["word"] or _text(tokens[at])]
         if path == ["include"]:
             raise ConfigError("include: must be read with the file that has it, got a file of its own; put both into one")
-        path = path if tokens[at]["quoted"] else path[0].split(".")
+        path = path[0].split(".") if tokens[at]["word"] else path
         at += 1
         if at < len(tokens) and tokens[at]["mark"] in ("=", ":"):
             at += 1
@@ -314,6 +340,22 @@ def _table(tokens: list[re.Match[str]], at: int) -> tuple[dict[str, Any], int]:
         old = here.get(path[-1])
         here[path[-1]] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     return table, at + 1
+
+
+def _is_text(token: re.Match[str]) -> bool:
+    return token["quoted"] is not None or token["raw"] is not None
+
+
+def _text(token: re.Match[str]) -> str:
+    """Returns a text in quotes, or in three of them: `\"\"\"~` begins one whose lines are indented, and `~\"\"\"` ends it."""
+    if token["raw"]:
+        raw = token["raw"][3:-3]
+        return textwrap.dedent(raw[2:].rstrip().removesuffix("~")).rstrip() if raw.startswith("~\n") else raw
+    try:
+        text: str = json.loads(token["quoted"], strict=False)
+    except ValueError:
+        return token["quoted"][1:-1].replace('\\"', '"')
+    return text
 
 
 def _value(tokens: list[re.Match[str]], at: int) -> tuple[Any, int]:
@@ -332,12 +374,12 @@ def _value(tokens: list[re.Match[str]], at: int) -> tuple[Any, int]:
             item, at = _value(tokens, at)
             items.append(item)
         return items, at + 1
-    if tokens[at]["quoted"]:
-        return tokens[at]["quoted"][1:-1].replace('\\"', '"'), at + 1
+    if _is_text(tokens[at]):
+        return _text(tokens[at]), at + 1
     # Text without quotes may contain colons: 0.0.0.0:1883.
     word, line_end = tokens[at]["word"] or "", tokens[at].end()
     at += 1
-    while at < len(tokens) and tokens[at].start(tokens[at].lastgroup or 0) == line_end and not tokens[at]["quoted"]:
+    while at < len(tokens) and tokens[at].start(tokens[at].lastgroup or 0) == line_end and not _is_text(tokens[at]):
         if tokens[at]["mark"] not in (None, ":"):
             break
         word += tokens[at][0]

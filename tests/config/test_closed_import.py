@@ -139,7 +139,7 @@ authorization { no_match = deny, deny_action = disconnect, sources = [{ type = f
 
 @pytest.mark.parametrize(
     "text",
-    ['include "other.conf"', "a = ${b}", 'a = """x"""', "a = 1\na.b = 2", "a { b = 1 } }", "a = {\n  b = @\"\x00"],
+    ['include "other.conf"', "a = ${b}", 'a = """x""', "a = 1\na.b = 2", "a { b = 1 } }", "a = {\n  b = @\"\x00"],
     ids=["include", "reference", "quotes", "a value with keys", "one brace too many", "a quote that does not end"],
 )
 def test_what_would_be_misread_is_refused(text: str) -> None:

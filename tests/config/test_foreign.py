@@ -105,6 +105,50 @@ def test_emqx(tmp_path: Path) -> None:
         assert word in said
 
 
+RULES = r'''
+rule_engine {
+  ignore_sys_message = true
+  rules {
+    hot_1 {
+      actions = [
+        {args {direct_dispatch = false, payload = "${t}", qos = 1, retain = "${flags.retain}", topic = "hot/${clientid}"}
+         function = republish}
+        "mqtt:elsewhere"
+        {function = console}
+      ]
+      description = "says \"hot\""
+      enable = false
+      metadata {created_at = 1700000000000}
+      sql = "SELECT\n  payload.t as t, clientid\nFROM\n  \"t/#\""
+    }
+    lines {sql = """~
+      SELECT *
+        FROM "$events/client_connected"
+      ~"""}
+    quoted = {sql = """SELECT 1 FROM "a""""}
+    "not an id" {sql = "SELECT * FROM \"t\""}
+  }
+}
+'''
+
+
+def test_rules_of_emqx(tmp_path: Path) -> None:
+    imported = read_emqx(RULES)
+    file = tmp_path / "shardbroker.toml"
+    file.write_text(to_toml(imported, "cluster.hocon"))
+    rules = load(file).settings.rules
+    assert sorted(rules) == ["hot_1", "lines", "quoted"]
+    hot = rules["hot_1"]
+    assert (hot.sql, hot.enable, hot.description) == ('SELECT\n  payload.t as t, clientid\nFROM\n  "t/#"', False, 'says "hot"')
+    args = {"direct_dispatch": False, "payload": "${t}", "qos": 1, "retain": "${flags.retain}", "topic": "hot/${clientid}"}
+    assert hot.actions == [{"function": "republish", "args": args}, {"function": "console"}]
+    assert rules["lines"].sql == 'SELECT *\n  FROM "$events/client_connected"'
+    assert rules["quoted"].sql == 'SELECT 1 FROM "a"'
+    said = "\n".join(imported.remarks)
+    for word in ("rule_engine.rules.hot_1.actions: mqtt:elsewhere", "not an id", "rule_engine.ignore_sys_message = True"):
+        assert word in said, said
+
+
 def test_keys_of_a_cluster_are_named_with_the_page_that_has_ours() -> None:
     imported = read_emqx('cluster { name = emqxcl, discovery_strategy = static }\nrpc { port_discovery = manual }\n')
     assert [remark.partition(": ")[0] for remark in imported.remarks] == [
