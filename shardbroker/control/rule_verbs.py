@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Page, Params, Verb, argument, table
 
-__all__ = ["OneRule", "RuleChange", "RuleList", "RuleSettings"]
+__all__ = ["OneRule", "RuleChange", "RuleList", "RuleSettings", "RuleTrial"]
 
 RuleId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Sql = Annotated[str, StringConstraints(min_length=1, max_length=65_536)]
@@ -15,6 +15,9 @@ Name = Annotated[str, StringConstraints(max_length=256)]
 Description = Annotated[str, StringConstraints(max_length=4096)]
 Actions = Annotated[str, StringConstraints(max_length=262_144)]
 ACTIONS = """Actions as a JSON array, such as '[{"function": "republish", "args": {"topic": "out/${clientid}"}}]'."""
+
+
+CONTEXT = """Columns as a JSON object, such as '{"topic": "t/1"}'; others have example values."""
 
 
 class OneRule(Params):
@@ -41,6 +44,13 @@ class RuleSettings(OneRule):
     enable: bool = Field(True, description="Whether the rule is evaluated.")
 
 
+class RuleTrial(OneRule):
+    """Columns for a rule."""
+
+    context: Actions = Field("{}", description=CONTEXT)
+    carry_out: bool = Field(False, description="Carry the actions out, instead of showing what they would do.")
+
+
 class RuleChange(OneRule):
     """Fields of a rule that change."""
 
@@ -59,6 +69,8 @@ table(
     Verb("rules update", "Changes fields of a rule, which continues at its position.", RuleChange, changes=True),
     Verb("rules delete", "Removes a rule.", OneRule, changes=True,
          rest=(Rest("DELETE /rules/{id}", "Rules", "delete_rule", "nothing"),)),
+    Verb("rules try", "Evaluates a rule in force over one message or event, and shows what its actions make of it.", RuleTrial,
+         changes=True),
     Verb("rules reset", "Sets the figures of a rule to 0.", OneRule, changes=True,
          rest=(Rest("PUT /rules/{id}/metrics/reset", "Rules", "reset_rule", "nothing"),)),
 )  # fmt: skip

@@ -32,11 +32,16 @@ class Console:
             self._left_out += 1
             return False
         self._lines += 1
+        shown = self.show(row, columns)["row"]
+        suppressed = {"suppressed": self._left_out} if self._left_out else {}
+        self._write(log_line("rule output", rule=self._rule, topic=columns.get("topic", ""), row=shown, **suppressed))
+        self._left_out = 0
+        return True
+
+    def show(self, row: dict[str, Value], columns: dict[str, Value]) -> dict[str, str]:
+        """Returns the row as run() would write it."""
         try:
             shown = str(text_of(row))
         except EvaluationError:
             shown = json.dumps(row, default=repr)
-        suppressed = {"suppressed": self._left_out} if self._left_out else {}
-        self._write(log_line("rule output", rule=self._rule, topic=columns.get("topic", ""), row=shown[:SHOWN_MAX], **suppressed))
-        self._left_out = 0
-        return True
+        return {"row": shown[:SHOWN_MAX]}

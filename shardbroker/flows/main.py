@@ -16,7 +16,8 @@ from shardbroker.flows.own_actions import own_actions
 from shardbroker.flows.progress import Progress
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner
-from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_answer
+from shardbroker.flows.trial import try_loaded
+from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_answer, encode_tried
 from shardbroker.journal.errors import JournalError
 from shardbroker.journal.schema import Kind
 from shardbroker.logs.log import Log
@@ -28,8 +29,8 @@ from shm.topology import Topology
 
 __all__ = ["run"]
 
-FALLBACK_S = 0.02
-"""Longest wait of an idle process without a bell: a look at a journal is one read() of nothing."""
+FALLBACK_S = 0.2
+"""Longest wait of an idle process: a worker that is killed behind its write does not ring."""
 TICK_S = 1.0
 """Between two commits of cursors, looks for new journals and files of figures."""
 
@@ -75,7 +76,7 @@ class _Service:
         self._load()
         self._counters.set_state(self._slot, ProcessState.READY)
         while not self._counters.serving and self._stop_s is None:  # workers drop records before that
-            self._wait(FALLBACK_S)
+            self._wait()
             self._answer_requests()
         try:
             while not self._is_over():
@@ -86,7 +87,7 @@ class _Service:
                 if not moved and self._stop_s is not None:
                     break
                 if not moved:
-                    self._wait(FALLBACK_S)
+                    self._wait(self._is_loaded)
         except Stopped:
             pass
 
@@ -124,9 +125,10 @@ class _Service:
         self._progress.passed(feed)
         return True
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, look: bool = False) -> None:
+        """Sleeps until a bell. look: reads once more first, since workers ring only for a process that is about to sleep."""
         self._lanes.ring()
-        timeout_s = seconds if self._inbox.go_to_sleep() else 0.0
+        timeout_s = FALLBACK_S if self._inbox.go_to_sleep() and not (look and self._turn()) else 0.0
         ready, _, _ = select.select([self._bell, self._channel.fileno()], [], [], timeout_s)
         if self._bell in ready:
             _drain(self._bell)
@@ -162,10 +164,19 @@ class _Service:
                 self._load()
             elif request.get("verb") == "reset" and (rule := self._table.rules.get(str(request.get("rule")))) is not None:
                 rule.reset()
+            answer = encode_answer(request["id"], self._table.generation, self._table.problems)
+            if request.get("verb") == "try":
+                answer = encode_tried(request["id"], self._tried(request))
             try:
-                self._channel.send(encode_answer(request["id"], self._table.generation, self._table.problems))
+                self._channel.send(answer)
             except OSError as error:  # the manager asks again
                 self._write("error", log_line("rules not answered", reason=error))
+
+    def _tried(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        rule, context = self._table.rules.get(str(request.get("rule"))), request.get("context")
+        if rule is None or not isinstance(context, dict):
+            return None
+        return try_loaded(rule, context, request.get("carry_out") is True)
 
     def _requests(self) -> Iterator[dict[str, Any]]:
         while True:

@@ -57,17 +57,8 @@ class Republish:
 
     def run(self, row: dict[str, Value], columns: dict[str, Value], journal: int) -> bool:
         """Publishes; returns when the record is in the ring. Raises ActionError."""
-        try:
-            topic = self._topic.render(row).encode()
-            payload = _bytes(self._payload, row)
-            qos, retain = self._qos_of(row, columns), self._retain_of(row)
-            properties = self._properties_of(row)
-            expiry_s = properties.pop(PropertyId.MESSAGE_EXPIRY_INTERVAL, 0)
-            check_topic_name(topic)
-        except (EvaluationError, MqttError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise ActionError(f"{type(error).__name__}: {error}") from error
-        if len(payload) > self._payload_max:
-            raise ActionError(f"payload: must be at most {self._payload_max} bytes, got {len(payload)}")
+        topic, payload, qos, retain, properties = self._rendered(row, columns)
+        expiry_s = properties.pop(PropertyId.MESSAGE_EXPIRY_INTERVAL, 0)
         record = encode_publish(
             topic, payload, qos=qos, retain=retain, client_id=self._publisher, originate=not self._direct,
             properties=encode_properties(properties) if properties else b"",
@@ -79,6 +70,28 @@ class Republish:
         for worker in lanes.workers if self._direct else (lanes.worker_of(journal),):
             lanes.put(worker, record)
         return True
+
+    def show(self, row: dict[str, Value], columns: dict[str, Value]) -> dict[str, Any]:
+        """Returns the message that run() would publish. Raises ActionError."""
+        topic, payload, qos, retain, properties = self._rendered(row, columns)
+        named = {PropertyId(number).name.lower(): _shown(value) for number, value in properties.items()}
+        return {"topic": topic.decode(), "payload": _shown(payload), "qos": qos, "retain": retain, "properties": named}
+
+    def _rendered(
+        self, row: dict[str, Value], columns: dict[str, Value]
+    ) -> tuple[bytes, bytes, int, bool, dict[PropertyId, Any]]:
+        """Returns topic, payload, QoS, whether it is retained, properties. Raises ActionError."""
+        try:
+            topic = self._topic.render(row).encode()
+            payload = _bytes(self._payload, row)
+            qos, retain = self._qos_of(row, columns), self._retain_of(row)
+            properties = self._properties_of(row)
+            check_topic_name(topic)
+        except (EvaluationError, MqttError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise ActionError(f"{type(error).__name__}: {error}") from error
+        if len(payload) > self._payload_max:
+            raise ActionError(f"payload: must be at most {self._payload_max} bytes, got {len(payload)}")
+        return topic, payload, qos, retain, properties
 
     def _qos_of(self, row: dict[str, Value], columns: dict[str, Value]) -> int:
         value = _value(self._qos, row)
@@ -119,6 +132,18 @@ class Republish:
             if not pairs:
                 del found[PropertyId.USER_PROPERTY]
         return found
+
+
+def _shown(value: Any) -> Any:
+    """Returns bytes as text where they are text."""
+    if isinstance(value, list):
+        return [[_shown(one) for one in pair] for pair in value]
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _template(given: object) -> Template:

@@ -2,6 +2,8 @@
 
     {"id": n, "verb": "load", "generation": G}    reads the definitions     -> {"id": n, "generation": G, "problems": {rule: text}}
     {"id": n, "verb": "reset", "rule": id}        sets figures of it to 0   -> {"id": n, "generation": G, "problems": {}}
+    {"id": n, "verb": "try", "rule": id, "context": {...}, "carry_out": bool}
+                                                  flows/trial.py            -> {"id": n, "tried": {...}; null: it is not loaded}
 
 The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used. From then on a
 message that reaches the journal is seen by all the others.
@@ -11,7 +13,7 @@ from typing import Any
 
 import cbor2
 
-__all__ = ["COUNTS", "MESSAGE_MAX", "decode", "encode_answer", "encode_load", "encode_reset"]
+__all__ = ["COUNTS", "MESSAGE_MAX", "decode", "encode_answer", "encode_load", "encode_reset", "encode_tried", "encode_try"]
 
 COUNTS = (
     "matched", "passed", "failed", "failed.exception", "failed.no_result", "actions.total", "actions.success", "actions.failed",
@@ -35,6 +37,20 @@ def encode_load(number: int, generation: int) -> bytes:
 def encode_reset(number: int, rule: str) -> bytes:
     """Returns the request to set the figures of a rule to 0."""
     return cbor2.dumps({"id": number, "verb": "reset", "rule": rule})
+
+
+def encode_try(number: int, rule: str, context: dict[str, Any], carry_out: bool) -> bytes:
+    """Returns the request to try a rule over columns."""
+    return cbor2.dumps({"id": number, "verb": "try", "rule": rule, "context": context, "carry_out": carry_out})
+
+
+def encode_tried(number: int, tried: dict[str, Any] | None) -> bytes:
+    """Returns the answer to a trial; None: the rule is not loaded."""
+    message = cbor2.dumps({"id": number, "tried": tried})
+    if len(message) <= MESSAGE_MAX:
+        return message
+    too_long = {"error": "eval", "detail": f"result: must be at most {MESSAGE_MAX} bytes, got {len(message)}"}
+    return cbor2.dumps({"id": number, "tried": too_long})
 
 
 def encode_answer(number: int, generation: int, problems: dict[str, str]) -> bytes:

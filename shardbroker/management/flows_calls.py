@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_load, encode_reset
+from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_load, encode_reset, encode_try
 from shm.topology import Topology
 
 __all__ = ["FlowsCalls"]
@@ -36,6 +36,16 @@ class FlowsCalls:
     async def reset(self, rule: str) -> None:
         """Sets the figures of a rule to 0. Raises ControlError NOT_AVAILABLE."""
         await self._ask_all(lambda number: encode_reset(number, rule))
+
+    async def try_rule(self, rule: str, context: dict[str, Any], carry_out: bool) -> dict[str, Any] | None:
+        """Returns what a rule makes of columns (flows/trial.py); None: it is not loaded. Raises ControlError."""
+        if len(encode_try(0, rule, context, carry_out)) > MESSAGE_MAX:
+            raise ControlError("BAD_REQUEST", f"context: must be at most {MESSAGE_MAX} bytes")
+        if not self._ends:
+            return None
+        (answer,) = await self._ask(self._ends[:1], lambda number: encode_try(number, rule, context, carry_out))
+        tried: dict[str, Any] | None = answer["tried"]
+        return tried
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """Returns the figures of all rules, added up over processes: at most a second old."""
@@ -72,9 +82,12 @@ class FlowsCalls:
         return content
 
     async def _ask_all(self, request: Any) -> list[dict[str, Any]]:
+        return await self._ask(self._ends, request)
+
+    async def _ask(self, ends: list[int], request: Any) -> list[dict[str, Any]]:
         answers = []
         async with self._turn:
-            for process, end in enumerate(self._ends):
+            for process, end in enumerate(ends):
                 self._number += 1
                 try:
                     answers.append(await asyncio.to_thread(_ask, end, request(self._number), self._number))

@@ -448,6 +448,9 @@ def test_a_rule_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: R
     metrics = viewer.good("GET", "/rules/hot/metrics")
     assert metrics["id"] == "hot" and set(metrics["metrics"]) >= {"matched", "passed", "failed", "actions.success"}
     rest.good("PUT", "/rules/hot/metrics/reset")
+    tried = rest.good("POST", "/rules/hot/test", {"context": {"topic": "rest/in", "payload": "x", "event_type": "message_publish"}})
+    assert tried["result"] and tried["actions"]
+    assert rest.refused("POST", "/rules/hot/test", {"context": {"topic": "other"}})[0] == 412
     assert viewer.good("GET", "/rule_events")[0]["event"] == "t/#"
     assert rest.good("POST", "/rule_test", {"sql": 'SELECT qos FROM "t/#"', "context": {"topic": "t/a", "qos": 2}}) == {"qos": 2}
     changed = rest.good("PUT", "/rules/hot", {"sql": 'SELECT * FROM "rest/other"', "enable": False})

@@ -148,6 +148,44 @@ def test_a_wrong_change_leaves_the_rule_in_force(shared_rules: Broker) -> None:
     assert missing.value.code == "NOT_FOUND"
 
 
+def test_a_rule_in_force_is_tried(shared_rules: Broker) -> None:
+    payload = "${payload} of ${clientid}"
+    args = {"topic": "out/${clientid}", "qos": 1, "payload": payload}
+    actions = [{"function": "republish", "args": args}, {"function": "console"}]
+    create(shared_rules, "tried", 'SELECT payload, clientid FROM "in/#" WHERE qos < 2', json.dumps([*actions, "mqtt:none"]))
+    context = json.dumps({"topic": "in/a", "payload": "x", "clientid": "c1", "qos": 1})
+    shown = call(shared_rules, "rules try", id="tried", context=context)
+    row = {"payload": "x", "clientid": "c1"}
+    message = {"topic": "out/c1", "payload": "x of c1", "qos": 1, "retain": False, "properties": {}}
+    assert shown["result"] == row
+    assert shown["actions"][0] == {"action": "republish", "rendered": message}
+    assert json.loads(shown["actions"][1]["rendered"]["row"]) == row
+    assert shown["actions"][2] == {"action": "missing"}
+    with Client(shared_rules.address, 5, "sub-tried") as subscriber:
+        subscriber.subscribe("out/#", 1)
+        done = call(shared_rules, "rules try", id="tried", context=context, carry_out=True)
+        subscriber.expect(Publish, topic="out/c1", payload=b"x of c1")
+        assert [one.get("success", one.get("error")) for one in done["actions"]] == [True, True, "action mqtt:none: no such action"]
+        subscriber.expect_none()
+    figures = call(shared_rules, "rules show", id="tried")["metrics"]
+    assert figures.get("matched", 0) == figures.get("actions.total", 0) == 0
+    for id, given, code in (
+        ("tried", '{"topic": "b"}', "NOT_MATCH"),
+        ("tried", '{"topic": "in/b", "qos": 2}', "NOT_MATCH"),
+        ("tried", '{"topic": "in/b", "qos": {}}', "NOT_MATCH"),
+        ("tried", "[]", "BAD_REQUEST"),
+        ("tried", '{"payload": {"$bytes": "?"}}', "BAD_REQUEST"),
+        ("none", "{}", "NOT_FOUND"),
+    ):
+        with pytest.raises(ControlError) as refused:
+            call(shared_rules, "rules try", id=id, context=given)
+        assert refused.value.code == code, (given, refused.value)
+    call(shared_rules, "rules update", id="tried", enable=False)
+    with pytest.raises(ControlError, match="rule tried is not in force"):
+        call(shared_rules, "rules try", id="tried", context=context)
+    call(shared_rules, "rules delete", id="tried")
+
+
 def test_rules_are_changed_disabled_and_removed(broker: Broker) -> None:
     create(broker)
     assert create(broker, "other", 'SELECT * FROM "in/b"', "[]")["status"] == "running"

@@ -51,6 +51,11 @@ class RuleTest(Body):
     context: dict[str, Any] = Field({}, description="Columns; `event_type` names the event, such as `client_connected`.")
 
 
+class RuleTrialBody(Body):
+    context: dict[str, Any] = Field({}, description="Columns; others have example values.")
+    stop_action_after_template_rendering: bool = Field(True, description="Whether actions are only shown.")
+
+
 class RulePlace(Place):
     enable: bool | None = Field(None, description="Rules that are enabled, or disabled.")
     like_id: str | None = Field(None, description="Ids that contain this text.")
@@ -89,6 +94,15 @@ async def show_metrics(call: Call, id: str) -> dict[str, Any]:
     return {"id": id, "metrics": metrics, "node_metrics": [{"node": call.node, "metrics": metrics}]}
 
 
+@router.post("/rules/{id}/test")
+async def try_rule_in_force(call: Call, id: str, body: RuleTrialBody) -> dict[str, Any]:
+    """Evaluates a rule in force; 412 if it does not match. Actions are shown, or carried out if
+    `stop_action_after_template_rendering` is false."""
+    carry_out = not body.stop_action_after_template_rendering
+    found: dict[str, Any] = await call("rules try", id=id, context=json.dumps(_context(body.context)), carry_out=carry_out)
+    return found
+
+
 @router.get("/rule_events")
 async def show_events() -> list[dict[str, Any]]:
     """Events that rules see, with their columns and an example of each."""
@@ -112,15 +126,20 @@ async def test_rule(body: RuleTest) -> Any:
     """Evaluates a rule over one message or event; 412 if it does not match. Columns left out have example values."""
     from shardbroker.rules.sandbox import try_rule
 
-    context = dict(body.context)
-    if event := context.pop("event_type", None):
-        context.setdefault("event", str(event).replace("_", ".", 1))
-    tested = await try_rule(body.sql, context)
+    tested = await try_rule(body.sql, _context(body.context))
     if tested.error == "nomatch":
         raise ControlError("NOT_MATCH", f"SQL does not match: {tested.detail}")
     if tested.error:
         raise ControlError("BAD_REQUEST", f"sql: {tested.detail}")
     return tested.result
+
+
+def _context(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns columns; EMQX names the event in `event_type`."""
+    columns = {name: value for name, value in given.items() if name != "event_type"}
+    if event := given.get("event_type"):
+        columns.setdefault("event", str(event).replace("_", ".", 1))
+    return columns
 
 
 def _shaped(row: dict[str, Any]) -> dict[str, Any]:

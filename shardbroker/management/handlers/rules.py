@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.control.rule_verbs import OneRule, RuleChange, RuleList, RuleSettings
+from shardbroker.control.rule_verbs import OneRule, RuleChange, RuleList, RuleSettings, RuleTrial
 from shardbroker.management.context import Context, handles
 from shardbroker.management.rules import Definition
 
@@ -48,6 +48,23 @@ async def update(context: Context, params: RuleChange) -> dict[str, Any]:
 @handles("rules delete")
 async def delete(context: Context, params: OneRule) -> None:
     await context.rules.delete(params.id)
+
+
+@handles("rules try")
+async def try_one(context: Context, params: RuleTrial) -> dict[str, Any]:
+    try:
+        columns = json.loads(params.context)
+    except (ValueError, RecursionError) as error:
+        raise ControlError("BAD_REQUEST", f"context: must be a JSON object, got {error}") from None
+    if not isinstance(columns, dict):
+        raise ControlError("BAD_REQUEST", "context: must be a JSON object")
+    rule = context.rules.find(params.id)
+    tried = await context.rules.flows.try_rule(params.id, columns, params.carry_out) if rule["enable"] else None
+    if tried is None:
+        raise ControlError("NOT_AVAILABLE", f"rule {params.id} is not in force")
+    if "error" in tried:
+        raise ControlError("NOT_MATCH" if tried["error"] == "nomatch" else "BAD_REQUEST", tried["detail"])
+    return tried
 
 
 @handles("rules reset")
