@@ -6,6 +6,7 @@ from shardbroker.journal.encode cimport (
     log_acknowledged, log_arrived, log_delivered, log_dropped, log_message, log_queued, log_received, log_released, log_session_named, log_synced,
 )
 from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.pubsub.topic_cache cimport FED
 from shardbroker.session.client_output cimport ClientOutput
 from shardbroker.session.delivery cimport Delivery
 from shardbroker.session.image cimport save
@@ -233,6 +234,7 @@ cdef class JournalRecorder(BufferRecorder):
 
     def event(self, bytes event, bytes client_id, uint64_t at_ms, bytes columns) -> None:
         """What rules on events see. columns: CBOR, a map of names to values."""
+        self.fed = True
         self.add(Kind.EVENT, {"event": event, "client_id": client_id, "at_ms": at_ms, "columns": columns})
 
     cdef int captured(self, Publication publication, uint8_t captured) except -1:
@@ -241,6 +243,7 @@ cdef class JournalRecorder(BufferRecorder):
             self.captured_behind = 0
             self.captured_mark = self.writer.next_sequence
         self.captured_behind += 1
+        self.fed = self.fed or captured & FED
         log_message(
             self.writer, publication.id_high, publication.id_low, publication.topic, publication.topic_size,
             publication.payload, publication.payload_size,

@@ -65,6 +65,9 @@ def assemble(
     worker.memory = memory
     worker.settings_wanted = counters.settings_word(number)
     worker.durability = Durability(router, rings, inbox, counters, settings)
+    if readers := topology.places_of("flows"):
+        process = readers[number % len(readers)].slot
+        worker.durability.wake(process, Inbox.attach(topology.inbox_name(process)))
     worker.turn = Turn(router, rings, worker.durability)
     worker.backpressure = Backpressure(router, worker.turn, rings, memory)
     worker.inlets = Inlets(router, rings, worker.durability, worker.backpressure, inbox, counters.histogram(number, "ring.hop_us"))

@@ -28,6 +28,8 @@ cdef class Durability:
     cdef SyncGate gate                     # level `machine`: output that waits for the disk; else None
     cdef bint behind
     cdef uint64_t settled                  # position of the journal that the last settle() came to
+    cdef Inbox reader                      # of the process flows that reads this journal; its bell rings for what rules need
+    cdef int reader_process                # its number
     cdef list drained                      # lanes with records taken since the last release: (producer, Ring, Inbox)
     cdef bint note_consumed                # records were taken whose sender needs that in the journal
     cdef readonly StreamPositions streams  # from other nodes
@@ -42,6 +44,7 @@ cdef class Durability:
     # Writes the effects of this pass as one block: all of it has happened, or nothing.
     cdef list leaving(self)
     cdef int settle(self) except -1
+    cdef int ring_reader(self) except -1
     cdef int release_exclusive(self, Writer writer) except -1
     cdef int settle_synced(self, Writer writer) except -1
     cdef int write_consumed(self) except -1

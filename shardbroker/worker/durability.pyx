@@ -41,6 +41,10 @@ cdef class Durability:
         self.cycle_bytes = self.cycle_due_bytes = settings.journal.cycle_bytes
         self.disk = router.retaining.disk = DiskWatch(settings.durability, counters.slot(rings.number))
 
+    def wake(self, int process, Inbox inbox not None) -> None:
+        """Rings for a process flows at the end of each pass with a message or event for rules."""
+        self.reader_process, self.reader = process, inbox
+
     def keep_journal(self, JournalRecorder recorder not None, uint64_t old_bytes, dict arrivals not None) -> None:
         """Starts to record sessions. old_bytes, arrivals: what the journal contains already."""
         self.recorder = self.router.recorder = recorder
@@ -88,12 +92,20 @@ cdef class Durability:
             self.cycle_if_due()
             writer.seal_c(self.router.now_ms * 1000)
             self.router.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
+            if self.recorder.fed:
+                self.ring_reader()
             if writer.error or self.disk.stage or writer.is_full():
                 self.watch_disk()
         self.behind = writer.durable < writer.next_sequence and not (self.disk.goes_on and writer.error)
         if self.router.retaining.is_behind():
             self.behind = True            # retained messages must not be acknowledged either
         return self.release_exclusive(writer) if self.router.exclusive.releasing else 0
+
+    cdef int ring_reader(self) except -1:
+        self.recorder.fed = False
+        if self.reader is not None and self.reader.must_ring():
+            self.rings.ring(self.reader_process)
+        return 0
 
     cdef int release_exclusive(self, Writer writer) except -1:
         """Releases exclusive subscriptions whose end is in the journal."""
@@ -113,6 +125,8 @@ cdef class Durability:
         if writer.next_sequence != writer.durable:
             writer.seal_c(self.router.now_ms * 1000)
             self.router.gauge(JOURNAL_WRITE_MS, writer.take_write_ms())
+            if self.recorder.fed:
+                self.ring_reader()
         if writer.error or self.disk.stage or writer.is_full():
             self.watch_disk()
         self.behind = writer.error != 0 or writer.is_full()

@@ -1,7 +1,11 @@
 """The process flows in a broker with several workers: rules, republished messages, kills."""
 
+import os
+import re
+import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +44,37 @@ def test_messages_are_republished_and_counted(data_dir: Path) -> None:
         until(lambda: broker.rule_figures("loop") == [6, 6, 0])
 
         until(lambda: broker.rule_figures("hot") == [6, 2, 4])
+
+
+def rung(pid: int) -> set[str]:
+    """Returns the doorbells that have been rung and not been answered."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    found = [re.search(r"eventfd-count:\s+(\w+)\neventfd-id: (\d+)", text) for text in texts]
+    return {one[2] for one in found if one is not None and int(one[1], 16)}
+
+
+@pytest.mark.parametrize("level", ["process", "machine"])
+def test_a_worker_rings_for_rules(data_dir: Path, level: str) -> None:
+    """The process is stopped, mostly while it sleeps, and so does not answer."""
+    with RulesBroker(2, data_dir, {"durability.level": level}) as broker:
+        broker.define(rule("one", 'SELECT * FROM "in/#"'), rule("two", 'SELECT * FROM "$events/client/ping"'))
+        (flows,) = broker.child_pids("flows-0")
+
+        def rings(cause: Callable[[], object]) -> bool:
+            os.kill(flows, signal.SIGSTOP)
+            try:
+                cause()
+                for _ in range(20):  # doorbells of workers ring, too, and are answered
+                    if not (before := rung(flows)) & rung(flows):
+                        time.sleep(0.01)
+                return bool(before & rung(flows))
+            finally:
+                os.kill(flows, signal.SIGCONT)
+
+        for worker in range(2):
+            with Client(broker.address, 5, client_id_on(worker, 2, "rings")) as client:
+                until(lambda client=client: rings(lambda: client.publish("in/x", b"x", 1)))  # type: ignore[misc]
+                until(lambda client=client: rings(client.ping))  # type: ignore[misc]
 
 
 def test_a_restart_goes_on_where_it_was_and_a_new_rule_begins_at_the_end(data_dir: Path) -> None:
