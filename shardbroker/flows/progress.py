@@ -15,6 +15,7 @@ from shardbroker.flows.feed import JournalFeed, journal_names
 from shardbroker.flows.lanes import Lanes
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_table import RuleTable
+from shardbroker.flows.wire import PROBLEMS_FILE
 from shardbroker.journal.holds import Hold, release_hold, set_hold
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.stores.files import replace_file
@@ -47,6 +48,8 @@ class Progress:
         self._number, self._processes, self._workers = number, processes, topology.workers
         self._table, self._lanes, self._log = table, lanes, log
         self._figures_path = topology.runtime_dir / f"flows-{number}.json"
+        self._problems_path = topology.runtime_dir / PROBLEMS_FILE.format(number)
+        self._problems: dict[str, str] = {}
         self._cursors = Cursors(topology.data_dir / "flows")
         if self._cursors.set_aside is not None:
             log("error", log_line("cursors damaged", set_aside=self._cursors.set_aside))
@@ -163,9 +166,20 @@ class Progress:
             }
             for name, feed in self._feeds.items()
         }
+        self._write_problems({id: figures["disabled"] for id, figures in rules.items() if figures["disabled"]})
         content = {"at_ms": now_us // 1000, "generation": self._table.generation, "rules": rules, "journals": journals}
         try:
             replace_file(self._figures_path, json.dumps(content).encode(), sync=False)
+        except OSError as error:
+            self.complain("figures", error)
+
+    def _write_problems(self, problems: dict[str, str]) -> None:
+        """Replaces the file of rules that are stopped, if there are others than before: the manager looks at it each second."""
+        if problems == self._problems:
+            return
+        try:
+            replace_file(self._problems_path, json.dumps(problems).encode(), sync=False)
+            self._problems = problems
         except OSError as error:
             self.complain("figures", error)
 

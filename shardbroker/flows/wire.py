@@ -13,7 +13,10 @@ from typing import Any
 
 import cbor2
 
-__all__ = ["COUNTS", "MESSAGE_MAX", "decode", "encode_answer", "encode_load", "encode_reset", "encode_tried", "encode_try"]
+__all__ = [
+    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "decode", "encode_answer", "encode_load", "encode_reset", "encode_tried",
+    "encode_try",
+]  # fmt: skip
 
 COUNTS = (
     "matched", "passed", "failed", "failed.exception", "failed.no_result", "actions.total", "actions.success", "actions.failed",
@@ -21,6 +24,8 @@ COUNTS = (
 )  # fmt: skip
 """Counts of a rule, with the names of EMQX, in the files of figures."""
 
+PROBLEMS_FILE = "flows-{}-problems.json"
+"""File of the runtime directory, by number of the process: rule -> why it is stopped. It is written when it changes."""
 MESSAGE_MAX = 1 << 20
 """Bytes of a message; problems of some thousand rules."""
 PROBLEM_MAX = 200

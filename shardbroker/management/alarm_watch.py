@@ -11,6 +11,7 @@ from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAla
 from shardbroker.management.cluster_view import ClusterAlarms, peers_of
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.disk_alarms import DiskAlarms
+from shardbroker.management.flows_calls import stopped_rules
 from shm.counters import Counters
 from shm.records import encode_publish
 from shm.ring import Inbox
@@ -18,6 +19,10 @@ from shm.topology import Topology
 from shm.view import ViewSegment
 
 __all__ = ["AlarmWatch"]
+
+
+STOPPED_SHOWN = 5
+"""Rules that an alarm names."""
 
 
 class AlarmWatch:
@@ -51,6 +56,7 @@ class AlarmWatch:
         )
         self._damage = StandingAlarm(node, "files_damaged", "error")
         self._backends = StandingAlarm(node, "backend_unusable", "error")
+        self._rules = StandingAlarm(node, "rules_stopped", "error")
         self._damaged = 0
         self._view = view
         self._cluster = ClusterAlarms(node)
@@ -65,7 +71,10 @@ class AlarmWatch:
         workers = [self._counters.of(worker) for worker in range(self._topology.workers)]
         failing_now = failing(self._topology.runtime_dir)
         backends = self._backends.look(tuple(failing_now), "; ".join(failing_now) or "all back ends are usable", now_ms)
-        for alarm in (memory, loss, backends, *self._disk.look(workers, now_ms), *self._look_at_cluster(now_ms)):
+        stopped = stopped_rules(self._topology.runtime_dir, len(self._topology.places_of("flows")))
+        text = "; ".join(f"{id}: {stopped[id]}" for id in sorted(stopped)[:STOPPED_SHOWN])
+        rules = self._rules.look(tuple(sorted(stopped)), text or "all rules are running", now_ms, {"count": len(stopped)})
+        for alarm in (memory, loss, backends, rules, *self._disk.look(workers, now_ms), *self._look_at_cluster(now_ms)):
             if alarm is not None:
                 self._send(alarm)
 

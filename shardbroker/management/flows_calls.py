@@ -5,16 +5,27 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_load, encode_reset, encode_try
+from shardbroker.flows.wire import MESSAGE_MAX, PROBLEMS_FILE, decode, encode_load, encode_reset, encode_try
 from shm.topology import Topology
 
-__all__ = ["FlowsCalls"]
+__all__ = ["FlowsCalls", "stopped_rules"]
 
 ANSWER_S = 15.0
 """Longest wait for a process, which may have to start, and to compile 10,000 rules."""
+
+
+def stopped_rules(runtime_dir: Path, processes: int) -> dict[str, str]:
+    """Returns rule -> why it is stopped."""
+    found: dict[str, str] = {}
+    for number in range(processes):
+        with suppress(FileNotFoundError, ValueError):
+            found |= json.loads((runtime_dir / PROBLEMS_FILE.format(number)).read_bytes())
+    return found
 
 
 class FlowsCalls:

@@ -250,6 +250,19 @@ def test_a_damaged_file_is_kept_and_named(data_dir: Path) -> None:
     assert (data_dir / "flows.json").read_text() == '{"generation": 3, "rules": [{"no": "id"}]}'
 
 
+def test_a_rule_that_cannot_run_is_an_alarm(data_dir: Path) -> None:
+    kept = {"id": "bad", "name": "", "sql": SQL, "from": ["in/#"], "enable": True, "description": ""}
+    content = {"generation": 1, "rules": [{**kept, "actions": [{"function": "none"}], "created_ms": 1, "changed_ms": 1}]}
+    (data_dir / "flows.json").write_text(json.dumps(content))
+    with Broker(WORKERS, {}, data_dir) as broker:
+        until(lambda: [alarm["name"] for alarm in call(broker, "alarms list")["data"]] == ["rules_stopped"])
+        (alarm,) = call(broker, "alarms list")["data"]
+        assert alarm["message"].startswith("bad: actions.function: must be console, republish")
+        assert call(broker, "rules show", id="bad")["status"] == "stopped"
+        call(broker, "rules update", id="bad", actions="[]")
+        until(lambda: call(broker, "alarms list")["data"] == [])
+
+
 def test_rules_need_a_journal(data_dir: Path) -> None:
     with (
         Broker(WORKERS, {"durability.level": "none"}, data_dir) as broker,
