@@ -116,7 +116,11 @@ class _Manager:
         self._topic_metrics = TopicMetrics(self._workers)
         self._topic_metrics.configure(settings.topic_metrics.topics)
         self._rules = Rules(
-            topology, feed, lambda: call_supervisor(self._context, {"verb": "settings"}), self._complain
+            topology,
+            settings.rules,
+            feed,
+            lambda: call_supervisor(self._context, {"verb": "settings"}),
+            self._complain,
         )
         self._inbox = ManagerInbox(
             topology, self._log, self._workers, self._traces, self._events, self._alarms, self._sys.ring_bell

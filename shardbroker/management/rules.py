@@ -32,16 +32,21 @@ CONFIGURATION, RUNTIME = "configuration", "runtime"
 
 
 class Rules:
-    """start_processes: has the supervisor start the processes flows if there are rules."""
+    """configured: of the settings in force. start_processes: has the supervisor start the processes flows if there are rules."""
 
     def __init__(
-        self, topology: Topology, feed: Feed, start_processes: Callable[[], Awaitable[Any]], complain: Callable[[Line], None]
+        self,
+        topology: Topology,
+        configured: Mapping[str, Rule],
+        feed: Feed,
+        start_processes: Callable[[], Awaitable[Any]],
+        complain: Callable[[Line], None],
     ) -> None:
         self.flows = FlowsCalls(topology)
         self._feed, self._start_processes, self._complain = feed, start_processes, complain
         self._kept, self._in_force = topology.data_dir / DEFINITIONS, topology.runtime_dir / DEFINITIONS
         self._has_journal = topology.settings.durability.level != "none"
-        self._settings_rules = topology.settings.rules
+        self._settings_rules = configured
         self._rules: dict[str, Definition] = {}
         """Made at run time."""
         self._configured: dict[str, Definition] = {}
@@ -65,7 +70,7 @@ class Rules:
             self._feed.send_events(events)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, RouteTableFull, ControlError) as error:
             self._rules, self._configured = {}, {}
-            self._problem = f"{self._kept}: {error}"
+            self._problem = str(error) if isinstance(error, ControlError) else f"{self._kept}: {error}"
             self._complain(log_line("rules not loaded", reason=self._problem))
 
     def _read_kept(self) -> None:
@@ -209,11 +214,14 @@ def _checked(definition: Definition) -> list[str]:
 
 
 def _configured(rules: Mapping[str, Rule]) -> dict[str, Definition]:
-    """Returns the rules of the configuration, which preflight has checked. Raises ControlError."""
+    """Returns the rules of the configuration, which preflight has checked. Raises ControlError, with the key."""
     found = {}
     for id, rule in rules.items():
         definition: Definition = {"id": id, **rule.model_dump(), "origin": CONFIGURATION, "created_ms": None, "changed_ms": None}
-        found[id] = {**definition, "from": _checked(definition)}
+        try:
+            found[id] = {**definition, "from": _checked(definition)}
+        except ControlError as error:
+            raise ControlError(error.code, f"rules.{id}.{error}") from None
     return found
 
 

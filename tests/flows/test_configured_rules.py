@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbroker.control import Control, ControlError
-from tests.harness import Broker, Client, Publish, client_id_on
+from tests.harness import Broker, Client, Publish, client_id_on, until
 
 pytestmark = pytest.mark.own_broker
 WORKERS = 2
@@ -44,6 +44,13 @@ class Configured:
 
     def status(self) -> dict[str, tuple[str, str]]:
         return {row["id"]: (row["origin"], row["status"]) for row in self.call("rules list")["data"]}
+
+    def status_or_none(self) -> dict[str, tuple[str, str]] | None:
+        """Returns None while the manager starts."""
+        try:
+            return self.status()
+        except ControlError:
+            return None
 
     def gets(self, topic: str, payload: bytes, *expected: tuple[str, bytes]) -> None:
         """Publishes from each worker; exactly the expected messages come, in any order of the workers."""
@@ -95,6 +102,11 @@ def test_a_reload_changes_rules(directory: Path) -> None:
         configured.reload(HOT)
         configured.gets("in/a", b'{"t": 3}')
         assert configured.status() == {"hot": ("configuration", "running")}
+        (manager,) = configured.broker.child_pids("manager")
+        configured.broker.kill_process(manager)
+        until(lambda: configured.broker.child_pids("manager") not in ([], [manager]))
+        until(lambda: configured.status_or_none() == {"hot": ("configuration", "running")})
+        configured.gets("in/a", b'{"t": 31}', ("out/hot", b"31"))
         configured.call("config set", key="rules.hot.enable", value="false")
         assert configured.status() == {"hot": ("configuration", "disabled")}
 
