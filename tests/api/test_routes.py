@@ -448,7 +448,8 @@ def test_a_rule_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: R
     metrics = viewer.good("GET", "/rules/hot/metrics")
     assert metrics["id"] == "hot" and set(metrics["metrics"]) >= {"matched", "passed", "failed", "actions.success"}
     rest.good("PUT", "/rules/hot/metrics/reset")
-    tried = rest.good("POST", "/rules/hot/test", {"context": {"topic": "rest/in", "payload": "x", "event_type": "message_publish"}})
+    context = {"topic": "rest/in", "payload": '{"t": 20}', "event_type": "message_publish"}
+    tried = rest.good("POST", "/rules/hot/test", {"context": context})
     assert tried["result"] and tried["actions"]
     assert rest.refused("POST", "/rules/hot/test", {"context": {"topic": "other"}})[0] == 412
     assert viewer.good("GET", "/rule_events")[0]["event"] == "t/#"
