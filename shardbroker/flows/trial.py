@@ -3,6 +3,7 @@
 from typing import Any
 
 from shardbroker.flows.actions import Action, ActionError
+from shardbroker.flows.lanes import Stopped
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.rules.encoding import decoded, encoded
 from shardbroker.rules.events import PUBLISH, event_of, example
@@ -24,13 +25,14 @@ def try_loaded(rule: LoadedRule, context: dict[str, Any], carry_out: bool) -> di
     """
     try:
         given = decoded(context)
-        assert isinstance(given, dict)
+        if not isinstance(given, dict):
+            raise ValueError("context: must be an object of columns")
         if not reaches(rule.compiled, given):
             return {"error": "nomatch", "detail": "FROM does not match the topic"}
         event = event_of(rule.compiled.filters[0]) or PUBLISH
         columns = {**example(event), **given, "metadata": rule.metadata}
         result = rule.compiled.evaluate(columns, Payload(columns["payload"]) if "payload" in columns else None)
-    except (EvaluationError, ValueError) as error:
+    except (EvaluationError, ValueError, RecursionError) as error:
         return {"error": "eval", "detail": str(error)}
     if not result and result != {}:
         return {"error": "nomatch", "detail": "WHERE is false"}
@@ -48,6 +50,8 @@ def _tried(action: Action, row: Value, columns: dict[str, Value], carry_out: boo
             shown["rendered"] = encoded(show(row, columns))
         if carry_out:
             shown["success"] = action.run(row, columns, 0)
-    except ActionError as error:
-        shown["error"] = str(error)
+    except Stopped:
+        raise
+    except Exception as error:  # of an action of another package too: a trial fails, its process does not
+        shown["error"] = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
     return shown

@@ -51,7 +51,10 @@ def encode_try(number: int, rule: str, context: dict[str, Any], carry_out: bool)
 
 def encode_tried(number: int, tried: dict[str, Any] | None) -> bytes:
     """Returns the answer to a trial; None: the rule is not loaded."""
-    message = cbor2.dumps({"id": number, "tried": tried})
+    try:
+        message = cbor2.dumps({"id": number, "tried": tried})
+    except (ValueError, cbor2.CBOREncodeError) as error:  # texts with unpaired surrogates
+        message = cbor2.dumps({"id": number, "tried": {"error": "eval", "detail": f"result: {error}"}})
     if len(message) <= MESSAGE_MAX:
         return message
     too_long = {"error": "eval", "detail": f"result: must be at most {MESSAGE_MAX} bytes, got {len(message)}"}

@@ -65,7 +65,10 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     _limit()
     try:
-        tested = run_rule(request["sql"], decoded(request["context"]))
+        context = decoded(request["context"])
+        if not isinstance(context, dict):
+            raise ValueError("must be an object of columns")
+        tested = run_rule(request["sql"], context)
         if tested.detail.startswith(MemoryError.__name__):  # an error of the rule, as any in a function
             return
         answer = {"error": tested.error, "detail": tested.detail, "result": encoded(tested.result)}

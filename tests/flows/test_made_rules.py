@@ -154,6 +154,7 @@ def test_a_rule_in_force_is_tried(shared_rules: Broker) -> None:
     actions = [{"function": "republish", "args": args}, {"function": "console"}]
     create(shared_rules, "tried", 'SELECT payload, clientid FROM "in/#" WHERE qos < 2', json.dumps([*actions, "mqtt:none"]))
     context = json.dumps({"topic": "in/a", "payload": "x", "clientid": "c1", "qos": 1})
+    flows = shared_rules.child_pids("flows-0")
     shown = call(shared_rules, "rules try", id="tried", context=context)
     row = {"payload": "x", "clientid": "c1"}
     message = {"topic": "out/c1", "payload": "x of c1", "qos": 1, "retain": False, "properties": {}}
@@ -175,11 +176,14 @@ def test_a_rule_in_force_is_tried(shared_rules: Broker) -> None:
         ("tried", '{"topic": "in/b", "qos": {}}', "NOT_MATCH"),
         ("tried", "[]", "BAD_REQUEST"),
         ("tried", '{"payload": {"$bytes": "?"}}', "BAD_REQUEST"),
+        ("tried", '{"$bytes": "eHg="}', "BAD_REQUEST"),
+        ("tried", '{"$undefined": true}', "BAD_REQUEST"),
         ("none", "{}", "NOT_FOUND"),
     ):
         with pytest.raises(ControlError) as refused:
             call(shared_rules, "rules try", id=id, context=given)
         assert refused.value.code == code, (given, refused.value)
+    assert shared_rules.child_pids("flows-0") == flows, "no trial ends the process"
     call(shared_rules, "rules update", id="tried", enable=False)
     with pytest.raises(ControlError, match="rule tried is not in force"):
         call(shared_rules, "rules try", id="tried", context=context)

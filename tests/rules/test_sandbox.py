@@ -24,6 +24,11 @@ def test_a_rule_has_its_result() -> None:
     assert tried("SELECT jq('.a', payload) AS a FROM \"t\"", topic="t", payload='{"a": 3}').result == {"a": [3]}
 
 
+def test_columns_are_an_object() -> None:
+    tested = asyncio.run(try_rule('SELECT * FROM "a"', {"$bytes": "eHg="}))
+    assert tested == tester.Tested("eval", "context: must be an object of columns")
+
+
 def test_bytes_and_missing_fields_are_kept() -> None:
     assert tried('SELECT payload, no FROM "a"', topic="a", payload={"$bytes": "/w=="}).result == {
         "payload": {"$bytes": "/w=="}, "no": {"$undefined": True},
