@@ -68,6 +68,8 @@ def _parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     text = "two brokers in turn under the same scenarios"
     verbs["compare"] = subparsers.add_parser("compare", help=text, description=text)
     _add_compare(verbs["compare"])
+    text = "rules of this broker: evaluation, republished messages, and what is demanded of them"
+    _add_rules(subparsers.add_parser("rules", help=text, description=text), verbs)
     text = "one page of plots and tables, of one or several runs"
     report = verbs["report"] = subparsers.add_parser("report", help=text, description=text)
     report.add_argument("files", nargs="+", type=Path, metavar="FILE", help="lines of JSON, from --out or --json")
@@ -110,6 +112,31 @@ def _add_compare(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--out", type=Path, metavar="FILE", help="append a line of JSON per run to this file, for `report`")
     verb.add_argument("--quiet", action="store_true", help="do not show progress")
     verb.set_defaults(act=_run_compare)
+
+
+def _add_rules(verb: argparse.ArgumentParser, verbs: dict[str, argparse.ArgumentParser]) -> None:
+    verbs["rules"] = verb
+    verb.add_argument("--messages", type=number("", low=10_000, high=10_000_000), default=200_000, help="in the journal; 200000")
+    verb.add_argument("--seconds", type=number("seconds", whole=False, low=1), default=5.0, help="of each load of the broker; 5")
+    verb.add_argument("--no-broker", action="store_true", help="evaluation only, without republished messages")
+    verb.add_argument("--core", type=number("", low=0, high=4095), help="run evaluation and load on this core")
+    verb.add_argument("--json", action="store_true", help="a line of JSON per figure instead of the table")
+    verb.set_defaults(act=_run_rules)
+
+
+def _run_rules(arguments: argparse.Namespace) -> int:
+    from perf import rules  # the other verbs need nothing of the broker
+
+    figures: list[Any] = []
+    try:
+        with _core(arguments.core, "--core"):
+            figures += rules.evaluation(arguments.messages)
+        if not arguments.no_broker:
+            figures += rules.republish(arguments.seconds, arguments.core)
+    except rules.RulesError as error:
+        raise LaunchError(str(error)) from error
+    print("\n".join(map(rules.as_json, figures)) if arguments.json else rules.shown(figures))
+    return 0
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:

@@ -136,7 +136,14 @@ MAY_USE = {
     ),
     # What lands on a machine, and who puts it there.
     "shardbroker.deploy": ("shardbroker.config", "shardbroker.journal", "shardbroker.stores", "shm"),
-    "perf": ("shardbroker.mqtt", "shardbroker.transport", "shm"),
+    "perf": (
+        "shardbroker.control",
+        "shardbroker.flows",
+        "shardbroker.journal",
+        "shardbroker.mqtt",
+        "shardbroker.transport",
+        "shm",
+    ),
     "shardbroker.cli": (
         "shardbroker.config",
         "shardbroker.control",

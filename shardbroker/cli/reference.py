@@ -20,7 +20,7 @@ of their own](ctl.md). `shardbroker perf VERB --help` lists the options of a sce
 Exit codes: 0 success, 1 failure, 2 invalid configuration or usage.
 """
 ELSEWHERE = {"ctl"}
-SHOWN: dict[tuple[str, ...], tuple[str, ...]] = {("perf",): ("p2p", "compare", "report")}
+SHOWN: dict[tuple[str, ...], tuple[str, ...]] = {("perf",): ("p2p", "compare", "rules", "report")}
 """Shown verbs of a command whose other verbs have the same options."""
 _VERB = re.compile(r"^    ([a-z]+)(?= |$)", re.MULTILINE)
 

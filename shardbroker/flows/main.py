@@ -15,7 +15,7 @@ from shardbroker.flows.lanes import Lanes, Stopped
 from shardbroker.flows.own_actions import own_actions
 from shardbroker.flows.progress import Progress
 from shardbroker.flows.rule_table import RuleTable
-from shardbroker.flows.runner import Runner
+from shardbroker.flows.runner import Runner, collect_seldom
 from shardbroker.flows.trial import try_loaded
 from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_answer, encode_tried
 from shardbroker.journal.errors import JournalError
@@ -93,7 +93,6 @@ class _Service:
 
     def close(self) -> None:
         """Commits what is done. What workers have not taken is seen again."""
-        self._progress.settle()
         self._progress.close()
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
@@ -155,6 +154,7 @@ class _Service:
             return
         self._progress.begin(new)
         self._is_loaded = True
+        collect_seldom()
         for rule, problem in self._table.problems.items():
             self._write("error", log_line("rule not loaded", rule=rule, reason=problem[:300]))
 

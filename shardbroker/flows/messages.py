@@ -51,7 +51,7 @@ def columns_of(record: tuple[Any, ...], at_ms: int, publisher: Publisher, node: 
         payload, topic, client = _text(record[4]), _text(record[3]), _text(client_id) if client_id else UNDEFINED
     return {
         "event": "message.publish",
-        "id": f"{int.from_bytes(record[2]):032X}",
+        "id": record[2].hex().upper(),
         "payload": payload,
         "topic": topic,
         "qos": flags & 3,

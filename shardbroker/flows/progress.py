@@ -1,11 +1,15 @@
 """How far a process is: the feeds of its journals, cursors of what is done, holds for retention, figures for the manager.
 
 The cursor of a journal is that of all rules together. A rule has a position of its own only where it begins: `rule.<id>`.
+
+Cursors and holds are written by a thread: each write is a sync of the disk, for which no message may wait. Only a change of
+rules waits for them.
 """
 
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import lmdb
@@ -58,6 +62,9 @@ class Progress:
         self._listed_s = float("-inf")
         self._held_s = float("-inf")
         self._held: dict[str, int] = {}
+        self._writer = ThreadPoolExecutor(1, "cursors")
+        self._writing: Future[list[tuple[str, Exception]]] | None = None
+        self._unwritten: dict[tuple[str, str], Cursor] = {}
         self._complained: dict[str, float] = {}
         self._find_journals()
 
@@ -76,7 +83,11 @@ class Progress:
                 self._feeds[name] = JournalFeed(self._journals / name, self._stored.get((CONSUMER, name)))
 
     def begin(self, new: list[LoadedRule]) -> None:
-        """Rules that are new see what follows the present end of the journals; a known one continues at its position."""
+        """Rules that are new see what follows the present end of the journals; a known one continues at its position.
+
+        Returns once that is on the disk.
+        """
+        self._wait_for_writer()
         self._find_journals()
         ends: dict[str, int] = {}
         changed: dict[tuple[str, str], Cursor] = {}
@@ -103,48 +114,87 @@ class Progress:
         feed.pending.append((cursor, self._lanes.positions()))
 
     def settle(self) -> None:
-        """Commits the cursors that have moved."""
-        changed: dict[tuple[str, str], Cursor] = {}
+        """Notes what is done, and has it written unless the write before is still under way."""
         for name, feed in self._feeds.items():
             while feed.pending and all(map(self._lanes.is_past, feed.pending[0][1])):
                 feed.done, _ = feed.pending.popleft()
-                changed[CONSUMER, name] = feed.done
+                self._unwritten[CONSUMER, name] = feed.done
             if feed.lost > feed.reported:
                 self._log("error", log_line("records missing for rules", journal=name, count=feed.lost - feed.reported))
                 feed.reported = feed.lost
-        if changed:
-            self._commit(changed)
-        if time.monotonic() - self._held_s >= HOLD_S:
-            self._hold()
+        if self._writing is not None and not self._writing.done():
+            return
+        self._wait_for_writer()
+        hold = self._next_hold() if time.monotonic() - self._held_s >= HOLD_S else None
+        if self._unwritten or hold is not None:
+            changed, self._unwritten = self._unwritten, {}
+            self._writing = self._writer.submit(self._write, changed, hold)
 
-    def _commit(self, changed: dict[tuple[str, str], Cursor], removed: list[tuple[str, str]] | None = None) -> None:
+    def _wait_for_writer(self) -> None:
+        """Waits for the write that is under way, if any, and takes its result."""
+        if self._writing is not None:
+            for what, error in self._writing.result():
+                self.complain(what, error)
+            self._writing = None
+
+    def _write(self, changed: dict[tuple[str, str], Cursor], hold: dict[str, int] | None) -> list[tuple[str, Exception]]:
+        """Called by the thread. Cursors that cannot be committed are committed with later ones. Returns problems."""
+        problems: list[tuple[str, Exception]] = []
         try:
-            self._cursors.commit(changed, removed or ())
+            if changed:
+                self._cursors.commit(changed, ())
+                self._stored |= changed
+        except lmdb.Error as error:
+            self._unwritten = changed | self._unwritten
+            problems.append(("cursors", error))
+        try:
+            if hold is not None:
+                self._set_hold(hold)
+        except (OSError, ValueError) as error:
+            problems.append(("hold", error))
+        return problems
+
+    def _commit(self, changed: dict[tuple[str, str], Cursor], removed: list[tuple[str, str]]) -> None:
+        try:
+            self._cursors.commit(changed, removed)
         except lmdb.Error as error:
             self.complain("cursors", error)
             return
         self._stored |= changed
-        for key in removed or ():
+        for key in removed:
             self._stored.pop(key, None)
 
     def _hold(self) -> None:
-        """Keeps what is not done. One hold for each process, in which journals of others are not held."""
-        self._held_s = time.monotonic()
-        consumer = f"{CONSUMER}-{self._number}"
+        """Keeps what is not done."""
         try:
-            if not self._table.rules:
-                release_hold(self._data_dir, consumer)
-                self._held = {}
-                return
+            hold = self._next_hold()
+            if hold is not None:
+                self._set_hold(hold)
+        except (OSError, ValueError) as error:
+            self.complain("hold", error)
+
+    def _next_hold(self) -> dict[str, int] | None:
+        """Returns the positions of the hold; empty: nothing is held; None: they are what they were.
+
+        One hold for each process, in which journals of others are not held.
+        """
+        self._held_s = time.monotonic()
+        positions: dict[str, int] = {}
+        if self._table.rules:
             others = {name for number in range(self._processes) for name in journal_names(self._journals, number, self._processes)}
             others |= {str(worker) for worker in range(self._workers)}
             own = {name: feed.done.position for name, feed in self._feeds.items()}
             positions = {**{name: NOT_HELD for name in others if int(name) % self._processes != self._number}, **own}
-            if positions != self._held:
-                set_hold(self._data_dir, Hold(consumer, positions, HOLD_BYTES))
-                self._held = positions
-        except (OSError, ValueError) as error:
-            self.complain("hold", error)
+        return None if positions and positions == self._held else positions
+
+    def _set_hold(self, positions: dict[str, int]) -> None:
+        """Raises OSError, ValueError."""
+        consumer = f"{CONSUMER}-{self._number}"
+        if positions:
+            set_hold(self._data_dir, Hold(consumer, positions, HOLD_BYTES))
+        else:
+            release_hold(self._data_dir, consumer)
+        self._held = positions
 
     # --- figures --------------------------------------------------------------------------------------------------------------
 
@@ -191,5 +241,10 @@ class Progress:
             self._log("error", log_line("rules held up", part=what, reason=error))
 
     def close(self) -> None:
+        """Returns once all that is done is written."""
+        self._wait_for_writer()
+        self.settle()
+        self._wait_for_writer()
+        self._writer.shutdown()
         self.write_figures()
         self._cursors.close()

@@ -50,6 +50,7 @@ class Republish:
         if not isinstance(named, dict) or set(named) - set(PROPERTIES):
             names = ", ".join(PROPERTIES)
             raise ValueError(f"republish.mqtt_properties: must be an object with names of {names}, got {named!r:.200}")
+        self._constant_qos = self._qos_of({}) if self._qos.is_constant else None
         self._properties = [(PROPERTIES[name], _template(value)) for name, value in named.items()]
         self._direct = args.get("direct_dispatch") in (True, "true")
         self._publisher = f"$rule:{rule}".encode()
@@ -57,7 +58,7 @@ class Republish:
 
     def run(self, row: dict[str, Value], columns: dict[str, Value], journal: int) -> bool:
         """Publishes; returns when the record is in the ring. Raises ActionError."""
-        topic, payload, qos, retain, properties = self._rendered(row, columns)
+        topic, payload, qos, retain, properties = self._rendered(row)
         expiry_s = properties.pop(PropertyId.MESSAGE_EXPIRY_INTERVAL, 0)
         record = encode_publish(
             topic, payload, qos=qos, retain=retain, client_id=self._publisher, originate=not self._direct,
@@ -73,18 +74,17 @@ class Republish:
 
     def show(self, row: dict[str, Value], columns: dict[str, Value]) -> dict[str, Any]:
         """Returns the message that run() would publish. Raises ActionError."""
-        topic, payload, qos, retain, properties = self._rendered(row, columns)
+        topic, payload, qos, retain, properties = self._rendered(row)
         named = {PropertyId(number).name.lower(): _shown(value) for number, value in properties.items()}
         return {"topic": topic.decode(), "payload": _shown(payload), "qos": qos, "retain": retain, "properties": named}
 
-    def _rendered(
-        self, row: dict[str, Value], columns: dict[str, Value]
-    ) -> tuple[bytes, bytes, int, bool, dict[PropertyId, Any]]:
+    def _rendered(self, row: dict[str, Value]) -> tuple[bytes, bytes, int, bool, dict[PropertyId, Any]]:
         """Returns topic, payload, QoS, whether it is retained, properties. Raises ActionError."""
         try:
             topic = self._topic.render(row).encode()
             payload = _bytes(self._payload, row)
-            qos, retain = self._qos_of(row, columns), self._retain_of(row)
+            qos = self._qos_of(row) if self._constant_qos is None else self._constant_qos
+            retain = self._retain_of(row)
             properties = self._properties_of(row)
             check_topic_name(topic)
         except (EvaluationError, MqttError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -93,7 +93,7 @@ class Republish:
             raise ActionError(f"payload: must be at most {self._payload_max} bytes, got {len(payload)}")
         return topic, payload, qos, retain, properties
 
-    def _qos_of(self, row: dict[str, Value], columns: dict[str, Value]) -> int:
+    def _qos_of(self, row: dict[str, Value]) -> int:
         value = _value(self._qos, row)
         qos = 0 if value in (UNDEFINED, "undefined", "") else int(value)
         if qos not in (0, 1, 2):
@@ -102,7 +102,9 @@ class Republish:
 
     def _retain_of(self, row: dict[str, Value]) -> bool:
         value = _value(self._retain, row)
-        retain = value if isinstance(value, bool) else BOOLEANS.get("" if value is UNDEFINED else str(value))
+        if value is UNDEFINED:
+            return False
+        retain = value if isinstance(value, bool) else BOOLEANS.get(str(value))
         if retain is None:
             raise ValueError(f"retain: must be true or false, got {value!r:.40}")
         return retain
@@ -160,6 +162,8 @@ def _value(given: Template, row: dict[str, Value]) -> Value:
 
 def _bytes(given: Template, row: dict[str, Value]) -> bytes:
     value = _value(given, row)
+    if type(value) is str:
+        return value.encode()
     return value if isinstance(value, bytes) else given.render(row).encode()
 
 

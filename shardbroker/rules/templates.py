@@ -33,6 +33,8 @@ class Template:
     @staticmethod
     def value(fields: dict[str, Value], steps: tuple[Step, ...]) -> Value:
         """Returns the value of one placeholder, or `UNDEFINED`."""
+        if len(steps) == 1 and type(steps[0]) is str and type(fields) is dict:
+            return fields.get(steps[0], UNDEFINED)
         return get(fields, steps) if steps else fields
 
     @property
@@ -63,5 +65,7 @@ def _steps(path: str) -> tuple[Step, ...]:
 
 
 def _text(value: Value) -> str:
+    if type(value) is str:
+        return value
     shown = text_of(value) if value is not UNDEFINED else "undefined"
     return shown if isinstance(shown, str) else shown.decode(errors="replace")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from shardbroker.control import Control, ControlError
+from shardbroker.flows.cursors import Cursor, Cursors
+from shardbroker.flows.feed import JournalFeed
 from tests.harness import Broker, Client, Publish, client_id_on, until
 
 pytestmark = pytest.mark.own_broker
@@ -64,6 +66,17 @@ class Configured:
                     subscriber.expect(Publish, topic=out[0], payload=out[1])
 
 
+def is_settled(data_dir: Path) -> bool:
+    """Whether the cursors of rules are at the ends of the journals: nothing is repeated after a kill."""
+    cursors = Cursors(data_dir / "flows")
+    try:
+        stored = cursors.all()
+    finally:
+        cursors.close()
+    ends = {str(worker): JournalFeed(data_dir / "journal" / str(worker), None).end() for worker in range(WORKERS)}
+    return all(stored.get(("rules", name), Cursor(0)).position == end for name, end in ends.items())
+
+
 @pytest.fixture
 def directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
@@ -85,6 +98,7 @@ def test_rules_of_the_file_are_in_force_from_the_start(directory: Path) -> None:
         configured.call("rules create", id="made", sql='SELECT * FROM "in/#"', actions='[{"function": "console"}]')
         assert configured.status()["made"] == ("runtime", "running")
         assert [one["id"] for one in json.loads((configured.broker.data_dir / "flows.json").read_text())["rules"]] == ["made"]
+        until(lambda: is_settled(configured.broker.data_dir))
         configured.broker.kill()
         configured.broker.start()
         assert sorted(configured.status()) == ["cold", "hot", "made"]

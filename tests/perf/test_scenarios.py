@@ -203,3 +203,17 @@ def test_too_many_clients() -> None:
         check_room(Plan(publishers=200_000, subscribers=200_000))
     with pytest.raises(PlanError, match=r"ifaddr = one address: .* own addresses"):
         check_room(Plan(publishers=200_000, subscribers=200_000, processes=64))
+
+
+def test_rules_are_measured_through_a_broker_of_their_own() -> None:
+    """`shardbroker perf rules`: every figure is there; whether demands are met depends on the machine."""
+    command = [PROGRAM, "perf", "rules", "--messages", "10000", "--seconds", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["unit"] for one in figures] == [
+        "KB", "\u00b5s of CPU a message", "messages/s", "times one rule", "evaluations/s", "ms", "ms", "messages/s",
+    ]  # fmt: skip
+    assert all(one["measured"] > 0 for one in figures)
+    refused = subprocess.run([PROGRAM, "perf", "rules", "--messages", "1"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "allowed is a whole number from 10,000" in refused.stderr
