@@ -90,8 +90,10 @@ def compile_rule(sql: str) -> CompiledRule:
     tree = parse(sql)
     made = _Compiler(tree)
     module = nodes.function(("columns", "payload"), made.body())
-    exec(compile(module, "<rule>", "exec", dont_inherit=True), made.expressions.slots)
-    return CompiledRule(sql, tree, tuple(made.expressions.problems), made.expressions.slots["rule"])
+    slots = made.expressions.slots
+    exec(compile(module, "<rule>", "exec", dont_inherit=True), slots)
+    # Taken out: a function that is among its own globals is freed by the collector of cycles only, which passes over loaded rules.
+    return CompiledRule(sql, tree, tuple(made.expressions.problems), slots.pop("rule"))
 
 
 class _Compiler:

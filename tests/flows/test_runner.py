@@ -1,6 +1,8 @@
 """Rules over records, without a broker: figures, errors, actions, slow rules."""
 
+import gc
 import json
+import weakref
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,17 @@ def test_an_action_of_another_package_that_cannot_be_made_is_the_problem_of_its_
     assert bench.table.problems == {"r": "actions.function broken: ModuleNotFoundError: No module named 'no_such_package'"}
     bench.see(b"a", b"{}")
     assert len(bench.action.rows) == 1
+
+
+def test_a_removed_rule_is_freed_without_the_collector(tmp_path: Path) -> None:
+    """The process leaves loaded rules out of the collector's work, so a cycle in one would never be freed."""
+    sql = 'FOREACH payload.l AS e DO e.x AS x, upper(clientid) AS c INCASE e.x > 1 FROM "a/#" WHERE regex_match(topic, "a.*")'
+    bench = Bench(tmp_path, rule("r", sql, RECORD))
+    bench.see(b"a/x", b'{"l": [{"x": 2}]}')
+    function = weakref.ref(bench.table.rules["r"].compiled._function)
+    gc.disable()
+    try:
+        bench.load()
+        assert function() is None
+    finally:
+        gc.enable()
