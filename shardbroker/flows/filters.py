@@ -33,6 +33,24 @@ class FilterTree(Generic[T]):
             node = node.children.setdefault(level, _Node())
         node.here.append(value)
 
+    def remove(self, filter: bytes, value: T) -> None:
+        """Removes one value that was added with this filter. Raises ValueError, KeyError if there is none."""
+        node = self._root
+        above: list[tuple[_Node[T], bytes]] = []
+        values = None
+        for level in filter.split(b"/"):
+            if level == b"#":
+                values = node.rest
+                break
+            above.append((node, level))
+            node = node.children[level]
+        (node.here if values is None else values).remove(value)
+        for parent, level in reversed(above):
+            child = parent.children[level]
+            if child.children or child.here or child.rest:
+                break
+            del parent.children[level]
+
     def match(self, topic: bytes) -> list[T]:
         """Returns the values of all filters that match."""
         levels = topic.split(b"/")

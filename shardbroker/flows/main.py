@@ -14,6 +14,7 @@ from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
 from shardbroker.flows.own_actions import own_actions
 from shardbroker.flows.progress import Progress
+from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner, collect_seldom
 from shardbroker.flows.trial import try_loaded
@@ -152,19 +153,37 @@ class _Service:
         except (OSError, ValueError) as error:
             self._write("error", log_line("rules not loaded", reason=error))
             return
+        self._begin(new, list(self._table.problems))
+
+    def _change(self, request: dict[str, Any]) -> list[str]:
+        """Takes over what has changed, or reads the definitions; returns the rules that may have problems."""
+        changed, removed = request.get("changed"), request.get("removed")
+        if not self._is_loaded or changed is None or removed is None or request.get("base") != self._table.generation:
+            self._load()
+            return list(self._table.problems)
+        new = self._table.change(request["generation"], changed, removed)
+        self._seen = tuple(request["stamp"])
+        ids = [one["id"] for one in changed]
+        self._begin(new, ids)
+        return ids
+
+    def _begin(self, new: list[LoadedRule], changed: list[str]) -> None:
         self._progress.begin(new)
         self._is_loaded = True
         collect_seldom()
-        for rule, problem in self._table.problems.items():
-            self._write("error", log_line("rule not loaded", rule=rule, reason=problem[:300]))
+        for rule in changed:
+            if rule in self._table.problems:
+                self._write("error", log_line("rule not loaded", rule=rule, reason=self._table.problems[rule][:300]))
 
     def _answer_requests(self) -> None:
         for request in self._requests():
+            named = list(self._table.problems)
             if request.get("verb") == "load":
-                self._load()
+                named = self._change(request)
             elif request.get("verb") == "reset" and (rule := self._table.rules.get(str(request.get("rule")))) is not None:
                 rule.reset()
-            answer = encode_answer(request["id"], self._table.generation, self._table.problems)
+            problems = {rule: self._table.problems[rule] for rule in named if rule in self._table.problems}
+            answer = encode_answer(request["id"], self._table.generation, problems)
             if request.get("verb") == "try":
                 answer = encode_tried(request["id"], self._tried(request))
             try:

@@ -57,7 +57,13 @@ class Progress:
         self._cursors = Cursors(topology.data_dir / "flows")
         if self._cursors.set_aside is not None:
             log("error", log_line("cursors damaged", set_aside=self._cursors.set_aside))
-        self._stored = self._cursors.all()
+        stored = self._cursors.all()
+        self._stored = {journal: cursor for (consumer, journal), cursor in stored.items() if consumer == CONSUMER}
+        self._starts: dict[str, dict[str, int]] = {}
+        """Rule -> journal -> where it begins."""
+        for (consumer, journal), cursor in stored.items():
+            if consumer.startswith(RULE):
+                self._starts.setdefault(consumer.removeprefix(RULE), {})[journal] = cursor.position
         self._feeds: dict[str, JournalFeed] = {}
         self._listed_s = float("-inf")
         self._held_s = float("-inf")
@@ -80,7 +86,7 @@ class Progress:
         self._listed_s = time.monotonic()
         for name in journal_names(self._journals, self._number, self._processes):
             if name not in self._feeds:
-                self._feeds[name] = JournalFeed(self._journals / name, self._stored.get((CONSUMER, name)))
+                self._feeds[name] = JournalFeed(self._journals / name, self._stored.get(name))
 
     def begin(self, new: list[LoadedRule]) -> None:
         """Rules that are new see what follows the present end of the journals; a known one continues at its position.
@@ -92,14 +98,14 @@ class Progress:
         ends: dict[str, int] = {}
         changed: dict[tuple[str, str], Cursor] = {}
         for rule in new:
-            own = {journal: cursor.position for (consumer, journal), cursor in self._stored.items() if consumer == RULE + rule.id}
-            if not own and self._cursors.set_aside is None:
-                ends = ends or {name: feed.end() for name, feed in self._feeds.items()}
-                own = {**ends, "": 0}
-                changed |= {(RULE + rule.id, journal): Cursor(position) for journal, position in own.items()}
-            rule.starts = own
-        known = {RULE + id for id in (*self._table.rules, *self._table.problems)}
-        removed = [key for key in self._stored if key[0].startswith(RULE) and key[0] not in known]
+            if rule.id not in self._starts and self._cursors.set_aside is None:
+                ends = ends or {"": 0, **{name: feed.end() for name, feed in self._feeds.items()}}
+                self._starts[rule.id] = ends
+                changed |= {(RULE + rule.id, journal): Cursor(position) for journal, position in ends.items()}
+            rule.starts = self._starts.get(rule.id, {})
+        known = self._table.rules.keys() | self._table.problems.keys()
+        gone = [id for id in self._starts if id not in known]
+        removed = [(RULE + id, journal) for id in gone for journal in self._starts.pop(id)]
         if changed or removed:
             self._commit(changed, removed)
         self._hold()
@@ -143,7 +149,6 @@ class Progress:
         try:
             if changed:
                 self._cursors.commit(changed, ())
-                self._stored |= changed
         except lmdb.Error as error:
             self._unwritten = changed | self._unwritten
             problems.append(("cursors", error))
@@ -159,10 +164,6 @@ class Progress:
             self._cursors.commit(changed, removed)
         except lmdb.Error as error:
             self.complain("cursors", error)
-            return
-        self._stored |= changed
-        for key in removed:
-            self._stored.pop(key, None)
 
     def _hold(self) -> None:
         """Keeps what is not done."""

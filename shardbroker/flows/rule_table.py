@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,35 +43,57 @@ class RuleTable:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict) or not isinstance(definitions := content.get("rules", []), list):
             raise ValueError(f"{path}: must be an object with rules")
-        before, self.rules, self.problems = self.rules, {}, {}
-        for one in definitions:
-            if isinstance(one, dict) and isinstance(one.get("id"), str) and one.get("enable", True) is not False:
-                self._add(one, before.get(one["id"]))
-        self.generation = int(content.get("generation", 0))
-        self._filters = FilterTree()
-        self._of_events = {}
-        for rule in self.rules.values():
-            for filter in dict.fromkeys(rule.compiled.filters):
-                if not filter.startswith(EVENTS):
-                    self._filters.add(filter.encode(), rule)
-                elif (event := event_of(filter)) is not None:
-                    rules = self._of_events.get(event.name.encode(), ())
-                    self._of_events[event.name.encode()] = tuple(dict.fromkeys((*rules, rule)))
-        self._known = {}
-        return [rule for rule in self.rules.values() if rule.id not in before]
+        rules = {one["id"]: one for one in definitions if isinstance(one, dict) and isinstance(one.get("id"), str)}
+        gone = [id for id in (*self.rules, *self.problems) if id not in rules]
+        return self.change(int(content.get("generation", 0)), rules.values(), gone)
 
-    def _add(self, one: dict[str, Any], known: LoadedRule | None) -> None:
+    def change(self, generation: int, changed: Iterable[dict[str, Any]], removed: Iterable[str]) -> list[LoadedRule]:
+        """Adds and replaces rules, and removes others; returns those that are new."""
+        new = []
+        for id in removed:
+            self._take_out(id)
+            self.problems.pop(id, None)
+        for one in changed:
+            id, known = one["id"], self.rules.get(one["id"])
+            if known is not None and known.definition == one and known.disabled is None:
+                continue
+            self._take_out(id)
+            self.problems.pop(id, None)
+            if one.get("enable", True) is not False and (rule := self._made(one, known)) is not None:
+                self._put_in(rule)
+                if known is None:
+                    new.append(rule)
+        self.generation = generation
+        self._known = {}
+        return new
+
+    def _made(self, one: dict[str, Any], known: LoadedRule | None) -> LoadedRule | None:
         id = one["id"]
-        if known is not None and known.definition == one and known.disabled is None:
-            self.rules[id] = known
-            return
         try:
             compiled = compile_rule(str(one.get("sql", "")))
             actions = [make_action(id, action, self._factories) for action in one.get("actions") or []]
         except (SqlError, EvaluationError, ValueError) as error:
             self.problems[id] = str(error)
+            return None
+        return LoadedRule(id, one, compiled, actions, starts=known.starts if known is not None else {})
+
+    def _put_in(self, rule: LoadedRule) -> None:
+        self.rules[rule.id] = rule
+        filters, events = _sources(rule)
+        for filter in filters:
+            self._filters.add(filter, rule)
+        for event in events:
+            self._of_events[event] = (*self._of_events.get(event, ()), rule)
+
+    def _take_out(self, id: str) -> None:
+        rule = self.rules.pop(id, None)
+        if rule is None:
             return
-        self.rules[id] = LoadedRule(id, one, compiled, actions, starts=known.starts if known is not None else {})
+        filters, events = _sources(rule)
+        for filter in filters:
+            self._filters.remove(filter, rule)
+        for event in events:
+            self._of_events[event] = tuple(one for one in self._of_events[event] if one is not rule)
 
     def rules_of(self, topic: bytes) -> tuple[LoadedRule, ...]:
         """Returns the rules of a topic, each once."""
@@ -90,3 +112,11 @@ class RuleTable:
     def forget_topics(self) -> None:
         """After a rule was disabled."""
         self._known = {}
+
+
+def _sources(rule: LoadedRule) -> tuple[list[bytes], list[bytes]]:
+    """Returns the topic filters and the events behind FROM, each once."""
+    named = list(dict.fromkeys(rule.compiled.filters))
+    events = [event.name for name in named if name.startswith(EVENTS) and (event := event_of(name)) is not None]
+    filters = [name.encode() for name in named if not name.startswith(EVENTS)]
+    return filters, [event.encode() for event in dict.fromkeys(events)]

@@ -1,12 +1,14 @@
 """Requests of the manager to the process flows, and their answers: CBOR, a message each, in the order of the requests.
 
     {"id": n, "verb": "load", "generation": G}    reads the definitions     -> {"id": n, "generation": G, "problems": {rule: text}}
+    {..., "base": B, "changed": [definition, ...], "removed": [rule, ...], "stamp": [...]}
+                                                  the same, as what has changed since generation B; `stamp` is that of the file
     {"id": n, "verb": "reset", "rule": id}        sets figures of it to 0   -> {"id": n, "generation": G, "problems": {}}
     {"id": n, "verb": "try", "rule": id, "context": {...}, "carry_out": bool}
                                                   flows/trial.py            -> {"id": n, "tried": {...}; null: it is not loaded}
 
-The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used. From then on a
-message that reaches the journal is seen by all the others.
+The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used: those of
+`changed`, or of all if the definitions were read. From then on a message that reaches the journal is seen by all the others.
 """
 
 from typing import Any
@@ -34,9 +36,11 @@ PROBLEMS_MAX = 1000
 """Problems in an answer."""
 
 
-def encode_load(number: int, generation: int) -> bytes:
-    """Returns the request to load these definitions."""
-    return cbor2.dumps({"id": number, "verb": "load", "generation": generation})
+def encode_load(number: int, generation: int, change: dict[str, Any] | None = None) -> bytes:
+    """Returns the request to load these definitions. change: `base`, `changed`, `removed`, `stamp`; left out if it is too long."""
+    request = {"id": number, "verb": "load", "generation": generation}
+    message = cbor2.dumps({**request, **(change or {})})
+    return message if len(message) <= MESSAGE_MAX else cbor2.dumps(request)
 
 
 def encode_reset(number: int, rule: str) -> bytes:

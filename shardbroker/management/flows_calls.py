@@ -37,10 +37,13 @@ class FlowsCalls:
         self._number = time.time_ns()  # answers to an earlier manager have other numbers
         self._turn = asyncio.Lock()
 
-    async def load(self, generation: int) -> dict[str, str]:
-        """Returns rule -> problem once all processes have loaded the definitions. Raises ControlError NOT_AVAILABLE."""
+    async def load(self, generation: int, change: dict[str, Any] | None = None) -> dict[str, str]:
+        """Returns rule -> problem once all processes have loaded the definitions. Raises ControlError NOT_AVAILABLE.
+
+        change: what has changed since the generation before, see flows/wire.py.
+        """
         problems: dict[str, str] = {}
-        for answer in await self._ask_all(lambda number: encode_load(number, generation)):
+        for answer in await self._ask_all(lambda number: encode_load(number, generation, change)):
             problems |= answer["problems"]
         return problems
 

@@ -4,7 +4,7 @@
     <runtime_dir>/flows.json    all rules in force, which the processes flows read
 
 A change is in force once it is answered: rules are loaded first, then workers journal what FROM names. So a rule sees each message
-that is published after the answer.
+that is published after the answer. Changes that arrive meanwhile are put in force together: each writes all rules.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from shardbroker.control import ControlError
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.management.feed import Feed
 from shardbroker.management.flows_calls import FlowsCalls
-from shardbroker.stores.files import replace_file
+from shardbroker.stores.files import replace_file, stamp_of
 from shm.routes import RouteTableFull
 from shm.topology import Topology
 
@@ -29,6 +29,20 @@ Definition = dict[str, Any]
 """`id`, `name`, `sql`, `from`, `enable`, `description`, `actions`, `origin`, `created_ms`, `changed_ms`."""
 CONFIGURATION, RUNTIME = "configuration", "runtime"
 """Origins of a rule."""
+TOGETHER_MAX = 100
+"""Changes that are put in force together: the processes flows evaluate nothing while they compile them, 1 ms each."""
+
+
+class _Change:
+    """A change of one rule that waits for its turn. apply: makes it, in the rules before it, or raises ControlError."""
+
+    def __init__(self, id: str, apply: Callable[[dict[str, Definition]], Definition | None]) -> None:
+        self.id, self.apply = id, apply
+        self.done: asyncio.Future[Definition | None] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: ControlError) -> None:
+        self.done.set_exception(error)
+        self.done.exception()  # whoever has made the change may be gone
 
 
 class Rules:
@@ -54,6 +68,12 @@ class Rules:
         self._problem = ""
         self._turn = asyncio.Lock()
         self._configuring: asyncio.Task[None] | None = None
+        self._waiting: list[_Change] = []
+        self._changing: asyncio.Task[None] | None = None
+        self._texts: dict[str, tuple[Definition, bytes]] = {}
+        """Rule -> definition and its JSON: most are those of the change before."""
+        self._loaded: tuple[int, dict[str, Definition]] | None = None
+        """Generation and rules that the processes flows have loaded; None: unknown."""
 
     def resume(self) -> None:
         """Puts all rules in force, before the broker serves; none if the file cannot be read, which is kept as it is."""
@@ -97,12 +117,6 @@ class Rules:
             raise ControlError("NOT_FOUND", f"no rule {id!r}")
         return rule
 
-    def _find_own(self, id: str) -> Definition:
-        """Returns a rule that was made at run time. Raises ControlError."""
-        if id in self._configured:
-            raise ControlError("BAD_REQUEST", f"rule {id} is in the configuration (rules.{id}): change it there, and reload")
-        return self.find(id)
-
     def configure(self, rules: Mapping[str, Rule]) -> None:
         """Puts the rules of a new configuration in force; see settled(). What is wrong is logged, and the rules before stay."""
         if rules != self._settings_rules:
@@ -119,68 +133,156 @@ class Rules:
             before = self._configured
             try:
                 self._configured = _configured(self._settings_rules)
-                await self._put_in_force(self._rules, "")
+                await self._put_in_force(self._rules, ())
             except ControlError as error:
                 self._configured = before
                 await self._take_back(self._rules)
                 self._complain(log_line("rules not loaded", reason=str(error)))
 
+    # --- changes --------------------------------------------------------------------------------------------------------------
+
     async def create(self, definition: Definition) -> Definition:
         """Makes a rule; returns it when it is in force. Raises ControlError."""
-        async with self._turn:
-            if definition["id"] in self._all():
-                raise ControlError("BAD_REQUEST", f"id: must be new, got {definition['id']}")
-            if len(self._all()) >= RULES_MAX:
+        id = definition["id"]
+        rule = _stamped(definition, _now_ms())
+
+        def apply(rules: dict[str, Definition]) -> Definition:
+            if id in rules or id in self._configured:
+                raise ControlError("BAD_REQUEST", f"id: must be new, got {id}")
+            if len(rules) + len(self._configured) >= RULES_MAX:
                 raise ControlError("EXCEED_LIMIT", f"rules: must be at most {RULES_MAX}")
-            return await self._put(definition, _now_ms())
+            rules[id] = rule
+            return rule
+
+        made: Definition = await self._changed(id, apply)
+        return made
 
     async def update(self, id: str, changes: dict[str, Any]) -> Definition:
         """Changes fields of a rule, which continues at its position; returns it when that is in force. Raises ControlError."""
-        async with self._turn:
-            before = self._find_own(id)
-            return await self._put({**before, **changes}, before["created_ms"])
+
+        def apply(rules: dict[str, Definition]) -> Definition:
+            before = self._own(id, rules)
+            rules[id] = rule = _stamped({**before, **changes}, before["created_ms"])
+            return rule
+
+        made: Definition = await self._changed(id, apply)
+        return made
 
     async def delete(self, id: str) -> None:
         """Removes a rule. Raises ControlError."""
-        async with self._turn:
-            self._find_own(id)
-            await self._change({other: rule for other, rule in self._rules.items() if other != id}, id)
 
-    async def _put(self, definition: Definition, created_ms: int) -> Definition:
-        rule = {**definition, "from": _checked(definition), "origin": RUNTIME, "created_ms": created_ms, "changed_ms": _now_ms()}
-        await self._change({**self._rules, rule["id"]: rule}, rule["id"])
-        return rule
+        def apply(rules: dict[str, Definition]) -> None:
+            self._own(id, rules)
+            del rules[id]
 
-    async def _change(self, after: dict[str, Definition], id: str) -> None:
+        await self._changed(id, apply)
+
+    def _own(self, id: str, rules: dict[str, Definition]) -> Definition:
+        """Returns a rule that was made at run time. Raises ControlError."""
+        if id in self._configured:
+            raise ControlError("BAD_REQUEST", f"rule {id} is in the configuration (rules.{id}): change it there, and reload")
+        if id not in rules:
+            raise ControlError("NOT_FOUND", f"no rule {id!r}")
+        return rules[id]
+
+    async def _changed(self, id: str, apply: Callable[[dict[str, Definition]], Any]) -> Any:
+        """Returns what `apply` has returned, once that is in force. Raises ControlError."""
+        change = _Change(id, apply)
+        self._waiting.append(change)
+        if self._changing is None or self._changing.done():
+            self._changing = asyncio.get_running_loop().create_task(self._make_changes())
+        return await asyncio.shield(change.done)
+
+    async def _make_changes(self) -> None:
+        while self._waiting:
+            async with self._turn:
+                changes = self._take_waiting()
+                try:
+                    await self._change(changes)
+                except Exception as error:  # those that wait are made all the same
+                    problem = error if isinstance(error, ControlError) else ControlError("INTERNAL_ERROR", f"{error!r:.300}")
+                    self._complain(log_line("rules not loaded", reason=str(problem)))
+                    for change in changes:
+                        if not change.done.done():
+                            change.fail(problem)
+
+    def _take_waiting(self) -> list[_Change]:
+        """Returns the next changes, with no rule among them twice."""
+        taken: dict[str, _Change] = {}
+        for change in self._waiting[:TOGETHER_MAX]:
+            if change.id in taken:
+                break
+            taken[change.id] = change
+        del self._waiting[: len(taken)]
+        return list(taken.values())
+
+    async def _change(self, changes: list[_Change]) -> None:
+        before, after = self._rules, dict(self._rules)
+        made: list[tuple[_Change, Definition | None]] = []
+        for change in changes:
+            try:
+                self._check_changeable()
+                made.append((change, change.apply(after)))
+            except ControlError as error:
+                change.fail(error)
+        if not made:
+            return
+        try:
+            problems = await self._put_in_force(after, [change.id for change, _ in made])
+        except ControlError as error:
+            await self._take_back(before)
+            for change, _ in made:
+                change.fail(error)
+            return
+        for change, result in made:
+            if change.id in problems:
+                change.fail(ControlError("BAD_REQUEST", problems[change.id]))
+            else:
+                change.done.set_result(result)
+
+    def _check_changeable(self) -> None:
         if not self._has_journal:
             raise ControlError("BAD_REQUEST", "rules need a journal: durability.level must be process or machine, got none")
         if self._problem:
             raise ControlError("NOT_AVAILABLE", f"rules cannot be changed before this is mended: {self._problem}")
-        before = self._rules
-        try:
-            await self._put_in_force(after, id)
-        except ControlError:
-            await self._take_back(before)
-            raise
 
-    async def _put_in_force(self, made: dict[str, Definition], id: str) -> None:
-        """Raises ControlError, also for a problem of the rule `id`."""
+    async def _put_in_force(self, made: dict[str, Definition], changed: Iterable[str]) -> dict[str, str]:
+        """Returns the problems of changed rules, which are what they were then. Raises ControlError."""
+        before = self._rules
         self._store(made)
         try:
             await self._start_processes()
-            if problem := (await self.flows.load(self._generation)).get(id):
-                raise ControlError("BAD_REQUEST", problem)
+            found = await self._load()
+            problems = {id: found[id] for id in changed if id in found}
+            if problems:
+                right = {id: rule for id, rule in made.items() if id not in problems}
+                self._store({**right, **{id: before[id] for id in problems if id in before}})
+                await self._load()
             await self._feed.set(*_fed(self._all().values()))
         except RouteTableFull as error:
             raise ControlError("EXCEED_LIMIT", str(error)) from None
         except OSError as error:
             raise ControlError("NOT_AVAILABLE", str(error)) from None
+        return problems
+
+    async def _load(self) -> dict[str, str]:
+        """Has the processes flows load what is stored; returns the problems. Raises ControlError."""
+        rules, stamp, change = self._all(), stamp_of(self._in_force), None
+        if self._loaded is not None and stamp is not None:
+            base, before = self._loaded
+            changed = [rule for id, rule in rules.items() if before.get(id) is not rule]
+            removed = [id for id in before if id not in rules]
+            change = {"base": base, "changed": changed, "removed": removed, "stamp": stamp}
+        self._loaded = None
+        problems = await self.flows.load(self._generation, change)
+        self._loaded = self._generation, rules
+        return problems
 
     async def _take_back(self, before: dict[str, Definition]) -> None:
         """What was refused, or could not be put in force, is not kept either."""
         self._store(before)
         try:
-            await self.flows.load(self._generation)
+            await self._load()
             await self._feed.set(*_fed(self._all().values()))
         except (ControlError, RouteTableFull, OSError) as error:  # a process loads the file when it is back
             self._complain(log_line("rules not loaded", reason=str(error)))
@@ -190,17 +292,31 @@ class Rules:
         self._rules, self._generation = rules, self._generation + 1
         try:
             if rules or self._kept.exists():
-                self._write(self._kept, list(rules.values()), sync=True)
+                self._write(self._kept, rules, sync=True)
             self._write_in_force()
         except OSError as error:
             self._rules, self._generation = before
             raise ControlError("NOT_AVAILABLE", f"rules not written: {error}") from None
 
     def _write_in_force(self) -> None:
-        self._write(self._in_force, list(self._all().values()), sync=False)
+        self._write(self._in_force, self._all(), sync=False)
 
-    def _write(self, path: Path, rules: list[Definition], sync: bool) -> None:
-        replace_file(path, json.dumps({"generation": self._generation, "rules": rules}).encode(), sync=sync)
+    def _write(self, path: Path, rules: dict[str, Definition], sync: bool) -> None:
+        texts = b", ".join([self._text_of(id, rule) for id, rule in rules.items()])
+        replace_file(path, b'{"generation": %d, "rules": [%b]}' % (self._generation, texts), sync=sync)
+        if len(self._texts) > 2 * RULES_MAX:
+            self._texts.clear()
+
+    def _text_of(self, id: str, rule: Definition) -> bytes:
+        known = self._texts.get(id)
+        if known is None or known[0] is not rule:
+            known = self._texts[id] = rule, json.dumps(rule).encode()
+        return known[1]
+
+
+def _stamped(definition: Definition, created_ms: int) -> Definition:
+    """Returns a checked rule of now. Raises ControlError BAD_REQUEST."""
+    return {**definition, "from": _checked(definition), "origin": RUNTIME, "created_ms": created_ms, "changed_ms": _now_ms()}
 
 
 def _checked(definition: Definition) -> list[str]:

@@ -5,6 +5,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,71 @@ def test_rules_need_a_journal(data_dir: Path) -> None:
         pytest.raises(ControlError, match=r"rules need a journal: durability\.level must be process or machine, got none"),
     ):
         create(broker)
+
+
+def test_changes_of_many_clients_are_made_together(broker: Broker) -> None:
+    """A hundred clients at once, some with wrong rules: each has its own answer, and what is listed is what runs."""
+    made, refused = [f"m{number}" for number in range(80)], [f"w{number}" for number in range(20)]
+    create(broker, "kept")
+
+    def make(id: str) -> str:
+        wrong = json.dumps([{"function": "republish", "args": {}}])
+        try:
+            create(broker, id, f'SELECT payload, clientid FROM "in/{id}"', wrong if id in refused else REPUBLISH)
+        except ControlError as error:
+            return str(error)
+        return "made"
+
+    with ThreadPoolExecutor(len(made) + len(refused)) as pool:
+        answers = dict(zip(made + refused, pool.map(make, made + refused), strict=True))
+        assert {id for id, answer in answers.items() if answer == "made"} == set(made)
+        assert all("republish.topic: must be a text" in answers[id] for id in refused), answers
+        assert set(ids(broker)) == {"kept", *made}
+    generation = json.loads((broker.data_dir / "flows.json").read_text())["generation"]
+    assert generation < 80, "several changes are one write"
+    with Client(broker.address, 5, "sub") as subscriber, publisher(broker, 1) as client:
+        subscriber.subscribe("out/#", 1)
+        for id in (*refused, *made):
+            client.publish(f"in/{id}", id.encode(), 1)
+        got = sorted(subscriber.expect(Publish).payload for _ in range(2 * 80 + 20))
+        assert got == sorted([id.encode() for id in made] * 2 + [id.encode() for id in refused])  # `kept` is on in/#
+
+
+def test_changes_of_one_rule_are_made_in_their_order(broker: Broker) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda number: _answer(broker, number), range(20)))
+    assert answers.count("made") == 1 and all("id: must be new" in one for one in answers if one != "made")
+    call(broker, "rules delete", id="same")
+    assert ids(broker) == []
+
+
+def _answer(broker: Broker, number: int) -> str:
+    try:
+        create(broker, "same", description=str(number))
+    except ControlError as error:
+        return str(error)
+    return "made"
+
+
+@pytest.mark.parametrize("role", ["flows", "manager"])
+def test_changes_go_on_behind_a_kill(broker: Broker, role: str) -> None:
+    """What a process has loaded is unknown then: it reads all rules again."""
+    create(broker, "first", 'SELECT payload, clientid FROM "in/1"')
+    (pid,) = broker.child_pids(role)
+    broker.kill_process(pid)
+    until(lambda: created_or_none(broker, "second", 'SELECT payload, clientid FROM "in/2"'))
+    call(broker, "rules delete", id="first")
+    with Client(broker.address, 5, "sub") as subscriber, publisher(broker, 1) as client:
+        subscriber.subscribe("out/#", 1)
+        for topic in ("in/1", "in/2"):
+            client.publish(topic, topic.encode(), 1)
+        assert subscriber.expect(Publish).payload == b"in/2"
+
+
+def created_or_none(broker: Broker, id: str, sql: str) -> bool:
+    """Returns False while the process that was killed starts."""
+    try:
+        create(broker, id, sql)
+    except (ControlError, OSError) as error:
+        return "must be new" in str(error)
+    return True
