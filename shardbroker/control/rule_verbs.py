@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import Page, Params, Verb, argument, table
 
-__all__ = ["OneRule", "RuleChange", "RuleList", "RuleSettings", "RuleTrial"]
+__all__ = ["OneRule", "RuleChange", "RuleList", "RulePast", "RuleSettings", "RuleTrial"]
 
 RuleId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Sql = Annotated[str, StringConstraints(min_length=1, max_length=65_536)]
@@ -51,6 +51,13 @@ class RuleTrial(OneRule):
     carry_out: bool = Field(False, description="Carry the actions out, instead of showing what they would do.")
 
 
+class RulePast(Params):
+    """A rule, and over what it is evaluated."""
+
+    sql: Sql = argument("The rule, see rules.md.")
+    last: int = Field(100, ge=1, le=100, description="Messages and events that FROM matches, the last ones that journals have.")
+
+
 class RuleChange(OneRule):
     """Fields of a rule that change."""
 
@@ -71,6 +78,9 @@ table(
          rest=(Rest("DELETE /rules/{id}", "Rules", "delete_rule", "nothing"),)),
     Verb("rules try", "Evaluates a rule in force over one message or event, and shows what its actions make of it.", RuleTrial,
          changes=True),
+    Verb("rules past", "Evaluates a rule over the last messages and events of the journals, without its actions.", RulePast,
+         columns=("occurred_at", "topic", "result", "error"), changes=True,
+         rest=(Rest("POST /rule_test/past", "Rules", "test_rule_over_the_past"),)),
     Verb("rules reset", "Sets the figures of a rule to 0.", OneRule, changes=True,
          rest=(Rest("PUT /rules/{id}/metrics/reset", "Rules", "reset_rule", "nothing"),)),
 )  # fmt: skip

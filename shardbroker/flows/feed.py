@@ -18,7 +18,7 @@ from shardbroker.journal.layout import (
 )  # fmt: skip
 from shardbroker.journal.schema import Kind, MessageFlag
 
-__all__ = ["JournalFeed", "journal_names"]
+__all__ = ["JournalFeed", "journal_names", "read_publishers"]
 
 KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER), int(Kind.EVENT))
 
@@ -102,11 +102,11 @@ class JournalFeed:
         place = self.follower.place
         if place is None or place.segment < start:
             place = Place(start, SEGMENT_HEADER_BYTES, start)
-        return int(_read_to_end(self.directory, place, {}).position)
+        return int(read_publishers(self.directory, place, {}).position)
 
     def _find_publishers(self, place: Place) -> None:
         """Reads the publishers of the open segment again."""
-        _read_to_end(self.directory, Place(place.segment, SEGMENT_HEADER_BYTES, place.segment), self.publishers, place.position)
+        read_publishers(self.directory, Place(place.segment, SEGMENT_HEADER_BYTES, place.segment), self.publishers, place.position)
         self._segment = place.segment
 
     def _is_there(self, cursor: Cursor) -> bool:
@@ -142,7 +142,7 @@ def _header_of(path: Path) -> SegmentHeader:
         return SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES))
 
 
-def _read_to_end(directory: Path, place: Place, publishers: dict[bytes, Publisher], position: int | None = None) -> Any:
+def read_publishers(directory: Path, place: Place, publishers: dict[bytes, Publisher], position: int | None = None) -> Any:
     """Reads publishers from a place up to a position, or to the end; returns the place behind."""
     follower = Follower(directory, place, kinds=[Kind.PUBLISHER])
     while not follower.at_end and (position is None or follower.place.position < position):

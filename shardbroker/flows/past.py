@@ -4,16 +4,18 @@ Journals have the messages of `journal.capture` and of rules, those for clients 
 """
 
 import heapq
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardbroker.flows.feed import read_publishers
 from shardbroker.flows.messages import ANONYMOUS, Publisher, columns_of, columns_of_event, publisher_of
 from shardbroker.journal.follow import Batch, Follower, Place
 from shardbroker.journal.layout import SEGMENT_HEADER_BYTES, SegmentHeader, retired_directories, segment_paths, segment_start
-from shardbroker.journal.reader import journal_directories
-from shardbroker.journal.schema import Kind
+from shardbroker.journal.reader import damage_at, journal_directories
+from shardbroker.journal.schema import Kind, MessageFlag
 from shardbroker.rules.compiler import compile_rule
 from shardbroker.rules.definition import EVENTS
 from shardbroker.rules.events import event_of
@@ -26,7 +28,12 @@ KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER), int(Kind.EVENT))
 SEEN_MAX = 1_000_000
 """Ids of messages that are remembered, some 100 MB: a message is in the journal of its publisher's worker and in those of its
 subscribers', and is written again while it is queued."""
+APART_US, WAITING_MAX = 1_000_000, 100_000
+"""Longest time between the records of one message in two journals, and most records that wait for that."""
+FOR_READERS = int(MessageFlag.FED) | int(MessageFlag.CAPTURED)
 METADATA = {"rule_id": "sql_tester"}
+_Record = tuple[int, tuple[Any, ...], Publisher]
+"""Unix µs, record, publisher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +56,22 @@ class Past:
 
     def results(self, journals: Path, since_us: float, until_us: float = float("inf")) -> Iterator[Seen]:
         """Yields the results in the order of time, and failures. Raises OSError, JournalError."""
+        streams = [_records(one, _place(one, since_us), since_us, until_us) for one in journal_directories(journals)]
+        for time_us, columns in self._matching(streams, since_us):
+            seen = self._evaluated(time_us, columns)
+            if seen is not None:
+                yield seen
+
+    def last(self, journals: Path, count: int, tail_bytes: int) -> list[Seen]:
+        """Returns results and failures of the last messages and events that FROM matches, at the end of each journal."""
+        streams = [_records(one, _near_end(one, tail_bytes)) for one in journal_directories(journals)]
+        matching = deque(self._matching(streams, 0), count)
+        self.matched = len(matching)
+        return [seen for time_us, columns in matching if (seen := self._evaluated(time_us, columns)) is not None]
+
+    def _matching(self, streams: Iterable[Iterable[_Record]], since_us: float) -> Iterator[tuple[int, dict[str, Any]]]:
         known: dict[bytes, None] = {}
-        streams = [_records(directory, since_us, until_us) for directory in journal_directories(journals)]
-        for time_us, record, publisher in heapq.merge(*streams, key=lambda one: one[0]):
+        for time_us, record, publisher in _preferred(heapq.merge(*streams, key=lambda one: one[0])):
             if record[1] == Kind.MESSAGE:
                 if record[2] in known or int.from_bytes(record[2][:8]) < since_us:
                     continue
@@ -62,9 +82,7 @@ class Past:
             columns = self._columns(record, time_us, publisher)
             if columns is not None:
                 self.matched += 1
-                seen = self._evaluated(time_us, columns)
-                if seen is not None:
-                    yield seen
+                yield time_us, columns
 
     def _columns(self, record: tuple[Any, ...], time_us: int, publisher: Publisher) -> dict[str, Any] | None:
         """Returns the columns; None for what FROM does not match."""
@@ -90,10 +108,12 @@ class Past:
         return None if not result and result != {} else Seen(time_us, columns, result)
 
 
-def _records(directory: Path, since_us: float, until_us: float) -> Iterator[tuple[int, tuple[Any, ...], Publisher]]:
-    """Yields (Unix µs, record, publisher) of one journal."""
-    follower = Follower(directory, _place(directory, since_us), kinds=KINDS)
+def _records(directory: Path, place: Place | None, since_us: float = 0, until_us: float = float("inf")) -> Iterator[_Record]:
+    follower = Follower(directory, place, kinds=KINDS)
     publishers: dict[bytes, Publisher] = {}
+    if place is not None and place.offset > SEGMENT_HEADER_BYTES:
+        start = Place(place.segment, SEGMENT_HEADER_BYTES, place.segment)
+        read_publishers(directory, start, publishers, place.position)
     try:
         while True:
             for part in follower.read():
@@ -111,6 +131,48 @@ def _records(directory: Path, since_us: float, until_us: float) -> Iterator[tupl
                 return
     finally:
         follower.close()
+
+
+def _preferred(records: Iterable[_Record]) -> Iterator[_Record]:
+    """Puts the record of a message that was made for rules in place of one of a session, which may be a little earlier.
+
+    Only the journal of the publisher's worker tells who it is.
+    """
+    waiting: deque[list[Any]] = deque()
+    of_sessions: dict[bytes, list[Any]] = {}
+    for one in records:
+        while waiting and (waiting[0][0] < one[0] - APART_US or len(waiting) >= WAITING_MAX):
+            first = waiting.popleft()
+            of_sessions.pop(first[1][2], None)
+            yield tuple(first)
+        entry, record = list(one), one[1]
+        if record[1] == Kind.MESSAGE:
+            if not record[5] & FOR_READERS:
+                of_sessions.setdefault(record[2], entry)
+            elif (earlier := of_sessions.pop(record[2], None)) is not None:
+                earlier[1:] = entry[1:]
+                continue
+        waiting.append(entry)
+    for entry in waiting:
+        yield tuple(entry)  # type: ignore[misc]
+
+
+def _near_end(directory: Path, tail_bytes: int) -> Place | None:
+    """Returns the begin of a block so many bytes before the end of a journal; None: the oldest one."""
+    paths = [path for one in (*retired_directories(directory), directory) for path in segment_paths(one)]
+    for path in sorted(paths, key=segment_start, reverse=True):
+        size = path.stat().st_size
+        if size < tail_bytes:
+            tail_bytes -= size
+            continue
+        start, offset = segment_start(path), size - tail_bytes
+        with path.open("rb") as file:
+            incarnation = SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES)).incarnation
+            before = damage_at(path, file, incarnation, max(offset, SEGMENT_HEADER_BYTES), start)
+        if before is None or before.lost_to is None:  # by chance a block begins there, or none follows
+            return Place(start, SEGMENT_HEADER_BYTES, start)
+        return Place(start, before.end, before.lost_to)
+    return None
 
 
 def _place(directory: Path, since_us: float) -> Place | None:

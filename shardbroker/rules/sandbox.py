@@ -18,7 +18,7 @@ from typing import Any
 from shardbroker.rules.encoding import decoded, encoded
 from shardbroker.rules.tester import Tested
 
-__all__ = ["try_rule"]
+__all__ = ["in_child", "limit", "try_rule"]
 
 SECONDS = 1
 """CPU time and, once it has started, about the longest time of a rule."""
@@ -39,9 +39,18 @@ async def try_rule(sql: str, context: dict[str, Any]) -> Tested:
     request = json.dumps({"sql": sql, "context": context}).encode()
     if len(request) > REQUEST_MAX:
         return Tested("eval", f"sql and context: must be at most {REQUEST_MAX} bytes, got {len(request)}")
+    answer = await in_child(__name__, request)
+    if not answer:
+        return Tested("eval", f"must end within {SECONDS} s and {MEMORY_BYTES >> 20} MB")
+    found = json.loads(answer)
+    return Tested(found["error"], found["detail"], found["result"])
+
+
+async def in_child(module: str, request: bytes) -> bytes:
+    """Runs a module that reads a request from its standard input and calls limit(); returns its output, none if it was ended."""
     async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE)):
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            sys.executable, "-P", "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
@@ -52,10 +61,7 @@ async def try_rule(sql: str, context: dict[str, Any]) -> Tested:
             with suppress(ProcessLookupError):  # also of programs of jq
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
-    if not answer:
-        return Tested("eval", f"must end within {SECONDS} s and {MEMORY_BYTES >> 20} MB")
-    found = json.loads(answer)
-    return Tested(found["error"], found["detail"], found["result"])
+    return answer
 
 
 def main() -> None:
@@ -63,7 +69,7 @@ def main() -> None:
     from shardbroker.rules.tester import run_rule
 
     request = json.loads(sys.stdin.buffer.read())
-    _limit()
+    limit()
     try:
         context = decoded(request["context"])
         if not isinstance(context, dict):
@@ -79,14 +85,14 @@ def main() -> None:
         return
 
 
-def _limit() -> None:
-    """Limits this process. Only the soft limits: a child for jq sets its own."""
+def limit(seconds: int = SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
+    """Limits this process to so much beyond what it has taken. Only the soft limits: a child for jq sets its own."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (taken + memory_bytes, resource.RLIM_INFINITY))
     spent = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(spent.ru_utime + spent.ru_stime) + 1 + SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+    until = int(spent.ru_utime + spent.ru_stime) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

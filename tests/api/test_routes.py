@@ -454,6 +454,7 @@ def test_a_rule_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: R
     assert rest.refused("POST", "/rules/hot/test", {"context": {"topic": "other"}})[0] == 412
     assert viewer.good("GET", "/rule_events")[0]["event"] == "t/#"
     assert rest.good("POST", "/rule_test", {"sql": 'SELECT qos FROM "t/#"', "context": {"topic": "t/a", "qos": 2}}) == {"qos": 2}
+    assert rest.good("POST", "/rule_test/past", {"sql": 'SELECT qos FROM "never/sent"', "last": 10})["data"] == []
     changed = rest.good("PUT", "/rules/hot", {"sql": 'SELECT * FROM "rest/other"', "enable": False})
     assert (changed["from"], changed["enable"], changed["actions"], changed["status"]) == (["rest/other"], False, [], "disabled")
     rest.good("DELETE", "/rules/hot")

@@ -358,6 +358,8 @@ def test_a_rule_is_made_from_nothing(served: ApiBroker, rest: Rest, look: Callab
         client.publish("rooms/1", b'{"t": 21}', 1)
         assert client.expect(Publish).payload == b"42"
     until(page, lambda: page.locator("tbody tr", has_text="rooms/#").locator("td").nth(4).inner_text() == "1")
+    page.get_by_role("button", name="Try on the last 100 messages").click()
+    expect(page.get_by_test_id("past")).to_contain_text('rooms/1  {"double": 42}')
     shoot(page, "rules")
     page.get_by_role("button", name="New rule").click()
     page.get_by_label("Columns of").click()

@@ -1,6 +1,7 @@
 """Rules: list with figures, and an editor that shows the result while one types."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from nicegui import ui
@@ -16,6 +17,8 @@ REFRESH_S = 2.0
 """Between two refreshes of the figures."""
 TYPED_S = 0.5
 """Between two looks at what was typed: a trial takes 0.2 s."""
+LAST = 100
+"""Messages and events of a trial over the past."""
 COLUMNS = {
     "id": "Id", "status": "Status", "origin": "Origin", "sources": "FROM", "matched": "Matched", "rate": "A second",
     "passed": "Passed", "failed": "Failed", "actions_failed": "Failed actions",
@@ -89,7 +92,12 @@ class _Editor:
                 ui.label("Result").classes("opacity-70 text-sm")
                 self._result = ui.label().classes("font-mono text-xs whitespace-pre-wrap break-all w-full")
                 self._result.props('data-testid="result"')
+                self._past_button = ui.button(f"Try on the last {LAST} messages", icon="history", on_click=self._try_past)
+                self._past_button.props("flat")
+                self._past = ui.label().classes("font-mono text-xs whitespace-pre-wrap break-all w-full max-h-64 overflow-auto")
+                self._past.props('data-testid="past"')
         self._save_button.set_enabled(session.may_change)
+        self._past_button.set_enabled(session.may_change)
         if session.may_change:
             ui.timer(TYPED_S, self._try)
         else:
@@ -157,6 +165,19 @@ class _Editor:
         tested = await try_rule(typed[0], context)
         if typed == self._tried:  # not typed on meanwhile
             self._result.set_text(f"{tested.error}: {tested.detail}" if tested.error else _pretty(tested.result))
+
+    async def _try_past(self) -> None:
+        """Shows what the rule makes of what journals have."""
+        self._past.set_text("")
+        found = await self._session.show_errors(self._session.call("rules past", sql=self._sql.value or "", last=LAST))
+        if found is None:
+            return
+        lines = [f"{found['matched']} of {found['read']} match FROM, {len(found['data'])} results or failures"]
+        for row in reversed(found["data"]):
+            time = datetime.fromtimestamp(row["occurred_at"] / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
+            shown = row.get("result") or f"failed: {row['error']}"
+            lines.append(f"{time}  {row['topic'] or row['event']}  {shown}")
+        self._past.set_text("\n".join(lines))
 
     async def _save(self) -> None:
         given = {

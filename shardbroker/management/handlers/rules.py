@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.control.rule_verbs import OneRule, RuleChange, RuleList, RuleSettings, RuleTrial
+from shardbroker.control.rule_verbs import OneRule, RuleChange, RuleList, RulePast, RuleSettings, RuleTrial
 from shardbroker.management.context import Context, handles
 from shardbroker.management.rules import Definition
 
@@ -65,6 +65,16 @@ async def try_one(context: Context, params: RuleTrial) -> dict[str, Any]:
     if "error" in tried:
         raise ControlError("NOT_MATCH" if tried["error"] == "nomatch" else "BAD_REQUEST", tried["detail"])
     return tried
+
+
+@handles("rules past")
+async def over_the_past(context: Context, params: RulePast) -> dict[str, Any]:
+    from shardbroker.flows.recent import recent
+
+    try:
+        return await recent(params.sql, context.topology.data_dir / "journal", params.last)
+    except ValueError as error:
+        raise ControlError("BAD_REQUEST", str(error)) from None
 
 
 @handles("rules reset")
