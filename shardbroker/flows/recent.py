@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from shardbroker.rules.sandbox import in_child, limit
 __all__ = ["recent"]
 
 SECONDS = 5
+NICE = 10
+"""It runs on the cores of the workers."""
 MEMORY_BYTES = 256 << 20
 """Of the child: it remembers the ids of some 100,000 messages."""
 TAILS = (1 << 20, 16 << 20)
@@ -41,6 +44,7 @@ def main() -> None:
     """Answers one request from standard input."""
     request = json.loads(sys.stdin.buffer.read())
     limit(SECONDS, MEMORY_BYTES)
+    os.nice(NICE)
     try:
         answer = _found(request["sql"], Path(request["journals"]), request["last"])
     except SqlError as error:

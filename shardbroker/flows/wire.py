@@ -11,6 +11,7 @@ The answer to `load` has the generation in force, which is G or a later one, and
 `changed`, or of all if the definitions were read. From then on a message that reaches the journal is seen by all the others.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import cbor2
@@ -37,10 +38,16 @@ PROBLEMS_MAX = 1000
 
 
 def encode_load(number: int, generation: int, change: dict[str, Any] | None = None) -> bytes:
-    """Returns the request to load these definitions. change: `base`, `changed`, `removed`, `stamp`; left out if it is too long."""
+    """Returns the request to load these definitions.
+
+    change: `base`, `changed`, `removed`, `stamp`; left out if it is too long, or no CBOR.
+    """
     request = {"id": number, "verb": "load", "generation": generation}
-    message = cbor2.dumps({**request, **(change or {})})
-    return message if len(message) <= MESSAGE_MAX else cbor2.dumps(request)
+    with suppress(ValueError, cbor2.CBOREncodeError):  # texts with unpaired surrogates, which JSON can have
+        message = cbor2.dumps({**request, **(change or {})})
+        if len(message) <= MESSAGE_MAX:
+            return message
+    return cbor2.dumps(request)
 
 
 def encode_reset(number: int, rule: str) -> bytes:

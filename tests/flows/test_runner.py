@@ -17,6 +17,7 @@ from shardbroker.flows.console import LINES_A_SECOND, Console
 from shardbroker.flows.cursors import Cursor, Cursors
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner
+from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_load
 from shardbroker.logs.phrases import Line
 from tests.flows.broker import rule
 
@@ -159,3 +160,11 @@ def test_a_removed_rule_is_freed_without_the_collector(tmp_path: Path) -> None:
         assert function() is None
     finally:
         gc.enable()
+
+
+def test_a_change_that_is_too_long_for_a_message_is_read_from_the_file() -> None:
+    change = {"base": 6, "changed": [{"id": "r", "sql": "x"}], "removed": ["s"], "stamp": (1, 2, 3)}
+    plain = {"id": 1, "verb": "load", "generation": 7}
+    assert decode(encode_load(1, 7, change)) == {**plain, **change, "stamp": [1, 2, 3]}
+    for wrong in ("x" * MESSAGE_MAX, "\ud800"):
+        assert decode(encode_load(1, 7, {**change, "changed": [{"id": "r", "sql": wrong}]})) == plain
