@@ -34,7 +34,7 @@ class FilterTree(Generic[T]):
         node.here.append(value)
 
     def remove(self, filter: bytes, value: T) -> None:
-        """Removes one value that was added with this filter. Raises ValueError, KeyError if there is none."""
+        """Removes one value that was added with this filter. Raises ValueError, KeyError if it is not there."""
         node = self._root
         above: list[tuple[_Node[T], bytes]] = []
         values = None

@@ -42,7 +42,7 @@ class _Change:
 
     def fail(self, error: ControlError) -> None:
         self.done.set_exception(error)
-        self.done.exception()  # whoever has made the change may be gone
+        self.done.exception()  # the caller may be gone
 
 
 class Rules:
@@ -315,7 +315,7 @@ class Rules:
 
 
 def _stamped(definition: Definition, created_ms: int) -> Definition:
-    """Returns a checked rule of now. Raises ControlError BAD_REQUEST."""
+    """Returns a checked rule, with the time of its change. Raises ControlError BAD_REQUEST."""
     return {**definition, "from": _checked(definition), "origin": RUNTIME, "created_ms": created_ms, "changed_ms": _now_ms()}
 
 
