@@ -20,6 +20,7 @@ cdef enum RecordKind:
     RECORD_NOTE = 7                    # to the manager: a line for its log, with the level in the topic
     RECORD_TRACE = 8                   # to the manager: an event for traces, CBOR in the payload, see worker/observers/traces.pxd
     RECORD_KEEP = 9                    # from a link process: streams of a node that go on, u64 identities in the payload
+    RECORD_REPLAY = 10                     # for the replay `member`: a message, or without a topic how far it is; a ReplayPlace in the group
 
 cdef enum RecordFlag:
     FLAG_QOS = 3                       # two bits
@@ -50,6 +51,11 @@ cdef packed struct ArrivalHeader:
     uint32_t zero
     uint64_t identity                  # of the stream, which is that of the ring on the origin; 0: RECORD_KEEP
     uint64_t position                  # in the stream, behind the record; 0: RECORD_KEEP
+
+cdef packed struct ReplayPlace:
+    uint32_t journal
+    uint32_t over                      # 1: this is the end of the replay
+    uint64_t position                  # in the journal, behind the record
 
 cdef uint64_t record_size(const RecordHeader* header) noexcept
 # Checks that the sizes in the header match the record. Raises ValueError.

@@ -2,13 +2,18 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdio cimport snprintf
+from libc.string cimport memcpy, memset, strlen
 
 import time
 
+cdef enum:
+    USER_PROPERTY = 0x26                   # identifier, MQTT 5.0 §2.2.2.2
+    JOURNAL_UTF8 = 0x08                    # of the flags of a message in a journal (journal/schema.py)
+
 __all__ = [
-    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "NOTE", "TRACE", "encode_note", "encode_publish", "encode_record", "encode_spilled",
-    "note_of", "open_record",
+    "ANSWER", "COMMAND", "DAMAGE", "EVENT", "NOTE", "REPLAY", "TRACE", "encode_note", "encode_publish", "encode_record", "encode_replay",
+    "encode_replay_place", "encode_spilled", "note_of", "open_record",
 ]
 
 EVENT = int(RECORD_EVENT)
@@ -16,6 +21,7 @@ COMMAND = int(RECORD_COMMAND)
 ANSWER = int(RECORD_ANSWER)
 NOTE = int(RECORD_NOTE)
 TRACE = int(RECORD_TRACE)
+REPLAY = int(RECORD_REPLAY)
 """Kinds of records for Python processes."""
 
 DAMAGE = "damage"
@@ -54,6 +60,71 @@ def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, b
     header.expires_ms = <uint64_t>expires_ms
     header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
     return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + properties + client_id + payload
+
+
+def encode_replay(uint64_t number, uint32_t journal, tuple record not None) -> bytes:
+    """Returns a record with a message of a journal for a replay. record: of journal/follow.pyx, with the fields of MESSAGE.
+
+    The user properties `published_at` (Unix ms) and `position` (journal/sequence) are added.
+    """
+    cdef RecordHeader header
+    cdef ReplayPlace place
+    cdef bytes id = record[2], topic = record[3], payload = record[4], properties = record[7] or b"", client_id = record[8] or b""
+    cdef const uint8_t* digits = <const uint8_t*>PyBytes_AS_STRING(id)
+    cdef uint64_t sequence = record[0], high = 0, low = 0
+    cdef uint32_t flags = record[5]
+    cdef int i
+    cdef char text[48]
+    cdef char more[128]
+    cdef char* at = more
+    if PyBytes_GET_SIZE(id) != 16:
+        raise ValueError(f"id: must be 16 bytes, got {len(id)}")
+    for i in range(8):
+        high = high << 8 | digits[i]
+        low = low << 8 | digits[8 + i]
+    at = put_pair(at, b"published_at", text, snprintf(text, sizeof(text), b"%llu", <unsigned long long>(high // 1000)))
+    at = put_pair(at, b"position", text, snprintf(text, sizeof(text), b"%u/%llu", journal, <unsigned long long>sequence))
+    memset(&header, 0, sizeof(header))
+    header.kind = RECORD_REPLAY
+    header.flags = <uint8_t>(flags & (FLAG_QOS | FLAG_RETAIN))
+    header.payload_format = (flags & JOURNAL_UTF8) != 0
+    header.topic_size = <uint32_t>PyBytes_GET_SIZE(topic)
+    header.properties_size = <uint32_t>(PyBytes_GET_SIZE(properties) + (at - more))
+    header.client_size = <uint32_t>PyBytes_GET_SIZE(client_id)
+    header.group_size = sizeof(place)
+    header.payload_size = <uint32_t>PyBytes_GET_SIZE(payload)
+    header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
+    header.id_high = high
+    header.id_low = low
+    header.expires_ms = record[6]
+    header.member = number
+    place.journal, place.over, place.position = journal, 0, sequence + 1
+    return (PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + properties + PyBytes_FromStringAndSize(more, at - more)
+            + client_id + PyBytes_FromStringAndSize(<char*>&place, sizeof(place)) + payload)
+
+
+cdef char* put_pair(char* at, const char* name, const char* value, int size) noexcept:
+    """Appends a User Property (MQTT 5.0 §2.2.2.2)."""
+    cdef size_t length = strlen(name)
+    at[0], at[1], at[2] = USER_PROPERTY, 0, <char>length
+    memcpy(at + 3, name, length)
+    at += 3 + length
+    at[0], at[1] = 0, <char>size
+    memcpy(at + 2, value, <size_t>size)
+    return at + 2 + size
+
+
+def encode_replay_place(uint64_t number, uint32_t journal, uint64_t position, bint over=False) -> bytes:
+    """Returns a record that says how far a replay is in a journal, without a message."""
+    cdef RecordHeader header
+    cdef ReplayPlace place
+    memset(&header, 0, sizeof(header))
+    header.kind = RECORD_REPLAY
+    header.group_size = sizeof(place)
+    header.member = number
+    header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
+    place.journal, place.over, place.position = journal, over, position
+    return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + PyBytes_FromStringAndSize(<char*>&place, sizeof(place))
 
 
 def encode_note(str level not None, str text not None) -> bytes:

@@ -74,6 +74,8 @@ cdef class Inbox:
     cdef void awake(self) noexcept
     # Producer, after a commit: True exactly once per sleep if the consumer must be rung (write to its eventfd).
     cdef bint must_ring(self) noexcept
+    # The same for a consumer that sleeps until one of these events, see go_to_sleep().
+    cdef bint must_ring_for(self, uint8_t events) noexcept
     cdef inline Ring lane(self, uint32_t producer):
         return <Ring>self.lanes[producer]
     cdef int map(self, str name, object mapping) except -1

@@ -315,12 +315,20 @@ cdef class Inbox:
         sb_fence()
         return sb_load(<uint64_t*>(self.base + SLEEPING_AT)) != 0 and sb_exchange(<uint64_t*>(self.base + SLEEPING_AT), 0) != 0
 
-    def go_to_sleep(self) -> bool:
-        """Sets the sleep flag of the consumer (slow path); False if a record arrived meanwhile, and the consumer must not sleep."""
+    cdef bint must_ring_for(self, uint8_t events) noexcept:
+        sb_fence()
+        return sb_load(<uint64_t*>(self.base + SLEEPING_AT)) & events != 0 and self.must_ring()
+
+    def go_to_sleep(self, uint8_t events=255) -> bool:
+        """Sets the sleep flag of the consumer (slow path); False if a record arrived meanwhile, and the consumer must not sleep.
+
+        events: bits of what it wakes up for, of producers that ring by must_ring_for().
+        """
         cdef Ring ring
         if self.base == NULL:
             raise ValueError(f"inbox {self.name} is closed")
-        self.sleep()
+        sb_exchange(<uint64_t*>(self.base + SLEEPING_AT), events)
+        sb_fence()
         for ring in self.lanes:
             if ring.waiting():
                 self.awake()

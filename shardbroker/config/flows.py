@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from shardbroker.config.base import Section
+from shardbroker.config.replay import needs_replays
 from shardbroker.config.units import Allowed, Whole
 
 __all__ = ["DEFINITIONS", "RULES_MAX", "RULE_ID", "Flows", "Rule", "needs_flows"]
@@ -45,8 +46,8 @@ class Rule(Section):
 
 
 def needs_flows(settings: Any, listeners: Sequence[Any]) -> bool:
-    """Returns whether there are rules."""
-    return bool(settings.rules) or has_rules(settings.process.data_dir / DEFINITIONS)
+    """Returns whether there are rules, or may be replays."""
+    return bool(settings.rules) or needs_replays(settings) or has_rules(settings.process.data_dir / DEFINITIONS)
 
 
 def has_rules(path: Path) -> bool:

@@ -17,6 +17,7 @@ from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Re
 from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.plugins import PluginSettings
+from shardbroker.config.replay import Replay
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
 from shm.channels import SUPERVISOR
@@ -413,6 +414,7 @@ class Settings(Section):
     exhook: Annotated[ExHook, Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)] = ExHook()
     cluster: Annotated[Cluster, RESTART] = Cluster()
     flows: Annotated[Flows, RESTART] = Flows()
+    replay: Annotated[Replay, Live(WORKER, SUPERVISOR)] = Replay()
     rules: Annotated[dict[str, Rule], Live(MANAGER, SUPERVISOR)] = Field({})
 
     @field_validator("cluster")

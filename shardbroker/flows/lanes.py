@@ -40,6 +40,17 @@ class Lanes:
     def workers(self) -> range:
         return range(len(self._rings))
 
+    def try_put(self, worker: int, record: bytes, kind: int = RECORD_PUBLISH) -> bool:
+        """Puts a record into the lane of a worker; returns False if that is full. Raises OSError."""
+        ring = self._rings[worker]
+        if len(record) > ring.capacity_of_records():
+            record = self._spill(record, kind)
+        if not ring.put(record):
+            self._ring_bell(worker)
+            return False
+        self._unrung.add(worker)
+        return True
+
     def put(self, worker: int, record: bytes) -> None:
         """Puts a record into the lane of a worker; waits while it is full. Raises Stopped, OSError."""
         ring = self._rings[worker]
@@ -71,12 +82,12 @@ class Lanes:
         if self._inboxes[worker].take_bell():
             os.eventfd_write(self._topology.doorbells[worker], 1)
 
-    def _spill(self, record: bytes) -> bytes:
+    def _spill(self, record: bytes, kind: int = RECORD_PUBLISH) -> bytes:
         """Writes a record that is too large for a ring into a file; returns the record that names it."""
         self._spilled += 1
         name = f"flows-{self._slot}-{os.getpid()}-{self._spilled}"
         descriptor = os.open(self._topology.spill_dir / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(record)
-        reference: bytes = encode_spilled(RECORD_PUBLISH, name.encode())
+        reference: bytes = encode_spilled(kind, name.encode())
         return reference

@@ -14,13 +14,14 @@ from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
 from shardbroker.flows.own_actions import own_actions
 from shardbroker.flows.progress import Progress
+from shardbroker.flows.replays import Replays
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.runner import Runner, collect_seldom
 from shardbroker.flows.trial import try_loaded
 from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_answer, encode_tried
 from shardbroker.journal.errors import JournalError
-from shardbroker.journal.schema import Kind
+from shardbroker.journal.schema import Kind, MessageFlag
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line, of_process
 from shardbroker.stores.files import Stamp, stamp_of
@@ -65,6 +66,7 @@ class _Service:
         self._runner = Runner(self._table, topology.node_name, self._write)
         processes = len(topology.places_of("flows"))
         self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
+        self._replays = Replays(topology, number, self._lanes, self._write)
         self._definitions = topology.runtime_dir / DEFINITIONS
         self._seen: Stamp | None = None
         self._is_loaded = False
@@ -81,19 +83,20 @@ class _Service:
             self._answer_requests()
         try:
             while not self._is_over():
-                moved = self._is_loaded and self._turn()
+                moved = self._turn()
                 self._answer_requests()
                 if time.monotonic() >= self._tick_s:
                     self._tick()
                 if not moved and self._stop_s is not None:
                     break
                 if not moved:
-                    self._wait(self._is_loaded)
+                    self._wait(True)
         except Stopped:
             pass
 
     def close(self) -> None:
         """Commits what is done. What workers have not taken is seen again."""
+        self._replays.close()
         self._progress.close()
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
@@ -101,7 +104,10 @@ class _Service:
     def _turn(self) -> bool:
         """Reads once from each journal; returns whether there was something."""
         moved = False
-        for feed in self._progress.feeds():
+        if self._stop_s is None:  # the worker has the positions of replays, which begin again with the next process
+            self._replays.take_orders()
+            moved = self._replays.turn()
+        for feed in self._progress.feeds() if self._is_loaded else ():
             try:
                 moved |= self._read(feed)
             except (OSError, JournalError) as error:
@@ -128,8 +134,11 @@ class _Service:
     def _wait(self, look: bool = False) -> None:
         """Sleeps until a bell. look: reads once more first, since workers ring only for a process that is about to sleep."""
         self._lanes.ring()
-        timeout_s = FALLBACK_S if self._inbox.go_to_sleep() and not (look and self._turn()) else 0.0
-        ready, _, _ = select.select([self._bell, self._channel.fileno()], [], [], timeout_s)
+        events = int(MessageFlag.FED) | (int(MessageFlag.CAPTURED) if self._replays else 0)
+        timeout_s = 0.0
+        if self._inbox.go_to_sleep(events) and not (look and self._turn()):
+            timeout_s = self._replays.wait_s(FALLBACK_S)
+        ready, _, _ = select.select([self._bell, self._channel.fileno(), *self._replays.descriptors], [], [], timeout_s)
         if self._bell in ready:
             _drain(self._bell)
         self._inbox.take_bell()  # producers need not ring while it works

@@ -22,7 +22,7 @@ from shardbroker.rules.events import event_of
 from shardbroker.rules.payload import Payload
 from shardbroker.rules.values import EvaluationError, Value
 
-__all__ = ["Past", "Seen"]
+__all__ = ["Past", "Seen", "place_since"]
 
 KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER), int(Kind.EVENT))
 SEEN_MAX = 1_000_000
@@ -56,7 +56,7 @@ class Past:
 
     def results(self, journals: Path, since_us: float, until_us: float = float("inf")) -> Iterator[Seen]:
         """Yields the results in the order of time, and failures. Raises OSError, JournalError."""
-        streams = [_records(one, _place(one, since_us), since_us, until_us) for one in journal_directories(journals)]
+        streams = [_records(one, place_since(one, since_us), since_us, until_us) for one in journal_directories(journals)]
         for time_us, columns in self._matching(streams, since_us):
             seen = self._evaluated(time_us, columns)
             if seen is not None:
@@ -175,7 +175,7 @@ def _near_end(directory: Path, tail_bytes: int) -> Place | None:
     return None
 
 
-def _place(directory: Path, since_us: float) -> Place | None:
+def place_since(directory: Path, since_us: float) -> Place | None:
     """Returns the begin of the last segment that was begun before a time; None: the oldest one."""
     found = None
     paths = [path for one in (*retired_directories(directory), directory) for path in segment_paths(one)]

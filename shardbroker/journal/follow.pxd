@@ -33,6 +33,7 @@ cdef class Follower:
     cdef readonly object directory
     cdef readonly bint at_end              # the last read() returned everything that there was
     cdef Wanted wanted
+    cdef size_t read_bytes                 # of one read()
     cdef object path                       # of the open segment
     cdef object file                       # the same, open; None: none is
     cdef int fd

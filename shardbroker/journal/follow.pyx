@@ -62,11 +62,12 @@ cdef class Follower:
     """directory: of the worker's journal; need not exist yet. place: one that was returned before; None: the oldest record.
 
     kinds: the kinds of records that are wanted; None: all, unknown ones too. flags: messages are wanted with any of these flags;
-    0: all messages.
+    0: all messages. read_bytes: of one read(), at least of a block.
     """
 
-    def __init__(self, directory, place=None, *, kinds=None, uint8_t flags=0):
+    def __init__(self, directory, place=None, *, kinds=None, uint8_t flags=0, size_t read_bytes=READ_BYTES):
         self.directory = Path(directory)
+        self.read_bytes = read_bytes
         if place is not None:
             self.segment, self.offset, self.position = place
             self.started = True
@@ -119,18 +120,18 @@ cdef class Follower:
             return False
         self.fill(0)
         least = self.next_bytes()
-        if least > self.size and self.size >= <size_t>READ_BYTES:
+        if least > self.size and self.size >= self.read_bytes:
             self.fill(least)
         self.take_blocks(found)
         return self.offset > before
 
     cdef int fill(self, size_t least) except -1:
         """Reads at `offset`: `least` bytes if the file has them, or more."""
-        cdef size_t wanted = <size_t>READ_BYTES
+        cdef size_t wanted = self.read_bytes
         cdef ssize_t got
         if least > wanted:
             wanted = min(least, <size_t>max(os.fstat(self.fd).st_size - self.offset, 0))
-        if self.capacity < wanted or self.capacity > max(wanted, <size_t>READ_BYTES):
+        if self.capacity < wanted or self.capacity > max(wanted, self.read_bytes):
             got_memory = realloc(self.data, wanted)
             if got_memory == NULL:
                 raise MemoryError(f"no memory for {wanted} bytes of a journal")

@@ -12,6 +12,7 @@ follow records of later changes. Little-endian. A new kind of record or a new la
 from shardbroker.journal.buffer cimport RecordBuffer
 from shardbroker.journal.recorder cimport BufferRecorder
 from shardbroker.pubsub.message cimport Message
+from shardbroker.pubsub.subscriptions cimport ReplaySubscription
 from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.image cimport SessionReader, save
 from shardbroker.session.session cimport Session
@@ -57,6 +58,9 @@ cdef class ImageRecorder(BufferRecorder):
             return 0
         self.written.add(id)
         return BufferRecorder.message(self, message)
+
+    cdef int replayed(self, ReplaySubscription replay) except -1:
+        return 0                           # positions are those of journals that stay behind
 
 
 cdef class ImageReader(SessionReader):

@@ -34,7 +34,7 @@ cdef class JournalRecorder(BufferRecorder):
     # Captured messages that may not be safe yet: those below the mark, and those behind it. Once what is below it is safe, the
     # others take their place.
     cdef uint64_t captured_mark, captured_below, captured_behind
-    cdef bint fed                          # a message or event for rules was written since settle() has rung for the last one
+    cdef uint8_t fed                       # CAPTURED, FED: such messages or events were written since settle() has rung for the last one
 
     # The whole state of a session that the journal knows: what was written of it before is not needed any more.
     cdef int snapshot(self, Subscriber session) except -1

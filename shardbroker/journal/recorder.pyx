@@ -5,7 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from shardbroker.journal.encode cimport (
     log_acknowledged, log_arrived, log_delivered, log_dropped, log_message, log_queued, log_received, log_released, log_session_named, log_synced,
 )
-from shardbroker.pubsub.subscriptions cimport Subscription
+from shardbroker.pubsub.subscriptions cimport ReplaySubscription, Subscription
 from shardbroker.pubsub.topic_cache cimport FED
 from shardbroker.session.client_output cimport ClientOutput
 from shardbroker.session.delivery cimport Delivery
@@ -81,6 +81,13 @@ cdef class BufferRecorder(Recorder):
     cdef int unsubscribed(self, Subscriber session, bytes wire_filter) except -1:
         self.name(session)
         return self.add(Kind.UNSUBSCRIBED, {"session": session.key, "filter": wire_filter})
+
+    cdef int replayed(self, ReplaySubscription replay) except -1:
+        self.name(replay.subscriber)
+        return self.add(Kind.REPLAYED, {
+            "session": replay.subscriber.key, "filter": replay.wire_filter, "start_us": replay.start_us,
+            "end_us": None if replay.end_us == NEVER else replay.end_us, "positions": replay.positions, "over": 1 if replay.over else None,
+        })
 
     # --- deliveries -----------------------------------------------------------------------------------------------------
 
@@ -234,7 +241,7 @@ cdef class JournalRecorder(BufferRecorder):
 
     def event(self, bytes event, bytes client_id, uint64_t at_ms, bytes columns) -> None:
         """What rules on events see. columns: CBOR, a map of names to values."""
-        self.fed = True
+        self.fed |= FED
         self.add(Kind.EVENT, {"event": event, "client_id": client_id, "at_ms": at_ms, "columns": columns})
 
     cdef int captured(self, Publication publication, uint8_t captured) except -1:
@@ -243,7 +250,7 @@ cdef class JournalRecorder(BufferRecorder):
             self.captured_behind = 0
             self.captured_mark = self.writer.next_sequence
         self.captured_behind += 1
-        self.fed = self.fed or captured & FED
+        self.fed |= captured
         log_message(
             self.writer, publication.id_high, publication.id_low, publication.topic, publication.topic_size,
             publication.payload, publication.payload_size,

@@ -78,6 +78,7 @@ class Kind(IntEnum):
     SEEN = 28
     PUBLISHER = 29
     EVENT = 30
+    REPLAYED = 31
 
 
 class Field(IntEnum):
@@ -240,6 +241,9 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.SEEN: (("session", _UINT), ("ids", _BYTES)),
     Kind.PUBLISHER: (("client_id", _BYTES), ("details", _MAP)),
     Kind.EVENT: (("event", _BYTES), ("client_id", _BYTES), ("at_ms", _UINT), ("columns", _BYTES)),
+    Kind.REPLAYED: (
+        ("session", _UINT), ("filter", _BYTES), ("start_us", _UINT), ("end_us", _MAYBE), ("positions", _MAP), ("over", _MAYBE),
+    ),
 }  # fmt: skip
 """The fields of each kind, in their order after the kind."""
 

@@ -7,7 +7,9 @@ from shardbroker.mqtt.spec cimport TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 
 from shardbroker.mqtt.errors import MqttError
 
-__all__ = ["EXCLUSIVE", "check_topic_filter", "check_topic_name", "filter_has_wildcard", "matches", "parse_subscription"]
+__all__ = [
+    "EXCLUSIVE", "REPLAY", "check_topic_filter", "check_topic_name", "covers", "filter_has_wildcard", "matches", "parse_subscription",
+]
 
 cdef enum:
     TOPIC_MAX = 65535                      # bytes: the length field has two (MQTT 5.0 §1.5.4)
@@ -16,6 +18,7 @@ SHARE = b"$share/"
 QUEUE = b"$queue/"
 QUEUE_GROUP = b"$queue"
 EXCLUSIVE = b"$exclusive/"
+REPLAY = b"$replay/"
 
 
 cdef bint is_utf8(const uint8_t* text, uint32_t size) noexcept:
@@ -102,7 +105,7 @@ def parse_subscription(bytes filter not None) -> tuple:
     """Returns (group, filter) of a filter in SUBSCRIBE; group is None if the subscription is not shared (MQTT 5.0 §4.8.2).
 
     `$queue/<filter>` is EMQX's short form: the group is then b"$queue". `$exclusive/<filter>` is a filter that one session alone
-    may hold. Raises MqttError 0x8F.
+    may hold, and `$replay/<period>/<filter>` one that journals are read for. Raises MqttError 0x8F.
     """
     if filter.startswith(QUEUE):
         group, real = QUEUE_GROUP, filter[len(QUEUE):]
@@ -113,11 +116,18 @@ def parse_subscription(bytes filter not None) -> tuple:
             raise MqttError(TOPIC_FILTER_INVALID, f"not a shared subscription: {filter[:100]!r}", "MQTT-4.8.2-1")
     elif filter.startswith(EXCLUSIVE):
         real = filter[len(EXCLUSIVE):]
-        if not real or real.startswith((SHARE, QUEUE, EXCLUSIVE)):
+        if not real or real.startswith((SHARE, QUEUE, EXCLUSIVE, REPLAY)):
             raise MqttError(TOPIC_FILTER_INVALID, f"not an exclusive subscription: {filter[:100]!r}")
+        return None, real
+    elif filter.startswith(REPLAY):
+        period, slash, real = filter[len(REPLAY):].partition(b"/")
+        if not period or not real or real.startswith((SHARE, QUEUE, EXCLUSIVE, REPLAY)):
+            raise MqttError(TOPIC_FILTER_INVALID, f"not a replay: must be $replay/<period>/<filter>, got {filter[:100]!r}")
         return None, real
     else:
         return None, filter
+    if real.startswith(REPLAY):
+        raise MqttError(TOPIC_FILTER_INVALID, f"a replay cannot be shared: {filter[:100]!r}")
     if not real:
         raise MqttError(TOPIC_FILTER_INVALID, f"a shared subscription without a filter: {filter[:100]!r}", "MQTT-4.8.2-2")
     return group, real
@@ -133,4 +143,18 @@ def matches(bytes filter not None, bytes topic not None) -> bool:
             return True
         if i >= len(words) or level not in (b"+", words[i]):
             return False
+    return len(levels) == len(words)
+
+
+def covers(bytes outer not None, bytes inner not None) -> bool:
+    """Returns whether the filter `outer` matches each topic that the filter `inner` matches."""
+    if inner.startswith(b"$") and outer[:1] in (b"#", b"+"):
+        return False                       # [MQTT-4.7.2-1]
+    levels, words = outer.split(b"/"), inner.split(b"/")
+    for i, level in enumerate(levels):
+        if level == b"#":
+            return True
+        if i >= len(words) or words[i] == b"#" or level not in (b"+", words[i]):
+            return False
+    # `a/#` matches `a` too, but `a` does not match `a/b`.
     return len(levels) == len(words)

@@ -34,6 +34,26 @@ cdef class Subscription:
     cdef readonly uint32_t identifier      # 0: none
 
 
+cdef class ReplaySubscription(Subscription):
+    """To what journals have, `$replay/<period>/<filter>`: no message leads to it, see worker/features/replay.pxd."""
+    cdef readonly uint64_t start_us        # Unix µs, from which on messages are sent of a journal without a position
+    cdef readonly uint64_t end_us          # Unix µs, all ones: it goes on with what is published
+    cdef readonly dict positions           # number of a journal -> position behind what was delivered of it
+    cdef readonly bint over                # everything up to `end_us` was delivered
+    # While it runs:
+    cdef readonly uint64_t number          # of this run; 0: it does not run
+    cdef object waiting                    # deque of (Message or None, journal, position, end?, bytes), received and not delivered
+    cdef uint64_t records_done             # delivered, and not returned as credit
+    cdef uint64_t bytes_done
+
+    # Goes on where the subscription `previous` to the same filter is.
+    cdef int adopt(self, ReplaySubscription previous) except -1
+
+
+# A subscription of the class that its filter needs. Raises MqttError for a replay whose period is none.
+cdef Subscription new_subscription(bytes wire_filter, uint64_t now_us)
+
+
 cdef class SubscriptionTable:
     cdef dict filters                      # filter -> Subscription, or {session key: Subscription} from the second on
     cdef dict shared                       # (group, filter) -> {session key: Subscription}

@@ -1,6 +1,9 @@
 """The subscription table of one worker; see subscriptions.pxd."""
 
-__all__ = ["Subscriber", "Subscription", "SubscriptionTable"]
+from shardbroker.mqtt.topics import REPLAY
+from shardbroker.pubsub.periods import FOREVER, parse_period
+
+__all__ = ["ReplaySubscription", "Subscriber", "Subscription", "SubscriptionTable"]
 
 
 cdef class Subscriber:
@@ -17,6 +20,30 @@ cdef class Subscription:
             "qos": self.qos, "nl": int(self.flags & OPTION_NO_LOCAL != 0), "rap": int(self.flags & OPTION_RETAIN_AS_PUBLISHED != 0),
             "rh": (self.flags & OPTION_RETAIN_HANDLING) >> 4,
         }
+
+
+cdef class ReplaySubscription(Subscription):
+    """A subscription to what journals have."""
+
+    def __cinit__(self):
+        self.end_us = <uint64_t>FOREVER
+        self.positions = {}
+
+    cdef int adopt(self, ReplaySubscription previous) except -1:
+        self.start_us, self.end_us, self.positions, self.over = previous.start_us, previous.end_us, previous.positions, previous.over
+        self.number, self.waiting = previous.number, previous.waiting
+        self.records_done, self.bytes_done = previous.records_done, previous.bytes_done
+        previous.number = 0
+        return 0
+
+
+cdef Subscription new_subscription(bytes wire_filter, uint64_t now_us):
+    cdef ReplaySubscription replay
+    if not wire_filter.startswith(REPLAY):
+        return Subscription.__new__(Subscription)
+    replay = ReplaySubscription.__new__(ReplaySubscription)
+    replay.start_us, replay.end_us = parse_period(wire_filter[len(REPLAY):].partition(b"/")[0], now_us)
+    return replay
 
 
 cdef class SubscriptionTable:

@@ -6,7 +6,7 @@ from libc.stdint cimport uint16_t
 
 from shardbroker.mqtt.spec cimport FAILURE, PUBCOMP, PUBREC
 from shardbroker.pubsub.message cimport make_message
-from shardbroker.pubsub.subscriptions cimport OPTION_QOS
+from shardbroker.pubsub.subscriptions cimport OPTION_QOS, ReplaySubscription, new_subscription
 from shardbroker.session.delivery cimport (
     AWAITING_PUBACK, AWAITING_PUBCOMP, AWAITING_PUBREC, DONE, DeliveryRing, drop_delivery, take_delivery,
 )
@@ -41,6 +41,8 @@ cdef int save(Session session, Recorder recorder, bint whole) except -1:
     if whole:
         for subscription in session.all_subscriptions():
             recorder.subscribed(session, subscription)
+            if isinstance(subscription, ReplaySubscription):
+                recorder.replayed(<ReplaySubscription>subscription)
         for i in range(session.window.count if session.window is not None else 0):
             slot = session.window.at(i)
             if slot.message != NULL:
@@ -112,16 +114,28 @@ cdef class SessionReader:
         cdef uint32_t options = item[3]
         if session is None:
             return
-        subscription = Subscription.__new__(Subscription)
+        subscription = new_subscription(item[2], self.time_ms * 1000)
         group, filter = parse_subscription(item[2])
         subscription.subscriber = session
         subscription.filter = filter
         subscription.group = group
-        subscription.wire_filter = filter if group is None else item[2]
+        subscription.wire_filter = filter if group is None and not isinstance(subscription, ReplaySubscription) else item[2]
         subscription.qos = options & OPTION_QOS
         subscription.flags = options & ~<uint32_t>OPTION_QOS
         subscription.identifier = item[4]
         self.add_subscription(session, subscription)
+
+    def on_replayed(self, list item) -> None:
+        cdef Session session = self.session_of(item)
+        cdef ReplaySubscription replay
+        found = None if session is None else session.find_subscription(item[2])
+        if not isinstance(found, ReplaySubscription):
+            return
+        replay = found
+        end_us = field_or_none(item, 4)
+        replay.start_us, replay.end_us = item[3], NEVER if end_us is None else end_us
+        replay.positions = field_or_none(item, 5) or {}
+        replay.over = bool(field_or_none(item, 6))
 
     def on_unsubscribed(self, list item) -> None:
         cdef Session session = self.session_of(item)

@@ -7,7 +7,7 @@ and their meaning: docs/journal-format.md.
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.pubsub.message cimport Message, Publication
-from shardbroker.pubsub.subscriptions cimport Subscriber, Subscription
+from shardbroker.pubsub.subscriptions cimport ReplaySubscription, Subscriber, Subscription
 from shardbroker.session.delivery cimport Delivery
 from shardbroker.session.place cimport Place
 
@@ -63,6 +63,8 @@ cdef class Recorder:
     cdef int will_delayed(self, Subscriber session, uint64_t at_ms) except -1
     # In a cluster: what is kept of its place among the nodes; replaces what was recorded of it before.
     cdef int placed(self, Subscriber session, Place place) except -1
+    # How far a replay is: the messages up to its positions were delivered.
+    cdef int replayed(self, ReplaySubscription replay) except -1
     # The connection of a session whose messages rules see: once in each segment.
     cdef int published_by(self, Subscriber session) except -1
     # A message that matches journal.capture, or FROM of a rule; `captured`: topic_cache.Capture.

@@ -55,6 +55,9 @@ cdef class Recorder:
     cdef int placed(self, Subscriber session, Place place) except -1:
         raise NotImplementedError("Recorder.placed")
 
+    cdef int replayed(self, ReplaySubscription replay) except -1:
+        raise NotImplementedError("Recorder.replayed")
+
     cdef int published_by(self, Subscriber session) except -1:
         raise NotImplementedError("Recorder.published_by")
 

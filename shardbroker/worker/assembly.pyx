@@ -48,6 +48,7 @@ def assemble(
     router.counters_segment = router.retries.counters_segment = counters
     router.memory = memory
     router.resolver.capture_topics(settings.journal.capture)
+    router.journal_replays.configure(settings)
     router.change_topics(settings)
     if memory.mark:
         router.resolver.cache.weight_limit = min(
@@ -76,4 +77,8 @@ def assemble(
     worker.access_checks = AccessChecks(router, worker.turn, counters)
     worker.pass_times = counters.histogram(number, "pass_us")
     worker.turn.listen_to(rings.doorbells[number], EPOLLIN)
+    if readers:
+        router.journal_replays.connect(topology.sending_ends("replays", number))
+        for channel in topology.sending_ends("replays", number):
+            worker.turn.listen_to(channel, EPOLLIN)
     return worker

@@ -250,6 +250,8 @@ def subscribe(Worker worker, dict args) -> list[int]:
     codes = [subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
     worker.router.commit(True)
     worker.router.replays.start(session, replays)
+    if session.replaying:
+        worker.router.journal_replays.start(session)
     # In a cluster an exclusive subscription waits for other nodes, and a command does not.
     return [QUOTA_EXCEEDED if code == FILTER_WAITS else code for code in codes]
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from threading import Thread
 
 from cython cimport final
+from libc.stdint cimport uint8_t
 from shardbroker.session.session cimport Session
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_WITHOUT
 from shardbroker.worker.deferred cimport Deferred
@@ -102,8 +103,9 @@ cdef class Durability:
         return self.release_exclusive(writer) if self.router.exclusive.releasing else 0
 
     cdef int ring_reader(self) except -1:
-        self.recorder.fed = False
-        if self.reader is not None and self.reader.must_ring():
+        cdef uint8_t written = self.recorder.fed
+        self.recorder.fed = 0
+        if self.reader is not None and self.reader.must_ring_for(written):
             self.rings.ring(self.reader_process)
         return 0
 

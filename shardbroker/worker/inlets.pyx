@@ -15,7 +15,7 @@ from shardbroker.worker.retries cimport Retries
 from shm.destinations cimport NODE, NUMBER_BITS, WORKER, kind_of
 from shm.records cimport (
     FLAG_NOTED, FLAG_ORIGINATE, FLAG_QOS, FLAG_RETAIN, FLAG_SPILLED, RECORD_COMMAND, RECORD_KEEP, RECORD_PAUSE, RECORD_PUBLISH,
-    RECORD_SHARED, ArrivalHeader, check_record,
+    RECORD_REPLAY, RECORD_SHARED, ArrivalHeader, check_record,
 )
 
 from shm.spill import read_spilled, spill_path
@@ -223,6 +223,9 @@ cdef class Inlets:
         cdef bytes group, filter
         cdef bint is_plain = header.kind != RECORD_SHARED and not header.flags & FLAG_ORIGINATE
         names = borrow_record(publication, header, body)
+        if header.kind == RECORD_REPLAY:
+            self.router.journal_replays.take(header, names, publication)
+            return True
         if is_plain:
             if not retries.unresolved_count or publication.client_id not in retries.unresolved:
                 entry = self.router.resolver.cached(body, header.topic_size)

@@ -27,6 +27,7 @@ cdef enum:
     TICK_MS = 64                           # longest wait while timers run: the grain of the wheel
     IDLE_MS = 1000                         # longest wait while nothing is due
     BEHIND_MS = 20                         # wait while the journal is behind: it tries again at once when a client writes, and else then
+    STUCK_MS = 20                          # between two tries to send to a process flows that does not read
     RATE_MS = 10                           # between two looks at clients that have sent too much: the grain of their pauses
 
 
@@ -60,7 +61,9 @@ cdef class Worker:
             wait_ms = min(wait_ms, <int>RATE_MS)
         if self.cluster is not None and router.serving:
             wait_ms = min(wait_ms, <int>self.cluster.wait_ms)
-        if self.turn.dirty or self.turn.busy or router.resolver.waiting or router.subscriptions.leaving or router.replays.moved or (
+        if router.journal_replays.stuck:
+            wait_ms = min(wait_ms, <int>STUCK_MS)
+        if self.turn.dirty or self.turn.busy or router.resolver.waiting or router.subscriptions.leaving or router.replays.moved or router.journal_replays.moved or (
                 self.inlets.commands) or (self.turn.unread and not router.disk_full) or self.access_checks.late or (
                 router.notifications and router.announcer.any_noted):
             wait_ms = 0
@@ -137,6 +140,10 @@ cdef class Worker:
         if router.replays.sessions and (self.durability.gate is None or not self.durability.gate.is_retaining()):
             router.begin_step()
             router.replays.go_on()
+        if router.journal_replays.active and router.serving and not self.durability.behind and (
+                self.durability.gate is None or not self.durability.gate.is_retaining()):
+            router.begin_step()
+            router.journal_replays.go_on()
         if self.durability.cycle_left is not None:
             self.durability.go_on_with_cycle()
         self.settle_and_send()
@@ -185,6 +192,8 @@ cdef class Worker:
                             self.router.subacks.take_answers()
                         elif self.cluster is not None and fd == self.cluster.fileno():
                             self.cluster.receive()
+                        elif self.router.journal_replays.fileno_of(fd):
+                            self.router.journal_replays.receive(fd)
                         elif fd in self.intake.channels:
                             self.intake.accept_some(fd)
                         continue

@@ -17,6 +17,7 @@ from shardbroker.session.session cimport Session, Will
 from shardbroker.worker.admission cimport Admission
 from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.exclusive cimport ExclusiveSubscriptions
+from shardbroker.worker.features.replay cimport JournalReplays
 from shardbroker.worker.memory cimport MemoryWatch
 from shardbroker.worker.outlets cimport Outlets
 from shardbroker.worker.reporter cimport Reporter
@@ -45,6 +46,7 @@ cdef class Router(WorkerContext):
     cdef readonly Subacks subacks
     cdef RetainedChanges retaining
     cdef RetainedReplays replays
+    cdef readonly JournalReplays journal_replays
     cdef Retries retries                   # accepted messages that wait
     cdef public SessionClaims claims       # None: sessions of this node are its own, and never move
     # Sessions

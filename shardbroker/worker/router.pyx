@@ -63,6 +63,7 @@ cdef class Router(WorkerContext):
         self.epochs = epochs
         self.retaining = RetainedChanges(self, retained, settings.retainer)
         self.replays = RetainedReplays(self, retained)
+        self.journal_replays = JournalReplays(self)
         self.auth, self.acl = settings.auth, settings.acl
         self.own_destination = own_destination
         self.picker = GroupPicker(settings.mqtt.shared_subscription_strategy, self.turn, own_destination, seed)
@@ -99,6 +100,7 @@ cdef class Router(WorkerContext):
         self.configure(settings.mqtt)
         self.retaining.configure(settings.retainer)
         self.resolver.capture_topics(settings.journal.capture)
+        self.journal_replays.configure(settings)
         self.change_topics(settings)
         self.retries.delays.settings = settings.delayed
         self.announce_events(settings)

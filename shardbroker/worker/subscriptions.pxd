@@ -8,7 +8,7 @@
 from cython cimport final
 from libc.stdint cimport uint64_t
 
-from shardbroker.pubsub.subscriptions cimport Subscription, SubscriptionTable
+from shardbroker.pubsub.subscriptions cimport ReplaySubscription, Subscription, SubscriptionTable
 from shardbroker.session.context cimport WorkerContext
 from shardbroker.session.session cimport Session
 from shardbroker.worker.exclusive cimport ExclusiveSubscriptions
@@ -26,6 +26,7 @@ cdef class Subscriptions:
     cdef list leaving                      # (session that has ended, its subscriptions), for which one pass was too short
 
     cdef int subscribe(self, Session session, Subscription subscription) except -1
+    cdef int subscribe_replay(self, Session session, ReplaySubscription replay) except -1
     # Whether there was a subscription. The route may remain for `delay_ms`, see RouteChanges.note().
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1
     # Ends those of a session that ends.

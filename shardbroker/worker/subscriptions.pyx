@@ -3,7 +3,7 @@
 from cython cimport final
 from shardbroker.hooks.masks cimport HOOK_SESSION_UNSUBSCRIBED
 from shardbroker.mqtt.spec cimport FAILURE, QUOTA_EXCEEDED
-from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE
+from shardbroker.pubsub.subscriptions cimport OPTION_EXCLUSIVE, ReplaySubscription
 from shardbroker.worker.route_changes cimport REMOVAL_DELAY_MS
 from shm.counters cimport SUBSCRIPTIONS_COUNT, SUBSCRIPTIONS_SHARED_COUNT
 
@@ -46,6 +46,8 @@ cdef class Subscriptions:
 
     cdef int subscribe(self, Session session, Subscription subscription) except -1:
         cdef size_t before = self.table.count
+        if isinstance(subscription, ReplaySubscription):
+            return self.subscribe_replay(session, <ReplaySubscription>subscription)
         session.put_subscription(subscription)
         if session.logged:
             self.context.recorder.subscribed(session, subscription)
@@ -54,6 +56,20 @@ cdef class Subscriptions:
         self.resolver.invalidate(subscription.filter)
         if self.table.count > before:
             self.context.gauge(SUBSCRIPTIONS_SHARED_COUNT if subscription.group is not None else SUBSCRIPTIONS_COUNT, 1)
+        return 0
+
+    cdef int subscribe_replay(self, Session session, ReplaySubscription replay) except -1:
+        """One that is there goes on: clients subscribe again after each connect."""
+        previous = session.find_subscription(replay.wire_filter)
+        if previous is None:
+            self.context.gauge(SUBSCRIPTIONS_COUNT, 1)
+        elif not (<ReplaySubscription>previous).over:
+            replay.adopt(<ReplaySubscription>previous)
+        session.replaying = True
+        session.put_subscription(replay)
+        if session.logged:
+            self.context.recorder.subscribed(session, replay)
+            self.context.recorder.replayed(replay)
         return 0
 
     cdef bint unsubscribe(self, Session session, bytes wire_filter, uint64_t delay_ms) except -1:
@@ -66,6 +82,9 @@ cdef class Subscriptions:
         return True
 
     cdef int drop(self, Subscription subscription, uint64_t delay_ms) except -1:
+        if isinstance(subscription, ReplaySubscription):
+            self.context.gauge(SUBSCRIPTIONS_COUNT, -1)
+            return 0
         if subscription.flags & OPTION_EXCLUSIVE and self.exclusive.owners is not None:
             self.exclusive.end(subscription.subscriber.key, subscription.filter)
         if self.table.remove(subscription):

@@ -95,5 +95,5 @@ def test_wrong_fields_are_refused(fields: dict[str, Value]) -> None:
 
 def test_every_kind_has_fields_and_the_frequent_ones_are_one_byte() -> None:
     assert set(FIELDS) == set(Kind)
-    rare = {Kind.HELD, Kind.LET_GO, Kind.ARRIVED, Kind.PLACED, Kind.SEEN, Kind.PUBLISHER, Kind.EVENT}
+    rare = {Kind.HELD, Kind.LET_GO, Kind.ARRIVED, Kind.PLACED, Kind.SEEN, Kind.PUBLISHER, Kind.EVENT, Kind.REPLAYED}
     assert {kind for kind in Kind if kind >= 24} == rare

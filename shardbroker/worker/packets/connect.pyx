@@ -207,6 +207,8 @@ cdef int admit(Channel channel, Connect packet, bytes client_id) except -1:
     if context.hooks & HOOK_CLIENT_CONNECTED:
         context.hooked.connected(channel)
     channel.session.attach(channel)
+    if channel.session.replaying:
+        channel.router.journal_replays.start(channel.session)
     return auto_subscribe(channel) if channel.router.auto_topics is not None and channel.state == CONNECTED else 0
 
 

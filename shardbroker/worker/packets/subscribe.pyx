@@ -5,11 +5,11 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from shardbroker.hooks.masks cimport HOOK_CLIENT_SUBSCRIBE, HOOK_CLIENT_UNSUBSCRIBE, HOOK_SESSION_SUBSCRIBED
 from shardbroker.mqtt.codec cimport varint_size, write_codes
 from shardbroker.mqtt.spec cimport (
-    NOT_AUTHORIZED, NO_SUBSCRIPTION_EXISTED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, SUBACK_FIRST,
+    IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED, NO_SUBSCRIPTION_EXISTED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, SUBACK_FIRST,
     SUBSCRIBE, SUCCESS, TOPIC_FILTER_INVALID, UNSPECIFIED_ERROR, UNSUBACK_FIRST, UNSUBSCRIBE, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
 )
 from shardbroker.pubsub.subscriptions cimport (
-    OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription,
+    OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription, new_subscription,
 )
 from shardbroker.session.context cimport NOTIFY_UNSUBSCRIBED, WorkerContext
 from shardbroker.worker.channel cimport CONNECTED, SIDE_SERVER
@@ -24,12 +24,15 @@ from shm.counters cimport (
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import Suback, Unsuback
 from shardbroker.mqtt.spec import REASON_CODES, PropertyId
-from shardbroker.mqtt.topics import EXCLUSIVE, check_topic_filter, filter_has_wildcard, parse_subscription
+from shardbroker.mqtt.topics import EXCLUSIVE, REPLAY, check_topic_filter, filter_has_wildcard, parse_subscription
 from shardbroker.worker.features import event_messages
 
 cdef enum:
     FILTERS_PREPARED = 128                 # filters whose rules are looked up together: as many as one turn handles
     SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
+
+
+NOT_REPLAYED = "journals are not kept for this filter: it must be covered by one of journal.capture, with replay.max_replays above 0"
 
 
 cdef int go_on_with_filters(Channel channel) except -1:
@@ -129,22 +132,25 @@ cdef int subscribe_mounted(
 cdef int subscribe_one(
     Channel channel, bytes wire_filter, int options, object identifier, list subscribed, list replays,
 ) except -1:
-    cdef Subscription subscription = Subscription.__new__(Subscription), previous
+    cdef Subscription subscription, previous
     cdef WorkerContext context = channel.context
-    cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), present
+    cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), replay = wire_filter.startswith(REPLAY), present
     cdef int retain_handling = options & OPTION_RETAIN_HANDLING, claimed
     try:
         group, filter = parse_subscription(wire_filter)
         check_topic_filter(filter, context.max_topic_levels)
+        subscription = new_subscription(wire_filter, context.now_ms * 1000)
     except MqttError as error:
         return error.reason_code
+    if replay and not channel.router.journal_replays.may_replay(filter):
+        return IMPLEMENTATION_SPECIFIC_ERROR
     if group is not None and not context.shared_subscription:
         return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
     if exclusive and not context.exclusive_subscription:
         return TOPIC_FILTER_INVALID
     if not context.wildcard_subscription and filter_has_wildcard(filter):
         return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED                      # [MQTT-3.8.3-2] of 3.1.1
-    previous = channel.session.find_subscription(filter if group is None else wire_filter)
+    previous = channel.session.find_subscription(filter if group is None and not replay else wire_filter)
     present = previous is not None
     if context.max_subscriptions and not present and channel.session.subscription_count() >= context.max_subscriptions:
         return QUOTA_EXCEEDED
@@ -159,7 +165,7 @@ cdef int subscribe_one(
     subscription.subscriber = channel.session
     subscription.filter = filter
     subscription.group = group
-    subscription.wire_filter = filter if group is None else wire_filter
+    subscription.wire_filter = filter if group is None and not replay else wire_filter
     subscription.qos = options & OPTION_QOS
     subscription.flags = options & OPTION_FLAGS | (OPTION_EXCLUSIVE if exclusive else 0)
     subscription.identifier = identifier
@@ -168,7 +174,7 @@ cdef int subscribe_one(
     if context.hooks & HOOK_SESSION_SUBSCRIBED:
         context.hooked.subscribed(channel.session, subscription)
     # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared subscriptions get no retained messages.
-    if group is None and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present)):
+    if group is None and not replay and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present)):
         replays.append(subscription)
     return subscription.qos
 
@@ -187,6 +193,8 @@ def send_suback(Channel channel not None, int packet_id, bytes codes not None, l
             codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
         channel.report_failure(Suback, packet_id, codes, PACKETS_SUBACK_SENT, failed_filters(codes))
     channel.router.replays.start(channel.session, replays)
+    if channel.session.replaying:
+        channel.router.journal_replays.start(channel.session)
 
 
 # --- UNSUBSCRIBE ----------------------------------------------------------------------------------------------------------------
@@ -265,6 +273,6 @@ cdef int answer_codes(Channel channel, uint8_t first, uint16_t packet_id, bytes 
 cdef str failed_filters(codes):
     """Returns a Reason String with the number and the reason of each filter that failed."""
     return "; ".join([
-        f"filter {number}: {REASON_CODES[code][0].replace('_', ' ')}"
+        f"filter {number}: {NOT_REPLAYED if code == IMPLEMENTATION_SPECIFIC_ERROR else REASON_CODES[code][0].replace('_', ' ')}"
         for number, code in enumerate(codes, 1) if code >= UNSPECIFIED_ERROR
     ])

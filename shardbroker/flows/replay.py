@@ -1,0 +1,203 @@
+"""A replay: the messages of all journals that match a filter, in the order of their blocks, from positions on or a time.
+
+The order of each journal is kept, and so that of each publisher. Journals are merged by the time of their blocks.
+"""
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from shardbroker.flows.past import place_since
+from shardbroker.journal.follow import Batch, Follower, Place
+from shardbroker.journal.schema import Kind, MessageFlag
+from shardbroker.mqtt.topics import matches
+from shm.replays import WINDOW_BYTES, WINDOW_RECORDS
+
+__all__ = ["Journal", "Replay"]
+
+FOR_READERS = int(MessageFlag.FED) | int(MessageFlag.CAPTURED)
+"""Flags of the record of a message in the journal of its publisher's worker, which has it once."""
+READ_BYTES = 128 << 10
+"""Of a journal at a time: a replay has so much of each in memory, and some three times that in objects."""
+TOPICS_MAX = 4096
+"""Topics of which is remembered whether they match."""
+BURST_S = 0.1
+"""Of the rate: so much may be sent at once."""
+MARK_S, MARK_RECORDS = 1.0, 1000
+"""Time and records between two notes of how far a journal is without a message that matches. A note is itself a record in a journal."""
+ENDED_S = 2.0
+"""After the end of a period until blocks of that time are written, at the latest."""
+
+
+class Journal:
+    """One journal of a replay. position: where it goes on; None: at the first block that is not older than `start_us`."""
+
+    def __init__(self, directory: Path, start_us: int, position: int | None) -> None:
+        self.number = int(directory.name)
+        self.start_us = start_us if position is None else 0
+        place = place_since(directory, start_us) if position is None and start_us else Place(0, 0, position) if position else None
+        self._follower = Follower(directory, place, kinds=[int(Kind.MESSAGE)], flags=FOR_READERS, read_bytes=READ_BYTES)
+        self._batches: deque[Batch] = deque()
+        self.records: list[tuple[Any, ...]] = []
+        """Of the current block, and `at`: the next one of them."""
+        self.at = 0
+        self.time_us = 0
+        """Of the current block."""
+        self.end = 0
+        """Position behind it."""
+        self.lost = 0
+        self.passed = 0
+        """Position up to which the worker knows that all was sent."""
+        self.marked_s = time.monotonic()
+
+    def look(self) -> bool:
+        """Makes the next block the current one, if there is none. Returns whether there is one. Raises OSError, JournalError."""
+        while self.at >= len(self.records):
+            if not self._batches and not self._read():
+                return False
+            if not self._batches:
+                continue
+            batch = self._batches.popleft()
+            self.end = batch.end_sequence
+            if batch.time_us >= self.start_us:
+                self.records, self.at, self.time_us = batch.records, 0, batch.time_us
+        return True
+
+    def _read(self) -> bool:
+        """Reads on; returns False at the end."""
+        for part in self._follower.read():
+            if isinstance(part, Batch):
+                self._batches.append(part)
+            elif part.lost_from is not None and part.lost_to is not None:
+                self.lost += part.lost_to - part.lost_from
+        return bool(self._batches) or not self._follower.at_end
+
+    @property
+    def read_to(self) -> int:
+        """Returns the position up to which everything was sent or does not match; 0: nothing was found yet."""
+        if self.at < len(self.records):
+            return int(self.records[self.at][0])
+        place = self._follower.place
+        return self.end if self._batches else int(place.position) if place is not None else 0
+
+    def close(self) -> None:
+        self._follower.close()
+
+
+class Replay:
+    """A replay of one worker. positions: by number of the journal, of what was delivered before."""
+
+    def __init__(
+        self, number: int, worker: int, filter: bytes, start_us: int, end_us: int | None, positions: dict[int, int], rate: int
+    ) -> None:
+        self.number, self.worker = number, worker
+        self._filter, self._start_us, self._end_us, self._positions = filter, start_us, end_us, positions
+        self._rate = rate
+        self._allowance, self._filled_s = rate * BURST_S, time.monotonic()
+        self._matching: dict[bytes, bool] = {}
+        self.records_free, self.bytes_free = WINDOW_RECORDS, WINDOW_BYTES
+        self.journals: dict[str, Journal] = {}
+        self.sent = 0
+
+    def add_journals(self, directories: list[Path]) -> None:
+        """Reads these, too. Raises OSError."""
+        for directory in directories:
+            if directory.name not in self.journals:
+                self.journals[directory.name] = Journal(directory, self._start_us, self._positions.get(int(directory.name)))
+
+    def credit(self, records: int, size: int) -> None:
+        """The worker has delivered so much."""
+        self.records_free += records
+        self.bytes_free += size
+
+    def refill(self) -> None:
+        """Lets the time since the last call count for the rate."""
+        now_s = time.monotonic()
+        self._allowance = min(self._allowance + (now_s - self._filled_s) * self._rate, max(self._rate * BURST_S, 1.0))
+        self._filled_s = now_s
+
+    def next(self) -> tuple[Journal, tuple[Any, ...]] | None:
+        """Returns the next message, which stays the next one until taken() is called; None: there is none, or it has to wait.
+
+        Raises OSError, JournalError.
+        """
+        while True:
+            journal = self._earliest()
+            if journal is None:
+                return None
+            record = journal.records[journal.at]
+            if not self.wants(record[3]) or 0 < record[6] <= time.time() * 1000:  # expired [MQTT-3.3.2-5]
+                journal.at += 1
+                continue
+            size = len(record[3]) + len(record[4])
+            if self.records_free <= 0 or (size > self.bytes_free and self.bytes_free < WINDOW_BYTES) or (self._rate and self._allowance < 1):
+                return None
+            return journal, record
+
+    def taken(self, journal: Journal, position: int, size: int) -> None:
+        """The message up to this position was sent, in so many bytes."""
+        journal.at += 1
+        journal.passed = position
+        self.records_free -= 1
+        self.bytes_free -= size
+        self._allowance -= 1
+        self.sent += 1
+
+    def _earliest(self) -> Journal | None:
+        """Returns the journal whose current block is the oldest, without those behind the period."""
+        found = None
+        for journal in self.journals.values():
+            if (
+                (journal.at < len(journal.records) or journal.look())
+                and (self._end_us is None or journal.time_us < self._end_us)
+                and (found is None or journal.time_us < found.time_us)
+            ):
+                found = journal
+        return found
+
+    def marks(self) -> list[tuple[Journal, int]]:
+        """Returns the journals that have gone on without a message for a while, with their positions; to be followed by marked()."""
+        now_s = time.monotonic()
+        if self.records_free <= len(self.journals):
+            return []
+        return [
+            (journal, position)
+            for journal in self.journals.values()
+            if now_s - journal.marked_s >= MARK_S and (position := journal.read_to) >= journal.passed + MARK_RECORDS
+        ]
+
+    def marked(self, journal: Journal, position: int, size: int) -> None:
+        """The position was sent, in so many bytes."""
+        journal.passed, journal.marked_s = position, time.monotonic()
+        self.records_free -= 1
+        self.bytes_free -= size
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether everything of the period was sent. Called when next() has returned None."""
+        if self._end_us is None or time.time_ns() // 1000 < self._end_us + ENDED_S * 1e6:
+            return False
+        return all(
+            journal.time_us >= self._end_us if journal.at < len(journal.records) else not journal.look()
+            for journal in self.journals.values()
+        )
+
+    @property
+    def is_limited(self) -> bool:
+        """Returns whether it waits for its rate."""
+        return self._rate > 0 and self._allowance < 1
+
+    def wants(self, topic: bytes) -> bool:
+        """Returns whether the filter matches."""
+        found = self._matching.get(topic)
+        if found is None:
+            if len(self._matching) >= TOPICS_MAX:
+                self._matching.clear()
+            found = self._matching[topic] = matches(self._filter, topic)
+        return found
+
+    def close(self) -> None:
+        for journal in self.journals.values():
+            journal.close()
+

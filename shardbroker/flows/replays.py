@@ -1,0 +1,169 @@
+"""The replays of a process flows: what workers order, and the turns in which records are sent."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shardbroker.flows.feed import journal_names
+from shardbroker.flows.lanes import Lanes
+from shardbroker.flows.replay import Replay
+from shardbroker.journal.errors import JournalError
+from shardbroker.logs.phrases import Line, log_line
+from shm.records import REPLAY, encode_replay, encode_replay_place
+from shm.replays import MESSAGE_MAX, decode, encode
+from shm.topology import Topology
+
+__all__ = ["Replays"]
+
+TURN_RECORDS = 256
+"""Messages of one replay in a turn: 1 ms, for which rules and other replays wait."""
+LIST_S = 1.0
+"""Between two looks for new journals."""
+COMPLAIN_S = 10.0
+"""Between two lines about journals that cannot be read."""
+LIVE_S = 0.02
+"""Between two looks at journals of workers that ring another process."""
+SHORT_S = 0.002
+"""Wait of a replay for its rate, or for room in a ring."""
+
+
+class Replays:
+    """Those of process `number`. log: writes a line of a level."""
+
+    def __init__(self, topology: Topology, number: int, lanes: Lanes, log: Callable[[str, Line], None]) -> None:
+        self._journals = topology.data_dir / "journal"
+        self._ends = topology.receiving_ends("replays", number)
+        self._others = len(topology.places_of("flows")) > 1
+        self._lanes, self._log = lanes, log
+        self._replays: dict[int, Replay] = {}
+        self._unsent = [*range(len(self._ends))]
+        """Workers that do not know yet that this process has started."""
+        self._listed_s = float("-inf")
+        self._complained_s = float("-inf")
+        self._short = False
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Returns what becomes readable with messages of workers."""
+        return self._ends
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    def wait_s(self, longest_s: float) -> float:
+        """Returns how long the process may sleep."""
+        if self._short or self._unsent:
+            return SHORT_S
+        return LIVE_S if self._replays and self._others else longest_s
+
+    # --- orders -------------------------------------------------------------------------------------------------------------------
+
+    def take_orders(self) -> None:
+        """Takes the messages of workers."""
+        self._unsent = [worker for worker in self._unsent if not self._send(worker, encode("hello"))]
+        for worker, end in enumerate(self._ends):
+            while True:
+                try:
+                    message = os.read(end, MESSAGE_MAX)
+                except (BlockingIOError, InterruptedError):
+                    break
+                if not message:
+                    break
+                try:
+                    self._take(worker, message)
+                except (ValueError, TypeError, IndexError) as error:
+                    self._log("error", log_line("replay message not used", reason=error))
+
+    def _send(self, worker: int, message: bytes) -> bool:
+        try:
+            os.write(self._ends[worker], message)
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    def _take(self, worker: int, message: bytes) -> None:
+        verb, *values = decode(message)
+        if verb == "reset":
+            for replay in [one for one in self._replays.values() if one.worker == worker]:
+                self._end(replay)
+        elif verb == "begin":
+            number, filter, start_us, end_us, positions, rate = values
+            replay = Replay(number, worker, filter, start_us, end_us, positions, rate)
+            self._replays[number] = replay
+            self._try(replay, lambda: replay.add_journals(self._directories()))
+        elif (found := self._replays.get(values[0])) is None:
+            return
+        elif verb == "credit":
+            found.credit(values[1], values[2])
+        elif verb == "end":
+            self._end(found)
+
+    def _end(self, replay: Replay) -> None:
+        replay.close()
+        del self._replays[replay.number]
+
+    def _directories(self) -> list[Path]:
+        return [self._journals / name for name in journal_names(self._journals, 0, 1)]
+
+    # --- turns --------------------------------------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Sends some messages of each replay; returns whether any was sent."""
+        if not self._replays:
+            self._short = False
+            return False
+        listed = time.monotonic() - self._listed_s >= LIST_S
+        if listed:
+            self._listed_s = time.monotonic()
+        self._short = False
+        moved = False
+        for replay in list(self._replays.values()):
+            if listed:
+                self._try(replay, lambda replay=replay: replay.add_journals(self._directories()))  # type: ignore[misc]
+            moved |= self._try(replay, lambda replay=replay: self._turn_of(replay))  # type: ignore[misc]
+        self._lanes.ring()
+        return moved
+
+    def _turn_of(self, replay: Replay) -> bool:
+        replay.refill()
+        sent = 0
+        while sent < TURN_RECORDS:
+            found = replay.next()
+            if found is None:
+                self._short |= replay.is_limited
+                break
+            journal, record = found
+            encoded = encode_replay(replay.number, journal.number, record)
+            if not self._lanes.try_put(replay.worker, encoded, REPLAY):
+                self._short = True
+                return sent > 0
+            replay.taken(journal, record[0] + 1, len(encoded))
+            sent += 1
+        if sent:
+            return True
+        for journal, position in replay.marks():
+            encoded = encode_replay_place(replay.number, journal.number, position)
+            if self._lanes.try_put(replay.worker, encoded, REPLAY):
+                replay.marked(journal, position, len(encoded))
+        if replay.is_over and replay.records_free > 0:
+            if self._lanes.try_put(replay.worker, encode_replay_place(replay.number, 0, 0, True), REPLAY):
+                self._end(replay)
+            else:
+                self._short = True
+        return False
+
+    def _try(self, replay: Replay, work: Callable[[], bool | None]) -> bool:
+        """Returns what `work` returns; False if journals cannot be read, which is tried again."""
+        try:
+            return bool(work())
+        except (OSError, JournalError, ValueError) as error:
+            self._short = True
+            if time.monotonic() - self._complained_s >= COMPLAIN_S:
+                self._complained_s = time.monotonic()
+                self._log("error", log_line("replay held up", number=replay.number, reason=error))
+        return False
+
+    def close(self) -> None:
+        for replay in list(self._replays.values()):
+            self._end(replay)

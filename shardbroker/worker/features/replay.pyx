@@ -1,0 +1,243 @@
+"""Replays; see replay.pxd."""
+
+import os
+
+from cython cimport final
+from libc.string cimport memcpy
+
+from shardbroker.pubsub.message cimport Message
+from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, Subscription
+from shardbroker.pubsub.topic_cache cimport encode_identifier
+from shm.records cimport ReplayPlace, record_size
+
+from collections import deque
+
+from shardbroker.logs.phrases import log_line
+from shardbroker.mqtt.topics import covers
+from shm.replays import MESSAGE_MAX, WINDOW_RECORDS, decode, encode
+
+__all__ = ["JournalReplays"]
+
+cdef enum:
+    BATCH = 512                            # messages of one replay in a pass
+
+CREDIT_AT = WINDOW_RECORDS // 4
+"""Records that are returned together while more of them wait."""
+
+
+@final
+cdef class JournalReplays:
+    """context: clock, settings and log. channels: to the processes flows; empty: there are none."""
+
+    def __init__(self, WorkerContext context not None):
+        self.context = context
+        self.channels = []
+        self.running = {}
+        self.starting = []
+        self.unsent = []
+        self.kept = ()
+        # Different from those of a worker that was killed, whose records may be in the ring.
+        self.last = context.now_ms << 20
+
+    def connect(self, channels) -> None:
+        """Uses these descriptors. No replay of an earlier worker runs from now on."""
+        self.channels = list(channels)
+        for process in range(len(self.channels)):
+            self.post(process, encode("reset"))
+
+    def configure(self, settings) -> None:
+        """Applies the settings. Replays that run go on."""
+        self.kept = tuple([filter.encode() for filter in settings.journal.capture])
+        self.replays_max = settings.replay.max_replays
+        self.rate = settings.replay.rate
+
+    cdef bint may_replay(self, bytes filter) except -1:
+        if not self.replays_max or not self.channels:
+            return False
+        return any([covers(kept, filter) for kept in self.kept])
+
+    # --- begin and end -----------------------------------------------------------------------------------------------------------
+
+    cdef int start(self, Session session) except -1:
+        cdef Subscription subscription
+        for subscription in session.all_subscriptions():
+            if isinstance(subscription, ReplaySubscription) and not (<ReplaySubscription>subscription).number \
+                    and not (<ReplaySubscription>subscription).over and subscription not in self.starting:
+                self.starting.append(subscription)
+                self.active = True
+        return 0
+
+    cdef int begin_some(self) except -1:
+        cdef ReplaySubscription replay
+        cdef Session session
+        while self.starting and len(self.running) < <Py_ssize_t>self.replays_max and self.channels:
+            replay = self.starting.pop(0)
+            session = <Session>replay.subscriber
+            if replay.number or not is_wanted(replay, session):
+                continue
+            self.last += 1
+            replay.number = self.last
+            replay.waiting = deque()
+            replay.records_done = replay.bytes_done = 0
+            self.running[replay.number] = replay
+            end_us = None if replay.end_us == <uint64_t>-1 else replay.end_us
+            self.post(replay.number % <uint64_t>len(self.channels), encode(
+                "begin", replay.number, replay.filter, replay.start_us, end_us, replay.positions, self.rate))
+        return 0
+
+    cdef int halt(self, ReplaySubscription replay, bint announced) except -1:
+        """The replay does not run any more. announced: the process flows knows."""
+        if not announced:
+            self.post(replay.number % <uint64_t>len(self.channels), encode("end", replay.number))
+        self.running.pop(replay.number, None)
+        replay.number = 0
+        replay.waiting = None
+        return 0
+
+    def fileno_of(self, int fd) -> bool:
+        """Returns whether a descriptor is one of the channels."""
+        return fd in self.channels
+
+    def receive(self, int fd) -> None:
+        """Takes messages of a process flows."""
+        cdef ReplaySubscription replay
+        cdef int process = self.channels.index(fd)
+        while True:
+            try:
+                message = os.read(fd, MESSAGE_MAX)
+            except (BlockingIOError, InterruptedError):
+                return
+            if not message:
+                return
+            try:
+                verb = decode(message)[0]
+            except ValueError as error:
+                self.context.log_failure(log_line("replay message not used"), error)
+                continue
+            if verb != "hello":
+                continue
+            # It has started again: all begin again at their positions.
+            self.unsent = [(one, waiting) for one, waiting in self.unsent if one != process]
+            self.post(process, encode("reset"))
+            for replay in list(self.running.values()):
+                if replay.number % <uint64_t>len(self.channels) == <uint64_t>process:
+                    self.halt(replay, True)
+                    self.starting.append(replay)
+            self.active = True
+
+    # --- messages ----------------------------------------------------------------------------------------------------------------
+
+    cdef int take(self, const RecordHeader* header, const uint8_t* names, Publication publication) except -1:
+        cdef ReplayPlace place
+        cdef ReplaySubscription replay = self.running.get(header.member)
+        if replay is None or header.group_size != sizeof(place):
+            return 0                       # of a replay that has ended
+        memcpy(&place, names, sizeof(place))
+        replay.waiting.append((
+            publication.keep() if header.topic_size else None, place.journal, place.position, bool(place.over),
+            record_size(header)))
+        return 0
+
+    cdef int go_on(self) except -1:
+        cdef ReplaySubscription replay
+        cdef Session session
+        cdef Publication publication = None
+        self.moved = False
+        self.stuck = False
+        if self.unsent:
+            self.send_unsent()
+        for number, replay in list(self.running.items()):
+            session = <Session>replay.subscriber
+            if not replay.number:          # the client has subscribed again
+                found = session.find_subscription(replay.wire_filter)
+                if isinstance(found, ReplaySubscription) and (<ReplaySubscription>found).number == <uint64_t>number:
+                    replay = self.running[number] = found
+            if not is_wanted(replay, session):
+                replay.number = number
+                self.halt(replay, False)
+                continue
+            if not replay.waiting:
+                continue
+            if publication is None:
+                publication = Publication.__new__(Publication)
+            try:
+                self.deliver_some(replay, session, publication)
+            except Exception as error:     # the client connects again, and goes on at the position
+                self.halt(replay, False)
+                if session.link is not None:
+                    session.link.failed(error)
+            if self.context.step_is_over():
+                break
+        if self.starting:
+            self.begin_some()
+        self.active = bool(self.running) or bool(self.starting) or bool(self.unsent)
+        return 0
+
+    cdef int deliver_some(self, ReplaySubscription replay, Session session, Publication publication) except -1:
+        cdef Message message
+        cdef bytes ids = None
+        cdef bint changed = False
+        cdef int _
+        if session.logged and self.context.disk_full:
+            return 0
+        if replay.identifier:
+            ids = encode_identifier(replay.identifier)
+        for _ in range(BATCH):
+            if not replay.waiting or (replay.waiting[0][0] is not None and not session.idle_for_replay()):
+                break
+            message, journal, position, over, size = replay.waiting.popleft()
+            replay.records_done += 1
+            replay.bytes_done += size
+            changed = True
+            if over:
+                replay.over = True
+                break
+            replay.positions[journal] = position
+            if message is None or (replay.flags & OPTION_NO_LOCAL and message.client_id == session.client_id):
+                continue                   # [MQTT-3.8.3-3]
+            publication.borrow(message)
+            session.deliver(publication, replay.qos, message.retain and replay.flags & OPTION_RETAIN_AS_PUBLISHED != 0, ids, None)
+        publication.release()
+        if not changed:
+            return 0
+        if session.logged:
+            self.context.recorder.replayed(replay)
+        if replay.over:
+            return self.halt(replay, True)
+        if replay.records_done >= <uint64_t>CREDIT_AT or not replay.waiting:
+            self.post(replay.number % <uint64_t>len(self.channels), encode(
+                "credit", replay.number, replay.records_done, replay.bytes_done))
+            replay.records_done = replay.bytes_done = 0
+        if replay.waiting and session.idle_for_replay():
+            self.moved = True
+        return 0
+
+    # --- channels ----------------------------------------------------------------------------------------------------------------
+
+    cdef int post(self, object process, bytes message) except -1:
+        """Sends a message, behind those that wait for room."""
+        if self.unsent or not self.send(process, message):
+            self.unsent.append((process, message))
+            self.active = self.stuck = True
+        return 0
+
+    cdef bint send(self, object process, bytes message) except -1:
+        try:
+            os.write(self.channels[process], message)
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    cdef int send_unsent(self) except -1:
+        while self.unsent:
+            process, message = self.unsent[0]
+            if not self.send(process, message):
+                self.stuck = True
+                return 0
+            self.unsent.pop(0)
+        return 0
+
+
+cdef bint is_wanted(ReplaySubscription replay, Session session) except -1:
+    """Whether a connected client still has this subscription."""
+    return session.link is not None and not session.ended and session.find_subscription(replay.wire_filter) is replay

@@ -1,0 +1,41 @@
+"""Messages about replays between workers and the processes flows: CBOR arrays, the verb first.
+
+    worker -> flows   ["begin", number, filter, start_us, end_us, {journal: position}, rate]    end_us None: it goes on
+                      ["credit", number, records, bytes]     so much was delivered
+                      ["end", number]
+                      ["reset"]                              no replay of this worker runs
+    flows -> worker   ["hello"]                              a process has started, and knows no replay
+
+The messages of a replay themselves are records in a ring (records.pxd), of which WINDOW_RECORDS and WINDOW_BYTES are under way at most:
+they wait in the worker until the client takes them. A replay has another number each time it begins, so what was sent for the time
+before is dropped.
+"""
+
+from typing import Any
+
+import cbor2
+
+__all__ = ["MESSAGE_MAX", "WINDOW_BYTES", "WINDOW_RECORDS", "decode", "encode"]
+
+WINDOW_RECORDS = 2048
+"""Records of a replay under way: 10 ms at 200,000 a second, in which credit has to come back."""
+WINDOW_BYTES = 512 << 10
+"""Bytes of their topics, properties and payloads; one larger record is sent by itself."""
+MESSAGE_MAX = 128 << 10
+"""Bytes of a message: a filter of 64 KB, and positions of 1,024 journals."""
+
+
+def encode(verb: str, *values: Any) -> bytes:
+    """Returns a message."""
+    return cbor2.dumps([verb, *values])
+
+
+def decode(message: bytes) -> list[Any]:
+    """Returns the verb and its values. Raises ValueError."""
+    try:
+        values = cbor2.loads(message)
+    except (cbor2.CBORDecodeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"message: must be CBOR: {error}") from None
+    if not isinstance(values, list) or not values or not isinstance(values[0], str):
+        raise ValueError("message: must be an array that begins with a verb")
+    return values
