@@ -99,6 +99,7 @@ cpdef enum Counter:
     JOURNAL_REFUSED                        # times that the disk began to refuse writes
     JOURNAL_GIVEN_UP                       # records never written, with durability.on_disk_error = continue
     JOURNAL_NOT_CAPTURED                   # messages for analytics among them
+    JOURNAL_HOLD_EXCEEDED                  # segments removed that a hold needed, beyond its max_bytes
     JOURNAL_WRITE_MS                       # milliseconds spent on writing
     AUTHENTICATION_SUCCESS                 # logins with a user name that were accepted
     AUTHENTICATION_SUCCESS_ANONYMOUS       # logins accepted without a user name, or without authentication

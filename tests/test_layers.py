@@ -194,7 +194,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.management": (
         (
             "access", "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
-            "disk_alarms", "feed", "flows_calls",
+            "disk_alarms", "feed", "flows_calls", "hold_alarms",
             "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server",
             "sys_publisher", "sys_topics",
             "topic_metrics", "trace_lines", "tracing", "workers",

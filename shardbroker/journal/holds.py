@@ -48,6 +48,12 @@ class Hold:
     problem: str = ""
     """Why the file of the hold could not be read."""
 
+    def needed_from(self, journal: str, now_ms: int) -> int | None:
+        """Returns the position of the first record that the consumer needs; None: no record, or it is not known which."""
+        if self.problem or (self.until_ms is not None and self.until_ms <= now_ms):
+            return None
+        return self.positions.get(journal, 0)
+
     def keep_from(self, directory: Path, now_ms: int) -> int | None:
         """Returns the position from which on this hold keeps a journal; None if it does not. Raises OSError."""
         if self.until_ms is not None and self.until_ms <= now_ms:

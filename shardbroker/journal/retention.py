@@ -18,6 +18,8 @@ class Removed:
     size: int
     reason: str
     """Either `age` or `bytes`."""
+    end: int
+    """Position after its last record."""
 
 
 def apply_retention(
@@ -45,7 +47,7 @@ def apply_retention(
             break
         os.unlink(path)
         total -= sizes[path]
-        removed.append(Removed(path, sizes[path], reason))
+        removed.append(Removed(path, sizes[path], reason, segment_start(successor)))
     return removed
 
 

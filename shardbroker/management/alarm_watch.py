@@ -12,6 +12,7 @@ from shardbroker.management.cluster_view import ClusterAlarms, peers_of
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.disk_alarms import DiskAlarms
 from shardbroker.management.flows_calls import stopped_rules
+from shardbroker.management.hold_alarms import HoldAlarms, HoldUse
 from shm.counters import Counters
 from shm.records import encode_publish
 from shm.ring import Inbox
@@ -57,6 +58,7 @@ class AlarmWatch:
         self._damage = StandingAlarm(node, "files_damaged", "error")
         self._backends = StandingAlarm(node, "backend_unusable", "error")
         self._rules = StandingAlarm(node, "rules_stopped", "error")
+        self._holds = HoldAlarms(node)
         self._damaged = 0
         self._view = view
         self._cluster = ClusterAlarms(node)
@@ -83,6 +85,12 @@ class AlarmWatch:
             return []
         topology, state = self._topology, self._view.read()
         return self._cluster.look(state.isolated, peers_of(state, topology.settings.cluster, topology.link_address), now_ms)
+
+    def check_holds(self, uses: Sequence[HoldUse]) -> None:
+        """Sends the alarms about holds that have begun, changed or ended; `uses` were read from the disk, which takes a thread."""
+        removed = self._counters.totals()["journal.hold_exceeded"]
+        for alarm in self._holds.look(uses, removed, time.time_ns() // 1_000_000):
+            self._send(alarm)
 
     def add_damage(self, text: str) -> None:
         """Sends an alarm about a damaged file. It does not end: the file stays damaged until it is repaired by hand."""

@@ -34,6 +34,7 @@ from shardbroker.management.context import HANDLERS, Context
 from shardbroker.management.feed import Feed
 from shardbroker.management.flapping import FlappingBans
 from shardbroker.management.handlers.listeners import call_supervisor
+from shardbroker.management.hold_alarms import hold_uses
 from shardbroker.management.inbox import ManagerInbox
 from shardbroker.management.notices import Notices
 from shardbroker.management.preflight import check
@@ -66,6 +67,9 @@ AUDIT_MAX = 2000
 
 WATCH_S = 1.0
 """Between two checks of the alarms."""
+
+HOLDS_S = 5.0
+"""Between two looks at the holds of journals, which read directories of the disk."""
 
 
 def run(topology: Topology) -> None:
@@ -183,6 +187,7 @@ class _Manager:
             asyncio.create_task(self._sys.run_heartbeat()),
             asyncio.create_task(self._sys.run_statistics(self._events.log_dropped)),
             asyncio.create_task(self._watch()),
+            asyncio.create_task(self._watch_holds()),
             asyncio.create_task(take_snapshots(self._context)),
             asyncio.create_task(self._count_topics()),
         ]
@@ -269,6 +274,13 @@ class _Manager:
             self._alarms.check()
             self._traces.look(time.time_ns() // 1_000_000)
             await asyncio.sleep(WATCH_S)
+
+    async def _watch_holds(self) -> None:
+        """A disk that does not answer delays nothing else."""
+        while True:
+            with suppress(OSError):  # the next look tries again; DiskAlarms report the disk
+                self._alarms.check_holds(await asyncio.to_thread(hold_uses, self._topology.data_dir, time.time_ns() // 1_000_000))
+            await asyncio.sleep(HOLDS_S)
 
     async def _count_topics(self) -> None:
         while True:

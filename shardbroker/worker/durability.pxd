@@ -40,6 +40,7 @@ cdef class Durability:
     cdef uint64_t cycle_due_bytes          # of the journal, from which on the next one begins
     cdef object retention                  # settings section journal.retention: plain Python, read once per cycle
     cdef object hold_problems              # deque of (consumer, reason): holds that the last thread of retention could not read
+    cdef object counted                    # CounterSlot of this worker, for that thread
 
     # Writes the effects of this pass as one block: all of it has happened, or nothing.
     cdef list leaving(self)

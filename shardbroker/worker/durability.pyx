@@ -11,7 +11,7 @@ from shardbroker.session.session cimport Session
 from shardbroker.worker.disk cimport DISK_AGAIN, DISK_WITHOUT
 from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.outlets cimport StoreOutlet
-from shm.counters cimport JOURNAL_WRITE_MS
+from shm.counters cimport JOURNAL_HOLD_EXCEEDED, JOURNAL_WRITE_MS
 from shm.ring cimport Ring
 
 from shardbroker.journal import apply_retention, set_recovery_start
@@ -39,6 +39,7 @@ cdef class Durability:
         self.streams = StreamPositions()
         self.retention = settings.journal.retention
         self.hold_problems = deque(maxlen=<int>HOLD_PROBLEMS)
+        self.counted = counters.slot(rings.number)
         self.cycle_bytes = self.cycle_due_bytes = settings.journal.cycle_bytes
         self.disk = router.retaining.disk = DiskWatch(settings.durability, counters.slot(rings.number))
 
@@ -212,7 +213,8 @@ cdef class Durability:
             consumer, reason = self.hold_problems.popleft()
             self.router.log("warning", log_line("hold not readable", consumer=consumer, reason=reason))
         arguments = (
-            self.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None, self.hold_problems)
+            self.recorder.writer.directory, position, self.retention.age, self.retention.bytes, self.gate is not None, self.hold_problems,
+            self.counted)
         Thread(target=forget, args=arguments).start()
 
     cdef int go_on_with_cycle(self) except -1:
@@ -244,13 +246,17 @@ cdef class Durability:
             self.recorder.writer.close(timeout_s)
 
 
-def forget(directory, keep_from, age_s, most_bytes, sync, problems) -> None:
+def forget(directory, keep_from, age_s, most_bytes, sync, problems, counted) -> None:
     """Removes what precedes this position of a journal, which what follows repeats, and no consumer holds. It takes the disk some ms."""
     with suppress(OSError):                # the next one tries again
         set_recovery_start(directory, keep_from, sync=sync)        # before anything is removed
         max_age_us = None if age_s == float("inf") else int(age_s * 1e6)
         holds = read_holds(directory.parent.parent)
         problems.extend((hold.consumer, hold.problem) for hold in holds if hold.problem)
-        for position in [hold.keep_from(directory, time.time_ns() // 1_000_000) for hold in holds]:
+        now_ms = time.time_ns() // 1_000_000
+        for position in [hold.keep_from(directory, now_ms) for hold in holds]:
             keep_from = keep_from if position is None else min(keep_from, position)
-        apply_retention(directory, keep_from, time.time_ns() // 1000, max_age_us, most_bytes)
+        removed = apply_retention(directory, keep_from, now_ms * 1000, max_age_us, most_bytes)
+        needed = [position for position in [hold.needed_from(directory.name, now_ms) for hold in holds] if position is not None]
+        # No other thread of this process changes this counter: the next cycle begins long after.
+        counted.add(<int>JOURNAL_HOLD_EXCEEDED, sum([segment.end > min(needed) for segment in removed if needed]))
