@@ -53,6 +53,10 @@ class Context:
     """Held while a snapshot is taken."""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
+    def route_count(self) -> int:
+        """Returns the number of routes to subscribers: without those of rules, as in lists of routes."""
+        return self.routes.count() - self.rules.route_count
+
     def worker_of(self, client_id: bytes) -> int:
         """Returns the worker that owns this client id."""
         return self.topology.division.worker_of(client_id)

@@ -24,6 +24,11 @@ class Feed:
         self.events: frozenset[str] = frozenset()
         """The events that workers journal."""
 
+    @property
+    def route_count(self) -> int:
+        """Routes to the feed, which statistics leave out: they lead to no subscriber."""
+        return len(self._filters or ())
+
     async def set(self, filters: Iterable[str], events: Iterable[str]) -> None:
         """Makes these filters and events the ones that are fed, from the next one of each worker on.
 

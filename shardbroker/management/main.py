@@ -93,7 +93,12 @@ class _Manager:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers = Workers(topology, self._counters)
         self._sys = SysPublisher(
-            topology, self._workers.outboxes[SYS_WORKER], self._counters, retained, routes, self._configuration
+            topology,
+            self._workers.outboxes[SYS_WORKER],
+            self._counters,
+            retained,
+            lambda: self._context.route_count(),
+            self._configuration,
         )
         epochs = Epochs.attach(topology.epochs_name)
         self._client_topics = ClientTopics(

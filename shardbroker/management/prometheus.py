@@ -52,8 +52,9 @@ def _shared(context: Context) -> Iterator[str]:
     topology, counters = context.topology, context.counters
     workers = [counters.of(worker) for worker in range(topology.workers)]
     yield from _family("build_info", "gauge", "Always 1.", [({"version": __version__, "node": topology.node_name}, 1)])
-    routes = context.routes.count()
-    yield from _family("routes_count", "gauge", "Routes: one for each filter and destination, or group member.", [({}, routes)])
+    routes = context.route_count()
+    meaning = "Routes to subscribers: one for each filter and destination, or group member."
+    yield from _family("routes_count", "gauge", meaning, [({}, routes)])
     totals = counters.totals()
     lost = [({"reason": reason}, totals[counter]) for reason, (counter, _) in LOSSES.items()]
     yield from _family("messages_lost", "counter", "Messages that a subscriber did not get, by reason.", lost)

@@ -75,6 +75,11 @@ class Rules:
         self._loaded: tuple[int, dict[str, Definition]] | None = None
         """Generation and rules that the processes flows have loaded; None: unknown."""
 
+    @property
+    def route_count(self) -> int:
+        """Routes of all rules."""
+        return self._feed.route_count
+
     def resume(self) -> None:
         """Puts all rules in force, before the broker serves; none if the file cannot be read, which is kept as it is."""
         try:

@@ -14,7 +14,6 @@ from shardbroker.stores.retained import RetainedStore, RetainedStoreFull, Retain
 from shm.counters import HISTOGRAMS, Counter, Counters
 from shm.records import encode_publish
 from shm.ring import Inbox
-from shm.routes import RouteTable
 from shm.topology import Topology
 
 __all__ = ["SYS_WORKER", "SysPublisher"]
@@ -41,7 +40,7 @@ class SysPublisher:
         outbox: Inbox,
         counters: Counters,
         retained: RetainedStore,
-        routes: RouteTable,
+        count_routes: Callable[[], int],
         configuration: Configuration,
     ) -> None:
         self._topology = topology
@@ -50,7 +49,7 @@ class SysPublisher:
         self._counters = counters
         self._slot = counters.slot(topology.manager)
         self._retained = retained
-        self._routes = routes
+        self._count_routes = count_routes
         self._configuration = configuration
         self._topics = SysTopics(topology.node_name, time.monotonic())
 
@@ -84,7 +83,7 @@ class SysPublisher:
         }
         on_events_dropped(totals["events.dropped"])
         yield from self._topics.identity()
-        yield from self._topics.statistics(totals, self._routes.count())
+        yield from self._topics.statistics(totals, self._count_routes())
         for name in HISTOGRAMS:
             yield from self._topics.latencies(name, self._counters.buckets(name))
 

@@ -191,6 +191,41 @@ def test_a_rule_in_force_is_tried(shared_rules: Broker) -> None:
     call(shared_rules, "rules delete", id="tried")
 
 
+def test_routes_of_rules_do_not_count(data_dir: Path) -> None:
+    with Broker(WORKERS, {"sys.msg_interval": "1s"}, data_dir) as broker, Client(broker.address, 5, "sub") as subscriber:
+
+        def counts() -> list[int]:
+            (scraped,) = re.findall(r"^shardbroker_routes_count (\d+)$", call(broker, "prometheus"), re.MULTILINE)
+            totals = call(broker, "load")["totals"]
+            return [call(broker, "status")["routes"], call(broker, "metrics")["routes.count"], totals["routes.count"], int(scraped)]
+
+        def answers() -> bool:
+            try:
+                return bool(call(broker, "status"))
+            except ControlError:
+                return False
+
+        def published() -> bytes:
+            return bytes(subscriber.expect(Publish).payload)
+
+        subscriber.subscribe("out/#", 1)
+        subscriber.subscribe("$SYS/brokers/+/stats/topics/count", 0)
+        assert counts() == [2] * 4
+        create(broker, sql='SELECT * FROM "in/#", "more/+", "out/#"')
+        create(broker, "other", 'SELECT * FROM "in/#", "$events/client/connected"', "[]")
+        assert len(call(broker, "routes list")["data"]) == 2
+        assert counts() == [2] * 4
+        until(lambda: published() == b"2")  # the first may be of a round before the subscriptions
+        assert [published() for _ in range(2)] == [b"2"] * 2
+        broker.kill_process(broker.child_pids("manager")[0])
+        until(answers)
+        assert counts() == [2] * 4, "the next manager knows them too"
+        call(broker, "rules update", id="copy", sql='SELECT * FROM "more/+"')
+        call(broker, "rules delete", id="other")
+        subscriber.subscribe("more/+", 0)
+        assert counts() == [3] * 4
+
+
 def test_rules_are_changed_disabled_and_removed(broker: Broker) -> None:
     create(broker)
     assert create(broker, "other", 'SELECT * FROM "in/b"', "[]")["status"] == "running"

@@ -42,7 +42,7 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
         "connections": totals["connections.count"],
         "sessions": totals["sessions.count"],
         "subscriptions": totals["subscriptions.count"] + totals["subscriptions.shared.count"],
-        "routes": context.routes.count(),
+        "routes": context.route_count(),
         "retained": totals["retained.count"],
         "messages_received": totals["messages.received"],
         "messages_sent": totals["messages.sent"],
@@ -55,7 +55,7 @@ async def status(context: Context, params: Params) -> dict[str, Any]:
 async def metrics(context: Context, params: Metrics) -> dict[str, Any]:
     if params.worker is None:
         totals = context.counters.totals()
-        return {**totals, "messages.lost": lost(totals), "routes.count": context.routes.count()}
+        return {**totals, "messages.lost": lost(totals), "routes.count": context.route_count()}
     context.workers.check(params.worker)
     counters = context.counters.of(params.worker)
     return {**counters, "messages.lost": lost(counters)}
@@ -99,7 +99,7 @@ async def load(context: Context, params: Params) -> dict[str, Any]:
     counters = context.counters
     return {
         "at_ns": time.monotonic_ns(),
-        "totals": {**counters.totals(), "routes.count": context.routes.count()},
+        "totals": {**counters.totals(), "routes.count": context.route_count()},
         "workers": [worker_load(context, worker) for worker in range(context.topology.workers)],
         "histograms": {name: [list(bucket) for bucket in counters.buckets(name)] for name in HISTOGRAMS},
         "ring_bytes": context.topology.ring_bytes,
