@@ -313,8 +313,8 @@ cdef class Follower:
             except ValueError:
                 paths = list(self.segments().values())
                 damage = next(read_segment(path, {one.incarnation for one in incarnations(paths).values()}), None)
-                if damage is None or (damage.torn and start == max(map(segment_start, paths))):
-                    return False           # its writer has just created it
+                if not isinstance(damage, Damage) or (damage.torn and start == max(map(segment_start, paths))):
+                    return False           # its writer has just created it, and may have written the header meanwhile
             self.leave(path, start, header, found)
             self.file = file
             entered = True

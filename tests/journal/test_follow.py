@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardbroker.journal import Block, Damage, apply_retention, open_journal, read, repair
 from shardbroker.journal.follow import Batch, Follower, Place
 from shardbroker.journal.layout import segment_paths
+from shardbroker.journal.reader import read_segment
 from shardbroker.journal.schema import Kind, encode
 from tests.journal.samples import Sample, any_record, found, write_sample
 
@@ -280,3 +281,27 @@ def test_closed_in_between(sample: Sample, tmp_path: Path) -> None:
         if not follower.at_end:
             follower.close()
     assert records == by_reader(sample.directory)
+
+
+def test_a_segment_whose_writer_begins_it_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is empty for the first look, and has header and block for the second."""
+    writer = open_journal(tmp_path, segment_bytes=100)
+    for number in range(2):
+        writer.append(SMALL)
+        writer.seal(number + 1)
+    writer.close()
+    path = segment_paths(tmp_path)[-1]
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    looks = []
+
+    def read_late(*arguments: Any) -> Any:
+        looks.append(arguments)
+        path.write_bytes(content)
+        return read_segment(*arguments)
+
+    monkeypatch.setattr("shardbroker.journal.follow.read_segment", read_late)
+    records, damages = drain(follower := Follower(tmp_path))
+    assert len(looks) == 1 and sequences(records) == [0] and not damages
+    records, damages = drain(follower)
+    assert sequences(records) == [1] and not damages
