@@ -1,13 +1,13 @@
 """Messages about replays between workers and the processes flows: CBOR arrays, the verb first.
 
-    worker -> flows   ["begin", number, filter, start_us, end_us, {journal: position}, rate]    end_us None: it goes on
+    worker -> flows   ["begin", number, filter, start_us, end_us, {journal: position}, rate]    end_us None: without an end
                       ["credit", number, records, bytes]     so much was delivered
                       ["end", number]
                       ["reset"]                              no replay of this worker runs
     flows -> worker   ["hello"]                              a process has started, and knows no replay
 
-The messages of a replay themselves are records in a ring (records.pxd), of which WINDOW_RECORDS and WINDOW_BYTES are under way at most:
-they wait in the worker until the client takes them. A replay has another number each time it begins, so what was sent for the time
+The messages of a replay themselves are records in a ring (records.pxd), at most WINDOW_RECORDS and WINDOW_BYTES under way: they
+wait in the worker until the client takes them. A replay has another number each time it begins, so what was sent for the time
 before is dropped.
 """
 
@@ -18,7 +18,7 @@ import cbor2
 __all__ = ["MESSAGE_MAX", "WINDOW_BYTES", "WINDOW_RECORDS", "decode", "encode"]
 
 WINDOW_RECORDS = 2048
-"""Records of a replay under way: 10 ms at 200,000 a second, in which credit has to come back."""
+"""Records of a replay under way: 10 ms at 200,000 a second, in which credit has to be returned."""
 WINDOW_BYTES = 512 << 10
 """Bytes of their topics, properties and payloads; one larger record is sent by itself."""
 MESSAGE_MAX = 128 << 10

@@ -170,7 +170,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "outlet", "rates", "retaining", "session_claims", "session_queues", "sync_gate",
         ),
         # What leaves a worker, and what waits before it leaves.
-        ("admission", "features.delayed", "outlets", "reporter", "retained_changes", "retained_replays", "retries"),
+        (
+            "admission", "features.delayed", "features.replay", "outlets", "reporter", "retained_changes", "retained_replays",
+            "retries",
+        ),
         # Parts of the router, each with one kind of state.
         ("resolver", "route_changes", "subacks", "subscriptions"),
         ("router",),

@@ -17,7 +17,10 @@ class Replay(Section):
     """Replays of what journals have, for clients that subscribe to `$replay/<period>/<filter>` (replay.md)."""
 
     max_replays: Whole = Field(
-        100, ge=0, le=REPLAYS_MAX, description="Replays of connected clients that run at a time, for each worker; others wait. 0: no replays."
+        100,
+        ge=0,
+        le=REPLAYS_MAX,
+        description="Replays of connected clients that run at a time, for each worker; others wait. 0: no replays.",
     )
     rate: Whole = Field(50_000, ge=0, le=LIMIT_MAX, description="Messages a second of one replay; 0: no limit.")
 

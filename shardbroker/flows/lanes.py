@@ -43,9 +43,7 @@ class Lanes:
     def try_put(self, worker: int, record: bytes, kind: int = RECORD_PUBLISH) -> bool:
         """Puts a record into the lane of a worker; returns False if that is full. Raises OSError."""
         ring = self._rings[worker]
-        if len(record) > ring.capacity_of_records():
-            record = self._spill(record, kind)
-        if not ring.put(record):
+        if not ring.put(record if len(record) <= ring.capacity_of_records() else self._spill(record, kind)):
             self._ring_bell(worker)
             return False
         self._unrung.add(worker)

@@ -5,6 +5,7 @@ The order of each journal is kept, and so that of each publisher. Journals are m
 
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shardbroker.flows.past import place_since
 from shardbroker.journal.follow import Batch, Follower, Place
 from shardbroker.journal.schema import Kind, MessageFlag
 from shardbroker.mqtt.topics import matches
+from shm.records import encode_replay
 from shm.replays import WINDOW_BYTES, WINDOW_RECORDS
 
 __all__ = ["Journal", "Replay"]
@@ -25,13 +27,13 @@ TOPICS_MAX = 4096
 BURST_S = 0.1
 """Of the rate: so much may be sent at once."""
 MARK_S, MARK_RECORDS = 1.0, 1000
-"""Time and records between two notes of how far a journal is without a message that matches. A note is itself a record in a journal."""
+"""Between two notes of how far a journal is without a message that matches, at least. A note is itself a record of a journal."""
 ENDED_S = 2.0
 """After the end of a period until blocks of that time are written, at the latest."""
 
 
 class Journal:
-    """One journal of a replay. position: where it goes on; None: at the first block that is not older than `start_us`."""
+    """One journal of a replay. position: of the first record; None: that of the first block that is not older than `start_us`."""
 
     def __init__(self, directory: Path, start_us: int, position: int | None) -> None:
         self.number = int(directory.name)
@@ -52,7 +54,7 @@ class Journal:
         self.marked_s = time.monotonic()
 
     def look(self) -> bool:
-        """Makes the next block the current one, if there is none. Returns whether there is one. Raises OSError, JournalError."""
+        """Makes the next block the current one, if that is used up. Returns whether there is one. Raises OSError, JournalError."""
         while self.at >= len(self.records):
             if not self._batches and not self._read():
                 return False
@@ -98,7 +100,6 @@ class Replay:
         self._matching: dict[bytes, bool] = {}
         self.records_free, self.bytes_free = WINDOW_RECORDS, WINDOW_BYTES
         self.journals: dict[str, Journal] = {}
-        self.sent = 0
 
     def add_journals(self, directories: list[Path]) -> None:
         """Reads these, too. Raises OSError."""
@@ -117,32 +118,44 @@ class Replay:
         self._allowance = min(self._allowance + (now_s - self._filled_s) * self._rate, max(self._rate * BURST_S, 1.0))
         self._filled_s = now_s
 
-    def next(self) -> tuple[Journal, tuple[Any, ...]] | None:
-        """Returns the next message, which stays the next one until taken() is called; None: there is none, or it has to wait.
+    def send(self, put: Callable[[bytes], bool], most: int) -> tuple[int, bool]:
+        """Hands at most so many records to `put`, which returns False where there is no room.
 
-        Raises OSError, JournalError.
+        Returns how many it took, and whether it had no room. Raises OSError, JournalError.
         """
-        while True:
-            journal = self._earliest()
-            if journal is None:
-                return None
-            record = journal.records[journal.at]
-            if not self.wants(record[3]) or 0 < record[6] <= time.time() * 1000:  # expired [MQTT-3.3.2-5]
-                journal.at += 1
-                continue
-            size = len(record[3]) + len(record[4])
-            if self.records_free <= 0 or (size > self.bytes_free and self.bytes_free < WINDOW_BYTES) or (self._rate and self._allowance < 1):
-                return None
-            return journal, record
+        sent, now_ms, matching = 0, time.time() * 1000, self._matching
+        while sent < most and (journal := self._earliest()) is not None:
+            records, at, number = journal.records, journal.at, journal.number
+            while at < len(records) and sent < most:
+                record = records[at]
+                topic = record[3]
+                wanted = matching.get(topic)
+                if wanted is None:
+                    wanted = self.wants(topic)
+                if not wanted or 0 < record[6] <= now_ms:  # expired [MQTT-3.3.2-5]
+                    at += 1
+                    continue
+                if self._must_wait(record):
+                    journal.at = at
+                    return sent, False
+                encoded = encode_replay(self.number, number, record)
+                if not put(encoded):
+                    journal.at = at
+                    return sent, True
+                at += 1
+                sent += 1
+                journal.passed = record[0] + 1
+                self.records_free -= 1
+                self.bytes_free -= len(encoded)
+                self._allowance -= 1
+            journal.at = at
+        return sent, False
 
-    def taken(self, journal: Journal, position: int, size: int) -> None:
-        """The message up to this position was sent, in so many bytes."""
-        journal.at += 1
-        journal.passed = position
-        self.records_free -= 1
-        self.bytes_free -= size
-        self._allowance -= 1
-        self.sent += 1
+    def _must_wait(self, record: tuple[Any, ...]) -> bool:
+        """Returns whether the window or the rate is used up."""
+        if self.records_free <= 0 or (self._rate and self._allowance < 1):
+            return True
+        return self.bytes_free < WINDOW_BYTES and len(record[3]) + len(record[4]) > self.bytes_free
 
     def _earliest(self) -> Journal | None:
         """Returns the journal whose current block is the oldest, without those behind the period."""
@@ -157,7 +170,7 @@ class Replay:
         return found
 
     def marks(self) -> list[tuple[Journal, int]]:
-        """Returns the journals that have gone on without a message for a while, with their positions; to be followed by marked()."""
+        """Returns the journals that have advanced without a message for a while, and their positions. marked() follows."""
         now_s = time.monotonic()
         if self.records_free <= len(self.journals):
             return []
@@ -175,7 +188,7 @@ class Replay:
 
     @property
     def is_over(self) -> bool:
-        """Returns whether everything of the period was sent. Called when next() has returned None."""
+        """Returns whether everything of the period was sent. Called when send() has found nothing."""
         if self._end_us is None or time.time_ns() // 1000 < self._end_us + ENDED_S * 1e6:
             return False
         return all(
@@ -200,4 +213,3 @@ class Replay:
     def close(self) -> None:
         for journal in self.journals.values():
             journal.close()
-

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from shardbroker.flows.feed import journal_names
@@ -10,7 +11,7 @@ from shardbroker.flows.lanes import Lanes
 from shardbroker.flows.replay import Replay
 from shardbroker.journal.errors import JournalError
 from shardbroker.logs.phrases import Line, log_line
-from shm.records import REPLAY, encode_replay, encode_replay_place
+from shm.records import REPLAY, encode_replay_place
 from shm.replays import MESSAGE_MAX, decode, encode
 from shm.topology import Topology
 
@@ -127,19 +128,12 @@ class Replays:
 
     def _turn_of(self, replay: Replay) -> bool:
         replay.refill()
-        sent = 0
-        while sent < TURN_RECORDS:
-            found = replay.next()
-            if found is None:
-                self._short |= replay.is_limited
-                break
-            journal, record = found
-            encoded = encode_replay(replay.number, journal.number, record)
-            if not self._lanes.try_put(replay.worker, encoded, REPLAY):
-                self._short = True
-                return sent > 0
-            replay.taken(journal, record[0] + 1, len(encoded))
-            sent += 1
+        sent, full = replay.send(partial(self._lanes.try_put, replay.worker, kind=REPLAY), TURN_RECORDS)
+        self._short |= full or replay.is_limited
+        for journal in replay.journals.values():
+            if journal.lost:
+                self._log("warning", log_line("replay records missing", journal=journal.number, count=journal.lost))
+                journal.lost = 0
         if sent:
             return True
         for journal, position in replay.marks():

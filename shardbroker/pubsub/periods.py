@@ -1,9 +1,9 @@
 """The period of a replay: `$replay/<since>/<filter>` or `$replay/<since>..<until>/<filter>`.
 
-    15m  2h  7d                   so long ago: s, m, h, d, w
-    2026-11-25T06:00:00Z          RFC 3339
-    1764050400000                 Unix ms
-    earliest  latest              the oldest message that there is; what is published from now on
+15m  2h  7d                   so long ago: s, m, h, d, w
+2026-11-25T06:00:00Z          RFC 3339
+1764050400000                 Unix ms
+earliest  latest              the oldest message that there is; what is published from now on
 """
 
 import re
@@ -15,7 +15,7 @@ from shardbroker.mqtt.spec import ReasonCode
 __all__ = ["FOREVER", "parse_period"]
 
 FOREVER = (1 << 64) - 1
-"""End of a replay that goes on with what is published."""
+"""End of a replay that continues with what is published."""
 TIME_MAX_US = 1 << 62
 """Unix µs of the latest time: the year 148,000."""
 SHOWN_MAX = 60
@@ -23,7 +23,9 @@ SHOWN_MAX = 60
 _UNITS_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000, "w": 604_800_000_000}
 _AGO = re.compile(r"([0-9]{1,9})([smhdw])", re.ASCII)
 _UNIX_MS = re.compile(r"[0-9]{1,15}", re.ASCII)
-_RFC_3339 = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?([Zz]|[-+][0-9]{2}:[0-9]{2})", re.ASCII)
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?([Zz]|[-+][0-9]{2}:[0-9]{2})", re.ASCII
+)
 
 
 def parse_period(period: bytes, now_us: int) -> tuple[int, int]:
@@ -33,7 +35,7 @@ def parse_period(period: bytes, now_us: int) -> tuple[int, int]:
     begin = _time_us(since, now_us)
     end = _time_us(until, now_us) if dots else FOREVER
     if begin is None or end is None or (dots and end <= begin):
-        allowed = "a time such as 15m, 2026-11-25T06:00:00Z, Unix ms, earliest or latest, or two with .. between them, the earlier one first"
+        allowed = "a time such as 15m, 2026-11-25T06:00:00Z, Unix ms, earliest or latest, or two in order with .. between them"
         raise MqttError(ReasonCode.TOPIC_FILTER_INVALID, f"$replay/<period>: must be {allowed}, got {text[:SHOWN_MAX]!r}")
     return begin, end
 

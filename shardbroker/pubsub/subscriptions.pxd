@@ -50,7 +50,7 @@ cdef class ReplaySubscription(Subscription):
     cdef int adopt(self, ReplaySubscription previous) except -1
 
 
-# A subscription of the class that its filter needs. Raises MqttError for a replay whose period is none.
+# A subscription of the class that its filter needs. Raises MqttError for a replay without a valid period.
 cdef Subscription new_subscription(bytes wire_filter, uint64_t now_us)
 
 

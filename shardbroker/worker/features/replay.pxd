@@ -1,11 +1,11 @@
-"""Replays: `$replay/<period>/<filter>` gets what journals have, in order and once, and goes on with what is published.
+"""Replays: `$replay/<period>/<filter>` gets what journals have, in order and once, and then what is published.
 
     SUBSCRIBE, CONNECT -> start()    -> "begin", with the positions   -> process flows
     ring               -> take()     <- RECORD_REPLAY, at most a window <- reads the journals from there
     end of a pass      -> go_on()    -> session, as it has room        -> "credit"
 
 Nothing of a replay is queued. Messages wait in `ReplaySubscription.waiting` until the client takes them; a position moves with the
-delivery, in the same block of the journal. So a kill of either process, or a client that goes away, loses and repeats nothing: the
+delivery, in the same block of the journal. So a kill of either process, or a client that disconnects, loses and repeats nothing: the
 replay begins again at its positions, under a new number, and records of the old number are dropped.
 """
 from cython cimport final

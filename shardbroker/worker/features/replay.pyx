@@ -27,7 +27,7 @@ CREDIT_AT = WINDOW_RECORDS // 4
 
 @final
 cdef class JournalReplays:
-    """context: clock, settings and log. channels: to the processes flows; empty: there are none."""
+    """context: clock, settings and log. channels: to the processes flows; empty: no process reads journals."""
 
     def __init__(self, WorkerContext context not None):
         self.context = context
@@ -162,7 +162,7 @@ cdef class JournalReplays:
                 publication = Publication.__new__(Publication)
             try:
                 self.deliver_some(replay, session, publication)
-            except Exception as error:     # the client connects again, and goes on at the position
+            except Exception as error:     # the client connects again, and resumes at the position
                 self.halt(replay, False)
                 if session.link is not None:
                     session.link.failed(error)
