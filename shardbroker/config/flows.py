@@ -40,6 +40,9 @@ class Rule(Section):
     enable: bool = Field(True, description="Whether the rule is evaluated.")
     name: str = Field("", max_length=256, description="Name for people.")
     description: str = Field("", max_length=4096, description="What the rule is for.")
+    metadata: Annotated[dict[str, Any], Allowed("a table of what programs keep about the rule")] = Field(
+        {}, description="What programs keep about the rule; at most 16 KiB as JSON."
+    )
     actions: Annotated[list[Any], Allowed("an array of tables with function and args")] = Field(
         [], description="What is done with each result, such as `{ function = \"republish\", args = { topic = \"out\" } }`."
     )

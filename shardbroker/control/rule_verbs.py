@@ -17,6 +17,8 @@ Actions = Annotated[str, StringConstraints(max_length=262_144)]
 ACTIONS = """Actions as a JSON array, such as '[{"function": "republish", "args": {"topic": "out/${clientid}"}}]'."""
 
 
+Metadata = Annotated[str, StringConstraints(max_length=65_536)]
+METADATA = "What programs keep about the rule, as a JSON object of at most 16,384 bytes."
 CONTEXT = """Columns as a JSON object, such as '{"topic": "t/1"}'; others have example values."""
 
 
@@ -42,6 +44,7 @@ class RuleSettings(OneRule):
     name: Name = Field("", description="Name for people.")
     description: Description = Field("", description="What the rule is for.")
     enable: bool = Field(True, description="Whether the rule is evaluated.")
+    metadata: Metadata = Field("{}", description=METADATA)
 
 
 class RuleTrial(OneRule):
@@ -66,6 +69,7 @@ class RuleChange(OneRule):
     name: Name | None = Field(None, description="Name for people.")
     description: Description | None = Field(None, description="What the rule is for.")
     enable: bool | None = Field(None, description="Whether the rule is evaluated.")
+    metadata: Metadata | None = Field(None, description=METADATA)
 
 
 table(

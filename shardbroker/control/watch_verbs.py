@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from shardbroker.config.flows import RULE_ID
 from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import TIME_MAX, Page, Params, Verb, argument, table
 
@@ -25,7 +26,7 @@ ADDRESS = re.compile(r"[0-9A-Fa-f:.]+")
 """Characters of an IPv4 or IPv6 address, without a zone."""
 
 TraceName = Annotated[str, StringConstraints(pattern=TRACE_NAME)]
-TraceType = Literal["clientid", "username", "topic", "ip_address"]
+TraceType = Literal["clientid", "username", "topic", "ip_address", "ruleid"]
 
 
 class OneTrace(Params):
@@ -33,9 +34,9 @@ class OneTrace(Params):
 
 
 class TraceStart(OneTrace):
-    type: TraceType = argument("What the trace matches: clientid, username, topic or ip_address.")
+    type: TraceType = argument("What the trace matches: clientid, username, topic, ip_address or ruleid.")
     value: Annotated[str, StringConstraints(min_length=1, max_length=65535)] = argument(
-        "Client id, user name, topic filter or address."
+        "Client id, user name, topic filter, address or id of a rule."
     )
     start_at: int | None = Field(None, ge=0, le=TIME_MAX, description="Unix ms; by default now.")
     end_at: int | None = Field(None, ge=0, le=TIME_MAX, description="Unix ms; by default ten minutes after the start.")
@@ -52,6 +53,8 @@ class TraceStart(OneTrace):
                 ip_address(self.value)
             except ValueError:
                 raise ValueError(f"value: must be an IPv4 or IPv6 address, got {self.value!r}") from None
+        if self.type == "ruleid" and not re.fullmatch(RULE_ID, self.value):
+            raise ValueError(f"value: must be an id of a rule, got {self.value!r:.100}")
         now_ms = time.time_ns() // 1_000_000
         if self.end_at is not None and self.end_at <= max(self.start_at or 0, now_ms):
             raise ValueError(f"end_at: must be in the future and after start_at, got {self.end_at}")
@@ -86,7 +89,7 @@ LOUD_COLUMNS = ("clientid", "messages_in", "messages_out", "bytes_in", "bytes_ou
 
 table(
     Verb("trace list", "Traces, the newest first.", columns=TRACE_COLUMNS),
-    Verb("trace start", "Writes the events of a client, a user, a topic or an address to a file.", TraceStart, changes=True),
+    Verb("trace start", "Writes the events of a client, user, topic, address or rule to a file.", TraceStart, changes=True),
     Verb("trace stop", "Stops a trace; its file is kept.", OneTrace, changes=True),
     Verb("trace show", "One trace.", OneTrace),
     Verb("trace read", "A part of the file of a trace; `trace download` writes all of it.", TraceRead),

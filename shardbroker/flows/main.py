@@ -17,6 +17,7 @@ from shardbroker.flows.progress import Progress
 from shardbroker.flows.replays import Replays
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_table import RuleTable
+from shardbroker.flows.rule_traces import RuleTraces
 from shardbroker.flows.runner import Runner, collect_seldom
 from shardbroker.flows.trial import try_loaded
 from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_answer, encode_tried
@@ -64,6 +65,7 @@ class _Service:
         for problem in load_functions():
             self._write("error", log_line("rule function not loaded", reason=problem))
         self._runner = Runner(self._table, topology.node_name, self._write)
+        self._traces = RuleTraces(topology, place.slot, self._table)
         processes = len(topology.places_of("flows"))
         self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
         self._replays = Replays(topology, number, self._lanes, self._write)
@@ -148,6 +150,7 @@ class _Service:
         self._tick_s = time.monotonic() + TICK_S
         if stamp_of(self._definitions) != self._seen:
             self._load()
+        self._traces.look()
         self._progress.settle()
         self._progress.write_figures()
 
@@ -178,6 +181,7 @@ class _Service:
 
     def _begin(self, new: list[LoadedRule], changed: list[str]) -> None:
         self._progress.begin(new)
+        self._traces.follow()
         self._is_loaded = True
         collect_seldom()
         for rule in changed:
@@ -191,6 +195,8 @@ class _Service:
                 named = self._change(request)
             elif request.get("verb") == "reset" and (rule := self._table.rules.get(str(request.get("rule")))) is not None:
                 rule.reset()
+            elif request.get("verb") == "traces":
+                self._traces.look()
             problems = {rule: self._table.problems[rule] for rule in named if rule in self._table.problems}
             answer = encode_answer(request["id"], self._table.generation, problems)
             if request.get("verb") == "try":

@@ -5,6 +5,7 @@ from typing import Any
 from shardbroker.flows.actions import Action, ActionError
 from shardbroker.flows.lanes import Stopped
 from shardbroker.flows.rule import LoadedRule
+from shardbroker.flows.rule_traces import untraced
 from shardbroker.rules.encoding import decoded, encoded
 from shardbroker.rules.events import PUBLISH, event_of, example
 from shardbroker.rules.payload import Payload
@@ -31,13 +32,13 @@ def try_loaded(rule: LoadedRule, context: dict[str, Any], carry_out: bool) -> di
             return {"error": "nomatch", "detail": "FROM does not match the topic"}
         event = event_of(rule.compiled.filters[0]) or PUBLISH
         columns = {**example(event), **given, "metadata": rule.metadata}
-        result = rule.compiled.evaluate(columns, Payload(columns["payload"]) if "payload" in columns else None)
+        result = untraced(rule.compiled).evaluate(columns, Payload(columns["payload"]) if "payload" in columns else None)
     except (EvaluationError, ValueError, RecursionError) as error:
         return {"error": "eval", "detail": str(error)}
     if not result and result != {}:
         return {"error": "nomatch", "detail": "WHERE is false"}
     rows = result if isinstance(result, list) else [result]
-    actions = [_tried(action, row, columns, carry_out) for row in rows[:ROWS_MAX] for action in rule.actions]
+    actions = [_tried(untraced(action), row, columns, carry_out) for row in rows[:ROWS_MAX] for action in rule.actions]
     return {"result": encoded(result), "actions": actions}
 
 

@@ -4,6 +4,7 @@
     {..., "base": B, "changed": [definition, ...], "removed": [rule, ...], "stamp": [...]}
                                                   the same, as what has changed since generation B; `stamp` is that of the file
     {"id": n, "verb": "reset", "rule": id}        sets figures of it to 0   -> {"id": n, "generation": G, "problems": {}}
+    {"id": n, "verb": "traces"}                   looks at the traces     -> {"id": n, "generation": G, "problems": {}}
     {"id": n, "verb": "try", "rule": id, "context": {...}, "carry_out": bool}
                                                   flows/trial.py            -> {"id": n, "tried": {...}; null: it is not loaded}
 
@@ -17,8 +18,8 @@ from typing import Any
 import cbor2
 
 __all__ = [
-    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "decode", "encode_answer", "encode_load", "encode_reset", "encode_tried",
-    "encode_try",
+    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "decode", "encode_answer", "encode_load", "encode_reset", "encode_traces",
+    "encode_tried", "encode_try",
 ]  # fmt: skip
 
 COUNTS = (
@@ -53,6 +54,11 @@ def encode_load(number: int, generation: int, change: dict[str, Any] | None = No
 def encode_reset(number: int, rule: str) -> bytes:
     """Returns the request to set the figures of a rule to 0."""
     return cbor2.dumps({"id": number, "verb": "reset", "rule": rule})
+
+
+def encode_traces(number: int) -> bytes:
+    """Returns the request to look at the active traces of rules."""
+    return cbor2.dumps({"id": number, "verb": "traces"})
 
 
 def encode_try(number: int, rule: str, context: dict[str, Any], carry_out: bool) -> bytes:

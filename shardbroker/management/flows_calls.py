@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardbroker.control import ControlError
-from shardbroker.flows.wire import MESSAGE_MAX, PROBLEMS_FILE, decode, encode_load, encode_reset, encode_try
+from shardbroker.flows.wire import MESSAGE_MAX, PROBLEMS_FILE, decode, encode_load, encode_reset, encode_traces, encode_try
 from shm.topology import Topology
 
 __all__ = ["FlowsCalls", "stopped_rules"]
@@ -50,6 +50,10 @@ class FlowsCalls:
     async def reset(self, rule: str) -> None:
         """Sets the figures of a rule to 0. Raises ControlError NOT_AVAILABLE."""
         await self._ask_all(lambda number: encode_reset(number, rule))
+
+    async def follow_traces(self) -> None:
+        """Returns once all processes record the active traces of rules. Raises ControlError NOT_AVAILABLE."""
+        await self._ask_all(encode_traces)
 
     async def try_rule(self, rule: str, context: dict[str, Any], carry_out: bool) -> dict[str, Any] | None:
         """Returns what a rule makes of columns (flows/trial.py); None: it is not loaded. Raises ControlError."""

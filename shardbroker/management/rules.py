@@ -26,7 +26,7 @@ from shm.topology import Topology
 __all__ = ["Definition", "Rules"]
 
 Definition = dict[str, Any]
-"""`id`, `name`, `sql`, `from`, `enable`, `description`, `actions`, `origin`, `created_ms`, `changed_ms`."""
+"""`id`, `name`, `sql`, `from`, `enable`, `description`, `actions`, `metadata`, `origin`, `created_ms`, `changed_ms`."""
 CONFIGURATION, RUNTIME = "configuration", "runtime"
 """Origins of a rule."""
 TOGETHER_MAX = 100
@@ -326,9 +326,10 @@ def _stamped(definition: Definition, created_ms: int) -> Definition:
 
 def _checked(definition: Definition) -> list[str]:
     """Returns the names behind FROM. Raises ControlError BAD_REQUEST."""
-    from shardbroker.rules.definition import checked_sources  # most brokers have no rules
+    from shardbroker.rules.definition import check_metadata, checked_sources  # most brokers have no rules
 
     try:
+        check_metadata(definition.get("metadata", {}))
         return checked_sources(definition["sql"], definition["actions"])
     except ValueError as error:
         raise ControlError("BAD_REQUEST", str(error)) from None

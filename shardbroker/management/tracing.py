@@ -3,8 +3,9 @@
     <data>/trace/<name>.json     selection, start and end, outcome
     <data>/trace/<name>.log      a line for each event
 
-Workers match events (worker/observers/traces.pxd) and send them through the manager's ring. A command sets the active traces; a
-restarted worker reads them from a file of the runtime directory. The manager writes: threads take its batches, and events that a
+Workers match events (worker/observers/traces.pxd), processes flows those of rules (flows/rule_traces.py), and send them through
+the manager's ring. A command sets the active traces of workers; a restarted worker reads them from a file of the runtime directory,
+and flows look at it each second. The manager writes: threads take its batches, and events that a
 slow disk does not accept in time are counted, with the count in the file. Traces end with the broker; a restarted manager continues
 them.
 """
@@ -26,7 +27,7 @@ from shardbroker.logs.phrases import log_line
 from shardbroker.management.trace_lines import FORMATTERS
 from shardbroker.management.workers import Workers
 from shardbroker.stores.files import replace_file
-from shardbroker.stores.trace_state import read_traced, write_traced
+from shardbroker.stores.trace_state import OF_RULES, read_traced, write_traced
 from shm.topology import Topology
 
 __all__ = ["TRACE_DIR", "Traces"]
@@ -139,7 +140,7 @@ class Traces:
         self._by_number: dict[int, Trace] = {}
         self._files: dict[str, _File] = {}
         self._told: list[Row] = []
-        """The traces that workers match."""
+        """The active traces, as workers and flows know them."""
         self._closing: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self.max_file_size = max_file_size
@@ -287,10 +288,12 @@ class Traces:
             for one in running
         ]  # fmt: skip
         if wanted != self._told:
-            self._told = wanted
+            before, self._told = self._told, wanted
             with suppress(OSError):  # a worker that dies meanwhile need not delay the others
                 write_traced(self._runtime_dir, wanted)
-            self._workers.send_all("trace", traces=wanted)
+            of_workers = [one for one in wanted if one["type"] != OF_RULES]
+            if of_workers != [one for one in before if one["type"] != OF_RULES]:
+                self._workers.send_all("trace", traces=of_workers)
 
     async def close(self, now_ms: int) -> None:
         """Writes all pending lines before the manager ends. Whether the broker ends too is known at its next start."""

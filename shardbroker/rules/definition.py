@@ -8,10 +8,12 @@ from shardbroker.rules.compiler import compile_rule
 from shardbroker.rules.errors import SqlError
 from shardbroker.rules.events import event_of
 
-__all__ = ["EVENTS", "check_json", "checked_sources"]
+__all__ = ["EVENTS", "check_json", "check_metadata", "checked_sources"]
 
 ACTIONS_MAX = 100
 """Actions of a rule."""
+METADATA_MAX = 16_384
+"""Bytes of the metadata of a rule, as JSON: each list of rules has them."""
 DEPTH_MAX = 20
 """Levels of arrays and objects: arguments have three or four, and encoders give up at some hundreds."""
 EVENTS, SOURCES = "$events/", ("$bridges/", "$sources/")
@@ -26,6 +28,20 @@ def check_json(actions: object) -> None:
         json.dumps(actions, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"actions: must be a JSON array, got {error}") from None
+
+
+def check_metadata(metadata: object) -> None:
+    """Raises ValueError for metadata that are no JSON object, or too large."""
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata: must be a JSON object, got {metadata!r:.200}")
+    if not _is_flat(metadata, DEPTH_MAX):
+        raise ValueError(f"metadata: must be nested at most {DEPTH_MAX} levels deep")
+    try:
+        size = len(json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata: must be a JSON object, got {error}") from None
+    if size > METADATA_MAX:
+        raise ValueError(f"metadata: must be at most {METADATA_MAX} bytes as JSON, got {size}")
 
 
 def _is_flat(value: object, levels: int) -> bool:

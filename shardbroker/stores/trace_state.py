@@ -1,4 +1,4 @@
-"""The active traces, in a file of the runtime directory: a worker that is started again continues them.
+"""The active traces, in a file of the runtime directory: a worker or process flows that is started again continues them.
 
 The manager writes it. The file is missing until the first trace: each start of the broker makes a new runtime directory.
 """
@@ -10,10 +10,13 @@ import cbor2
 
 from shardbroker.stores.files import replace_file
 
-__all__ = ["read_traced", "write_traced"]
+__all__ = ["OF_RULES", "TRACED", "read_traced", "write_traced"]
 
 TRACED = "traces.cbor"
 """Name of the file in the runtime directory."""
+
+OF_RULES = "ruleid"
+"""Type of the traces that processes flows record; all others are of workers."""
 
 Traced = dict[str, Any]
 """Keys: number, type, value, payload_limit (bytes; 0: hidden)."""

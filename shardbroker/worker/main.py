@@ -24,7 +24,7 @@ from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.fed_events import read_fed_events
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
-from shardbroker.stores.trace_state import read_traced
+from shardbroker.stores.trace_state import OF_RULES, read_traced
 from shardbroker.worker.assembly import assemble
 from shardbroker.worker.commands import Commands
 from shardbroker.worker.drain import drain as drain_worker
@@ -177,7 +177,7 @@ def _start(topology: Topology, number: int) -> Worker:
     worker.in_force = in_force
     observers = Observers(worker.router, number)
     observers.configure(topology.settings)
-    observers.traces.set(read_traced(topology.runtime_dir) or [])
+    observers.traces.set([one for one in read_traced(topology.runtime_dir) or [] if one["type"] != OF_RULES])
     if set_aside is not None:
         worker.router.log(DAMAGE, f"{set_aside}/data.mdb: damaged; all retained messages are lost")
     (access,) = topology.sending_ends("access", number)

@@ -49,3 +49,26 @@ def test_events_are_listed(rest: Rest) -> None:
     connected = next(one for one in events if one["event"] == "$events/client/connected")
     assert set(connected["columns"]) == set(connected["test_columns"]) and "keepalive" in connected["columns"]
     assert connected["title"] == {"en": "client connected"} and connected["sql_example"].endswith('"$events/client/connected"')
+
+
+def test_metadata_are_kept(rest: Rest) -> None:
+    metadata = {"owner": "ann", "nested": {"numbers": [1, 2.5, None]}}
+    made = rest.good("POST", "/rules", {**RULE, "id": "with_metadata", "metadata": metadata})
+    assert made["metadata"] == metadata
+    assert rest.good("GET", "/rules/with_metadata")["metadata"] == metadata
+    assert rest.good("GET", "/rules")["data"][0]["metadata"] == metadata
+    changed = rest.good("PUT", "/rules/with_metadata", {"sql": RULE["sql"], "metadata": {"a": 1}})
+    assert changed["metadata"] == {"a": 1}
+    rest.good("DELETE", "/rules/with_metadata")
+
+
+@pytest.mark.parametrize("metadata", [[], "text", {"a": "x" * 16_384}])
+def test_wrong_metadata_are_refused(rest: Rest, metadata: Any) -> None:
+    assert rest.refused("POST", "/rules", {**RULE, "metadata": metadata}) == (400, "BAD_REQUEST")
+
+
+def test_a_trace_of_a_rule(rest: Rest) -> None:
+    made = rest.good("POST", "/trace", {"name": "of_rule", "type": "ruleid", "ruleid": "one"})
+    assert (made["type"], made["ruleid"], made["status"]) == ("ruleid", "one", "running")
+    rest.good("DELETE", "/trace/of_rule")
+    assert rest.refused("POST", "/trace", {"name": "x", "type": "ruleid", "clientid": "one"}) == (400, "BAD_REQUEST")

@@ -1,4 +1,4 @@
-"""Traces of clients, users, topics and addresses: start, follow, download, delete."""
+"""Traces of clients, users, topics, addresses and rules: start, follow, download, delete."""
 
 import json
 import time
@@ -16,7 +16,7 @@ REFRESH_S = 2.0
 """Between two refreshes."""
 VIEW_BYTES = 64 << 10
 """Bytes at the end of the file of a trace that the page shows."""
-TYPES = {"clientid": "Client id", "username": "User name", "topic": "Topic filter", "ip_address": "Address"}
+TYPES = {"clientid": "Client id", "username": "User name", "topic": "Topic filter", "ip_address": "Address", "ruleid": "Rule"}
 PAYLOADS = {"text": "as text", "hex": "in hexadecimal", "hidden": "hidden"}
 FORMATTERS = {"text": "text", "json": "JSON"}
 COLUMNS = {

@@ -32,11 +32,11 @@ class RuleBody(Body):
     enable: bool = Field(True, description="Whether the rule is evaluated.")
     description: str = Field("", description="What the rule is for.")
     actions: list[Any] = Field([], description="Actions: objects with `function` and `args`, or `type:name`.")
-    metadata: dict[str, Any] = Field({}, description="Ignored.")
+    metadata: dict[str, Any] = Field({}, description="What programs keep about the rule; at most 16,384 bytes.")
 
     def params(self) -> dict[str, Any]:
         """Returns the parameters of the verbs."""
-        return {**self.model_dump(exclude={"metadata"}), "actions": json.dumps(self.actions)}
+        return {**self.model_dump(), "actions": json.dumps(self.actions), "metadata": json.dumps(self.metadata)}
 
 
 class NewRule(RuleBody):
@@ -144,4 +144,4 @@ def _context(given: dict[str, Any]) -> dict[str, Any]:
 
 def _shaped(row: dict[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in row.items() if name not in (*FIGURES, "metrics")}
-    return {**timed(shown, "created_at", "last_modified_at"), "metadata": {}}
+    return timed(shown, "created_at", "last_modified_at")

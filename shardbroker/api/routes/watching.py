@@ -20,7 +20,7 @@ from shardbroker.control.watch_verbs import PAYLOAD_MAX, TRACE_NAME, TraceType
 __all__ = ["router"]
 
 router = APIRouter(tags=["Diagnose"])
-KINDS = ("clientid", "username", "topic", "ip_address")
+KINDS = ("clientid", "username", "topic", "ip_address", "ruleid")
 """What a trace matches, which is also the name of the field."""
 LOG_MAX = 1 << 20
 """Bytes of the file of a trace in one response."""
@@ -38,6 +38,7 @@ class NewTrace(Body):
     username: Value | None = None
     topic: Value | None = Field(None, description="Topic filter.")
     ip_address: Value | None = None
+    ruleid: Value | None = Field(None, description="Id of a rule.")
     start_at: TimeMs | None = Field(None, description="RFC 3339 or Unix ms; by default now.")
     end_at: TimeMs | None = Field(None, description="RFC 3339 or Unix ms; by default ten minutes after the start.")
     payload_encode: Literal["text", "hex", "hidden"] = "text"
@@ -78,7 +79,7 @@ async def list_traces(call: Call) -> list[dict[str, Any]]:
 
 @router.post("/trace")
 async def start_trace(call: Call, body: NewTrace) -> dict[str, Any]:
-    """Writes the events of a client, a user, a topic or an address to a file, from `start_at` until `end_at`."""
+    """Writes the events of a client, a user, a topic, an address or a rule to a file, from `start_at` until `end_at`."""
     given = {name: getattr(body, name) for name in ("start_at", "end_at", "payload_encode", "payload_limit", "formatter")}
     row = await call("trace start", name=body.name, type=body.type, value=getattr(body, body.type), **given)
     return _trace(call, row)

@@ -33,7 +33,7 @@ async def show(context: Context, params: OneRule) -> dict[str, Any]:
 
 @handles("rules create")
 async def create(context: Context, params: RuleSettings) -> dict[str, Any]:
-    given = {**params.model_dump(), "actions": _actions(params.actions)}
+    given = {**params.model_dump(), "actions": _actions(params.actions), "metadata": _metadata(params.metadata)}
     return _row(await context.rules.create(given), {})
 
 
@@ -42,6 +42,8 @@ async def update(context: Context, params: RuleChange) -> dict[str, Any]:
     given = params.model_dump(exclude={"id"}, exclude_none=True)
     if params.actions is not None:
         given["actions"] = _actions(params.actions)
+    if params.metadata is not None:
+        given["metadata"] = _metadata(params.metadata)
     return _row(await context.rules.update(params.id, given), context.rules.flows.figures())
 
 
@@ -98,6 +100,14 @@ def _actions(text: str) -> list[Any]:
     return found
 
 
+def _metadata(text: str) -> Any:
+    """Returns the metadata; whatever keeps the rule checks them. Raises ControlError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ControlError("BAD_REQUEST", f"metadata: must be a JSON object, got {error}") from None
+
+
 def _fits(rule: Definition, params: RuleList) -> bool:
     return (
         (params.enable is None or rule["enable"] == params.enable)
@@ -120,6 +130,7 @@ def _row(rule: Definition, figures: dict[str, dict[str, Any]]) -> dict[str, Any]
         "description": rule["description"],
         "origin": rule["origin"],
         "actions": rule["actions"],
+        "metadata": rule.get("metadata", {}),
         "created_at": rule["created_ms"],
         "last_modified_at": rule["changed_ms"],
         **{name: metrics.get(name, 0) for name in SHOWN},

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 from shardbroker.config.watching import COUNTED_MAX
@@ -15,6 +16,7 @@ from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.management.tracing import DEFAULT_LIFE_MS, Trace
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import check_topic_filter
+from shardbroker.stores.trace_state import OF_RULES
 
 COUNTED = "topic_metrics.topics"
 """Key of the configuration."""
@@ -49,13 +51,14 @@ async def start_trace(context: Context, params: TraceStart) -> dict[str, Any]:
         max(start_ms, now_ms) + DEFAULT_LIFE_MS if params.end_at is None else params.end_at,
     )  # fmt: skip
     context.traces.start(trace, context.configuration.settings.trace.max_traces, now_ms)
+    await _tell_flows(context, params.type)
     await context.workers.caught_up()
     return context.traces.row(trace, now_ms)
 
 
 @handles("trace stop")
 async def stop_trace(context: Context, params: OneTrace) -> dict[str, Any]:
-    context.traces.one(params.name)
+    await _tell_flows(context, context.traces.one(params.name).type)
     await context.workers.call_available("trace lost")  # its counts are complete
     return context.traces.row(context.traces.stop(params.name, _now_ms()), _now_ms())
 
@@ -82,6 +85,13 @@ async def clear_traces(context: Context, params: Params) -> dict[str, Any]:
     for name in names:
         await context.traces.delete(name, _now_ms())
     return {"names": names}
+
+
+async def _tell_flows(context: Context, type: str) -> None:
+    """Has the processes flows look at the traces of rules, and send what they have counted; they do so each second, too."""
+    if type == OF_RULES and any(rule["enable"] for rule in context.rules.all()):
+        with suppress(ControlError):  # a process that starts reads them
+            await context.rules.flows.follow_traces()
 
 
 def _check_filter(context: Context, text: str, field: str) -> None:
