@@ -181,6 +181,7 @@ class _Service:
 
     def _begin(self, new: list[LoadedRule], changed: list[str]) -> None:
         self._progress.begin(new)
+        self._traces.look()
         self._traces.follow()
         self._is_loaded = True
         collect_seldom()

@@ -159,6 +159,7 @@ class _Manager:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        self._traces.load(time.time_ns() // 1_000_000)  # before events are taken
         loop.add_reader(self._inbox.bell, self._inbox.on_bell)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
         self._rollout.resume()
@@ -169,7 +170,6 @@ class _Manager:
         try:
             for text in self._topology.damage:
                 self._alarms.add_damage(text)
-            self._traces.load(time.time_ns() // 1_000_000)
             self._inbox.drain()
             await self._until_stopped()
         finally:
