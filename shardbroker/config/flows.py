@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shardbroker.config.base import Section
+from shardbroker.config.base import SHORTEST_S, Section
 from shardbroker.config.replay import needs_replays
-from shardbroker.config.units import Allowed, Whole
+from shardbroker.config.units import Allowed, Duration, Whole
 
-__all__ = ["DEFINITIONS", "RULES_MAX", "RULE_ID", "Flows", "Rule", "needs_flows"]
+__all__ = ["DEFINITIONS", "RULES_MAX", "RULE_ID", "Flows", "Rule", "RuleEngine", "needs_flows"]
 
 DEFINITIONS = "flows.json"
 """Rules made while the broker runs, in the data directory; the rules in force, in the runtime directory."""
@@ -31,6 +31,15 @@ class Flows(Section):
     """The processes that evaluate rules; they run only if there is a rule."""
 
     processes: Processes = Field("auto", description="Processes; auto: one for 8 workers. Never more than workers.")
+
+
+class RuleEngine(Section):
+    """What holds for all rules; EMQX's names."""
+
+    ignore_sys_message: bool = Field(True, description="Whether rules do not see messages of topics below `$SYS/`.")
+    jq_function_default_timeout: Duration = Field(
+        1.0, ge=SHORTEST_S, le=10, description="Longest time of a program of `jq`, and the default of its third argument."
+    )
 
 
 class Rule(Section):

@@ -14,7 +14,7 @@ from shardbroker.config.c_fields import c_values
 from shardbroker.config.cluster import NODE_ID_MAX, Cluster
 from shardbroker.config.exhook import ExHook
 from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
-from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule
+from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule, RuleEngine
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.replay import Replay
@@ -415,6 +415,7 @@ class Settings(Section):
     cluster: Annotated[Cluster, RESTART] = Cluster()
     flows: Annotated[Flows, RESTART] = Flows()
     replay: Annotated[Replay, Live(WORKER, SUPERVISOR)] = Replay()
+    rule_engine: Annotated[RuleEngine, Live(MANAGER)] = RuleEngine()
     rules: Annotated[dict[str, Rule], Live(MANAGER, SUPERVISOR)] = Field({})
 
     @field_validator("cluster")

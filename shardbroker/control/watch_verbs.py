@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from shardbroker.config.flows import RULE_ID
 from shardbroker.control.rest import Rest
 from shardbroker.control.verbs import TIME_MAX, Page, Params, Verb, argument, table
 
@@ -22,6 +21,7 @@ PAYLOAD_MAX = 4096
 """Bytes of a payload that a trace shows at most: the smallest ring must have room for several events."""
 READ_MAX = 1 << 20
 """Bytes of the file of a trace in one response."""
+RULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 ADDRESS = re.compile(r"[0-9A-Fa-f:.]+")
 """Characters of an IPv4 or IPv6 address, without a zone."""
 
@@ -53,7 +53,7 @@ class TraceStart(OneTrace):
                 ip_address(self.value)
             except ValueError:
                 raise ValueError(f"value: must be an IPv4 or IPv6 address, got {self.value!r}") from None
-        if self.type == "ruleid" and not re.fullmatch(RULE_ID, self.value):
+        if self.type == "ruleid" and not RULE_ID.fullmatch(self.value):
             raise ValueError(f"value: must be an id of a rule, got {self.value!r:.100}")
         now_ms = time.time_ns() // 1_000_000
         if self.end_at is not None and self.end_at <= max(self.start_at or 0, now_ms):

@@ -173,6 +173,7 @@ class _Service:
         if not self._is_loaded or changed is None or removed is None or request.get("base") != self._table.generation:
             self._load()
             return list(self._table.problems)
+        self._table.set_engine(request.get("engine") or {})
         new = self._table.change(request["generation"], changed, removed)
         self._seen = tuple(request["stamp"])
         ids = [one["id"] for one in changed]

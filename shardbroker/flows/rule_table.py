@@ -1,6 +1,8 @@
 """The rules in force: read from the definitions, compiled once, and found by topic.
 
-    <runtime_dir>/flows.json    {"generation": n, "rules": [{"id", "sql", "enable", "actions", ...}]}
+    <runtime_dir>/flows.json    {"generation": n, "engine": {...}, "rules": [{"id", "sql", "enable", "actions", ...}]}
+
+Engine: `ignore_sys_message`, `jq_function_default_timeout` in seconds, as in the configuration.
 """
 
 import json
@@ -14,6 +16,7 @@ from shardbroker.flows.rule import LoadedRule
 from shardbroker.rules.compiler import compile_rule
 from shardbroker.rules.errors import SqlError
 from shardbroker.rules.events import event_of
+from shardbroker.rules.functions.jq import set_timeout
 from shardbroker.rules.values import EvaluationError
 
 __all__ = ["RuleTable"]
@@ -21,6 +24,7 @@ __all__ = ["RuleTable"]
 TOPICS_MAX = 65_536
 """Topics whose rules are remembered; with 200 bytes each some 13 MB."""
 EVENTS = "$events/"
+SYS = b"$SYS/"
 
 
 class RuleTable:
@@ -28,6 +32,8 @@ class RuleTable:
 
     def __init__(self, factories: dict[str, Callable[[str, dict[str, Any]], Action]]) -> None:
         self.generation = 0
+        self.ignores_sys = True
+        """Whether rules do not see messages below `$SYS/`."""
         self.rules: dict[str, LoadedRule] = {}
         self.problems: dict[str, str] = {}
         self._factories = factories
@@ -45,7 +51,14 @@ class RuleTable:
             raise ValueError(f"{path}: must be an object with rules")
         rules = {one["id"]: one for one in definitions if isinstance(one, dict) and isinstance(one.get("id"), str)}
         gone = [id for id in (*self.rules, *self.problems) if id not in rules]
+        self.set_engine(content.get("engine") or {})
         return self.change(int(content.get("generation", 0)), rules.values(), gone)
+
+    def set_engine(self, engine: dict[str, Any]) -> None:
+        """Takes over what holds for all rules. Raises ValueError."""
+        self.ignores_sys = engine.get("ignore_sys_message", True) is not False
+        set_timeout(max(1, int(1000 * float(engine.get("jq_function_default_timeout", 1.0)))))
+        self._known = {}
 
     def change(self, generation: int, changed: Iterable[dict[str, Any]], removed: Iterable[str]) -> list[LoadedRule]:
         """Adds and replaces rules, and removes others; returns those that are new."""
@@ -99,7 +112,8 @@ class RuleTable:
         """Returns the rules of a topic, each once."""
         found = self._known.get(topic)
         if found is None:
-            found = tuple(dict.fromkeys(self._filters.match(topic)))
+            hidden = self.ignores_sys and topic.startswith(SYS)
+            found = () if hidden else tuple(dict.fromkeys(self._filters.match(topic)))
             if len(self._known) >= TOPICS_MAX:
                 self._known.clear()
             self._known[topic] = found

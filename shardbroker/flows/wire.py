@@ -1,7 +1,7 @@
 """Requests of the manager to the process flows, and their answers: CBOR, a message each, in the order of the requests.
 
     {"id": n, "verb": "load", "generation": G}    reads the definitions     -> {"id": n, "generation": G, "problems": {rule: text}}
-    {..., "base": B, "changed": [definition, ...], "removed": [rule, ...], "stamp": [...]}
+    {..., "base": B, "changed": [definition, ...], "removed": [rule, ...], "engine": {...}, "stamp": [...]}
                                                   the same, as what has changed since generation B; `stamp` is that of the file
     {"id": n, "verb": "reset", "rule": id}        sets figures of it to 0   -> {"id": n, "generation": G, "problems": {}}
     {"id": n, "verb": "traces"}                   looks at the traces     -> {"id": n, "generation": G, "problems": {}}
@@ -41,7 +41,7 @@ PROBLEMS_MAX = 1000
 def encode_load(number: int, generation: int, change: dict[str, Any] | None = None) -> bytes:
     """Returns the request to load these definitions.
 
-    change: `base`, `changed`, `removed`, `stamp`; left out if it is too long, or no CBOR.
+    change: `base`, `changed`, `removed`, `engine`, `stamp`; left out if it is too long, or no CBOR.
     """
     request = {"id": number, "verb": "load", "generation": generation}
     with suppress(ValueError, cbor2.CBOREncodeError):  # texts with unpaired surrogates, which JSON can have

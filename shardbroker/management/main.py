@@ -127,6 +127,7 @@ class _Manager:
         self._rules = Rules(
             topology,
             settings.rules,
+            settings.rule_engine,
             feed,
             lambda: call_supervisor(self._context, {"verb": "settings"}),
             self._complain,
@@ -249,7 +250,7 @@ class _Manager:
         self._topic_metrics.configure(settings.topic_metrics.topics)
         self._client_topics.want(settings.sys.event_messages)
         self._client_topics.max_levels = settings.mqtt.max_topic_levels
-        self._rules.configure(settings.rules)
+        self._rules.configure(settings.rules, settings.rule_engine)
 
     def _prepare(self, settings: Settings) -> None:
         """Rules of a file are put where workers read them if settings name other ones; those of the same file are read again by a

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardbroker.config.flows import DEFINITIONS, RULES_MAX, Rule
+from shardbroker.config.flows import DEFINITIONS, RULES_MAX, Rule, RuleEngine
 from shardbroker.control import ControlError
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.management.feed import Feed
@@ -46,12 +46,13 @@ class _Change:
 
 
 class Rules:
-    """configured: of the settings in force. start_processes: has the supervisor start the processes flows if there are rules."""
+    """configured, engine: of the settings. start_processes: has the supervisor start the processes flows if there are rules."""
 
     def __init__(
         self,
         topology: Topology,
         configured: Mapping[str, Rule],
+        engine: RuleEngine,
         feed: Feed,
         start_processes: Callable[[], Awaitable[Any]],
         complain: Callable[[Line], None],
@@ -60,7 +61,7 @@ class Rules:
         self._feed, self._start_processes, self._complain = feed, start_processes, complain
         self._kept, self._in_force = topology.data_dir / DEFINITIONS, topology.runtime_dir / DEFINITIONS
         self._has_journal = topology.settings.durability.level != "none"
-        self._settings_rules = configured
+        self._settings_rules, self._engine = configured, engine
         self._rules: dict[str, Definition] = {}
         """Made at run time."""
         self._configured: dict[str, Definition] = {}
@@ -122,9 +123,12 @@ class Rules:
             raise ControlError("NOT_FOUND", f"no rule {id!r}")
         return rule
 
-    def configure(self, rules: Mapping[str, Rule]) -> None:
+    def configure(self, rules: Mapping[str, Rule], engine: RuleEngine) -> None:
         """Puts the rules of a new configuration in force; see settled(). What is wrong is logged, and the rules before stay."""
-        if rules != self._settings_rules:
+        if rules == self._settings_rules and engine == self._engine:
+            return
+        changed, self._engine = engine != self._engine, engine
+        if rules != self._settings_rules or (changed and self._all()):
             self._settings_rules = rules
             self._configuring = asyncio.get_running_loop().create_task(self._configure())
 
@@ -278,6 +282,7 @@ class Rules:
             changed = [rule for id, rule in rules.items() if before.get(id) is not rule]
             removed = [id for id in before if id not in rules]
             change = {"base": base, "changed": changed, "removed": removed, "stamp": stamp}
+            change["engine"] = self._engine.model_dump()
         self._loaded = None
         problems = await self.flows.load(self._generation, change)
         self._loaded = self._generation, rules
@@ -304,11 +309,12 @@ class Rules:
             raise ControlError("NOT_AVAILABLE", f"rules not written: {error}") from None
 
     def _write_in_force(self) -> None:
-        self._write(self._in_force, self._all(), sync=False)
+        engine = b'"engine": %b, ' % json.dumps(self._engine.model_dump()).encode()
+        self._write(self._in_force, self._all(), sync=False, engine=engine)
 
-    def _write(self, path: Path, rules: dict[str, Definition], sync: bool) -> None:
+    def _write(self, path: Path, rules: dict[str, Definition], sync: bool, engine: bytes = b"") -> None:
         texts = b", ".join([self._text_of(id, rule) for id, rule in rules.items()])
-        replace_file(path, b'{"generation": %d, "rules": [%b]}' % (self._generation, texts), sync=sync)
+        replace_file(path, b'{"generation": %d, %b"rules": [%b]}' % (self._generation, engine, texts), sync=sync)
         if len(self._texts) > 2 * RULES_MAX:
             self._texts.clear()
 

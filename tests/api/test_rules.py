@@ -72,3 +72,20 @@ def test_a_trace_of_a_rule(rest: Rest) -> None:
     assert (made["type"], made["ruleid"], made["status"]) == ("ruleid", "one", "running")
     rest.good("DELETE", "/trace/of_rule")
     assert rest.refused("POST", "/trace", {"name": "x", "type": "ruleid", "clientid": "one"}) == (400, "BAD_REQUEST")
+
+
+def test_what_holds_for_all_rules(rest: Rest) -> None:
+    before = rest.good("GET", "/rule_engine")
+    assert before == {"ignore_sys_message": True, "jq_function_default_timeout": "1s", "jq_implementation_module": "jq_port"}
+    changed = rest.good("PUT", "/rule_engine", {**before, "ignore_sys_message": False, "jq_function_default_timeout": 2500})
+    assert (changed["ignore_sys_message"], changed["jq_function_default_timeout"]) == (False, "2500ms")
+    assert rest.good("GET", "/rule_engine") == changed
+    assert rest.good("PUT", "/rule_engine", before) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"jq_implementation_module": "jq_nif"}, {"jq_function_default_timeout": "11s"}, {"rules": {}}, {"ignore_sys_message": 7}],
+)
+def test_a_wrong_setting_of_all_rules_is_refused(rest: Rest, change: dict[str, Any]) -> None:
+    assert rest.refused("PUT", "/rule_engine", change) == (400, "BAD_REQUEST")

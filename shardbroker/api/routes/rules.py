@@ -5,13 +5,14 @@ By hand: fields and paging of EMQX 5, a body with actions as JSON, and metrics w
 
 import json
 import secrets
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field
 
 from shardbroker.api.calls import Call
 from shardbroker.api.paging import Place, listed
+from shardbroker.api.routes.configuration import section_of, set_section
 from shardbroker.api.shapes import Body, timed
 from shardbroker.control import ControlError
 
@@ -44,6 +45,12 @@ class NewRule(RuleBody):
 
     def params(self) -> dict[str, Any]:
         return {**super().params(), "id": self.id or f"rule_{secrets.token_hex(4)}"}
+
+
+class RuleEngineBody(Body):
+    ignore_sys_message: bool | None = Field(None, description="Whether rules do not see messages of topics below `$SYS/`.")
+    jq_function_default_timeout: str | int | None = Field(None, description="Longest time of a program of `jq`, such as 1s, or ms.")
+    jq_implementation_module: Literal["jq_port"] | None = Field(None, description="Read only: `jq` runs in a process of its own.")
 
 
 class RuleTest(Body):
@@ -101,6 +108,24 @@ async def try_rule_in_force(call: Call, id: str, body: RuleTrialBody) -> dict[st
     carry_out = not body.stop_action_after_template_rendering
     found: dict[str, Any] = await call("rules try", id=id, context=json.dumps(_context(body.context)), carry_out=carry_out)
     return found
+
+
+@router.get("/rule_engine")
+async def show_engine(call: Call) -> dict[str, Any]:
+    """What holds for all rules."""
+    return {**await section_of(call, "rule_engine"), "jq_implementation_module": "jq_port"}
+
+
+@router.put("/rule_engine")
+async def change_engine(call: Call, body: RuleEngineBody) -> dict[str, Any]:
+    """Changes what holds for all rules; omitted settings are kept, and `jq_implementation_module` can only be what it is."""
+    given = body.model_dump(exclude_none=True, exclude={"jq_implementation_module"})
+    timeout = given.get("jq_function_default_timeout")
+    if isinstance(timeout, int):
+        given["jq_function_default_timeout"] = f"{timeout}ms"
+    if given:
+        await set_section(call, "rule_engine", given)
+    return await show_engine(call)
 
 
 @router.get("/rule_events")

@@ -19,10 +19,10 @@ from shardbroker.rules.functions.table import Function
 from shardbroker.rules.functions.texts import json_text, json_value
 from shardbroker.rules.values import EvaluationError, Value
 
-__all__ = ["FUNCTIONS", "stop"]
+__all__ = ["FUNCTIONS", "set_timeout", "stop"]
 
 MAX_TIMEOUT_MILLISECONDS = 1_000
-"""Longest time of a program, and the default. Other messages wait meanwhile, so it is shorter than EMQX's 10 s."""
+"""Longest time of a program, and the default, until set_timeout(). Messages wait meanwhile, so it is shorter than EMQX's 10 s."""
 
 START_SECONDS = 5.0
 """Time in which a child must be ready: the interpreter and the library, on a machine that is busy."""
@@ -116,6 +116,7 @@ class _Child:
 
 
 _CHILD = _Child()
+_longest = MAX_TIMEOUT_MILLISECONDS
 
 
 def stop() -> None:
@@ -123,7 +124,13 @@ def stop() -> None:
     _CHILD.stop()
 
 
-def _jq(program: Value, value: Value, timeout: Value = MAX_TIMEOUT_MILLISECONDS) -> list[Value]:
+def set_timeout(milliseconds: int) -> None:
+    """Sets the longest time of a program, which is the default as well."""
+    global _longest
+    _longest = milliseconds
+
+
+def _jq(program: Value, value: Value, timeout: Value | None = None) -> list[Value]:
     """Returns all results of a program; text as input is JSON, any other value is made JSON."""
     library("jq")
     source = octets(program, "program")
@@ -132,9 +139,9 @@ def _jq(program: Value, value: Value, timeout: Value = MAX_TIMEOUT_MILLISECONDS)
     data = octets(value if isinstance(value, str | bytes) else json_text(value))
     if len(data) > MAX_RESULT_BYTES:
         raise refusal("value", f"at most {MAX_RESULT_BYTES} bytes of JSON", len(data))
-    if integer(timeout, "timeout") < 0:
+    if timeout is not None and integer(timeout, "timeout") < 0:
         raise refusal("timeout", "0 or more milliseconds", timeout)
-    found: list[Value] = json_value(_CHILD.run(source, data, min(timeout, MAX_TIMEOUT_MILLISECONDS) / 1_000))
+    found: list[Value] = json_value(_CHILD.run(source, data, (_longest if timeout is None else min(timeout, _longest)) / 1_000))
     return found
 
 
