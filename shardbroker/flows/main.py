@@ -34,6 +34,12 @@ __all__ = ["run"]
 
 FALLBACK_S = 0.2
 """Longest wait of an idle process: a worker that is killed behind its write does not ring."""
+GATHER_S = 0.0003
+"""Pause of a process under load behind a read: what arrives meanwhile is read at once, and its workers need not ring."""
+BUSY_S = 0.001
+"""Sleep from which on a process is not under load: the next message is read without a pause before it."""
+FULL_BYTES = 1 << 18
+"""Bytes of a turn from which on no pause is made: about 2,000 records, so more are there."""
 TICK_S = 1.0
 """Between two commits of cursors, looks for new journals and files of figures."""
 
@@ -73,6 +79,8 @@ class _Service:
         self._seen: Stamp | None = None
         self._is_loaded = False
         self._tick_s = 0.0
+        self._is_busy = False
+        """Whether the last sleep was short."""
 
     # --- the loop -------------------------------------------------------------------------------------------------------------
 
@@ -91,7 +99,10 @@ class _Service:
                     self._tick()
                 if not moved and self._stop_s is not None:
                     break
-                if not moved:
+                if moved and self._is_busy:
+                    if moved < FULL_BYTES:
+                        time.sleep(GATHER_S)
+                elif moved < FULL_BYTES:
                     self._wait(True)
         except Stopped:
             pass
@@ -103,21 +114,22 @@ class _Service:
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
 
-    def _turn(self) -> bool:
-        """Reads once from each journal; returns whether there was something."""
-        moved = False
-        if self._stop_s is None:  # the worker has the positions of replays, which begin again with the next process
+    def _turn(self) -> int:
+        """Reads once from each journal, and sends to replays; returns about how many bytes were read, 0 only if there was nothing."""
+        moved = 0
+        if self._stop_s is None:  # workers have the positions of replays, which begin again with the next process
             self._replays.take_orders()
-            moved = self._replays.turn()
+            if self._replays.turn():
+                moved = FULL_BYTES
         for feed in self._progress.feeds() if self._is_loaded else ():
             try:
-                moved |= self._read(feed)
+                moved += self._read(feed)
             except (OSError, JournalError) as error:
                 self._progress.complain(feed.name, error)
             self._lanes.ring()
         return moved
 
-    def _read(self, feed: JournalFeed) -> bool:
+    def _read(self, feed: JournalFeed) -> int:
         before = feed.follower.place
         for batch in feed.read():
             for record in batch.records:
@@ -129,9 +141,11 @@ class _Service:
                 else:
                     feed.note_publisher(batch.segment, record[2], record[3])
         if feed.follower.place == before:
-            return False
+            return 0
         self._progress.passed(feed)
-        return True
+        after = feed.follower.place
+        same = before is not None and after is not None and before.segment == after.segment
+        return max(after.offset - before.offset, 1) if same else 1
 
     def _wait(self, look: bool = False) -> None:
         """Sleeps until a bell. look: reads once more first, since workers ring only for a process that is about to sleep."""
@@ -140,7 +154,9 @@ class _Service:
         timeout_s = 0.0
         if self._inbox.go_to_sleep(events) and not (look and self._turn()):
             timeout_s = self._replays.wait_s(FALLBACK_S)
+        begin_s = time.monotonic()
         ready, _, _ = select.select([self._bell, self._channel.fileno(), *self._replays.descriptors], [], [], timeout_s)
+        self._is_busy = time.monotonic() - begin_s < BUSY_S
         if self._bell in ready:
             _drain(self._bell)
         self._inbox.take_bell()  # producers need not ring while it works

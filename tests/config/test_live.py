@@ -9,7 +9,7 @@ from shm.roles import ACCEPTOR, API, FLOWS, INTEGRATIONS, LINK, MANAGER, ROLES, 
 
 LIVE_SECTIONS = {
     "acl", "alarm", "auth", "auto_subscribe", "delayed", "event_message", "exhook", "flapping_detect", "journal", "log", "mqtt",
-    "plugins", "replay", "retainer", "rewrite", "rules", "slow_subs", "snapshot", "sys", "topic_metrics", "trace",
+    "plugins", "replay", "retainer", "rewrite", "rule_engine", "rules", "slow_subs", "snapshot", "sys", "topic_metrics", "trace",
 }  # fmt: skip
 RESTART_KEYS = {"mqtt.shared_subscription_strategy", "journal.segment_bytes", "journal.cycle_bytes"}
 LIVE_KEYS = {"cluster.lost_session"}
