@@ -91,6 +91,7 @@ class _Service:
         while not self._counters.serving and self._stop_s is None:  # workers drop records before that
             self._wait()
             self._answer_requests()
+            self._replays.take_orders()
         try:
             while not self._is_over():
                 moved = self._turn()
