@@ -116,7 +116,7 @@ class _Service:
         self._counters.set_state(self._slot, ProcessState.DOWN)
 
     def _turn(self) -> int:
-        """Reads once from each journal, and sends to replays; returns about how many bytes were read, 0 only if there was nothing."""
+        """Reads once from each journal, and sends to replays; returns about how many bytes it read, 0 only if there was nothing."""
         moved = 0
         if self._stop_s is None:  # workers have the positions of replays, which begin again with the next process
             self._replays.take_orders()

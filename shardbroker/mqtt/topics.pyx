@@ -150,6 +150,8 @@ def covers(bytes outer not None, bytes inner not None) -> bool:
     """Returns whether the filter `outer` matches each topic that the filter `inner` matches."""
     if inner.startswith(b"$") and outer[:1] in (b"#", b"+"):
         return False                       # [MQTT-4.7.2-1]
+    if outer == b"+/#":
+        return True                        # each topic has a first level
     levels, words = outer.split(b"/"), inner.split(b"/")
     for i, level in enumerate(levels):
         if level == b"#":
