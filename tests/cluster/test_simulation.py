@@ -8,8 +8,9 @@ import random
 import pytest
 
 from tests.cluster.sim.cluster import Cluster, run
-from tests.cluster.sim.mutants import MUTANTS, SESSION_MUTANTS, mutated
+from tests.cluster.sim.mutants import MUTANTS, SESSION_MUTANTS, SPLIT_MUTANTS, mutated
 from tests.cluster.sim.sessions import RoamingCluster, RoamingNode
+from tests.cluster.sim.splits import SplitsCluster
 from tests.cluster.sim.workers import WorkersCluster
 
 SMALL, SMALL_STEPS = 5, 500
@@ -136,3 +137,27 @@ def test_a_node_may_crash_at_any_step_of_a_takeover(step: int) -> None:
     cluster.events.run(7_000)
     cluster.heal()
     cluster.check()
+
+
+# --- splits under load -----------------------------------------------------------------------------------------------------
+
+SPLIT_STEPS = 300
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_splits_fixed_seed(seed: int) -> None:
+    one = run(seed, ROAMING, SPLIT_STEPS, SplitsCluster)
+    assert isinstance(one, SplitsCluster)
+    assert one.cuts and one.tails
+    assert any(len(numbers) > 1 for numbers in one.tails.values())
+
+
+@pytest.mark.parametrize("name", sorted(SPLIT_MUTANTS))
+def test_a_mutant_of_splits_is_found(name: str) -> None:
+    with mutated(name):
+        for seed in range(1, SEEDS_FOR_A_MUTANT + 1):
+            try:
+                run(seed, ROAMING, SPLIT_STEPS, SplitsCluster)
+            except (AssertionError, KeyError):
+                return
+    pytest.fail(f"{name}: not found within {SEEDS_FOR_A_MUTANT} seeds")

@@ -6,24 +6,32 @@ import time
 
 from tests.cluster.sim.cluster import Cluster, run
 from tests.cluster.sim.sessions import RoamingCluster
+from tests.cluster.sim.splits import LongQueuesCluster, SplitsCluster
 from tests.cluster.sim.workers import WorkersCluster
+
+NODES, SPLIT_NODES = 23, 4
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--nodes", type=int, default=23)
+    parser.add_argument("--nodes", type=int, help="23, with --splits 4")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sessions", action="store_true", help="clients that move between nodes")
     parser.add_argument("--workers", action="store_true", help="with --sessions: several workers in each node")
+    parser.add_argument("--splits", action="store_true", help="cuts under load: clients of both sides, slow ones among them")
+    parser.add_argument("--long", action="store_true", help="with --splits: queues of some TAILs of the broker's own size")
     arguments = parser.parse_args()
     kind = (WorkersCluster if arguments.workers else RoamingCluster) if arguments.sessions else Cluster
+    if arguments.splits:
+        kind = LongQueuesCluster if arguments.long else SplitsCluster
+    nodes = arguments.nodes or (SPLIT_NODES if arguments.splits else NODES)
     failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         start = time.monotonic()
         try:
-            one = run(seed, arguments.nodes, arguments.steps, kind)
+            one = run(seed, nodes, arguments.steps, kind)
         except AssertionError as error:
             failed += 1
             print(f"FAILED {error}", flush=True)

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from random import Random
+from types import ModuleType
+from typing import ClassVar
 from unittest.mock import patch
 
 from shardbroker.cluster import inbound, outbound, rlog
@@ -54,6 +56,8 @@ FAULTS = {ByeReason.WRONG_CLUSTER, ByeReason.DUPLICATE_ID, ByeReason.NOT_AUTHENT
 
 class Cluster:
     """One seeded run."""
+
+    limits: ClassVar[dict[tuple[ModuleType, str], int]] = SMALL_LIMITS
 
     def __init__(self, seed: int, nodes: int) -> None:
         self.rng = Random(seed)
@@ -320,7 +324,7 @@ class Cluster:
 def run(seed: int, nodes: int = 23, steps: int = 300, kind: type[Cluster] = Cluster) -> Cluster:
     """Makes one run. Raises AssertionError with the seed in it."""
     with ExitStack() as stack:
-        for (module, name), value in SMALL_LIMITS.items():
+        for (module, name), value in kind.limits.items():
             stack.enter_context(patch.object(module, name, value))
         return _run(seed, nodes, steps, kind)
 

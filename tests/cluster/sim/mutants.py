@@ -16,7 +16,7 @@ from shardbroker.cluster.rlog import RouteReceiver, RouteSender
 from shardbroker.cluster.signals import Signals
 from tests.cluster.sim import sessions
 
-__all__ = ["MUTANTS", "SESSION_MUTANTS", "mutated"]
+__all__ = ["MUTANTS", "SESSION_MUTANTS", "SPLIT_MUTANTS", "mutated"]
 
 
 def _take_everything(self: StreamPositions, origin: int, identity: int, position: int) -> bool:
@@ -236,6 +236,19 @@ def _drop_late(self: Claims, holding: Any, now_ms: int) -> list[Any]:
     return [Taken(holding.uid, ids)] if ids else []
 
 
+def _name_everything(self: sessions.RoamingNode, copy: sessions.Copy, ids: Any) -> None:
+    """A session that names in its last TAIL what it handed over before as delivered."""
+    for message_id in ids:
+        copy.queue.pop(message_id, None)
+
+
+SPLIT_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
+    "the last TAIL names what was handed over as delivered": [(sessions.RoamingNode, "hand_over", _name_everything)],
+    "REVOKE ignored": [(Claims, "_on_revoke", _revoke_nothing)],
+    "merge without the delivered ids": [(sessions, "append", _without_delivered)],
+}
+"""Mistakes which runs with `SplitsCluster` have to find."""
+
 SESSION_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "registrar forgets fencing": [(Registry, "claim", _forget_nothing)],
     "grant without serialisation": [(Registry, "claim", _grant_at_once)],
@@ -254,7 +267,7 @@ SESSION_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Applies a mutant for the duration of a block."""
-    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS}[name]]
+    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS, **SPLIT_MUTANTS}[name]]
     for one in patches:
         one.start()
     try:

@@ -106,6 +106,8 @@ class Client:
     node: "RoamingNode | None" = None
     ticket: int = 0
     is_connected: bool = False
+    window: int = 0
+    """Messages that it takes at a time; 0: any number."""
     since_ms: int = 0
     clean: bool = False
     received: dict[int, list[int]] = field(default_factory=dict)
@@ -197,6 +199,8 @@ class RoamingNode(Node):
             case ("removed", uid, ids):
                 for message_id in ids:
                     self.copies[uid].queue.pop(message_id, None)
+            case ("taken", uid, ids):
+                self.hand_over(self.copies[uid], ids)
             case ("merged", uid, tail, is_settled, lineage):
                 self.append(self.copies[uid], tail, is_settled)
                 self.copies[uid].lineage = lineage
@@ -316,7 +320,8 @@ class RoamingNode(Node):
                 case Merge(uid, node_id, tail):
                     self.merge(self.copies[uid], node_id, tail)
                 case Taken(uid, ids):
-                    self.remove(self.copies[uid], ids)
+                    self.write(self.copies[uid], "taken", uid, ids)
+                    self.hand_over(self.copies[uid], ids)
                     self.claims(self.core.claims.arrived(uid, self.cluster.events.now_ms))
                 case Flow():
                     pass
@@ -440,6 +445,12 @@ class RoamingNode(Node):
         for message_id in ids:
             copy.queue.pop(message_id, None)
 
+    def hand_over(self, copy: Copy, ids: Any) -> None:
+        """Forgets messages that the holder has: they were handed over, not delivered."""
+        for message_id in ids:
+            copy.queue.pop(message_id, None)
+            copy.seen.discard(message_id)
+
     # --- clients -------------------------------------------------------------------------------------------------------
 
     def connect(self, client: Client, clean: bool) -> None:
@@ -469,7 +480,7 @@ class RoamingNode(Node):
         holding = self.core.claims.sessions.get(copy.key)
         if holding is None or holding.uid != copy.uid:
             return
-        ids = sorted(copy.queue)
+        ids = sorted(copy.queue)[: client.window or None]
         numbers = [copy.queue[one] for one in ids]
         self.write(copy, "removed", copy.uid, tuple(ids), then=lambda: self.receive(copy, client, numbers))
         for message_id in ids:
