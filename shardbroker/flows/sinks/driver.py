@@ -1,0 +1,55 @@
+"""The contract of a driver: it renders rows, writes a batch, and classifies errors. The pool is that of a connector.
+
+The outcome of a batch is one of these:
+
+- `write` returns: all rows are written but those of the failures;
+- it raises Refused: the server rejects the batch because of a row in it, and has written none;
+- it raises any other exception: the server cannot be used, or its answer is not known. All rows are written again, later.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from shardbroker.flows.sinks.row import Row
+
+__all__ = ["CursorDriver", "Driver", "Failure", "Refused", "Unusable"]
+
+
+class Refused(Exception):
+    """The server rejects a batch, and would reject it again."""
+
+
+class Unusable(Exception):
+    """The server cannot be used as it is configured, whatever the rows: a table or a right is missing. Attempts go on."""
+
+
+class Failure(NamedTuple):
+    """A row of a batch that was not written."""
+
+    at: int
+    reason: str
+    again: bool = False
+    """Whether it is worth another attempt."""
+
+
+class Driver(Protocol):
+    """One action over one connector. All calls are made in one event loop."""
+
+    async def open(self) -> None:
+        """Prepares for writing after the first connection and after each loss. Raises what `write` raises."""
+
+    async def probe(self) -> None:
+        """Checks the server without an effect on it. Raises any exception if it cannot be used."""
+
+    async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
+        """Writes a batch; see above."""
+
+    async def close(self) -> None:
+        """Releases what belongs to this action alone; the connector is closed by its owner."""
+
+
+class CursorDriver(Driver, Protocol):
+    """A driver that stores the position behind each batch in the transaction of the batch."""
+
+    async def stored(self) -> Mapping[str, int]:
+        """Returns journal -> the position below which everything is written, as of the last open()."""

@@ -1,0 +1,76 @@
+"""A row of a rule on its way to a sink."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardbroker.rules.paths import get
+from shardbroker.rules.syntax import Step
+from shardbroker.rules.templates import Template
+from shardbroker.rules.values import UNDEFINED, Value
+
+__all__ = ["Row", "size_of"]
+
+ROW_BYTES = 400
+"""Memory of a row besides its values: the object, its dict, and its places in queues."""
+VALUE_BYTES = 64
+"""Memory of a value and its name besides the text of either."""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """What a rule has selected from one record of a journal."""
+
+    journal: str
+    position: int
+    client: str
+    """Client id of the publisher: rows of one client keep their order."""
+    values: dict[str, Value]
+    id: str = ""
+    """Id of the message; empty for an event."""
+    node: str = ""
+    at_ms: int = 0
+    """Unix ms of the record."""
+    size: int = field(default=0)
+    """Estimated memory, bytes; 0: size_of() is called."""
+
+    def __post_init__(self) -> None:
+        if not self.size:
+            self.size = ROW_BYTES + size_of(self.values)
+
+    def value(self, steps: tuple[Step, ...]) -> Value:
+        """Returns the value of a placeholder. `id` and `position` are of the record unless the rule selects such fields."""
+        if not steps:
+            return self.values
+        found = get(self.values, steps)
+        if found is UNDEFINED and len(steps) == 1:
+            if steps[0] == "id" and self.id:
+                return self.id
+            if steps[0] == "position":
+                return f"{self.node}/{self.journal}/{self.position}"
+        return found
+
+    def text(self, template: Template) -> str:
+        """Returns the text of a template. Raises EvaluationError."""
+        parts = template.parts
+        if any(one in (("id",), ("position",)) for one in parts):
+            own = {"id": self.value(("id",)), "position": self.value(("position",))}
+            return template.render({**{name: value for name, value in own.items() if value is not UNDEFINED}, **self.values})
+        return template.render(self.values)
+
+
+def size_of(value: Any) -> int:
+    """Returns an estimate of the memory of a value, bytes. Not recursive: a client may have nested it deeply."""
+    total, waiting = 0, [value]
+    while waiting:
+        one = waiting.pop()
+        total += VALUE_BYTES
+        kind = type(one)
+        if kind is str or kind is bytes:
+            total += len(one)
+        elif kind is dict:
+            waiting.extend(one.values())
+            for name in one:
+                total += len(name) if type(name) is str else 0
+        elif kind is list or kind is tuple:
+            waiting.extend(one)
+    return total
