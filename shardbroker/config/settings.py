@@ -232,7 +232,9 @@ class Retention(Section):
 class Journal(Section):
     """Journals: one per worker, below `data_dir`/journal."""
 
-    capture: Filters = Field([], description="Topic filters of messages that are kept for analytics.")
+    capture: Annotated[Filters, Live(WORKER, SUPERVISOR)] = Field(
+        [], description="Topic filters of messages that are kept for analytics and replays."
+    )
     # The writer remembers its place in segment and cycle.
     segment_bytes: Annotated[Size, RESTART] = Field(
         64 << 20, ge=1 << 16, le=1 << 40, description="Size of a file at which the next one is started."

@@ -249,6 +249,35 @@ def kill(broker: Broker, victim: str) -> None:
     until(lambda: broker.child_pids(victim) not in ([], [pid]))
 
 
+def test_topics_that_are_captured_from_now_on() -> None:
+    """The process that reads journals is started by the change; what was published before is not there."""
+    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name, Broker(WORKERS, {}, Path(name)) as broker:
+        publish(broker, 0, 1)
+        with on(broker, 1, "late") as client, Control(broker.data_dir) as control:
+            assert client.subscribe("$replay/1h/log/#", 1, check=False).codes == (NOT_KEPT,)
+            control.call("config set", key="journal.capture", value='["log/#"]')
+            client.subscribe("$replay/1h/log/#", 1)
+            sent = publish(broker, 1, 3)
+            assert payloads(client, 4) == sent
+            control.call("config set", key="replay.max_replays", value="0")
+            assert client.subscribe("$replay/2h/log/#", 1, check=False).codes == (NOT_KEPT,)
+
+
+def test_replays_that_wait_for_others() -> None:
+    settings = {**SETTINGS, "replay.max_replays": 1}
+    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name, Broker(1, settings, Path(name)) as broker:
+        with Client(broker.address, 5, "pub") as client:
+            client.publish("log/a", b"x", 1)
+        with Client(broker.address, 5, "second") as second:
+            with Client(broker.address, 5, "first") as first:
+                first.subscribe("$replay/1h/log/#", 1)
+                first.expect(Publish, payload=b"x")
+                second.subscribe("$replay/1h/log/#", 1)
+                second.fence()
+                second.expect_none()
+            second.expect(Publish, payload=b"x")
+
+
 def test_listed_as_any_subscription(shared: Broker) -> None:
     with on(shared, 0, "listed") as client, Control(shared.data_dir) as control:
         client.subscribe("$replay/15m/log/#", 1)
