@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable
 
-from shm.records import encode_spilled
+from shm.records import encode_spilled, open_record
 from shm.ring import Inbox
 from shm.topology import Topology
 
@@ -43,7 +43,15 @@ class Lanes:
     def try_put(self, worker: int, record: bytes, kind: int = RECORD_PUBLISH) -> bool:
         """Puts a record into the lane of a worker; returns False if that is full. Raises OSError."""
         ring = self._rings[worker]
-        if not ring.put(record if len(record) <= ring.capacity_of_records() else self._spill(record, kind)):
+        if len(record) <= ring.capacity_of_records():
+            placed = ring.put(record)
+        else:
+            reference = self._spill(record, kind)
+            placed = ring.put(reference)
+            if not placed:
+                _, name, _ = open_record(reference)
+                (self._topology.spill_dir / name.decode()).unlink()
+        if not placed:
             self._ring_bell(worker)
             return False
         self._unrung.add(worker)

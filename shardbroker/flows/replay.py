@@ -22,6 +22,8 @@ FOR_READERS = int(MessageFlag.FED) | int(MessageFlag.CAPTURED)
 """Flags of the record of a message in the journal of its publisher's worker, which has it once."""
 READ_BYTES = 128 << 10
 """Of a journal at a time: a replay has so much of each in memory, and some three times that in objects."""
+READS_A_TURN = 8
+"""Of all journals of a replay: 1 MB, 2 to 5 ms, for which rules and other replays wait."""
 TOPICS_MAX = 4096
 """Topics of which is remembered whether they match."""
 BURST_S = 0.1
@@ -30,6 +32,26 @@ MARK_S, MARK_RECORDS = 1.0, 1000
 """Between two notes of how far a journal is without a message that matches, at least. A note is itself a record of a journal."""
 ENDED_S = 2.0
 """After the end of a period until blocks of that time are written, at the latest."""
+
+
+class Budget:
+    """What a turn of a replay may read: a filter that matches little would else read all of a journal at once."""
+
+    def __init__(self, reads: int) -> None:
+        self._left = reads
+        self.ended: set[Journal] = set()
+        """Journals that were read to their end."""
+        self.is_over = False
+        """Whether a read was left out."""
+
+    def has_room(self) -> bool:
+        """Returns whether one more read is allowed."""
+        self.is_over = self.is_over or self._left <= 0
+        return not self.is_over
+
+    def took(self) -> None:
+        """A read has returned something; one at the end of a journal is free, since there may be many journals."""
+        self._left -= 1
 
 
 class Journal:
@@ -53,11 +75,16 @@ class Journal:
         """Position up to which the worker knows that all was sent."""
         self.marked_s = time.monotonic()
 
-    def look(self) -> bool:
+    def look(self, budget: Budget) -> bool:
         """Makes the next block the current one, if that is used up. Returns whether there is one. Raises OSError, JournalError."""
         while self.at >= len(self.records):
-            if not self._batches and not self._read():
+            if not self._batches and (self in budget.ended or not budget.has_room()):
                 return False
+            if not self._batches:
+                if not self._read():
+                    budget.ended.add(self)
+                    return False
+                budget.took()
             if not self._batches:
                 continue
             batch = self._batches.popleft()
@@ -97,6 +124,7 @@ class Replay:
         self._filter, self._start_us, self._end_us, self._positions = filter, start_us, end_us, positions
         self._rate = rate
         self._allowance, self._filled_s = rate * BURST_S, time.monotonic()
+        self._budget = Budget(0)
         self._matching: dict[bytes, bool] = {}
         self.records_free, self.bytes_free = WINDOW_RECORDS, WINDOW_BYTES
         self.journals: dict[str, Journal] = {}
@@ -124,6 +152,7 @@ class Replay:
         Returns how many it took, and whether it had no room. Raises OSError, JournalError.
         """
         sent, now_ms, matching = 0, time.time() * 1000, self._matching
+        self._budget = Budget(READS_A_TURN)
         while sent < most and (journal := self._earliest()) is not None:
             records, at, number = journal.records, journal.at, journal.number
             while at < len(records) and sent < most:
@@ -162,12 +191,12 @@ class Replay:
         found = None
         for journal in self.journals.values():
             if (
-                (journal.at < len(journal.records) or journal.look())
+                (journal.at < len(journal.records) or journal.look(self._budget))
                 and (self._end_us is None or journal.time_us < self._end_us)
                 and (found is None or journal.time_us < found.time_us)
             ):
                 found = journal
-        return found
+        return None if self._budget.is_over else found  # one that is not read may have older ones
 
     def marks(self) -> list[tuple[Journal, int]]:
         """Returns the journals that have advanced without a message for a while, and their positions. marked() follows."""
@@ -189,12 +218,17 @@ class Replay:
     @property
     def is_over(self) -> bool:
         """Returns whether everything of the period was sent. Called when send() has found nothing."""
-        if self._end_us is None or time.time_ns() // 1000 < self._end_us + ENDED_S * 1e6:
+        if self._end_us is None or self.has_more or time.time_ns() // 1000 < self._end_us + ENDED_S * 1e6:
             return False
         return all(
-            journal.time_us >= self._end_us if journal.at < len(journal.records) else not journal.look()
+            journal.time_us >= self._end_us if journal.at < len(journal.records) else not journal.look(self._budget)
             for journal in self.journals.values()
-        )
+        ) and not self.has_more
+
+    @property
+    def has_more(self) -> bool:
+        """Returns whether the last turn has left journals unread."""
+        return self._budget.is_over
 
     @property
     def is_limited(self) -> bool:

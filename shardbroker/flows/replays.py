@@ -19,6 +19,8 @@ __all__ = ["Replays"]
 
 TURN_RECORDS = 256
 """Messages of one replay in a turn: 1 ms, for which rules and other replays wait."""
+TURN_S = 0.01
+"""Of all replays, for which rules wait; the others have their turn next."""
 LIST_S = 1.0
 """Between two looks for new journals."""
 COMPLAIN_S = 10.0
@@ -119,10 +121,16 @@ class Replays:
             self._listed_s = time.monotonic()
         self._short = False
         moved = False
-        for replay in list(self._replays.values()):
+        until_s = time.monotonic() + TURN_S
+        for number in list(self._replays):
+            replay = self._replays.pop(number)
+            self._replays[number] = replay  # behind those that have not had their turn
             if listed:
                 self._try(replay, lambda replay=replay: replay.add_journals(self._directories()))  # type: ignore[misc]
             moved |= self._try(replay, lambda replay=replay: self._turn_of(replay))  # type: ignore[misc]
+            if time.monotonic() > until_s:
+                moved = True
+                break
         self._lanes.ring()
         return moved
 
@@ -134,7 +142,7 @@ class Replays:
             if journal.lost:
                 self._log("warning", log_line("replay records missing", journal=journal.number, count=journal.lost))
                 journal.lost = 0
-        if sent:
+        if sent or replay.has_more:
             return True
         for journal, position in replay.marks():
             encoded = encode_replay_place(replay.number, journal.number, position)

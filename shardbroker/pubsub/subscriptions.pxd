@@ -42,6 +42,7 @@ cdef class ReplaySubscription(Subscription):
     cdef readonly bint over                # everything up to `end_us` was delivered
     # While it runs:
     cdef readonly uint64_t number          # of this run; 0: it does not run
+    cdef bint starting                     # it waits for its turn to begin
     cdef object waiting                    # deque of (Message or None, journal, position, end?, bytes), received and not delivered
     cdef uint64_t records_done             # delivered, and not returned as credit
     cdef uint64_t bytes_done

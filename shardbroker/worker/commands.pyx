@@ -21,7 +21,7 @@ from shardbroker.worker.features.delayed cimport id_of
 from shardbroker.worker.deferred cimport Deferred
 from shardbroker.worker.connection cimport Connection
 from shardbroker.worker.one_pass cimport Worker
-from shardbroker.worker.packets.subscribe cimport FILTER_WAITS, subscribe_one
+from shardbroker.worker.packets.subscribe cimport FILTER_WAITS, start_replays, subscribe_one
 from shm.address cimport address_text
 from shm.events cimport EVENT_EXPIRY_NEVER
 
@@ -249,9 +249,7 @@ def subscribe(Worker worker, dict args) -> list[int]:
     # Without the mount point of its listener: operators use the topics of the broker.
     codes = [subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
     worker.router.commit(True)
-    worker.router.replays.start(session, replays)
-    if session.replaying:
-        worker.router.journal_replays.start(session)
+    start_replays(worker.router, session, replays)
     # In a cluster an exclusive subscription waits for other nodes, and a command does not.
     return [QUOTA_EXCEEDED if code == FILTER_WAITS else code for code in codes]
 

@@ -187,6 +187,27 @@ def test_a_session_goes_on_where_it_was(broker: Broker) -> None:
         client.expect_none()
 
 
+def test_another_number_of_workers(broker: Broker) -> None:
+    """Journals of workers that no longer exist are read, too, and each from where the session was."""
+    sent = publish(broker, 0, 50)
+    found: list[bytes] = []
+    with on(broker, 0, "sub", properties=KEPT, auto_ack=False) as client:
+        client.subscribe("$replay/1h/log/#", 1)
+        found += payloads(client, 60)
+    for workers in (3, 1, 2):
+        broker.terminate()
+        broker.stop()
+        broker.workers = workers
+        broker.start()
+        sent += publish(broker, 100 * workers, 100 * workers + 20)
+        with on(broker, 0, "sub", clean=False, properties=KEPT, auto_ack=False) as client:
+            found += payloads(client, 10)
+    with on(broker, 0, "sub", clean=False, properties=KEPT, auto_ack=False) as client:
+        while set(sent) - set(found):
+            found += payloads(client, 1)
+    assert without_repeats(found) == sent
+
+
 def without_repeats(found: list[bytes]) -> list[bytes]:
     return list(dict.fromkeys(found))
 

@@ -23,7 +23,7 @@ cdef class JournalReplays:
     cdef WorkerContext context
     cdef list channels                     # descriptors to the processes flows, by number
     cdef dict running                      # number -> ReplaySubscription
-    cdef list starting                     # ReplaySubscription, in order
+    cdef object starting                   # deque of ReplaySubscription
     cdef list unsent                       # (process, message), in order
     cdef uint64_t last                     # number of the last one that was started
     cdef tuple kept                        # filters whose messages journals keep
@@ -41,6 +41,9 @@ cdef class JournalReplays:
     cdef int take(self, const RecordHeader* header, const uint8_t* names, Publication publication) except -1
     # Delivers what clients have room for; called once a pass.
     cdef int go_on(self) except -1
+    # Starts those among new subscriptions; returns the others.
+    cdef list start_new(self, list subscriptions)
+    cdef int start_one(self, ReplaySubscription replay) except -1
     cdef int begin_some(self) except -1
     cdef int deliver_some(self, ReplaySubscription replay, Session session, Publication publication) except -1
     cdef int halt(self, ReplaySubscription replay, bint announced) except -1

@@ -33,7 +33,7 @@ cdef class JournalReplays:
         self.context = context
         self.channels = []
         self.running = {}
-        self.starting = []
+        self.starting = deque()
         self.unsent = []
         self.kept = ()
         # Different from those of a worker that was killed, whose records may be in the ring.
@@ -61,17 +61,33 @@ cdef class JournalReplays:
     cdef int start(self, Session session) except -1:
         cdef Subscription subscription
         for subscription in session.all_subscriptions():
-            if isinstance(subscription, ReplaySubscription) and not (<ReplaySubscription>subscription).number \
-                    and not (<ReplaySubscription>subscription).over and subscription not in self.starting:
-                self.starting.append(subscription)
-                self.active = True
+            if isinstance(subscription, ReplaySubscription):
+                self.start_one(<ReplaySubscription>subscription)
+        return 0
+
+    cdef list start_new(self, list subscriptions):
+        cdef Subscription subscription
+        cdef list others = []
+        for subscription in subscriptions:
+            if isinstance(subscription, ReplaySubscription):
+                self.start_one(<ReplaySubscription>subscription)
+            else:
+                others.append(subscription)
+        return others
+
+    cdef int start_one(self, ReplaySubscription replay) except -1:
+        if not replay.number and not replay.over and not replay.starting:
+            replay.starting = True
+            self.starting.append(replay)
+            self.active = True
         return 0
 
     cdef int begin_some(self) except -1:
         cdef ReplaySubscription replay
         cdef Session session
         while self.starting and len(self.running) < <Py_ssize_t>self.replays_max and self.channels:
-            replay = self.starting.pop(0)
+            replay = self.starting.popleft()
+            replay.starting = False
             session = <Session>replay.subscriber
             if replay.number or not is_wanted(replay, session):
                 continue
@@ -122,7 +138,7 @@ cdef class JournalReplays:
             for replay in list(self.running.values()):
                 if replay.number % <uint64_t>len(self.channels) == <uint64_t>process:
                     self.halt(replay, True)
-                    self.starting.append(replay)
+                    self.start_one(replay)
             self.active = True
 
     # --- messages ----------------------------------------------------------------------------------------------------------------

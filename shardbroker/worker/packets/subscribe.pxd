@@ -7,7 +7,9 @@
 SUBACK follows the commit: whatever is published after a SUBACK reaches the subscription.
 """
 from shardbroker.mqtt.packets cimport Subscribe, Unsubscribe
+from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport Channel
+from shardbroker.worker.router cimport Router
 
 cdef int on_subscribe(Channel channel, Subscribe packet) except -1
 cdef int on_unsubscribe(Channel channel, Unsubscribe packet) except -1
@@ -15,6 +17,8 @@ cdef int on_unsubscribe(Channel channel, Unsubscribe packet) except -1
 cdef int go_on_with_filters(Channel channel) except -1
 # auto_subscribe.topics, as a SUBSCRIBE without packet id and without SUBACK.
 cdef int auto_subscribe(Channel channel) except -1
+# What subscriptions get that subscribe_one() has put into `replays`.
+cdef int start_replays(Router router, Session session, list subscriptions) except -1
 cdef enum:
     FILTER_WAITS = 256                     # in place of a SUBACK code: other nodes are asked, and the filter is to be repeated
 

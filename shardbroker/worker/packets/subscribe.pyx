@@ -12,9 +12,11 @@ from shardbroker.pubsub.subscriptions cimport (
     OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription, new_subscription,
 )
 from shardbroker.session.context cimport NOTIFY_UNSUBSCRIBED, WorkerContext
+from shardbroker.session.session cimport Session
 from shardbroker.worker.channel cimport CONNECTED, SIDE_SERVER
 from shardbroker.worker.exclusive cimport CLAIM_GRANTED, CLAIM_REFUSED
 from shardbroker.worker.memory cimport REFUSE
+from shardbroker.worker.router cimport Router
 from shm.address cimport address_text
 from shm.counters cimport (
     PACKETS_SENT, PACKETS_SUBACK_SENT, PACKETS_SUBSCRIBE_AUTH_ERROR, PACKETS_SUBSCRIBE_ERROR, PACKETS_SUBSCRIBE_RECEIVED,
@@ -174,7 +176,9 @@ cdef int subscribe_one(
     if context.hooks & HOOK_SESSION_SUBSCRIBED:
         context.hooked.subscribed(channel.session, subscription)
     # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared subscriptions get no retained messages.
-    if group is None and not replay and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present)):
+    if replay:
+        replays.append(subscription)       # of the journal, in place of retained messages
+    elif group is None and (not retain_handling or (retain_handling == OPTION_RETAIN_IF_NEW and not present)):
         replays.append(subscription)
     return subscription.qos
 
@@ -192,9 +196,14 @@ def send_suback(Channel channel not None, int packet_id, bytes codes not None, l
         if channel.version < 5:
             codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
         channel.report_failure(Suback, packet_id, codes, PACKETS_SUBACK_SENT, failed_filters(codes))
-    channel.router.replays.start(channel.session, replays)
-    if channel.session.replaying:
-        channel.router.journal_replays.start(channel.session)
+    start_replays(channel.router, channel.session, replays)
+
+
+cdef int start_replays(Router router, Session session, list subscriptions) except -1:
+    """Starts what new subscriptions get of the past: from journals, or of retained messages."""
+    if session.replaying:
+        subscriptions = router.journal_replays.start_new(subscriptions)
+    return router.replays.start(session, subscriptions)
 
 
 # --- UNSUBSCRIBE ----------------------------------------------------------------------------------------------------------------
