@@ -32,6 +32,8 @@ LISTENER_HARMLESS = re.compile(
 """Keys without which a listener is still imported; the password of the key has to be set then, or the broker does not start."""
 OTHER = {
     ("node", "name"): ("node", "name"),
+    ("rule_engine", "ignore_sys_message"): ("rule_engine", "ignore_sys_message"),
+    ("rule_engine", "jq_function_default_timeout"): ("rule_engine", "jq_function_default_timeout"),
     ("log", "console", "level"): ("log", "level"),
     ("log", "console_handler", "level"): ("log", "level"),
     ("sys_topics", "sys_msg_interval"): ("sys", "msg_interval"),

@@ -67,3 +67,20 @@ def test_the_time_of_jq_is_that_of_the_configuration(broker: RulesBroker) -> Non
         failed()
     set_key(broker, "rule_engine.jq_function_default_timeout", "10s")
     assert failed()["result"]["v"] == [3_000_000]
+
+
+def test_metadata_of_the_configuration_and_of_verbs(tmp_path: Path) -> None:
+    metadata = {"owner": "ann", "list": [1, {"deep": True}]}
+    settings = {
+        "rules.kept.sql": '"SELECT 1 FROM \\"none\\""',
+        "rules.kept.metadata": '{ owner = "ann", list = [1, { deep = true }] }',
+    }
+    with RulesBroker(2, tmp_path, settings) as broker:
+        with Control(broker.data_dir) as control:
+            assert control.call("rules show", id="kept")["metadata"] == metadata
+            control.call("rules create", id="made", sql='SELECT 1 FROM "none"', metadata=json.dumps(metadata))
+        broker.kill_process(broker.child_pids("manager")[0])
+    with RulesBroker(2, tmp_path, settings) as broker, Control(broker.data_dir) as control:
+        assert control.call("rules show", id="made")["metadata"] == metadata
+        control.call("rules update", id="made", enable=False)
+        assert control.call("rules show", id="made")["metadata"] == metadata
