@@ -33,7 +33,7 @@ cdef class WorkerContext(MqttSettings):
     cdef uint32_t watch                    # bits of session/watcher.pxd; 0: single messages are not observed
     cdef readonly Watcher watcher          # the observers of these
     cdef int64_t budget                    # units of work left in this turn: a packet or a delivery is one
-    cdef int64_t clock_offset_ms           # Unix ms - CLOCK_MONOTONIC ms at the start
+    cdef int64_t clock_offset_ns           # Unix ns - CLOCK_MONOTONIC ns at the start
     cdef uint64_t step_end_us              # see begin_step(); 0: a step has no time limit, as in the simulator
     cdef readonly bint serving             # all workers are ready: clients are accepted
     cdef uint64_t failures_s               # second of the newest log line about a failure, and how many there were in it

@@ -66,7 +66,7 @@ cdef class WorkerContext(MqttSettings):
     cdef uint64_t read_clock(self) noexcept:
         cdef timespec now
         clock_gettime(CLOCK_MONOTONIC, &now)
-        self.now_ms = <uint64_t>(now.tv_sec * 1000 + now.tv_nsec // 1000000 + self.clock_offset_ms)
+        self.now_ms = <uint64_t>(now.tv_sec * 1000000000 + now.tv_nsec + self.clock_offset_ns) // 1000000
         return <uint64_t>(now.tv_sec * 1000000 + now.tv_nsec // 1000)
 
     cdef void begin_step(self) noexcept:

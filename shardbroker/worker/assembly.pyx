@@ -44,7 +44,8 @@ def assemble(
     router = Router(
         settings, wall.tv_sec * 1000 + wall.tv_nsec // 1000000, counters.slot(number), routes, retained, epochs,
         worker_destination(number), topology.node_id)
-    router.clock_offset_ms = (wall.tv_sec - steady.tv_sec) * 1000 + (wall.tv_nsec - steady.tv_nsec) // 1000000
+    # In ns: rounded to ms, the clocks of two workers, and of this one and the machine, would differ by 1 ms.
+    router.clock_offset_ns = (wall.tv_sec - steady.tv_sec) * 1000000000 + wall.tv_nsec - steady.tv_nsec
     router.counters_segment = router.retries.counters_segment = counters
     router.memory = memory
     router.resolver.capture_topics(settings.journal.capture)

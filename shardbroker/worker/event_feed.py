@@ -6,7 +6,6 @@
 There is a callback at a point only while a rule names its event.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,13 +32,18 @@ REASONS = {
 class EventFeed:
     """The events of one worker.
 
-    registry: of its hooks. journal: writes (event, client id, Unix ms, columns as CBOR). addresses: of listeners, by name.
+    registry: of its hooks. journal: writes (event, client id, Unix ms, columns as CBOR). clock: Unix ms. addresses: of
+    listeners, by name.
     """
 
     def __init__(
-        self, registry: Registry, journal: Callable[[bytes, bytes, int, bytes], None], addresses: dict[str, str]
+        self,
+        registry: Registry,
+        journal: Callable[[bytes, bytes, int, bytes], None],
+        clock: Callable[[], int],
+        addresses: dict[str, str],
     ) -> None:
-        self._registry, self._journal, self._addresses = registry, journal, addresses
+        self._registry, self._journal, self._clock, self._addresses = registry, journal, clock, addresses
         self._callbacks: list[Callback] = []
 
     def take(self, events: Iterable[str]) -> None:
@@ -61,7 +65,7 @@ class EventFeed:
         columns_of = COLUMNS[event]
 
         def journal(*arguments: Any) -> None:
-            at_ms = time.time_ns() // 1_000_000
+            at_ms = self._clock()
             client = arguments[0]
             columns = columns_of(at_ms, *arguments)
             if not isinstance(client, Client):  # message.dropped has none

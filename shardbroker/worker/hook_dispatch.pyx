@@ -80,6 +80,10 @@ cdef class HookDispatcher:
         else:
             gc.disable()
 
+    def now_ms(self) -> int:
+        """Returns Unix ms by the clock of the worker, which message ids and the times of connections have, too."""
+        return self.router.now_ms
+
     def journal_event(self, bytes event not None, bytes client_id not None, uint64_t at_ms, bytes columns not None) -> None:
         """Writes an event for rules. Nothing is written where sessions end with the process."""
         if self.router.recorder is not None:

@@ -79,7 +79,7 @@ cdef class Intake:
         self.turn.by_fd[handover.fd] = connection
         self.turn.sockets[connection.listener_number].here += 1
         # [mqtt.idle_timeout] runs from accept, whatever trickles in between.
-        self.router.timers.arm(connection, handover.header.accepted_ms + <uint64_t>self.router.clock_offset_ms + self.router.idle_timeout_ms)
+        self.router.timers.arm(connection, handover.header.accepted_ms + <uint64_t>(self.router.clock_offset_ns // 1000000) + self.router.idle_timeout_ms)
         self.router.gauge(BYTES_RECEIVED, PyBytes_GET_SIZE(handover.data))
         if handover.extra is not None:
             connection.note_extra(handover.extra)

@@ -88,7 +88,7 @@ def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, num
 def _feed_events(hooked: HookDispatcher, worker: Worker, topology: Topology) -> None:
     """Journals the events of rules from the moment on when the worker takes commands: of a change before, it finds the file."""
     addresses = {name: listener.bind for name, listener in topology.settings.listeners.items()}
-    hooked.event_feed = feed = EventFeed(hooked.registry, hooked.journal_event, addresses)
+    hooked.event_feed = feed = EventFeed(hooked.registry, hooked.journal_event, hooked.now_ms, addresses)
     recovered = worker.started
 
     def start() -> None:

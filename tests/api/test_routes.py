@@ -453,6 +453,8 @@ def test_a_rule_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: R
     assert tried["result"] and tried["actions"]
     assert rest.refused("POST", "/rules/hot/test", {"context": {"topic": "other"}})[0] == 412
     assert viewer.good("GET", "/rule_events")[0]["event"] == "t/#"
+    engine = rest.good("PUT", "/rule_engine", {"ignore_sys_message": True})
+    assert engine["ignore_sys_message"] is True and viewer.good("GET", "/rule_engine") == engine
     assert rest.good("POST", "/rule_test", {"sql": 'SELECT qos FROM "t/#"', "context": {"topic": "t/a", "qos": 2}}) == {"qos": 2}
     assert rest.good("POST", "/rule_test/past", {"sql": 'SELECT qos FROM "never/sent"', "last": 10})["data"] == []
     changed = rest.good("PUT", "/rules/hot", {"sql": 'SELECT * FROM "rest/other"', "enable": False})
