@@ -22,7 +22,7 @@ from shardbroker.rules.events import event_of
 from shardbroker.rules.payload import Payload
 from shardbroker.rules.values import EvaluationError, Value
 
-__all__ = ["Past", "Seen", "place_since"]
+__all__ = ["FOR_READERS", "Past", "Seen", "place_since"]
 
 KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER), int(Kind.EVENT))
 SEEN_MAX = 1_000_000
@@ -31,6 +31,7 @@ subscribers', and is written again while it is queued."""
 APART_US, WAITING_MAX = 1_000_000, 100_000
 """Longest time between the records of one message in two journals, and most records that wait for that."""
 FOR_READERS = int(MessageFlag.FED) | int(MessageFlag.CAPTURED)
+"""Flags of the record of a message in the journal of its publisher's worker, which has it once."""
 METADATA = {"rule_id": "sql_tester"}
 _Record = tuple[int, tuple[Any, ...], Publisher]
 """Unix µs, record, publisher."""

@@ -9,17 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardbroker.flows.past import place_since
+from shardbroker.flows.past import FOR_READERS, place_since
 from shardbroker.journal.follow import Batch, Follower, Place
-from shardbroker.journal.schema import Kind, MessageFlag
+from shardbroker.journal.schema import Kind
 from shardbroker.mqtt.topics import matches
 from shm.records import encode_replay
 from shm.replays import WINDOW_BYTES, WINDOW_RECORDS
 
 __all__ = ["Journal", "Replay"]
 
-FOR_READERS = int(MessageFlag.FED) | int(MessageFlag.CAPTURED)
-"""Flags of the record of a message in the journal of its publisher's worker, which has it once."""
 READ_BYTES = 128 << 10
 """Of a journal at a time: a replay has so much of each in memory, and some three times that in objects."""
 READS_A_TURN = 8

@@ -174,6 +174,7 @@ cdef class JournalReplays:
                 continue
             if not replay.waiting:
                 continue
+            self.running[number] = self.running.pop(number)    # behind those that this step may be too short for
             if publication is None:
                 publication = Publication.__new__(Publication)
             try:
@@ -242,6 +243,8 @@ cdef class JournalReplays:
             os.write(self.channels[process], message)
         except (BlockingIOError, InterruptedError):
             return False
+        except OSError as error:           # larger than a message may be on this machine: the replay stands still, its worker does not end
+            self.context.log_failure(log_line("replay message not used"), error)
         return True
 
     cdef int send_unsent(self) except -1:
