@@ -24,6 +24,9 @@ def seeds() -> Iterable[bytes]:
         yield bytes([suite, RAW_STEP, 0]) + hello
         for changed in (2, 7):  # the version, and the sealed content
             yield bytes([suite, DATA_STEP, 0]) + hello + bytes([CHANGED_STEP, changed]) + hello
+        zero = KINDS.index(0)
+        for content in (b"hello\x17\0\0", b"\x18\0\0\1\1\x16\0"):  # a type 0 is padding behind the real type
+            yield bytes([suite, CONTROL_STEP, zero, len(content)]) + content + bytes([DATA_STEP, 3]) + hello
     yield b"\xff" + bytes(STATE_BYTES)
 
 
@@ -61,9 +64,10 @@ def _wire(key: Key, script: bytes) -> tuple[bytes, bytes]:
             continue
         if step == CONTROL_STEP:
             wire += key.seal(KINDS[kind % len(KINDS)], body)
-            if KINDS[kind % len(KINDS)] == 22 and body[:4] == b"\x18\0\0\1" and len(body) == 5 and not key.older:
+            content, body = (KINDS[kind % len(KINDS)], body) if key.older else _unpadded(KINDS[kind % len(KINDS)], body)
+            if content == 22 and body[:4] == b"\x18\0\0\1" and len(body) == 5 and not key.older:
                 key.update()
-            elif KINDS[kind % len(KINDS)] == 23:
+            elif content == 23:
                 plain += body
             continue
         sealed = key.seal(23, body, 0 if key.older else kind % 8)
@@ -74,6 +78,12 @@ def _wire(key: Key, script: bytes) -> tuple[bytes, bytes]:
             plain += body
         wire += sealed
     return wire, plain
+
+
+def _unpadded(content: int, body: bytes) -> tuple[int, bytes]:
+    """Returns (content type, content) as TLS 1.3 defines them (RFC 8446, 5.4): the type is the last byte that is not zero."""
+    inner = (body + bytes([content])).rstrip(b"\0")
+    return (inner[-1], inner[:-1]) if inner else (0, b"")
 
 
 def _outcome(records: Records, parts: list[bytes]) -> tuple[bytes, bool, bool]:
