@@ -1,0 +1,30 @@
+"""The types of connectors and actions, by EMQX's names."""
+
+from typing import NamedTuple
+
+from shardbroker.config.sinks.base import ActionSection, ConnectorSection
+from shardbroker.config.sinks.http import HttpAction, HttpConnector
+
+__all__ = ["ALIASES", "SINK_TYPES", "SinkType"]
+
+
+class SinkType(NamedTuple):
+    """title: for people. The driver is `shardbroker/flows/drivers/<type>.py`."""
+
+    title: str
+    connector: type[ConnectorSection]
+    action: type[ActionSection]
+
+
+SINK_TYPES: dict[str, SinkType] = {
+    "http": SinkType("HTTP", HttpConnector, HttpAction),
+}
+ALIASES = {
+    "postgresql": "pgsql",
+    "webhook": "http",
+    "mariadb": "mysql",
+    "mongo": "mongodb",
+    "file": "disk_log",
+    "timescaledb": "timescale",
+}
+"""Other names of types; ids, REST and metrics have the type's own."""
