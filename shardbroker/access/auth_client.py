@@ -80,6 +80,7 @@ def needs_integrations(settings: Any, listeners: Iterable[Any]) -> bool:
         bool(settings.exhook.enabled)
         or any(_chain(settings.auth, one.enable_authn, one.auth_chain) for one in listeners)
         or any(name not in LOCAL_SOURCES for name in settings.acl.sources)
+        or bool(settings.auto_subscribe.sources)
     )
 
 
@@ -131,7 +132,7 @@ class AuthClient:
 
     def _take_settings(self) -> None:
         settings = self._settings()
-        self.auth, self.acl = settings.auth, settings.acl
+        self.auth, self.acl, self.subscriptions = settings.auth, settings.acl, settings.auto_subscribe
         flapping = settings.flapping_detect
         if flapping != self._flapping_settings:
             self._flapping_settings = flapping
@@ -143,7 +144,10 @@ class AuthClient:
         sources = list(self.acl.sources)
         entrances = [self._general, *self._entrances.values()]
         self._checks: bool = (
-            bool(sources) or self.flapping is not None or any(one.chain or one.denies_anonymous for one in entrances)
+            bool(sources)
+            or bool(self.subscriptions.sources)
+            or self.flapping is not None
+            or any(one.chain or one.denies_anonymous for one in entrances)
         )
         self._local: list[str] = []
         while sources and sources[0] in LOCAL_SOURCES:

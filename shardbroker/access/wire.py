@@ -3,9 +3,10 @@
     request    [id, kind, deadline, client, details]     LOGIN: chain, method, data          ACL: [action, topic, qos, retain], ...
                                                          AUTH: exchange, data                FORGET: exchange
                                                          HOOKS, HOOK_LOGIN: nothing          HOOK_ACL: as ACL
+                                                         SUBSCRIPTIONS: nothing
                                                          HOOK_PUBLISH: topic, payload, qos, retain, properties, client id,
                                                                        message id, Unix ms
-    result     [id, status, details]                     OK: superuser, acl, expires at, data, user name
+    result     [id, status, details]                     OK: superuser, acl, expires at, data, user name, subscriptions
                                                          DENY: reason code, text             DECIDED: [true | false | null, ...]
                                                          CONTINUE: data                      FAILED: text
                                                          IGNORE: nothing
@@ -13,6 +14,9 @@
 
 Ids belong to one worker and are never reused, not even after a restart. `deadline` is CLOCK_MONOTONIC in seconds. A request that is
 read later, by a process that was started again, is dropped: it has timed out.
+
+`subscriptions` is [[topic filter, QoS], ...] of `auto_subscribe.sources`, null where none were found out; it is all that OK has
+for SUBSCRIPTIONS, which is sent where no chain decides about the login.
 
 Kinds that begin with HOOK are for programs behind hooks (hooks/exhook.py). OK lets a client connect. DECIDED ends with whether one
 of the programs has not answered. For HOOK_PUBLISH, OK has topic, payload and QoS if they were changed, and DENY drops the message.
@@ -63,6 +67,7 @@ class Kind(IntEnum):
     HOOK_LOGIN = 6
     HOOK_ACL = 7
     HOOK_PUBLISH = 8
+    SUBSCRIPTIONS = 9
 
 
 class Status(IntEnum):

@@ -1,28 +1,27 @@
-"""Keys of topic features beyond MQTT: rewriting, automatic subscriptions, delayed messages, messages about events."""
+"""Keys of topic features beyond MQTT: rewriting, delayed messages, messages about events."""
 
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from shardbroker.config.base import LEVELS_MAX, LIMIT_MAX, Section
-from shardbroker.config.units import Allowed, Limit, Whole
+from shardbroker.config.units import Allowed, Limit
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.topics import check_topic_filter, parse_subscription
+from shardbroker.mqtt.topics import check_topic_filter
 
-__all__ = ["AutoSubscribe", "AutoTopic", "Delayed", "EventMessage", "Rewrite", "RewriteRule", "check_filters"]
+__all__ = ["PLACEHOLDER", "Delayed", "EventMessage", "Rewrite", "RewriteRule", "check_filters", "check_placeholders"]
 
 REWRITE_NAMES = ("clientid", "username")
-AUTO_NAMES = ("clientid", "username", "host", "port")
 """Names of placeholders, such as `${clientid}`."""
 
-_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 _GROUP = re.compile(r"\$(\d+)")
 
 
 def check_placeholders(text: str, allowed: tuple[str, ...]) -> None:
     """Raises ValueError for a `${name}` that is not allowed."""
-    for name in _PLACEHOLDER.findall(text):
+    for name in PLACEHOLDER.findall(text):
         if name not in allowed:
             raise ValueError(f"${{{name}}} in {text!r}: allowed are {', '.join(f'${{{one}}}' for one in allowed)}")
 
@@ -73,38 +72,6 @@ class Rewrite(Section):
     ] = Field(
         [], description="The first rule whose `source_topic` matches decides; if its `re` does not match, the topic is unchanged."
     )
-
-
-class AutoTopic(Section):
-    """A filter and the options of its subscription."""
-
-    topic: str
-    qos: Literal[0, 1, 2] = 0
-    nl: Annotated[Whole, Field(ge=0, le=1)] = 0
-    rap: Annotated[Whole, Field(ge=0, le=1)] = 0
-    rh: Annotated[Whole, Field(ge=0, le=2)] = 0
-
-    @field_validator("topic")
-    @classmethod
-    def _filter(cls, value: str) -> str:
-        check_placeholders(value, AUTO_NAMES)
-        try:
-            check_topic_filter(parse_subscription(_PLACEHOLDER.sub("x", value).encode())[1], LEVELS_MAX)
-        except MqttError as error:
-            raise ValueError(f"topic {value!r}: {error}") from None
-        return value
-
-
-class AutoSubscribe(Section):
-    """Subscriptions that the broker creates for every client that connects; docs/topics.md."""
-
-    topics: Annotated[
-        list[AutoTopic],
-        Allowed(
-            "a list of tables with topic (a filter; ${clientid}, ${username}, ${host} and ${port} are filled in), "
-            "qos, nl, rap and rh"
-        ),
-    ] = Field([], description="Created without SUBACK and without a check of permissions.")
 
 
 class Delayed(Section):

@@ -9,11 +9,12 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shardbroker.config.access import Acl, Auth, FlappingDetect
 from shardbroker.config.api import Api
+from shardbroker.config.auto_subscribe import AutoSubscribe
 from shardbroker.config.base import LIMIT_MAX, LONGEST_WAIT_S, RESTART, SHORTEST_S, Live, Section
 from shardbroker.config.c_fields import c_values
 from shardbroker.config.cluster import NODE_ID_MAX, Cluster
 from shardbroker.config.exhook import ExHook
-from shardbroker.config.features import AutoSubscribe, Delayed, EventMessage, Rewrite, check_filters
+from shardbroker.config.features import Delayed, EventMessage, Rewrite, check_filters
 from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule, RuleEngine
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.plugins import PluginSettings
@@ -393,7 +394,7 @@ class Settings(Section):
     listeners: Annotated[dict[str, Listener], RESTART] = Field({"default": Listener()})
     mqtt: Annotated[Mqtt, Live(WORKER)] = Mqtt()
     rewrite: Annotated[Rewrite, Live(WORKER)] = Rewrite()
-    auto_subscribe: Annotated[AutoSubscribe, Live(WORKER)] = AutoSubscribe()
+    auto_subscribe: Annotated[AutoSubscribe, Live(WORKER, MANAGER, INTEGRATIONS, SUPERVISOR)] = AutoSubscribe()
     delayed: Annotated[Delayed, Live(WORKER)] = Delayed()
     event_message: Annotated[EventMessage, Live(WORKER)] = EventMessage()
     durability: Annotated[Durability, RESTART] = Durability()

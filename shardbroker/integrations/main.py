@@ -7,6 +7,8 @@ import socket
 import sys
 import time
 from collections import OrderedDict, deque
+from dataclasses import replace
+from typing import Any
 
 import uvloop
 
@@ -28,6 +30,7 @@ from shardbroker.config import Settings
 from shardbroker.integrations.auth.backends import Backends
 from shardbroker.integrations.auth.scram import ScramExchange
 from shardbroker.integrations.auth.services import Stores
+from shardbroker.integrations.auth.subscriptions import SubscriptionsFailed
 from shardbroker.integrations.exhook.service import HookService
 from shardbroker.integrations.failures import describe
 from shardbroker.logs.log import Log
@@ -147,6 +150,8 @@ class _Service:
             return encode_result(request.id, Status.DECIDED, await self._backends.authorize(request.client, requests))
         if request.kind in (Kind.HOOK_LOGIN, Kind.HOOK_ACL, Kind.HOOK_PUBLISH):
             return await self._hooks.result(request)
+        if request.kind is Kind.SUBSCRIPTIONS:
+            return await self._subscriptions(request)
         if request.kind is Kind.AUTH:
             return await self._go_on(link, request, request.details[0], request.details[1] or b"")
         chain, method, data = request.details
@@ -157,7 +162,25 @@ class _Service:
                 self._conversations.popitem(last=False)
             return await self._go_on(link, request, request.id, data or b"")
         answer, reason = await self._backends.authenticate(chain, request.client)
-        return _login_result(request.id, answer, reason, None)
+        return await self._login_result(request, answer, reason, None)
+
+    async def _subscriptions(self, request: Request) -> bytes:
+        try:
+            return encode_result(request.id, Status.OK, await self._backends.subscriptions(request.client))
+        except SubscriptionsFailed as error:
+            return encode_result(request.id, Status.DENY, ReasonCode.SERVER_UNAVAILABLE, str(error))
+
+    async def _login_result(self, request: Request, answer: Answer, reason: str, username: str | None) -> bytes:
+        if answer.outcome is not Outcome.OK:
+            return encode_result(request.id, Status.DENY, answer.reason_code or ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
+        client = request.client if username is None else replace(request.client, username=username)
+        try:
+            subscriptions = await self._backends.subscriptions(client)
+        except SubscriptionsFailed as error:
+            return encode_result(request.id, Status.DENY, ReasonCode.SERVER_UNAVAILABLE, str(error))
+        return encode_result(
+            request.id, Status.OK, answer.is_superuser, answer.acl, answer.expires_at, answer.data, username, subscriptions
+        )
 
     async def _go_on(self, link: "_Link", request: Request, conversation: int, data: bytes) -> bytes:
         exchange = self._conversations.get((link.worker, conversation))
@@ -167,7 +190,7 @@ class _Service:
         if isinstance(step, bytes):
             return encode_result(request.id, Status.CONTINUE, step)
         del self._conversations[link.worker, conversation]
-        return _login_result(request.id, step, "denied by scram", exchange.username)
+        return await self._login_result(request, step, "denied by scram", exchange.username)
 
     # --- changed settings -----------------------------------------------------------------------------------------------------
 
@@ -192,7 +215,7 @@ class _Service:
         settings, old = self._in_force.settings, self._backends
         self._log.level = settings.log.level
         applied = await self._use_programs(settings)
-        if (settings.auth, settings.acl) != (old.settings.auth, old.settings.acl):
+        if _of_backends(settings) != _of_backends(old.settings):
             applied = self._replace(settings) and applied
         else:
             problems = old.reload()
@@ -235,7 +258,7 @@ class _Service:
 
     async def _close_later(self, old: Backends) -> None:
         try:
-            await asyncio.sleep(max(old.settings.auth.timeout, old.settings.acl.timeout))
+            await asyncio.sleep(max(one.timeout for one in _of_backends(old.settings)))
         finally:
             await old.close()
 
@@ -295,7 +318,6 @@ class _Link:
         return True
 
 
-def _login_result(number: int, answer: Answer, reason: str, username: str | None) -> bytes:
-    if answer.outcome is not Outcome.OK:
-        return encode_result(number, Status.DENY, answer.reason_code or ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
-    return encode_result(number, Status.OK, answer.is_superuser, answer.acl, answer.expires_at, answer.data, username)
+def _of_backends(settings: Settings) -> tuple[Any, ...]:
+    """Returns the sections that `Backends` is made from."""
+    return settings.auth, settings.acl, settings.auto_subscribe

@@ -15,7 +15,7 @@ __all__ = ["AccessChecks"]
 
 
 cdef tuple checked_by(settings):
-    return settings.auth, settings.acl, settings.flapping_detect, settings.exhook
+    return settings.auth, settings.acl, settings.auto_subscribe, settings.flapping_detect, settings.exhook
 
 
 @final

@@ -18,6 +18,7 @@ cdef class Authorization:
     cdef object gate                       # shardbroker.access.auth_client.AuthClient
     cdef public object login               # shardbroker.worker.login.Login, until CONNACK or for re-authentications; None otherwise
     cdef readonly object client            # shardbroker.access.contract.Client; its password is dropped once sent
+    cdef readonly list subscriptions       # [topic filter, QoS] of auto_subscribe.sources; None: not found out
     cdef bytes client_id
     cdef bytes prefix                      # mount point, of a will whose client has disconnected
     cdef readonly uint64_t ends_at_ms      # expiry of the credentials; 0: none

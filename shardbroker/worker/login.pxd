@@ -1,12 +1,12 @@
 r"""Authentication of one connection, from CONNECT to CONNACK, and again where the client begins a re-authentication.
 
     start() -- banned, anonymous ------------------------------------> refused
-       |--- no chain ---> checks ---> accepted
+       |--- no chain ---> subscriptions ---> checks ---> accepted
        \--- request --> [held until the result] --- ok ---> checks ---> accepted
                           |   ^                 \-- denied, or no result in time ---> refused
                    AUTH challenge
 
-`checks`: the topic of the will, and the subscriptions of a resumed session. Held means that nothing is read from the socket.
+`subscriptions`: those of auto_subscribe.sources; the result of a chain has them. `checks`: the topic of the will, and the subscriptions of a resumed session. Held means that nothing is read from the socket.
 A login without an authentication method ends with CONNACK; what it has found out about the client is in Authorization.
 """
 from libc.stdint cimport uint64_t
@@ -27,6 +27,7 @@ cdef class Login:
     cdef uint64_t request                  # id of the pending request; 0: none
     cdef bint challenged                   # AUTH of the client is expected
     cdef bint waits_for_hooks              # `request` was sent to hook programs, not to the chain
+    cdef bint waits_for_subscriptions      # `request` asks for nothing else
 
     cdef bint banned(self) except -1
     cdef bint take_name(self, bytes username) except -1
@@ -38,6 +39,8 @@ cdef class Login:
     cdef int login_failed(self, str text) except -1
     cdef int logged_in(self, list details) except -1
     cdef int denied(self, int reason_code, str text) except -1
+    cdef int find_subscriptions(self) except -1
+    cdef int on_subscriptions(self, object result) except -1
     cdef int decided(self, int reason_code, bint is_anonymous) except -1
     cdef int challenge(self, bytes data) except -1
     cdef int reauthenticated(self) except -1

@@ -40,6 +40,9 @@ CLIENT_REASONS = {
 AUTHENTICATE = "client.authenticate"
 """Hook point that programs outside the broker decide."""
 
+ANSWER_S = 1.0
+"""Beyond auto_subscribe.timeout until integrations has answered: its answer says which source has failed."""
+
 WAITING_BYTES_MAX = 8 << 20
 """Bytes of the pending requests of one worker, which integrations keep in memory: 20,000 of usual size, 20 of the largest."""
 
@@ -99,7 +102,7 @@ cdef class Login:
         if not entrance.chain:
             self.channel.context.count(AUTHENTICATION_SUCCESS_ANONYMOUS)
             self.decided(SUCCESS, True)
-            self.check_and_accept()
+            self.find_subscriptions()
         elif self.too_many_wait():
             return 0
         else:
@@ -182,6 +185,9 @@ cdef class Login:
             if self.waits_for_hooks:
                 self.waits_for_hooks = False
                 self.on_hooks_result(result)
+            elif self.waits_for_subscriptions:
+                self.waits_for_subscriptions = False
+                self.on_subscriptions(result)
             elif result.status == Status.OK:
                 self.logged_in(result.details)
             elif result.status == Status.CONTINUE:
@@ -204,9 +210,9 @@ cdef class Login:
         return self.denied(SERVER_UNAVAILABLE, text)
 
     cdef int logged_in(self, list details) except -1:
-        """Continues a successful login. details: [superuser, acl, expires at, authentication data, user name]."""
+        """Continues a successful login. details: [superuser, acl, expires at, authentication data, user name, subscriptions if asked]."""
         cdef Channel channel = self.channel
-        self.access.superuser, self.access.own_acl, expires_at, self.data, username = details
+        self.access.superuser, self.access.own_acl, expires_at, self.data, username, *asked = details
         if self.access.own_acl is not None:
             try:
                 client_rules(self.access.own_acl)
@@ -220,10 +226,40 @@ cdef class Login:
         channel.context.count(AUTHENTICATION_SUCCESS if self.access.client.username else AUTHENTICATION_SUCCESS_ANONYMOUS)
         self.access.rules = None
         self.decided(SUCCESS, False)
-        if channel.state != CONNECTED:
+        if channel.state != CONNECTED and not asked:
+            self.find_subscriptions()
+        elif channel.state != CONNECTED:
+            self.access.subscriptions = asked[0]
             self.check_and_accept()
         elif not self.banned():
             self.reauthenticated()
+        return 0
+
+    cdef int find_subscriptions(self) except -1:
+        """Has auto_subscribe.sources looked up where no chain did so, and continues then."""
+        if self.banned():
+            return 0
+        if not self.gate.subscriptions.sources:
+            self.check_and_accept()
+        elif not self.too_many_wait():
+            self.request = self.gate.request(
+                Kind.SUBSCRIPTIONS, self, self.access.client, [], self.gate.subscriptions.timeout + ANSWER_S)
+            self.waits_for_subscriptions = self.request != 0
+            if self.waits_for_subscriptions:
+                self.channel.suspend_reading()
+            else:
+                self.on_subscriptions(None)
+        return 0
+
+    cdef int on_subscriptions(self, object result) except -1:
+        """Continues with a result; None: the request could not be sent."""
+        if result is not None and result.status == Status.OK:
+            self.access.subscriptions = result.details[0]
+        elif result is not None and result.status == Status.DENY:
+            return self.denied(result.details[0], result.details[1])
+        elif self.gate.subscriptions.on_error == "deny":
+            return self.denied(SERVER_UNAVAILABLE, "subscriptions not found out: no result of the process integrations")
+        self.check_and_accept()
         return 0
 
     cdef int denied(self, int reason_code, str text) except -1:

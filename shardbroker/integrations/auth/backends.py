@@ -1,4 +1,4 @@
-"""All authenticators and sources of rules of one state of the settings. A change of the settings makes a new `Backends`."""
+"""All authenticators and sources of one state of the settings. A change of the settings makes a new `Backends`."""
 
 import os
 import threading
@@ -13,8 +13,14 @@ from shardbroker.access.stores import StoreError
 from shardbroker.config import Settings
 from shardbroker.integrations.auth import modules
 from shardbroker.integrations.auth.chain import AuthenticatorChain, SourceChain
-from shardbroker.integrations.auth.factory import CONVERSATIONS, build_authenticators, build_sources
+from shardbroker.integrations.auth.factory import (
+    CONVERSATIONS,
+    build_authenticators,
+    build_sources,
+    build_subscription_sources,
+)
 from shardbroker.integrations.auth.services import Services, Stores
+from shardbroker.integrations.auth.subscriptions import SubscriptionSources
 from shardbroker.integrations.failures import Report
 
 __all__ = ["Backends"]
@@ -51,6 +57,8 @@ class Backends:
         self._sources = build_sources(settings, sources, self._services)
         self._chain = AuthenticatorChain(self._members, settings.auth.on_error, report)
         self.authorize = SourceChain(self._sources, settings.acl.on_error, report).authorize
+        self._tables = SubscriptionSources(settings.auto_subscribe, build_subscription_sources(settings, self._services), report)
+        self.subscriptions = self._tables.of
 
     async def authenticate(self, names: Sequence[str], client: Client) -> tuple[Answer, str]:
         """Authenticates a client by a chain of names; returns the answer and a reason for the log.
@@ -79,6 +87,7 @@ class Backends:
 
     async def close(self) -> None:
         closing = [member.close for member in self._members.values()] + [member.close for _, member in self._sources]
+        closing.append(self._tables.close)
         for close in closing:
             with suppress(Exception):
                 await close()

@@ -1,8 +1,8 @@
-"""Makes authenticators and sources of rules from settings.
+"""Makes authenticators, sources of rules and sources of subscriptions from settings.
 
-The tables are `config.access.Authenticators` and `Sources`. A field NAME there denotes the module NAME of this package, with a
-function `authenticator(settings, services)` or `authorizer(settings, services)`. Modules and their libraries are loaded only for
-names in use.
+The tables are `config.access.Authenticators` and `Sources`, and `config.auto_subscribe.SubscriptionTables`. A field NAME there
+denotes the module NAME of this package, with a function `authenticator(settings, services)`, `authorizer` or `subscriptions`.
+Modules and their libraries are loaded only for names in use.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ from shardbroker.config.access import AUTHENTICATORS, SOURCES
 from shardbroker.connectors.errors import ConnectionSettingError, ConnectorError, missing_library
 from shardbroker.integrations.auth import modules
 from shardbroker.integrations.auth.services import Services
+from shardbroker.integrations.auth.stored import RuleBackend
 
-__all__ = ["CONVERSATIONS", "build_authenticators", "build_sources"]
+__all__ = ["CONVERSATIONS", "build_authenticators", "build_sources", "build_subscription_sources"]
 
 CONVERSATIONS = ("scram",)
 """Rows of the table without an authenticator: they take part only in enhanced authentication."""
@@ -44,6 +45,12 @@ def build_sources(settings: Settings, names: Sequence[str], services: Services) 
         (name, installed[name] if name in installed else _made("authorizer", name, getattr(settings.acl, name, None), services))
         for name in modules.expand(names, installed)
     ]
+
+
+def build_subscription_sources(settings: Settings, services: Services) -> list[tuple[str, RuleBackend]]:
+    """Returns the sources in auto_subscribe.sources, in order. Raises BackendError."""
+    section = settings.auto_subscribe
+    return [(name, _made("subscriptions", name, getattr(section, name), services)) for name in section.sources]
 
 
 def _made(kind: str, name: str, settings: Any, services: Services) -> Any:

@@ -1,4 +1,4 @@
-"""Users and rules in MongoDB. Values are compared as text: a client cannot inject an operator into a filter."""
+"""Users, rules and subscriptions in MongoDB. Values are compared as text: a client cannot inject an operator into a filter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,14 +6,15 @@ from typing import Any
 from shardbroker.access.hashing import Scheme
 from shardbroker.access.placeholders import Template
 from shardbroker.config.access import MongodbAcl, MongodbAuth
+from shardbroker.config.auto_subscribe import MongodbSubscriptions
 from shardbroker.connectors.mongodb import Mongodb
 from shardbroker.integrations.auth.services import Services
 from shardbroker.integrations.auth.stored import Record, StoredPasswords, StoredRules, Values
 
-__all__ = ["authenticator", "authorizer"]
+__all__ = ["authenticator", "authorizer", "subscriptions"]
 
-RULES_MAX = 1000
-"""Limit of the documents with rules that are read per client."""
+DOCUMENTS_MAX = 1000
+"""Limit of the documents with rules or subscriptions that are read per client."""
 
 
 def authenticator(settings: MongodbAuth, services: Services) -> StoredPasswords:
@@ -21,13 +22,17 @@ def authenticator(settings: MongodbAuth, services: Services) -> StoredPasswords:
 
 
 def authorizer(settings: MongodbAcl, services: Services) -> StoredRules:
-    return StoredRules(_Rules(settings, "acl.mongodb"))
+    return StoredRules(_Documents(settings, "acl.mongodb"))
+
+
+def subscriptions(settings: MongodbSubscriptions, services: Services) -> "_Documents":
+    return _Documents(settings, "auto_subscribe.mongodb")
 
 
 class _Filter:
     """One filter on one collection."""
 
-    def __init__(self, settings: MongodbAuth | MongodbAcl, key: str) -> None:
+    def __init__(self, settings: MongodbAuth | MongodbAcl | MongodbSubscriptions, key: str) -> None:
         self._filter = {field: Template.parse(text) for field, text in settings.filter.items()}
         self._connector = Mongodb(settings, key)
         self._collection = self._connector.database[settings.collection]
@@ -56,10 +61,10 @@ class _Users(_Filter):
         return None if found is None else Record.of({column: found.get(field) for column, field in self._columns.items()})
 
 
-class _Rules(_Filter):
+class _Documents(_Filter):
     async def find_rules(self, values: Values) -> Sequence[Mapping[str, Any]]:
         wanted = self._wanted(values)
         if wanted is None:
             return []
         async with self._connector.connection():
-            return await self._collection.find(wanted, {"_id": False}, limit=RULES_MAX).to_list(RULES_MAX)
+            return await self._collection.find(wanted, {"_id": False}, limit=DOCUMENTS_MAX).to_list(DOCUMENTS_MAX)

@@ -1,4 +1,4 @@
-"""Users and rules in MySQL or MariaDB. Placeholders become literals that no value can leave (`connectors.mysql.literal`)."""
+"""Users, rules and subscriptions in MySQL or MariaDB. Placeholders become literals that no value can leave."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 from shardbroker.access.hashing import Scheme
 from shardbroker.access.placeholders import Template
 from shardbroker.config.access import MysqlAcl, MysqlAuth
+from shardbroker.config.auto_subscribe import MysqlSubscriptions
 from shardbroker.connectors.mysql import Mysql, literal
 from shardbroker.integrations.auth.services import Services
 from shardbroker.integrations.auth.stored import Record, StoredPasswords, StoredRules, Values
 
-__all__ = ["authenticator", "authorizer"]
+__all__ = ["authenticator", "authorizer", "subscriptions"]
 
 
 def authenticator(settings: MysqlAuth, services: Services) -> StoredPasswords:
@@ -21,10 +22,14 @@ def authorizer(settings: MysqlAcl, services: Services) -> StoredRules:
     return StoredRules(_Query(settings, "acl.mysql"))
 
 
+def subscriptions(settings: MysqlSubscriptions, services: Services) -> "_Query":
+    return _Query(settings, "auto_subscribe.mysql")
+
+
 class _Query:
     """A query with placeholders."""
 
-    def __init__(self, settings: MysqlAuth | MysqlAcl, key: str) -> None:
+    def __init__(self, settings: MysqlAuth | MysqlAcl | MysqlSubscriptions, key: str) -> None:
         self._connector = Mysql(settings, key)
         self._query, self._names = Template.parse(settings.query).bind(_marker)
         self.close = self._connector.close

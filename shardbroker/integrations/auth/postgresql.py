@@ -1,4 +1,4 @@
-"""Users and rules in PostgreSQL. Placeholders are bound as parameters of a prepared statement."""
+"""Users, rules and subscriptions in PostgreSQL. Placeholders are bound as parameters of a prepared statement."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 from shardbroker.access.hashing import Scheme
 from shardbroker.access.placeholders import Template
 from shardbroker.config.access import PostgresqlAcl, PostgresqlAuth
+from shardbroker.config.auto_subscribe import PostgresqlSubscriptions
 from shardbroker.connectors.postgresql import Postgresql
 from shardbroker.integrations.auth.services import Services
 from shardbroker.integrations.auth.stored import Record, StoredPasswords, StoredRules, Values
 
-__all__ = ["authenticator", "authorizer"]
+__all__ = ["authenticator", "authorizer", "subscriptions"]
 
 
 def authenticator(settings: PostgresqlAuth, services: Services) -> StoredPasswords:
@@ -21,10 +22,14 @@ def authorizer(settings: PostgresqlAcl, services: Services) -> StoredRules:
     return StoredRules(_Query(settings, "acl.postgresql"))
 
 
+def subscriptions(settings: PostgresqlSubscriptions, services: Services) -> "_Query":
+    return _Query(settings, "auto_subscribe.postgresql")
+
+
 class _Query:
     """A query with placeholders."""
 
-    def __init__(self, settings: PostgresqlAuth | PostgresqlAcl, key: str) -> None:
+    def __init__(self, settings: PostgresqlAuth | PostgresqlAcl | PostgresqlSubscriptions, key: str) -> None:
         self._connector = Postgresql(settings, key)
         self._query, self._names = Template.parse(settings.query).bind(lambda number: f"${number}::text")
         self.close = self._connector.close

@@ -1,4 +1,4 @@
-"""Users and rules in Redis. The command is split before placeholders are filled, so a value is always one argument."""
+"""Users, rules and subscriptions in Redis. Commands are split before placeholders are filled, so a value is always one argument."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,12 @@ from shardbroker.access.contract import BackendError, SettingError
 from shardbroker.access.hashing import Scheme
 from shardbroker.access.placeholders import Template
 from shardbroker.config.access import RedisAcl, RedisAuth
+from shardbroker.config.auto_subscribe import RedisSubscriptions
 from shardbroker.connectors.redis import Redis
 from shardbroker.integrations.auth.services import Services
 from shardbroker.integrations.auth.stored import Record, StoredPasswords, StoredRules, Values
 
-__all__ = ["authenticator", "authorizer"]
+__all__ = ["authenticator", "authorizer", "subscriptions"]
 
 
 def authenticator(settings: RedisAuth, services: Services) -> StoredPasswords:
@@ -23,10 +24,14 @@ def authorizer(settings: RedisAcl, services: Services) -> StoredRules:
     return StoredRules(_Command(settings, "acl.redis", ("HGETALL",)))
 
 
+def subscriptions(settings: RedisSubscriptions, services: Services) -> "_Subscriptions":
+    return _Subscriptions(settings, "auto_subscribe.redis", ("HGETALL",))
+
+
 class _Command:
     """A command with placeholders. `verbs`: the allowed commands."""
 
-    def __init__(self, settings: RedisAuth | RedisAcl, key: str, verbs: Sequence[str]) -> None:
+    def __init__(self, settings: RedisAuth | RedisAcl | RedisSubscriptions, key: str, verbs: Sequence[str]) -> None:
         self._words = Template.parse(settings.cmd).words()
         plain = [word for word in settings.cmd.split() if "${" not in word]
         verb = plain[0].upper() if plain else ""
@@ -47,12 +52,15 @@ class _Command:
         return Record.of(dict(zip(self._fields, found, strict=True)))
 
     async def find_rules(self, values: Values) -> Sequence[Mapping[str, Any]]:
+        return [_rule(topic, text) for topic, text in (await self._hash(values)).items()]
+
+    async def _hash(self, values: Values) -> Mapping[str, str]:
         answer = await self._call(values)
         if answer is None:
-            return []
+            return {}
         if not isinstance(answer, dict):
             raise BackendError("response is not a hash of topics")
-        return [_rule(topic, text) for topic, text in answer.items()]
+        return answer
 
     async def _call(self, values: Values) -> Any:
         words = [word(values) for word in self._words]
@@ -60,6 +68,11 @@ class _Command:
             return None  # without a value for a placeholder there is no key
         async with self._connector.connection() as client:
             return await client.execute_command(*words)
+
+
+class _Subscriptions(_Command):
+    async def find_rules(self, values: Values) -> Sequence[Mapping[str, Any]]:
+        return [{"topic": topic, "qos": qos} for topic, qos in (await self._hash(values)).items()]
 
 
 def _rule(topic: str, text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shardbroker.access.placeholders import Template, UnfitValueError, check_level
-from shardbroker.config.features import AUTO_NAMES
+from shardbroker.config.auto_subscribe import AUTO_NAMES
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.topics import matches, parse_subscription
 

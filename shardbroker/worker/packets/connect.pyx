@@ -209,7 +209,12 @@ cdef int admit(Channel channel, Connect packet, bytes client_id) except -1:
     channel.session.attach(channel)
     if channel.session.replaying:
         channel.router.journal_replays.start(channel.session)
-    return auto_subscribe(channel) if channel.router.auto_topics is not None and channel.state == CONNECTED else 0
+    return auto_subscribe(channel) if channel.state == CONNECTED and has_own_subscriptions(channel) else 0
+
+
+cdef bint has_own_subscriptions(Channel channel) except -1:
+    """Whether the broker makes subscriptions for this client."""
+    return channel.router.auto_topics is not None or (channel.access is not None and channel.access.subscriptions is not None)
 
 
 cdef uint64_t session_expiry_ms(Channel channel, Connect packet, dict properties) except? 1:

@@ -61,8 +61,27 @@ cdef int auto_subscribe(Channel channel) except -1:
         "clientid": channel.session.client_id.decode(), "username": None if username is None else username.decode(),
         "host": host.strip("[]"), "port": port,
     }
-    topics = channel.router.auto_topics.of(values)
+    topics = [] if channel.router.auto_topics is None else channel.router.auto_topics.of(values)
+    if channel.access is not None and channel.access.subscriptions is not None:
+        topics += [(filter, qos | OPTION_RETAIN_IF_NEW) for filter, qos in channel.access.subscriptions]
+        if channel.router.access_gate.subscriptions.replace:
+            end_others(channel, topics)
     return begin_subscribing(channel, 0, 0, topics) if topics else 0
+
+
+cdef int end_others(Channel channel, list topics) except -1:
+    """Ends the subscriptions of a resumed session besides these."""
+    cdef Subscription subscription
+    cdef set wanted = set()
+    for filter, _ in topics:
+        try:
+            wanted.add((channel.mounted_filter(filter) if channel.mounted else filter).removeprefix(EXCLUSIVE))
+        except MqttError:
+            pass                           # it is not made either
+    for subscription in channel.session.all_subscriptions():
+        if subscription.wire_filter not in wanted:
+            end_subscription(channel, subscription.wire_filter)
+    return 0
 
 
 cdef int begin_subscribing(Channel channel, uint16_t packet_id, object identifier, object topics) except -1:
@@ -237,7 +256,6 @@ cdef int go_on_unsubscribing(Channel channel) except -1:
 
 cdef int unsubscribe_one(Channel channel, bytes wire_filter) except -1:
     """Ends the subscription to one filter; returns its UNSUBACK code."""
-    cdef bint found
     try:
         check_topic_filter(parse_subscription(wire_filter)[1], channel.context.max_topic_levels)
         if channel.router.admission.rewriting is not None:
@@ -246,13 +264,17 @@ cdef int unsubscribe_one(Channel channel, bytes wire_filter) except -1:
             wire_filter = channel.mounted_filter(wire_filter)
     except MqttError as error:
         return error.reason_code
-    wire_filter = wire_filter.removeprefix(EXCLUSIVE)
-    found = channel.router.subscriptions.unsubscribe(channel.session, wire_filter, 0)
+    return SUCCESS if end_subscription(channel, wire_filter.removeprefix(EXCLUSIVE)) else NO_SUBSCRIPTION_EXISTED
+
+
+cdef bint end_subscription(Channel channel, bytes wire_filter) except -1:
+    """Ends a subscription, named in the broker's terms; returns whether there was one."""
+    cdef bint found = channel.router.subscriptions.unsubscribe(channel.session, wire_filter, 0)
     if found and channel.context.notifications & NOTIFY_UNSUBSCRIBED:
         channel.publish_event(NOTIFY_UNSUBSCRIBED, event_messages.subscribed(parse_subscription(wire_filter)[1], {}))
     if found and channel.session.logged:
         channel.context.recorder.unsubscribed(channel.session, wire_filter)
-    return SUCCESS if found else NO_SUBSCRIPTION_EXISTED
+    return found
 
 
 # --- answers --------------------------------------------------------------------------------------------------------------------
