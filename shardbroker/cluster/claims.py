@@ -10,8 +10,8 @@ grants wrongly is merged later.
 A session that is GONE or STALE is kept as a queue: its messages are sent to the holder until the queue is empty, and for
 `FORWARD_MS` after that, since publishers may not have known the routes of the new node.
 
-Invariants: at most one session of a key is OWNED here; a session is GONE only after STATE_ACK or once its queue was merged; a GRANT
-counts only if the member set has not changed since its CLAIM, or is provisional.
+Invariants: at most one session of a key is OWNED here; a session is GONE only after STATE_ACK or once its queue was merged; a STALE
+session is merged into one other session; a GRANT counts only if the member set has not changed since its CLAIM, or is provisional.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -54,6 +54,7 @@ from shardbroker.cluster.messages import (
 )
 from shardbroker.cluster.outputs import (
     Accepted,
+    Bind,
     Create,
     EndSession,
     Export,
@@ -188,6 +189,11 @@ class Holding:
     """The TAIL under way has the whole queue."""
     is_last_sent: bool = False
     """STALE: the TAIL under way is the last one."""
+    heir: int = 0
+    """STALE: node to which the last TAIL was sent, 0: none. It may have merged the session, so nothing is sent to another node, and
+    the session is not served again, until the heir has answered."""
+    merged: frozenset[tuple[int, int]] = frozenset()
+    """Node and uid of the stale sessions whose last TAIL this one has had."""
 
     @property
     def held(self) -> Held:
@@ -598,14 +604,23 @@ class Claims:
         holding = self.sessions.get(tail.key)
         if holding is None:
             # While it is being stored, the sender repeats it.
-            return [] if tail.key in self._claims else [ToNode(node, TailAck(tail.key, tail.number, tail.uid, False))]
+            return [] if tail.key in self._claims else [ToNode(node, self._not_holder(node, tail))]
+        if tail.is_stale and (answer := self._not_holder(node, tail)).is_merged:
+            return [ToNode(node, answer)]
         # What was published before a clean start is void.
         floor = id_floor(holding.clean_stamp)
         return [Merge(holding.uid, node, tail._replace(queued=tuple(one for one in tail.queued if one.id > floor)))]
 
+    def _not_holder(self, node: int, tail: Tail) -> TailAck:
+        """Returns the answer to a TAIL that is not for the session at this node."""
+        former = self._leaving(tail.key, SessionState.MOVING, SessionState.GONE, SessionState.STALE)
+        return TailAck(tail.key, tail.number, tail.uid, False, any((node, tail.uid) in one.merged for one in former))
+
     def merged(self, node: int, tail: Tail) -> list[SessionOutput]:
         """Takes the end of a merge: the messages are in the journal."""
         self.figures.merges["kept"] += tail.is_last
+        if tail.is_last and (holding := self.sessions.get(tail.key)) is not None:
+            holding.merged |= {(node, tail.uid)}
         return [ToNode(node, TailAck(tail.key, tail.number, tail.uid, True))]
 
     # --- the holder ----------------------------------------------------------------------------------------------------
@@ -686,12 +701,12 @@ class Claims:
 
     def _gone(self, holding: Holding, now_ms: int) -> list[SessionOutput]:
         holding.state, holding.deadline_ms, holding.ask_ms = SessionState.GONE, now_ms + FORWARD_MS, 0
-        holding.is_last_sent, holding.end_ms, holding.is_ended = False, 0, False
+        holding.is_last_sent, holding.end_ms, holding.is_ended, holding.heir = False, 0, False, 0
         return [MovedAway(holding.uid)]
 
     def _stale(self, holding: Holding, winner: int, now_ms: int) -> list[SessionOutput]:
         holding.state, holding.peer, holding.is_connected, holding.ask_ms = SessionState.STALE, winner, False, 0
-        holding.tail, holding.is_last_sent = 0, False
+        holding.tail, holding.is_last_sent, holding.heir = 0, False, 0
         self.leaving[holding.uid] = holding
         self.figures.merges["given_up"] += 1
         return [Kick(holding.uid), *self._tail(holding, now_ms)]
@@ -761,9 +776,12 @@ class Claims:
             holding.end_ms, holding.is_ended = 0, True
             return [ToNode(holding.peer, Ended(holding.key, holding.generation))]
         holding.ask_ms = now_ms + ASK_MS
+        if holding.heir not in self._linked and self.is_settled(now_ms):
+            holding.heir = 0               # it is a member no longer
+        holding.peer = holding.heir or holding.peer
         if holding.peer not in self._linked:
             # Unknown, or it may have moved on.
-            return [ToNode(self._registrar(holding.key), Find(holding.key))]
+            return [] if holding.heir else [ToNode(self._registrar(holding.key), Find(holding.key))]
         self._number += 1
         holding.tail, holding.sent = self._number, _within(queued, TAIL_BYTES)
         tail = Tail(holding.key, holding.tail, holding.stamp, holding.sent, holding.uid, is_stale)
@@ -772,7 +790,11 @@ class Claims:
         if holding.is_last_sent:
             base, delivered = self._queues.delivered_of(holding.uid)
             tail = tail._replace(is_last=True, base=base, delivered=tuple(delivered))
-        return [ToNode(holding.peer, tail)]
+        done: list[SessionOutput] = []
+        if holding.is_last_sent and holding.heir != holding.peer:
+            holding.heir = holding.peer
+            done = [Bind(holding.uid, holding.heir)]
+        return [*done, ToNode(holding.peer, tail)]
 
     def _on_tail_ack(self, node: int, ack: TailAck, now_ms: int) -> list[SessionOutput]:
         holding = self.leaving.get(ack.uid)
@@ -780,8 +802,11 @@ class Claims:
             return []
         holding.tail = 0
         if not ack.is_holder:
-            holding.peer, holding.ask_ms = 0, now_ms + ASK_MS
-            return [ToNode(self._registrar(holding.key), Find(holding.key, node))]
+            # What was merged by a session that has left the node follows it as the tail of a session that is gone.
+            is_merged = ack.is_merged and holding.state == SessionState.STALE
+            gone = self._gone(holding, now_ms) if is_merged else []
+            holding.peer, holding.heir, holding.ask_ms = 0, 0, now_ms + ASK_MS
+            return [*gone, ToNode(self._registrar(holding.key), Find(holding.key, node))]
         holding.ask_ms = now_ms + BATCH_MS if holding.is_ended and holding.is_whole else 0
         done: list[SessionOutput] = [Taken(holding.uid, tuple(message.id for message in holding.sent))]
         # What has arrived meanwhile follows as the tail of a session that is gone.
@@ -790,6 +815,8 @@ class Claims:
     def _on_found(self, found: Found, now_ms: int) -> list[SessionOutput]:
         done: list[SessionOutput] = []
         for holding in self._leaving(found.key, SessionState.GONE, SessionState.STALE):
+            if holding.heir:
+                continue
             if found.node in (0, self.node_id) and found.key not in self.sessions:
                 if holding.state == SessionState.STALE:
                     done += self._return(holding, now_ms)

@@ -470,12 +470,14 @@ class Tail(NamedTuple):
 
 
 class TailAck(NamedTuple):
-    """The messages are in the journal of the holder, less those that it had. `is_holder` False: to be sent elsewhere."""
+    """The messages are in the journal of the holder, less those that it had. `is_holder` False: to be sent elsewhere.
+    `is_merged`: another session of the node has had the last part of the stale session before, so this one is merged."""
 
     key: Key
     number: int
     uid: int
     is_holder: bool
+    is_merged: bool = False
 
 
 class End(NamedTuple):

@@ -167,6 +167,14 @@ class Kick(NamedTuple):
     uid: int
 
 
+class Bind(NamedTuple):
+    """Note in the journal, before anything that follows is sent, that a node may merge a stale session from now on: `heir` of its
+    holding after a restart."""
+
+    uid: int
+    node_id: int
+
+
 class EndSession(NamedTuple):
     """Disconnect the client (0x8E) and end the session: another node has begun a new one for its client, with clean start. Of an
     exclusive subscription: another node has it."""
@@ -211,6 +219,7 @@ SessionOutput = (
     | MovedAway
     | Restore
     | Kick
+    | Bind
     | EndSession
     | Merge
     | Taken

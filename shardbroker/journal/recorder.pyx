@@ -17,6 +17,7 @@ from shardbroker.session.session cimport Session
 from json import dumps
 
 from shardbroker.journal.schema import Detail, EndReason, Kind, encode
+from shardbroker.session.place import MERGED
 
 __all__ = ["BufferRecorder", "JournalRecorder"]
 
@@ -163,6 +164,8 @@ cdef class BufferRecorder(Recorder):
         }
         if seen is not None:
             fields |= {name: getattr(seen, name).to_bytes(16, "big") for name in ("floor", "base", "forgotten")}
+            if place.merged:
+                fields["merged"] = b"".join([MERGED.pack(*one) for one in sorted(place.merged)])
         self.name(session)
         self.add(Kind.PLACED, fields)
         if seen is None:

@@ -74,7 +74,7 @@ LAYOUTS: dict[FrameType, tuple[type[Any], str]] = {
     FrameType.NO_STATE: (NoState, "KQB"),
     FrameType.STATE: (State, "KQQrb"),
     FrameType.STATE_ACK: (StateAck, "KQ"),
-    FrameType.TAIL_ACK: (TailAck, "KQQb"),
+    FrameType.TAIL_ACK: (TailAck, "KQQbb"),
     FrameType.END: (End, "KQ"),
     FrameType.ENDED: (Ended, "KQ"),
 }

@@ -21,12 +21,13 @@ cdef enum Taking:
 
 cdef class Place:
     cdef public uint8_t state              # Custody
-    cdef public uint8_t peer               # MOVING, STALE, GONE: node that has, or gets, the session; 0: unknown
+    cdef public uint8_t peer               # MOVING, STALE, GONE: node that has, or gets, or may have merged the session; 0: unknown
     cdef public uint64_t generation        # stamp of the grant
     cdef public uint64_t stamp             # of the last connect
     cdef public uint64_t clean_stamp       # of the clean start that began it; 0: none
     cdef public uint64_t granted           # MOVING: generation of the TAKE
     cdef public object seen                # None: every message is taken
+    cdef public frozenset merged           # (node, number there) of the stale sessions that were merged into this one
     cdef public set given                  # MOVING: ids of what was exported; else None
     cdef MQueue behind                     # OWNED: what arrives before the tail of the former node has; sent behind it. None: nothing is held
     cdef readonly bint watched             # the router is asked about each message: `seen` is set, or the session is not owned

@@ -1,6 +1,11 @@
 """What a node of a cluster keeps with a session; see place.pxd."""
 
-__all__ = ["Place"]
+from struct import Struct
+
+__all__ = ["MERGED", "Place"]
+
+MERGED = Struct("<BQ")
+"""A stale session in the journal's `merged`: node, number of the session there."""
 
 cdef enum:
     US_A_MS = 1000
@@ -10,7 +15,7 @@ cdef enum:
 cdef class Place:
     """state, generation: of the session at this node. seen: shardbroker.cluster.merge.SeenIds, or None."""
 
-    def __init__(self, state=0, generation=0, stamp=0, clean_stamp=0, peer=0, granted=0, seen=None):
+    def __init__(self, state=0, generation=0, stamp=0, clean_stamp=0, peer=0, granted=0, seen=None, merged=frozenset()):
         self.state = state
         self.generation = generation
         self.stamp = stamp
@@ -18,6 +23,7 @@ cdef class Place:
         self.peer = peer
         self.granted = granted
         self.seen = seen
+        self.merged = merged
         self.watch()
 
     cdef int watch(self) except -1:

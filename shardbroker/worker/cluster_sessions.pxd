@@ -73,6 +73,7 @@ cdef class ClusterSessions(SessionClaims):
     cdef int moved_away(self, Session session) except -1
     cdef int restored(self, Session session) except -1
     cdef int kick(self, Session session) except -1
+    cdef int bind(self, Session session, int node) except -1
     cdef int end(self, Session session) except -1
     cdef int forget(self, Session session) except -1
     cdef int taken(self, Session session, set ids) except -1

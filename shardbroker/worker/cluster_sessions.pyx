@@ -30,7 +30,7 @@ from shardbroker.cluster.faults import PeerFault
 from shardbroker.cluster.merge import SeenIds, append, id_floor
 from shardbroker.cluster.messages import Take
 from shardbroker.cluster.outputs import (
-    Accepted, Create, EndSession, Export, Flow, Forget, Import, Kick, Merge, MovedAway, Rejected, Restore, Taken, ToNode,
+    Accepted, Bind, Create, EndSession, Export, Flow, Forget, Import, Kick, Merge, MovedAway, Rejected, Restore, Taken, ToNode,
 )
 from shardbroker.cluster.registry import client_key
 from shardbroker.cluster.session_view import SessionView
@@ -111,7 +111,8 @@ cdef class ClusterSessions(SessionClaims):
             place = session.place
             holding = Holding(
                 key, session.key, session.client_id.decode(), place.generation, place.stamp, state=SessionState(place.state),
-                clean_stamp=place.clean_stamp, peer=0 if place.state == OWNED else place.peer, granted=place.granted)
+                clean_stamp=place.clean_stamp, peer=0 if place.state == OWNED else place.peer, granted=place.granted,
+                heir=place.peer if place.state == STALE else 0, merged=place.merged)
             self.core.claims.restore(holding, now_ms)
             if place.seen is not None:
                 self.noting[session.key] = session
@@ -264,6 +265,8 @@ cdef class ClusterSessions(SessionClaims):
             return self.restored(session)
         if kind is Kick:
             return self.kick(session)
+        if kind is Bind:
+            return self.bind(session, output.node_id)
         if kind is EndSession:
             return self.end(session)
         if kind is Forget:
@@ -600,7 +603,9 @@ cdef class ClusterSessions(SessionClaims):
                 self.deliver_queued(session, queued)
         finally:
             self.merging = False
-        if is_new or tail.delivered or place.seen.base != base:
+        if tail.is_last:
+            place.merged |= {(node, tail.uid)}
+        if is_new or tail.is_last or place.seen.base != base:
             self.record(session)
         self.perform(self.core.deliver(self.core.claims.merged(node, tail), now_ms, now_ms))
         return 0
@@ -754,6 +759,13 @@ cdef class ClusterSessions(SessionClaims):
         session.will_at_ms = 0
         if session.known:
             (<JournalRecorder>self.router.recorder).snapshot(session)
+        return 0
+
+    cdef int bind(self, Session session, int node) except -1:
+        """Notes the node that may merge a stale session from now on."""
+        if session.place.peer != node:
+            session.place.peer = node
+            self.record(session)
         return 0
 
     cdef int end(self, Session session) except -1:

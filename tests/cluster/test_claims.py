@@ -42,6 +42,7 @@ from shardbroker.cluster.messages import (
 )
 from shardbroker.cluster.outputs import (
     Accepted,
+    Bind,
     Create,
     EndSession,
     Export,
@@ -413,8 +414,8 @@ def test_a_stale_session_is_merged_into_that_of_the_winner() -> None:
     node = Node()
     node.holding()
     node.queues.messages[9] = [Queued(500, b"t", 1)]
-    kick, tail = node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
-    assert kick == Kick(9)
+    kick, bind, tail = node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
+    assert (kick, bind) == (Kick(9), Bind(9, OTHER))
     assert isinstance(tail, ToNode) and isinstance(tail.message, Tail)
     assert (tail.node_id, tail.message.is_last, tail.message.base, tail.message.delivered) == (OTHER, True, 5, (77,))
     done = node.receive(OTHER, TailAck(KEY, tail.message.number, 9, True))
@@ -430,11 +431,69 @@ def test_a_revoke_of_an_older_session_is_ignored() -> None:
 def test_a_tail_that_its_node_does_not_take_looks_for_the_holder() -> None:
     node = Node()
     node.holding()
-    _, tail = node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
-    assert isinstance(tail, ToNode) and isinstance(tail.message, Tail)
-    assert node.receive(OTHER, TailAck(KEY, tail.message.number, 9, False)) == [ToNode(REGISTRAR, Find(KEY, OTHER))]
+    [tail] = sent(node.receive(REGISTRAR, Revoke(KEY, 50, OTHER)))
+    assert isinstance(tail, Tail)
+    assert node.receive(OTHER, TailAck(KEY, tail.number, 9, False)) == [ToNode(REGISTRAR, Find(KEY, OTHER))]
     # No member has it: the session is served again.
     assert node.receive(REGISTRAR, Found(KEY, 0))[0] == Restore(9)
+
+
+def test_a_stale_session_without_an_answer_to_its_last_tail_is_given_to_no_other_node() -> None:
+    """The node that had it may have merged it."""
+    node = Node()
+    node.holding()
+    node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
+    for found in (0, 1, REGISTRAR):
+        assert node.receive(REGISTRAR, Found(KEY, found)) == []
+    node.claims.set_links({REGISTRAR}, False, False)
+    assert node.after(module.ASK_MS) == []
+    node.claims.set_links({REGISTRAR, OTHER}, True, False)
+    assert [(one.node_id, type(one.message)) for one in node.after(module.ASK_MS) if isinstance(one, ToNode)] == [(OTHER, Tail)]
+
+
+def test_a_stale_session_has_another_heir_once_that_of_before_is_no_member() -> None:
+    node = Node()
+    node.holding()
+    node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
+    node.claims.set_links({REGISTRAR}, True, False)
+    node.after(module.ASK_MS)
+    assert sent(node.after(module.SETTLE_MS)) == [Find(KEY)]
+    assert Bind(9, REGISTRAR) in node.receive(REGISTRAR, Found(KEY, REGISTRAR))
+
+
+def test_a_stale_session_that_a_former_session_has_merged_follows_as_one_that_is_gone() -> None:
+    node = Node()
+    node.holding()
+    node.queues.messages[9] = [Queued(500, b"t", 2)]
+    [tail] = sent(node.receive(REGISTRAR, Revoke(KEY, 50, OTHER)))
+    assert isinstance(tail, Tail) and tail.is_last
+    done = node.receive(OTHER, TailAck(KEY, tail.number, 9, False, is_merged=True))
+    assert done == [MovedAway(9), ToNode(REGISTRAR, Find(KEY, OTHER))]
+    [tail] = sent(node.receive(REGISTRAR, Found(KEY, REGISTRAR)))
+    assert isinstance(tail, Tail) and tail.queued and not tail.is_stale
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_node_remembers_which_stale_sessions_its_former_session_has_merged(is_replaced: bool) -> None:
+    node = Node()
+    node.holding()
+    tail = Tail(KEY, 1, 0, (), 3, is_stale=True, is_last=True)
+    assert node.claims.merged(OTHER, tail) == [ToNode(OTHER, TailAck(KEY, 1, 3, True))]
+    assert isinstance(node.receive(OTHER, tail)[0], Merge)
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    node.receive(OTHER, StateAck(KEY, 100))
+    if is_replaced:
+        node.claims.restore(Holding(KEY, 10, NAME, 200), 0)
+    assert node.receive(OTHER, tail) == [ToNode(OTHER, TailAck(KEY, 1, 3, False, is_merged=True))]
+    assert isinstance(node.receive(OTHER, tail._replace(uid=4))[0], Merge if is_replaced else ToNode)
+
+
+@pytest.mark.parametrize("heir", [0, OTHER])
+def test_a_stale_session_of_the_journal_is_bound_to_its_heir(heir: int) -> None:
+    node = Node()
+    node.claims.restore(Holding(KEY, 9, NAME, 50, state=SessionState.STALE, heir=heir), 0)
+    assert [one.node_id for one in node.after(50) if isinstance(one, ToNode)] == [heir or REGISTRAR]
+    assert bool(node.receive(REGISTRAR, Found(KEY, 0))) == (not heir)
 
 
 def test_what_arrives_for_a_session_that_has_moved_follows_it() -> None:

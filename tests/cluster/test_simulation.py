@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.sim.cluster import Cluster, run
 from tests.cluster.sim.mutants import MUTANTS, SESSION_MUTANTS, SPLIT_MUTANTS, mutated
 from tests.cluster.sim.sessions import RoamingCluster, RoamingNode
-from tests.cluster.sim.splits import SplitsCluster
+from tests.cluster.sim.splits import LongQueuesCluster, SplitsCluster
 from tests.cluster.sim.workers import WorkersCluster
 
 SMALL, SMALL_STEPS = 5, 500
@@ -150,6 +150,12 @@ def test_splits_fixed_seed(seed: int) -> None:
     assert isinstance(one, SplitsCluster)
     assert one.cuts and one.tails
     assert any(len(numbers) > 1 for numbers in one.tails.values())
+
+
+@pytest.mark.parametrize("seed", [21, 51, 81, 106, 123])
+def test_a_stale_session_has_one_heir(seed: int) -> None:
+    """With two heirs, or one beside the session itself, these seeds deliver a message of QoS 2 twice."""
+    run(seed, ROAMING, SPLIT_STEPS, LongQueuesCluster)
 
 
 @pytest.mark.parametrize("name", sorted(SPLIT_MUTANTS))

@@ -14,6 +14,7 @@ from shardbroker.journal import Block, Damage, recovery_start, trusted
 from shardbroker.cluster.merge import SeenIds
 from shardbroker.journal import read as read_journal
 from shardbroker.journal.schema import FIELDS, EndReason, Kind
+from shardbroker.session.place import MERGED
 from shm.partitions import Division
 
 __all__ = ["Replay"]
@@ -209,7 +210,8 @@ cdef class Replay(SessionReader):
         if field_or_none(item, 8) is not None:
             floor, base, forgotten = [int.from_bytes(bytes_field(item, at), "big") for at in (8, 9, 10)]
             seen = SeenIds(floor, base, (), forgotten)
-        place = self.places[item[1]] = Place(item[2], item[3], item[4], item[5], item[6], item[7], seen)
+        merged = frozenset(MERGED.iter_unpack(field_or_none(item, 11) or b""))
+        place = self.places[item[1]] = Place(item[2], item[3], item[4], item[5], item[6], item[7], seen, merged)
         if session is None:
             return
         session.place = place

@@ -27,6 +27,7 @@ from shardbroker.cluster.messages import Key, Queued, Route, Tail
 from shardbroker.cluster.outbound import Level
 from shardbroker.cluster.outputs import (
     Accepted,
+    Bind,
     Create,
     EndSession,
     Export,
@@ -92,6 +93,8 @@ class Copy:
     lineage: int = 0
     """Number of the session. An import is a new one until its origin has MOVED, since the origin may be served again."""
     parent: int = 0
+    heir: int = 0
+    merged: frozenset[tuple[int, int]] = frozenset()
     digest: bytes | None = None
     """Member set of the grant by which it is owned; None: provisional, restored, or its holder was lost."""
 
@@ -159,7 +162,7 @@ class RoamingNode(Node):
             copy.owned_us = self.cluster.events.now_us
             state = copy.state = SessionState.OWNED if copy.state == SessionState.MOVING else copy.state
             holding = Holding(copy.key, copy.uid, copy.client, copy.generation, copy.stamp, state=state)
-            holding.clean_stamp = copy.clean_stamp
+            holding.clean_stamp, holding.heir, holding.merged = copy.clean_stamp, copy.heir, copy.merged
             if state == SessionState.OWNED and copy.key in self.core.claims.sessions:
                 # A crash between an import and the end of a stale session: the older one is stale again.
                 first = self.core.claims.sessions[copy.key]
@@ -201,15 +204,17 @@ class RoamingNode(Node):
                     self.copies[uid].queue.pop(message_id, None)
             case ("taken", uid, ids):
                 self.hand_over(self.copies[uid], ids)
-            case ("merged", uid, tail, is_settled, lineage):
-                self.append(self.copies[uid], tail, is_settled)
+            case ("merged", uid, node_id, tail, is_settled, lineage):
+                self.append(self.copies[uid], node_id, tail, is_settled)
                 self.copies[uid].lineage = lineage
             case ("gone", uid, generation):
                 self.copies[uid].state, self.copies[uid].generation = SessionState.GONE, generation
             case ("stamp", uid, stamp):
                 self.copies[uid].stamp = stamp
             case ("stale", uid):
-                self.copies[uid].state = SessionState.STALE
+                self.copies[uid].state, self.copies[uid].heir = SessionState.STALE, 0
+            case ("bound", uid, node_id):
+                self.copies[uid].heir = node_id
             case ("restored", uid):
                 self.copies[uid].state = SessionState.OWNED
             case ("end", uid):
@@ -317,6 +322,8 @@ class RoamingNode(Node):
                         self.cluster.kicked(self, self.copies[uid].client)
                         self.cluster.void(self.copies[uid].client, id_floor(self.clock.now(self.clock_ms())))
                     self.end(self.copies[uid])
+                case Bind(uid, node_id):
+                    self.write(self.copies[uid], "bound", uid, node_id)
                 case Merge(uid, node_id, tail):
                     self.merge(self.copies[uid], node_id, tail)
                 case Taken(uid, ids):
@@ -337,21 +344,23 @@ class RoamingNode(Node):
         copy = self.copies[uid]
         return copy.seen.base, [one for one in copy.seen.ids if one not in copy.queue]
 
-    def append(self, copy: Copy, tail: Tail, is_settled: bool) -> bool:
+    def append(self, copy: Copy, node_id: int, tail: Tail, is_settled: bool) -> bool:
         result = append(copy.seen, copy.queue, tail, is_settled)
         if result is None:
             return False
         for message_id in result.removed:
             del copy.queue[message_id]
         copy.queue.update({one.id: int(one.body) for one in result.fresh})
+        if tail.is_last:
+            copy.merged |= {(node_id, tail.uid)}
         return True
 
     def merge(self, copy: Copy, node_id: int, tail: Tail) -> None:
         is_settled, lineage = self.core.claims.is_settled(self.cluster.events.now_ms), copy.lineage
         before = len(copy.queue)
-        if not self.append(copy, tail, is_settled):
+        if not self.append(copy, node_id, tail, is_settled):
             return
-        self.write(copy, "merged", copy.uid, tail, is_settled, lineage)
+        self.write(copy, "merged", copy.uid, node_id, tail, is_settled, lineage)
         if tail.is_last:
             other = self.cluster.nodes[node_id - 1].copies.get(tail.uid)
             if other is not None:

@@ -1,0 +1,78 @@
+"""What the journal has of a node's right to its sessions, read back by the recovery of a worker."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardbroker.cluster.claims import SETTLE_MS, SessionState
+from shardbroker.cluster.messages import SessionMessage, TailAck
+from shardbroker.config import Settings
+from shardbroker.stores.registry import Registry
+from shardbroker.stores.retained import RetainedStore
+from shardbroker.supervisor.layout import lay_out, tear_down
+from shardbroker.worker.assembly import assemble
+from shardbroker.worker.memory import MemoryWatch
+from shardbroker.worker.recovery.replay import Replay
+from shm.counters import Counters
+from shm.epochs import Epochs
+from shm.ring import Inbox
+from shm.routes import RouteTable
+from shm.topology import Topology
+from tests.cluster.workers import Net
+from tests.harness import wire
+
+CLIENT = "c"
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Iterator[Topology]:
+    process = {"data_dir": tmp_path / "data", "workers": 1, "acceptors": 1}
+    settings = Settings.model_validate({"process": process, "listeners": {"default": {"bind": "127.0.0.1:0"}}})
+    found = lay_out(settings, [0])
+    try:
+        yield found
+    finally:
+        tear_down(found)
+
+
+def places(topology: Topology, journal: Path) -> list[Any]:
+    """Returns the places of sessions in a journal."""
+    counters = Counters.attach(topology.counters_name)
+    epochs, inbox = Epochs.attach(topology.epochs_name), Inbox.attach(topology.inbox_name(0))
+    routes, retained = RouteTable(topology.routes_dir), RetainedStore(topology.retained_dir)
+    registry = Registry(topology.registry_dir(0), create=True)
+    try:
+        worker = assemble(topology, 0, counters, routes, retained, epochs, registry, inbox, MemoryWatch(counters, 0, 1, 0))
+        replay = Replay(worker, lambda _: True)
+        replay.read(journal, 0)
+        return [*replay.places.values()]
+    finally:
+        routes.close()
+        retained.close()
+        registry.close()
+
+
+def is_answer(_sender: int, _receiver: int, message: SessionMessage) -> bool:
+    return isinstance(message, TailAck)
+
+
+@pytest.mark.parametrize(("node", "state"), [(1, SessionState.STALE), (2, SessionState.OWNED)])
+def test_both_sides_know_a_merge_without_an_answer(tmp_path: Path, topology: Topology, node: int, state: SessionState) -> None:
+    """The stale session is bound to its heir, and the heir knows that it has merged it."""
+    net = Net(tmp_path)
+    net.nodes[1].connect(CLIENT).subscribe("t", 2)
+    net.split(1, 2)
+    heir = net.nodes[2].connect(CLIENT)
+    net.run(6_000)
+    heir.subscribe("t", 2)
+    heir.channel.receive(wire.disconnect())
+    net.nodes[1].connect("publisher").publish("t", b"x", 2)
+    net.drops = is_answer
+    net.heal()
+    net.run(SETTLE_MS)
+    [stale] = net.nodes[1].sessions.core.claims.leaving.values()
+    assert (stale.state, stale.heir) == (SessionState.STALE, 2)
+    found = [one for one in places(topology, tmp_path / f"n{node}") if one.state == state and one.seen is not None]
+    assert [(one.peer, one.merged) for one in found] == [(2, frozenset()) if node == 1 else (0, frozenset({(1, stale.uid)}))]
