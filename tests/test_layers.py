@@ -95,6 +95,7 @@ MAY_USE = {
         "shardbroker.journal",
         "shardbroker.logs",
         "shardbroker.mqtt",
+        "shardbroker.pubsub",
         "shardbroker.rules",
         "shardbroker.stores",
         "acceptor",
@@ -197,8 +198,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.management": (
         (
             "access", "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
-            "disk_alarms", "feed", "flows_calls", "hold_alarms",
-            "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server",
+            "definitions", "disk_alarms", "feed", "flows_calls", "hold_alarms",
+            "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks",
             "sys_publisher", "sys_topics",
             "topic_metrics", "trace_lines", "tracing", "workers",
         ),
@@ -209,7 +210,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.cluster", "handlers.configuration",
             "handlers.delayed",
             "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node", "handlers.plugins",
-            "handlers.rules", "handlers.snapshots", "handlers.subscriptions", "handlers.watching",
+            "handlers.rules", "handlers.sinks", "handlers.snapshots", "handlers.subscriptions", "handlers.watching",
         ),
         ("main",),
     ),

@@ -8,9 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from shardbroker.config.keys import MASK, KeyPath, allowed_at, dotted, is_secret, known_keys, resolve
+from shardbroker.config.keys import MASK, KeyPath, allowed_at, dotted, known_keys, masked, resolve
+from shardbroker.config.sinks.ids import SECTIONS, types_text
+from shardbroker.config.sinks.types import SINK_TYPES
 
-__all__ = ["ConfigError", "explain", "refusal"]
+__all__ = ["ConfigError", "complaints", "explain", "refusal"]
 
 SECRETS = ("password",)
 """Last parts of keys whose values are secret."""
@@ -55,9 +57,34 @@ def explain(error: ValidationError, values: Mapping[KeyPath, Any], sources: Mapp
         else:
             custom = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
             text = custom if custom.startswith("allowed is") else f"allowed is {allowed_at(path)}"
-            value = MASK if is_secret(path) else values.get(path, problem["input"])
+            value = masked(path, values.get(path, problem["input"]))
             lines.setdefault(dotted(path), refusal(dotted(path), value, _source(path, sources), text + entry))
     return "\n".join(lines.values())
+
+
+def complaints(error: ValidationError, section: KeyPath) -> str:
+    """Returns all problems of one section, with keys below it."""
+    found: dict[str, str] = {}
+    for problem in error.errors():
+        path = resolve((*section, *problem["loc"]))
+        key = dotted(path[len(section) :])
+        if problem["type"] == "extra_forbidden":
+            found[key] = f"{key}: unknown key; {_near(path, section)}"
+            continue
+        custom = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
+        must = custom.removeprefix("allowed is ") if custom.startswith("allowed is ") else allowed_at(path)
+        shown = json.dumps(masked(path, problem["input"]), default=str, ensure_ascii=False)[:VALUE_SHOWN]
+        found.setdefault(key, f"{key}: must be {must}" + ("" if custom.startswith("allowed is ") else f", got {shown}"))
+    return "; ".join(found.values())
+
+
+def _near(path: KeyPath, section: KeyPath) -> str:
+    """Returns the key of a section that is meant by an unknown one, or all that are there."""
+    known = [dotted(key[len(section) :]) for key in known_keys() if key[: len(section)] == section]
+    close = difflib.get_close_matches(dotted(path[len(section) :]), known, 1, cutoff=0.75)
+    table = dotted(path[len(section) : -1])
+    beside = [key.removeprefix(f"{table}.") for key in known if key.startswith(f"{table}.") or not table]
+    return f"did you mean {close[0]}?" if close else f"allowed are {', '.join(beside)}"
 
 
 def _entry(problem: ErrorDetails, path: KeyPath) -> str:
@@ -96,7 +123,10 @@ def _source(path: KeyPath, sources: Mapping[KeyPath, str]) -> str:
 
 
 def _hint(path: KeyPath) -> str:
-    general = dotted((path[0], "<name>", *path[2:]) if path[0] in TABLES and len(path) > 1 else path)
+    if path[0] in SECTIONS and len(path) > 1 and path[1] not in SINK_TYPES:
+        return f"allowed types of {path[0]} are {types_text()}"
+    at = 2 if path[0] in SECTIONS else 1 if path[0] in TABLES else len(path)
+    general = dotted((*path[:at], "<name>", *path[at + 1 :]) if len(path) > at else path)
     known = [dotted(key) for key in known_keys()]
     same_name = [key for key in known if key.rpartition(".")[2] == path[-1]]
     close = same_name or difflib.get_close_matches(general, known, 1) or _close_name(path[-1], known)

@@ -1,4 +1,4 @@
-"""Keys of rules, and of the processes flows that evaluate them."""
+"""Keys of rules, and of the processes flows that evaluate them and write rows to other systems."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from shardbroker.config.units import Allowed, Duration, Whole
 __all__ = ["DEFINITIONS", "RULES_MAX", "RULE_ID", "Flows", "Rule", "RuleEngine", "needs_flows"]
 
 DEFINITIONS = "flows.json"
-"""Rules made while the broker runs, in the data directory; the rules in force, in the runtime directory."""
+"""Rules, connectors and actions: those made while the broker runs in the data directory, all in force in the runtime directory."""
 PROCESSES_MAX = 64
 RULE_ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 RULES_MAX = 10_000
@@ -28,7 +28,7 @@ Processes = Annotated[
 
 
 class Flows(Section):
-    """The processes that evaluate rules; they run only if there is a rule."""
+    """The processes that evaluate rules and carry out actions; they run only if there is a rule, a connector or an action."""
 
     processes: Processes = Field("auto", description="Processes; auto: one for 8 workers. Never more than workers.")
 
@@ -58,14 +58,16 @@ class Rule(Section):
 
 
 def needs_flows(settings: Any, listeners: Sequence[Any]) -> bool:
-    """Returns whether there are rules, or may be replays."""
-    return bool(settings.rules) or needs_replays(settings) or has_rules(settings.process.data_dir / DEFINITIONS)
+    """Returns whether there are rules, connectors or actions, or may be replays."""
+    configured = settings.rules or settings.connectors.by_id() or settings.actions.by_id()
+    return bool(configured) or needs_replays(settings) or has_definitions(settings.process.data_dir / DEFINITIONS)
 
 
-def has_rules(path: Path) -> bool:
-    """Returns whether a file of definitions has rules; one that cannot be read may have some."""
+def has_definitions(path: Path) -> bool:
+    """Returns whether a file of definitions has any; one that cannot be read may have some."""
     try:
-        return bool(json.loads(path.read_bytes()).get("rules"))
+        content = json.loads(path.read_bytes())
+        return any(content.get(kind) for kind in ("rules", "connectors", "actions"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -23,6 +23,8 @@ __all__ = [
     "is_map",
     "is_secret",
     "known_keys",
+    "masked",
+    "plain",
     "resolve",
     "section_of",
     "takes_text",
@@ -92,6 +94,15 @@ def is_secret(path: KeyPath) -> bool:
     """Whether the value at this path is secret."""
     field, _ = field_at(path)
     return field is not None and _hidden(field)
+
+
+def masked(path: KeyPath, value: Any) -> Any:
+    """Returns the value of a key or section with its secrets masked, whether it fits the schema or not."""
+    if isinstance(value, dict) and not is_secret(path):
+        return {name: masked((*path, str(name)), inner) for name, inner in value.items()}
+    if not value or not is_secret(path):
+        return value
+    return dict.fromkeys(value, MASK) if isinstance(value, dict) else MASK
 
 
 def _hidden(field: FieldInfo) -> bool:
@@ -196,6 +207,18 @@ def toml(field: FieldInfo, value: Any) -> str:
     if _unit(marks) is Unit.RATE and isinstance(value, float):
         return f'"{format_rate(value)}"'
     return toml_value(value)
+
+
+def plain(field: FieldInfo, value: Any) -> Any:
+    """Returns a value of a field as JSON has it: secrets masked, durations and sizes as text."""
+    marks = list(_all_marks(field.annotation, field.metadata))
+    if _hidden(field) and value:
+        return dict.fromkeys(value, MASK) if isinstance(value, dict) else MASK
+    if _unit(marks) is Unit.DURATION and isinstance(value, float):
+        return format_duration(value)
+    if _unit(marks) is Unit.SIZE and isinstance(value, int):
+        return format_size(value)
+    return value
 
 
 def toml_value(value: Any) -> str:

@@ -19,6 +19,7 @@ from shardbroker.config.flows import RULE_ID, RULES_MAX, Flows, Rule, RuleEngine
 from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener, ZoneLimiter, parse_address
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.replay import Replay
+from shardbroker.config.sinks.tables import Actions, Connectors, check_actions
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
 from shm.channels import SUPERVISOR
@@ -419,6 +420,8 @@ class Settings(Section):
     flows: Annotated[Flows, RESTART] = Flows()
     replay: Annotated[Replay, Live(WORKER, SUPERVISOR)] = Replay()
     rule_engine: Annotated[RuleEngine, Live(MANAGER)] = RuleEngine()
+    connectors: Annotated[Connectors, Live(MANAGER, SUPERVISOR)] = Connectors()
+    actions: Annotated[Actions, Live(MANAGER, SUPERVISOR)] = Actions()
     rules: Annotated[dict[str, Rule], Live(MANAGER, SUPERVISOR)] = Field({})
 
     @field_validator("cluster")
@@ -427,6 +430,22 @@ class Settings(Section):
         node = info.data.get("node")
         if value.enable and isinstance(node, Node) and not 1 <= node.id <= NODE_ID_MAX:
             raise ValueError(f"allowed is cluster.enable = true only with node.id from 1 to {NODE_ID_MAX}, got {node.id}")
+        return value
+
+    @field_validator("connectors")
+    @classmethod
+    def _journal(cls, value: Connectors, info: ValidationInfo) -> Connectors:
+        durability = info.data.get("durability")
+        if value.by_id() and isinstance(durability, Durability) and durability.level == "none":
+            raise ValueError("allowed is no connector with durability.level = none: actions need a journal")
+        return value
+
+    @field_validator("actions")
+    @classmethod
+    def _connected(cls, value: Actions, info: ValidationInfo) -> Actions:
+        connectors = info.data.get("connectors")
+        if isinstance(connectors, Connectors):
+            check_actions(value, connectors)
         return value
 
     @field_validator("rules")

@@ -1,18 +1,21 @@
 """Output of the configuration: `config show` as TOML with sources, `config reference` as a page of the docs."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from shardbroker.config.flows import Rule
-from shardbroker.config.keys import allowed_text, dotted, toml
+from shardbroker.config.keys import allowed_text, dotted, plain, toml
 from shardbroker.config.listeners import Certificate, Listener, Tls
 from shardbroker.config.live import is_live
 from shardbroker.config.settings import Settings
+from shardbroker.config.sinks.tables import Actions, Connectors
+from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.config.sources import Loaded
 
-__all__ = ["leaves", "reference", "sections", "show"]
+__all__ = ["leaves", "reference", "sections", "show", "shown"]
 
 _INTRODUCTION = """\
 # Configuration
@@ -55,12 +58,25 @@ def show(loaded: Loaded) -> str:
     return "\n".join(row if isinstance(row, str) else f"{row[0]:<{width}}  # {_comment(row[1])}" for row in rows).lstrip("\n")
 
 
+def shown(model: BaseModel) -> dict[str, Any]:
+    """Returns a section as JSON has it: secrets masked, durations and sizes as text."""
+    return {
+        name: shown(value) if isinstance(value := getattr(model, name), BaseModel) else plain(field, value)
+        for name, field in type(model).model_fields.items()
+    }
+
+
 def reference() -> str:
     """Returns docs/configuration.md."""
     lines = [_INTRODUCTION.rstrip("\n")]
     tls = Tls().model_copy(update={"sni": {"<name>": Certificate()}})
     listeners = {"default": Listener().model_copy(update={"tls": tls})}
-    for section, model in sections(Settings().model_copy(update={"listeners": listeners, "rules": {"<name>": Rule()}})):
+    connectors = Connectors.model_construct(**{type: {"<name>": row.connector()} for type, row in SINK_TYPES.items()})
+    actions = Actions.model_construct(**{type: {"<name>": row.action()} for type, row in SINK_TYPES.items()})
+    examples = {"listeners": listeners, "connectors": connectors, "actions": actions, "rules": {"<name>": Rule()}}
+    for section, model in sections(Settings().model_copy(update=examples)):
+        if not any(leaves(model)):
+            continue  # connectors and actions have tables alone
         shown = section.replace("listeners.default", "listeners.<name>")
         summary = (type(model).__doc__ or "").splitlines()[0]
         lines += ["", f"## {shown}", "", summary, "", "| key | default | allowed | change | meaning |", "|---|---|---|---|---|"]

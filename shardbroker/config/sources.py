@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardbroker.config.errors import ConfigError, explain, refusal
-from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, is_secret, takes_text, toml_value
+from shardbroker.config.keys import KeyPath, dotted, field_at, is_map, is_secret, masked, takes_text, toml_value
 from shardbroker.config.settings import Settings
+from shardbroker.config.sinks.ids import normal_path, normal_tree
 from shardbroker.stores.files import replace_file
 
 __all__ = ["KEPT_FILE", "ConfigError", "Loaded", "load", "parse_assignment", "read_kept", "without", "write_kept"]
@@ -141,6 +142,7 @@ class _Values:
         self.sources: dict[KeyPath, str] = {}
 
     def put(self, path: KeyPath, value: Any, source: str) -> None:
+        path = normal_path(path)
         self._check_sections(path, value, source)
         field, parts = field_at(path)
         if isinstance(value, dict) and not (field is not None and parts == len(path) and is_map(field)):
@@ -165,7 +167,7 @@ class _Values:
                 self.forget(above)  # the first entry replaces an empty table
             else:
                 text = f"{dotted(above)} is given as a value ({self.sources[above]}), so it has no keys"
-                raise ConfigError(refusal(dotted(path), value, source, text))
+                raise ConfigError(refusal(dotted(path), masked(path, value), source, text))
 
     def forget(self, path: KeyPath) -> None:
         for known in [known for known in self.values if known[: len(path)] == path]:
@@ -183,18 +185,20 @@ class _Values:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return normal_tree(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"configuration file {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"configuration file {file}: byte {error.start} is not UTF-8; allowed is TOML in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"configuration file {file}: not valid TOML: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"configuration file {file}: {error}") from None
 
 
 def _split(key: str) -> KeyPath:
     """Returns the path of a dotted key. A name in a table with free keys is one part, also with dots in it."""
-    path = tuple(key.split("."))
+    path = normal_path(tuple(key.split(".")))
     field, parts = field_at(path)
     if field is not None and is_map(field) and len(path) > parts:
         return (*path[:parts], ".".join(path[parts:]))

@@ -19,6 +19,7 @@ from shardbroker.control import (  # noqa: F401 - add their verbs to the table
     feature_verbs,
     plugin_verbs,
     rule_verbs,
+    sink_verbs,
     watch_verbs,
 )
 from shardbroker.control.async_client import AsyncControl

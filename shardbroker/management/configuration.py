@@ -26,6 +26,8 @@ __all__ = ["Configuration"]
 
 FIXED = ("process.data_dir",)
 """Keys that locate KEPT_FILE and so cannot be in it."""
+WHOLE = ("rules", "connectors", "actions")
+"""Sections that change as a whole: names come and go."""
 
 
 class Configuration:
@@ -194,11 +196,12 @@ class Configuration:
 
 
 def _values(settings: Settings) -> dict[str, Any]:
-    """Returns every key with its value; secrets are not masked, so that a new one counts as a change. Rules are one value."""
+    """Returns every key with its value; secrets are not masked, so that a new one counts as a change. Rules, connectors
+    and actions are one value each."""
     keys = {
         f"{section}.{name}": getattr(model, name)
         for section, model in sections(settings)
-        if not section.startswith("rules.")
+        if section.partition(".")[0] not in WHOLE
         for name, _ in leaves(model)
     }
-    return {**keys, "rules": settings.rules}
+    return {**keys, **{name: getattr(settings, name) for name in WHOLE}}

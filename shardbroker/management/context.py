@@ -11,6 +11,7 @@ from shardbroker.management.alarms import AlarmList
 from shardbroker.management.audit import Audit
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.rules import Rules
+from shardbroker.management.sinks import Sinks
 from shardbroker.management.topic_metrics import TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
@@ -45,6 +46,8 @@ class Context:
     topic_metrics: TopicMetrics
     alarms: AlarmList
     rules: Rules
+    connectors: Sinks
+    actions: Sinks
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     view: ViewSegment | None = None

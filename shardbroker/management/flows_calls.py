@@ -5,9 +5,12 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import cbor2
 
 from shardbroker.control import ControlError
 from shardbroker.flows.wire import MESSAGE_MAX, PROBLEMS_FILE, decode, encode_load, encode_reset, encode_traces, encode_try
@@ -17,6 +20,17 @@ __all__ = ["FlowsCalls", "stopped_rules"]
 
 ANSWER_S = 15.0
 """Longest wait for a process, which may have to start, and to compile 10,000 rules."""
+
+
+PROBE_S = 25.0
+"""Longest wait for a probe, less than that of `ctl` for a response; drivers have time limits of their own."""
+SEND_PAUSE_S = 0.02
+"""Between two attempts to send to a process whose channel is full."""
+STATUSES = ("connected", "stopped", "connecting", "disconnected")
+"""From good to bad: of several processes, the worst one is shown."""
+
+Request = Callable[[int], bytes]
+"""number -> a request with it."""
 
 
 def stopped_rules(runtime_dir: Path, processes: int) -> dict[str, str]:
@@ -29,13 +43,16 @@ def stopped_rules(runtime_dir: Path, processes: int) -> dict[str, str]:
 
 
 class FlowsCalls:
-    """One request at a time, in a thread: the channel blocks."""
+    """One request at a time, but for probes, which are answered when the server has."""
 
     def __init__(self, topology: Topology) -> None:
-        self._ends = topology.sending_ends("flows") if topology.places_of("flows") else []
+        ends = topology.sending_ends("flows") if topology.places_of("flows") else []
+        self._channels = [socket.socket(fileno=os.dup(end)) for end in ends]
         self._runtime_dir = topology.runtime_dir
         self._number = time.time_ns()  # answers to an earlier manager have other numbers
         self._turn = asyncio.Lock()
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._listens = False
 
     async def load(self, generation: int, change: dict[str, Any] | None = None) -> dict[str, str]:
         """Returns rule -> problem once all processes have loaded the definitions. Raises ControlError NOT_AVAILABLE.
@@ -59,16 +76,16 @@ class FlowsCalls:
         """Returns what a rule makes of columns (flows/trial.py); None: it is not loaded. Raises ControlError."""
         if len(encode_try(0, rule, context, carry_out)) > MESSAGE_MAX:
             raise ControlError("BAD_REQUEST", f"context: must be at most {MESSAGE_MAX} bytes")
-        if not self._ends:
+        if not self._channels:
             return None
-        (answer,) = await self._ask(self._ends[:1], lambda number: encode_try(number, rule, context, carry_out))
+        (answer,) = await self._ask(self._channels[:1], lambda number: encode_try(number, rule, context, carry_out))
         tried: dict[str, Any] | None = answer["tried"]
         return tried
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """Returns the figures of all rules, added up over processes: at most a second old."""
         total: dict[str, dict[str, Any]] = {}
-        for number in range(len(self._ends)):
+        for number in range(len(self._channels)):
             for rule, figures in self._written(number).items():
                 of_rule = total.setdefault(rule, {})
                 for name, value in figures.items():
@@ -84,7 +101,7 @@ class FlowsCalls:
         """Returns journal -> seconds by which its rules are behind."""
         return {
             journal: state["lag_seconds"]
-            for number in range(len(self._ends))
+            for number in range(len(self._channels))
             for journal, state in self._content(number).get("journals", {}).items()
         }
 
@@ -99,30 +116,118 @@ class FlowsCalls:
             return {}
         return content
 
-    async def _ask_all(self, request: Any) -> list[dict[str, Any]]:
-        return await self._ask(self._ends, request)
+    async def probe(self, kind: str, type: str, settings: dict[str, Any], connector: dict[str, Any] | None) -> str:
+        """Returns why a server cannot be used; empty if it can. connector: that of an action. Raises ControlError."""
+        asked = {"kind": kind, "type": type, "settings": settings, "connector": connector}
+        answer = await self._answer(0, self._channels[0], lambda number: _encode(number, "probe", **asked), PROBE_S)
+        return str(answer.get("error", ""))
 
-    async def _ask(self, ends: list[int], request: Any) -> list[dict[str, Any]]:
-        answers = []
+    async def sink(self, kind: str, verb: str, id: str) -> None:
+        """Has a connector or an action started, stopped or restarted. Raises ControlError."""
+        await self._order(f"sink_{verb}", kind=kind, id=id)
+
+    async def rewind(self, id: str, at_us: int | str) -> None:
+        """Has an action continue at this time, at `earliest` or `latest`. Raises ControlError."""
+        await self._order("sink_rewind", id=id, at_us=at_us)
+
+    async def reset_action(self, id: str) -> None:
+        """Sets the figures of an action to 0. Raises ControlError."""
+        await self._order("sink_reset", id=id)
+
+    def sinks(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Returns id -> figures and status of connectors or actions, over all processes: at most a second old."""
+        total: dict[str, dict[str, Any]] = {}
+        for number in range(len(self._channels)):
+            for id, found in self._content(number).get(kind, {}).items():
+                total[id] = _added(total[id], found) if id in total else found
+        return total
+
+    async def _order(self, verb: str, **asked: Any) -> None:
+        for answer in await self._ask_all(lambda number: _encode(number, verb, **asked)):
+            if error := answer.get("error"):
+                raise ControlError("BAD_REQUEST", str(error))
+
+    async def _ask_all(self, request: Request) -> list[dict[str, Any]]:
+        return await self._ask(self._channels, request)
+
+    async def _ask(self, channels: list[socket.socket], request: Request) -> list[dict[str, Any]]:
         async with self._turn:
-            for process, end in enumerate(ends):
-                self._number += 1
-                try:
-                    answers.append(await asyncio.to_thread(_ask, end, request(self._number), self._number))
-                except OSError as error:
-                    reason = "timed out" if isinstance(error, TimeoutError) else error
-                    raise ControlError("NOT_AVAILABLE", f"process flows-{process} did not respond: {reason}") from None
-        return answers
+            return [await self._answer(process, channel, request, ANSWER_S) for process, channel in enumerate(channels)]
+
+    async def _answer(self, process: int, channel: socket.socket, request: Request, longest_s: float) -> dict[str, Any]:
+        """Returns the answer to one request. Raises ControlError NOT_AVAILABLE."""
+        self._listen()
+        self._number += 1
+        number, answered = self._number, asyncio.get_running_loop().create_future()
+        self._asked[number] = answered
+        try:
+            async with asyncio.timeout(longest_s):
+                await _send(channel, request(number))
+                answer: dict[str, Any] = await answered
+        except OSError as error:
+            reason = "timed out" if isinstance(error, TimeoutError) else error
+            raise ControlError("NOT_AVAILABLE", f"process flows-{process} did not respond: {reason}") from None
+        finally:
+            del self._asked[number]
+        return answer
+
+    def _listen(self) -> None:
+        if not self._listens:
+            self._listens = True
+            for channel in self._channels:
+                asyncio.get_running_loop().add_reader(channel, self._take, channel)
+
+    def _take(self, channel: socket.socket) -> None:
+        """Takes the next answer; those to requests that were given up are dropped."""
+        try:
+            message = channel.recv(MESSAGE_MAX, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return
+        if not message:  # the supervisor has closed the other end
+            asyncio.get_running_loop().remove_reader(channel)
+            return
+        with suppress(ValueError):
+            answer = decode(message)
+            asked = self._asked.get(answer["id"])
+            if asked is not None and not asked.done():
+                asked.set_result(answer)
 
 
-def _ask(end: int, request: bytes, number: int) -> dict[str, Any]:
-    """Returns the answer to this request; earlier ones are of requests that were given up. Raises OSError."""
-    until_s = time.monotonic() + ANSWER_S
-    with socket.socket(fileno=os.dup(end)) as channel:
-        channel.settimeout(ANSWER_S)
-        channel.send(request)
-        while True:
-            channel.settimeout(max(until_s - time.monotonic(), 0.001))
-            answer = decode(channel.recv(MESSAGE_MAX))
-            if answer["id"] == number:
-                return answer
+async def _send(channel: socket.socket, message: bytes) -> None:
+    """Returns once the channel has the message. Raises OSError."""
+    while True:
+        try:
+            channel.send(message, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):  # earlier requests wait: the process is starting, or stopped
+            await asyncio.sleep(SEND_PAUSE_S)
+        else:
+            return
+
+
+def _encode(number: int, verb: str, **asked: Any) -> bytes:
+    """Returns a request about connectors and actions. Raises ControlError for one that is too long."""
+    try:
+        message = cbor2.dumps({"id": number, "verb": verb, **asked})
+    except (ValueError, cbor2.CBOREncodeError) as error:  # texts with unpaired surrogates
+        raise ControlError("BAD_REQUEST", f"settings: {error}") from None
+    if len(message) > MESSAGE_MAX:
+        raise ControlError("BAD_REQUEST", f"settings: must be at most {MESSAGE_MAX} bytes")
+    return message
+
+
+def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures of two processes together: counts are added, the worse status and the greater lag remain."""
+    found = {**one, **other}
+    for name in one.keys() & other.keys():
+        mine, others = one[name], other[name]
+        if name == "status":
+            found[name] = max(mine, others, key=lambda status: STATUSES.index(status) if status in STATUSES else 0)
+        elif name == "cursor":
+            found[name] = mine | others
+        elif name == "lag_seconds":
+            found[name] = max(mine, others)
+        elif isinstance(mine, int | float) and isinstance(others, int | float):
+            found[name] = mine + others
+        else:
+            found[name] = mine or others
+    return found

@@ -20,6 +20,7 @@ from shardbroker.access.auth_client import publish_rules
 from shardbroker.access.files import FileError
 from shardbroker.config import Settings
 from shardbroker.config.listeners import parse_address
+from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS
 from shardbroker.control import ControlError
 from shardbroker.logs.log import Log
 from shardbroker.logs.phrases import Line, log_line
@@ -31,6 +32,7 @@ from shardbroker.management.client_events import ClientEvents
 from shardbroker.management.client_topics import ClientTopics
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.context import HANDLERS, Context
+from shardbroker.management.definitions import Definitions
 from shardbroker.management.feed import Feed
 from shardbroker.management.flapping import FlappingBans
 from shardbroker.management.handlers.listeners import call_supervisor
@@ -40,10 +42,11 @@ from shardbroker.management.notices import Notices
 from shardbroker.management.preflight import check
 from shardbroker.management.prometheus import render
 from shardbroker.management.rollout import Rollout
-from shardbroker.management.rules import Rules
+from shardbroker.management.rules import RuleKind, Rules, fed
 from shardbroker.management.scheduled_snapshots import take_snapshots
 from shardbroker.management.scrape import ScrapeServer
 from shardbroker.management.server import ControlServer
+from shardbroker.management.sinks import SinkKind, Sinks
 from shardbroker.management.sys_publisher import SYS_WORKER, SysPublisher
 from shardbroker.management.topic_metrics import SAMPLE_S, TopicMetrics
 from shardbroker.management.tracing import Traces
@@ -53,13 +56,14 @@ from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore
 from shm.counters import Counters, ProcessState
 from shm.epochs import Epochs
+from shm.roles import FLOWS
 from shm.routes import RouteTable
 from shm.topology import Topology
 from shm.view import ViewSegment
 
 __all__ = ["run"]
 
-SECRETS = ("payload", "password", "secret", "correlation_data", "setting")
+SECRETS = ("payload", "password", "secret", "correlation_data", "setting", "definition")
 """Parameters that the audit log leaves out."""
 
 AUDIT_MAX = 2000
@@ -124,12 +128,13 @@ class _Manager:
         self._traces = Traces(topology, self._workers, self._log, settings.trace.max_file_size)
         self._topic_metrics = TopicMetrics(self._workers)
         self._topic_metrics.configure(settings.topic_metrics.topics)
-        self._rules = Rules(
+        self._definitions = definitions = Definitions(
             topology,
-            settings.rules,
-            settings.rule_engine,
+            settings,
+            (SinkKind(CONNECTORS), SinkKind(ACTIONS), RuleKind()),
             feed,
-            lambda: call_supervisor(self._context, {"verb": "settings"}),
+            fed,
+            lambda needed: call_supervisor(self._context, {"verb": "settings", "needed": [FLOWS] if needed else []}),
             self._complain,
         )
         self._inbox = ManagerInbox(
@@ -148,7 +153,9 @@ class _Manager:
             self._traces,
             self._topic_metrics,
             self._alarms.listed,
-            self._rules,
+            Rules(definitions),
+            Sinks(CONNECTORS, definitions),
+            Sinks(ACTIONS, definitions),
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
             view,
         )
@@ -164,7 +171,7 @@ class _Manager:
         loop.add_reader(self._inbox.bell, self._inbox.on_bell)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
         self._rollout.resume()
-        self._rules.resume()
+        self._definitions.resume()
         await self._control.start()
         loop.add_reader(self._notices.socket, self._notices.drain)
         self._counters.set_state(self._topology.manager, ProcessState.READY)
@@ -250,7 +257,7 @@ class _Manager:
         self._topic_metrics.configure(settings.topic_metrics.topics)
         self._client_topics.want(settings.sys.event_messages)
         self._client_topics.max_levels = settings.mqtt.max_topic_levels
-        self._rules.configure(settings.rules, settings.rule_engine)
+        self._definitions.configure(settings)
 
     def _prepare(self, settings: Settings) -> None:
         """Rules of a file are put where workers read them if settings name other ones; those of the same file are read again by a

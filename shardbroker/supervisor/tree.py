@@ -114,14 +114,14 @@ class Supervisor:
         listeners = [*settings.listeners.values()]
         return [Child(place) for place in topology.places if place.role.is_needed(settings, listeners)]
 
-    def _start_what_is_needed(self) -> None:
-        """Starts processes that listeners or settings now need; they stay from then on."""
+    def _start_what_is_needed(self, needed: Sequence[str] = ()) -> None:
+        """Starts processes that listeners or settings now need, and those of the roles `needed`; they stay from then on."""
         topology = self._listeners.topology
         _, settings = read_in_force(topology)
         listeners = [one.settings for one in topology.listeners]
         there = {child.slot for child in self._children}
         for place in topology.places:
-            if place.slot not in there and place.role.is_needed(settings, listeners):
+            if place.slot not in there and (place.role.name in needed or place.role.is_needed(settings, listeners)):
                 child = Child(place)
                 self._children.append(child)
                 self._start(child)
@@ -160,7 +160,7 @@ class Supervisor:
             return
         try:
             self._listeners.carry_out(request)
-            self._start_what_is_needed()
+            self._start_what_is_needed(request.get("needed", ()))
             self._warn_of_exposures()
             problem = ""
         except StartError as error:

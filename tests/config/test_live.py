@@ -8,8 +8,9 @@ from shm.channels import SUPERVISOR
 from shm.roles import ACCEPTOR, API, FLOWS, INTEGRATIONS, LINK, MANAGER, ROLES, WORKER
 
 LIVE_SECTIONS = {
-    "acl", "alarm", "auth", "auto_subscribe", "delayed", "event_message", "exhook", "flapping_detect", "journal", "log", "mqtt",
-    "plugins", "replay", "retainer", "rewrite", "rule_engine", "rules", "slow_subs", "snapshot", "sys", "topic_metrics", "trace",
+    "acl", "actions", "alarm", "auth", "auto_subscribe", "connectors", "delayed", "event_message", "exhook", "flapping_detect",
+    "journal", "log", "mqtt", "plugins", "replay", "retainer", "rewrite", "rule_engine", "rules", "slow_subs", "snapshot", "sys",
+    "topic_metrics", "trace",
 }  # fmt: skip
 RESTART_KEYS = {"mqtt.shared_subscription_strategy", "journal.segment_bytes", "journal.cycle_bytes"}
 LIVE_KEYS = {"cluster.lost_session"}

@@ -14,6 +14,7 @@ from shardbroker.management.handlers import (
     node,
     plugins,
     rules,
+    sinks,
     snapshots,
     subscriptions,
     watching,
@@ -21,5 +22,5 @@ from shardbroker.management.handlers import (
 
 __all__ = [
     "access", "accounts", "clients", "cluster", "configuration", "delayed", "exhooks", "journals", "listeners", "messages",
-    "node", "plugins", "rules", "snapshots", "subscriptions", "watching",
+    "node", "plugins", "rules", "sinks", "snapshots", "subscriptions", "watching",
 ]  # fmt: skip

@@ -3,10 +3,12 @@
 import json
 from typing import Any
 
+from shardbroker.config.sinks.definition import ACTIONS
 from shardbroker.control import ControlError
 from shardbroker.control.rule_verbs import OneRule, RuleChange, RuleList, RulePast, RuleSettings, RuleTrial
 from shardbroker.management.context import Context, handles
-from shardbroker.management.rules import Definition
+from shardbroker.management.definitions import Definition
+from shardbroker.management.handlers.sinks import status_of
 
 SHOWN = ("matched", "passed", "failed")
 """Figures that are columns of the list."""
@@ -14,13 +16,13 @@ SHOWN = ("matched", "passed", "failed")
 
 @handles("rules list")
 async def list_rules(context: Context, params: RuleList) -> dict[str, Any]:
-    figures = context.rules.flows.figures()
+    figures, statuses = context.rules.flows.figures(), _statuses(context)
     rows = []
     for rule in context.rules.all():
         if params.cursor is not None and rule["id"] <= params.cursor:
             continue
         if _fits(rule, params):
-            rows.append(_row(rule, figures))
+            rows.append(_row(rule, figures, statuses))
         if len(rows) > params.limit:
             return {"data": rows[:-1], "cursor": rows[-2]["id"]}
     return {"data": rows, "cursor": None}
@@ -28,13 +30,13 @@ async def list_rules(context: Context, params: RuleList) -> dict[str, Any]:
 
 @handles("rules show")
 async def show(context: Context, params: OneRule) -> dict[str, Any]:
-    return _row(context.rules.find(params.id), context.rules.flows.figures())
+    return _row(context.rules.find(params.id), context.rules.flows.figures(), _statuses(context))
 
 
 @handles("rules create")
 async def create(context: Context, params: RuleSettings) -> dict[str, Any]:
     given = {**params.model_dump(), "actions": _actions(params.actions), "metadata": _metadata(params.metadata)}
-    return _row(await context.rules.create(given), {})
+    return _row(await context.rules.create(given), {}, _statuses(context))
 
 
 @handles("rules update")
@@ -44,7 +46,7 @@ async def update(context: Context, params: RuleChange) -> dict[str, Any]:
         given["actions"] = _actions(params.actions)
     if params.metadata is not None:
         given["metadata"] = _metadata(params.metadata)
-    return _row(await context.rules.update(params.id, given), context.rules.flows.figures())
+    return _row(await context.rules.update(params.id, given), context.rules.flows.figures(), _statuses(context))
 
 
 @handles("rules delete")
@@ -116,7 +118,18 @@ def _fits(rule: Definition, params: RuleList) -> bool:
     )
 
 
-def _row(rule: Definition, figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _statuses(context: Context) -> dict[str, str]:
+    """Returns the status of each action by id."""
+    figures = context.actions.flows.sinks(ACTIONS)
+    return {one["id"]: status_of(context.actions, one, figures.get(one["id"], {}))[0] for one in context.actions.all()}
+
+
+def _details(id: str, statuses: dict[str, str]) -> dict[str, str]:
+    type, _, name = id.partition(":")
+    return {"type": type, "name": name, "status": statuses.get(id, "unavailable")}
+
+
+def _row(rule: Definition, figures: dict[str, dict[str, Any]], statuses: dict[str, str]) -> dict[str, Any]:
     metrics = dict(figures.get(rule["id"], {}))
     disabled = metrics.pop("disabled", None)
     return {
@@ -130,6 +143,7 @@ def _row(rule: Definition, figures: dict[str, dict[str, Any]]) -> dict[str, Any]
         "description": rule["description"],
         "origin": rule["origin"],
         "actions": rule["actions"],
+        "action_details": [_details(one, statuses) for one in rule["actions"] if isinstance(one, str)],
         "metadata": rule.get("metadata", {}),
         "created_at": rule["created_ms"],
         "last_modified_at": rule["changed_ms"],

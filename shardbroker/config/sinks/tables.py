@@ -1,0 +1,74 @@
+"""The sections `[connectors.<type>.<name>]` and `[actions.<type>.<name>]`, with a table for each type."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field, create_model, field_validator
+
+from shardbroker.config.base import Section
+from shardbroker.config.sinks.base import NAME
+from shardbroker.config.sinks.ids import checked_id
+from shardbroker.config.sinks.types import SINK_TYPES
+
+__all__ = ["SINKS_MAX", "Actions", "Connectors", "check_actions"]
+
+SINKS_MAX = 1000
+"""Connectors of a broker, and actions: each change writes all of them."""
+
+
+def _tables(of: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for type, row in SINK_TYPES.items():
+        model: Any = getattr(row, of)
+        found[type] = (dict.__class_getitem__((str, model)), Field({}, description=f"{row.title}: {of}s by name."))
+    return found
+
+
+class _Tables(Section):
+    @field_validator("*")
+    @classmethod
+    def _names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if not re.fullmatch(NAME, name):
+                raise ValueError(f"allowed is a name of up to 64 letters, digits, - and _, a letter or digit first, not {name!r}")
+        if len(value) > SINKS_MAX:
+            raise ValueError(f"allowed is up to {SINKS_MAX} of them, not {len(value)}")
+        return value
+
+    def _by_id(self) -> Iterator[tuple[str, Any]]:
+        for type in SINK_TYPES:
+            for name, one in getattr(self, type).items():
+                yield f"{type}:{name}", one
+
+
+class Connectors(create_model("_Connectors", __base__=_Tables, **_tables("connector"))):  # type: ignore[misc]
+    """Connections to other systems, which actions use: a table for each type."""
+
+    def by_id(self) -> dict[str, Any]:
+        """Returns all connectors by `type:name`."""
+        return dict(self._by_id())
+
+
+class Actions(create_model("_Actions", __base__=_Tables, **_tables("action"))):  # type: ignore[misc]
+    """What rules do in other systems: a table for each type."""
+
+    def by_id(self) -> dict[str, Any]:
+        """Returns all actions by `type:name`."""
+        return dict(self._by_id())
+
+
+def check_actions(actions: Actions, connectors: Connectors) -> None:
+    """Raises ValueError for an action without its connector, or with a fallback that does not exist."""
+    there, known = connectors.by_id(), actions.by_id()
+    for id, action in known.items():
+        type = id.partition(":")[0]
+        if f"{type}:{action.connector}" not in there:
+            raise ValueError(
+                f"allowed is a connector that exists: actions.{id.replace(':', '.')}.connector names {action.connector!r}, and "
+                f"there is no connectors.{type}.{action.connector}"
+            )
+        for fallback in action.fallback_actions:
+            other = ":".join(checked_id(fallback))
+            if other not in known or other == id:
+                raise ValueError(f"allowed is another action that exists: fallback_actions of {id} names {fallback!r}")
