@@ -18,6 +18,7 @@ from click.shell_completion import shell_complete
 from pydantic.fields import FieldInfo
 
 from shardbroker.cli import render
+from shardbroker.cli.actions import cursor
 from shardbroker.cli.locate import running_data_dir
 from shardbroker.cli.rules import test
 from shardbroker.config import ConfigError
@@ -42,6 +43,8 @@ GROUPS = {
     "config": "Configuration of the running broker.",
     "log": "Log level.",
     "rules": "Rules: SQL over messages.",
+    "connectors": "Connections to other systems.",
+    "actions": "What rules write to other systems.",
     "users": "Users of the broker's own store.",
     "acl": "Rules for publishing and subscribing.",
     "banned": "Bans.",
@@ -375,3 +378,4 @@ def download(context: click.Context, name: str, file: Any) -> int:
 add_verbs(app, VERBS.values())
 cast(click.Group, app.commands["rules"]).add_command(test)
 cast(click.Group, app.commands["trace"]).add_command(download)
+cast(click.Group, app.commands["actions"]).add_command(cursor)  # with --rewind, besides the verb

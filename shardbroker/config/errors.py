@@ -83,8 +83,8 @@ def _near(path: KeyPath, section: KeyPath) -> str:
     known = [dotted(key[len(section) :]) for key in known_keys() if key[: len(section)] == section]
     close = difflib.get_close_matches(dotted(path[len(section) :]), known, 1, cutoff=0.75)
     table = dotted(path[len(section) : -1])
-    beside = [key.removeprefix(f"{table}.") for key in known if key.startswith(f"{table}.") or not table]
-    return f"did you mean {close[0]}?" if close else f"allowed are {', '.join(beside)}"
+    beside = [key.removeprefix(f"{table}.").partition(".")[0] for key in known if key.startswith(f"{table}.") or not table]
+    return f"did you mean {close[0]}?" if close else f"allowed are {', '.join(dict.fromkeys(beside))}"
 
 
 def _entry(problem: ErrorDetails, path: KeyPath) -> str:

@@ -67,6 +67,11 @@ class _Change:
         self.kind, self.id, self.apply = kind, id, apply
         self.done: asyncio.Future[Definition | None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def problem_key(self) -> str:
+        """The key of its problem in an answer of the processes flows: a connector and an action may have the same id."""
+        return f"connector {self.id}" if self.kind == "connectors" else self.id
+
     def fail(self, error: ControlError) -> None:
         self.done.set_exception(error)
         self.done.exception()  # the caller may be gone
@@ -268,8 +273,8 @@ class Definitions:
                 change.fail(error)
             return
         for change, result in made:
-            if change.id in problems:
-                change.fail(ControlError("BAD_REQUEST", problems[change.id]))
+            if change in problems:
+                change.fail(ControlError("BAD_REQUEST", problems[change]))
             else:
                 change.done.set_result(result)
 
@@ -281,16 +286,16 @@ class Definitions:
 
     # --- in force -------------------------------------------------------------------------------------------------------------
 
-    async def _put_in_force(self, made: Made, changes: Sequence[_Change]) -> dict[str, str]:
+    async def _put_in_force(self, made: Made, changes: Sequence[_Change]) -> dict[_Change, str]:
         """Returns the problems of changed definitions, which are what they were then. Raises ControlError."""
         before = self._made
         self._store(made)
         try:
             await self._start_processes(False)
             found = await self._load()
-            problems = {change.id: found[change.id] for change in changes if change.id in found}
+            problems = {change: found[change.problem_key] for change in changes if change.problem_key in found}
             if problems:
-                self._store(_without(made, before, [change for change in changes if change.id in problems]))
+                self._store(_without(made, before, [*problems]))
                 await self._load()
             await self._feed.set(*self._fed(self.all(RULES).values()))
         except RouteTableFull as error:

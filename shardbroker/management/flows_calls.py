@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,23 +117,16 @@ class FlowsCalls:
             return {}
         return content
 
-    async def probe(self, kind: str, type: str, settings: dict[str, Any], connector: dict[str, Any] | None) -> str:
-        """Returns why a server cannot be used; empty if it can. connector: that of an action. Raises ControlError."""
-        asked = {"kind": kind, "type": type, "settings": settings, "connector": connector}
-        answer = await self._answer(0, self._channels[0], lambda number: _encode(number, "probe", **asked), PROBE_S)
-        return str(answer.get("error", ""))
+    async def probe(self, type: str, settings: dict[str, Any]) -> str:
+        """Returns why the server of a connector cannot be used; empty if it can. Raises ControlError."""
+        request = partial(_encode, verb="probe", type=type, settings=settings)
+        return str((await self._answer(0, self._channels[0], request, PROBE_S)).get("error", ""))
 
-    async def sink(self, kind: str, verb: str, id: str) -> None:
-        """Has a connector or an action started, stopped or restarted. Raises ControlError."""
-        await self._order(f"sink_{verb}", kind=kind, id=id)
-
-    async def rewind(self, id: str, at_us: int | str) -> None:
-        """Has an action continue at this time, at `earliest` or `latest`. Raises ControlError."""
-        await self._order("sink_rewind", id=id, at_us=at_us)
-
-    async def reset_action(self, id: str) -> None:
-        """Sets the figures of an action to 0. Raises ControlError."""
-        await self._order("sink_reset", id=id)
+    async def order(self, verb: str, action: str, **more: Any) -> None:
+        """Carries out an order for an action: one of SINK_VERBS of flows/wire.py. Raises ControlError."""
+        for answer in await self._ask_all(partial(_encode, verb=verb, sink=action, **more)):
+            if problem := answer.get("problems", {}).get(action):
+                raise ControlError("BAD_REQUEST", str(problem))
 
     def sinks(self, kind: str) -> dict[str, dict[str, Any]]:
         """Returns id -> figures and status of connectors or actions, over all processes: at most a second old."""
@@ -141,11 +135,6 @@ class FlowsCalls:
             for id, found in self._content(number).get(kind, {}).items():
                 total[id] = _added(total[id], found) if id in total else found
         return total
-
-    async def _order(self, verb: str, **asked: Any) -> None:
-        for answer in await self._ask_all(lambda number: _encode(number, verb, **asked)):
-            if error := answer.get("error"):
-                raise ControlError("BAD_REQUEST", str(error))
 
     async def _ask_all(self, request: Request) -> list[dict[str, Any]]:
         return await self._ask(self._channels, request)
@@ -204,10 +193,10 @@ async def _send(channel: socket.socket, message: bytes) -> None:
             return
 
 
-def _encode(number: int, verb: str, **asked: Any) -> bytes:
+def _encode(number: int, **asked: Any) -> bytes:
     """Returns a request about connectors and actions. Raises ControlError for one that is too long."""
     try:
-        message = cbor2.dumps({"id": number, "verb": verb, **asked})
+        message = cbor2.dumps({"id": number, **asked})
     except (ValueError, cbor2.CBOREncodeError) as error:  # texts with unpaired surrogates
         raise ControlError("BAD_REQUEST", f"settings: {error}") from None
     if len(message) > MESSAGE_MAX:

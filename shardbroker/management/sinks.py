@@ -217,19 +217,22 @@ class Sinks:
         else:
             values = _unmasked(self._from_emqx(type, given), before or {})
         one = self._checked(type, name, values, all, now_ms())
-        settings = one["model"].model_dump(mode="json")
-        connector = all[CONNECTORS][connector_of(one)]["model"].model_dump(mode="json") if self.kind == ACTIONS else None
+        connector = one if self.kind == CONNECTORS else all[CONNECTORS][connector_of(one)]
         await self._definitions.need_processes()
-        return await self.flows.probe(self.kind, type, settings, connector)
+        return await self.flows.probe(type, connector["model"].model_dump(mode="json"))
 
     async def order(self, id: str, verb: str) -> None:
-        """Starts, stops or restarts one until it changes, or the broker stops. Raises ControlError."""
+        """Starts, stops or restarts an action, or all actions of a connector, until they change, or the broker stops. Raises
+        ControlError."""
         one = self.find(id)
         if problem := self.problem(one):
             raise ControlError("BAD_REQUEST", problem)
         if not one["model"].enable:
             raise ControlError("BAD_REQUEST", f"{self.kind[:-1]} {one['id']} is disabled: enable it before")
-        await self.flows.sink(self.kind, verb, one["id"])
+        actions = [one["id"]] if self.kind == ACTIONS else [action for _, action in self.uses().get(one["id"], [])]
+        for action in actions:
+            if self._definitions.find(ACTIONS, action)["model"].enable:
+                await self.flows.order(f"sink_{verb}", action)
 
 
 def _uses(kind: str, all: Made) -> dict[str, list[tuple[str, str]]]:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -247,6 +249,32 @@ def test_a_reload_takes_those_of_the_file(data_dir: Path, tmp_path: Path) -> Non
         file.write_text("")
         call(broker, "config reload")
         assert (of(broker, "connectors"), of(broker, "actions")) == ({}, {})
+
+
+def ctl(broker: Broker, *words: str) -> tuple[int, str]:
+    program = Path(sys.executable).with_name("shardbroker")
+    done = subprocess.run([program, "ctl", "--data-dir", str(broker.data_dir), *words], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_verbs_of_the_command_line(broker: Broker) -> None:
+    assert ctl(broker, "connectors", "add", "webhook:main", json.dumps(CONNECTOR))[0] == 0
+    assert ctl(broker, "actions", "add", "http:out", json.dumps(ACTION))[0] == 0
+    assert ctl(broker, "actions", "change", "http:out", '{"parameters": {"method": "put"}}')[0] == 0
+    assert of(broker, "actions")["http:out"]["settings"]["parameters"]["path"] == "/a"
+    code, listed = ctl(broker, "actions", "list")
+    assert code == 0 and "http:out" in listed and "runtime" in listed
+    assert json.loads(ctl(broker, "--json", "actions", "cursor", "http:out", "--rewind", "1h")[1])["id"] == "http:out"
+    code, refused = ctl(broker, "actions", "cursor", "http:out", "--rewind", "soon")
+    assert (code, "at: must be a time such as 15m" in refused) == (1, True), refused
+    assert ctl(broker, "actions", "metrics", "http:out")[0] == 0
+    for words in (("connectors", "disable"), ("connectors", "enable"), ("actions", "stop"), ("actions", "start")):
+        assert ctl(broker, *words, "http:main" if words[0] == "connectors" else "http:out")[0] == 0
+    code, refused = ctl(broker, "connectors", "delete", "http:main")
+    assert (code, "connector http:main is used by action http:out" in refused) == (1, True)
+    assert ctl(broker, "connectors", "delete", "http:main", "--also-delete-dep-actions")[0] == 0
+    (audited,) = [row for row in call(broker, "audit list")["data"] if row["verb"] == "connectors add"]
+    assert "s3cret" not in json.dumps(audited) + "".join(broker.output)
 
 
 def test_they_need_a_journal(data_dir: Path) -> None:

@@ -17,6 +17,7 @@ from shardbroker.api.routes import (
     plugins,
     rules,
     settings,
+    sinks,
     watching,
 )
 
@@ -24,5 +25,5 @@ __all__ = ["ROUTERS"]
 
 ROUTERS = (
     accounts.router, node.router, clients.router, messages.router, watching.router, access.router,
-    plugins.router, exhooks.router, rules.router, configuration.router, settings.router, derived_router(),
+    plugins.router, exhooks.router, rules.router, sinks.router, configuration.router, settings.router, derived_router(),
 )  # fmt: skip

@@ -88,7 +88,7 @@ async def metrics(context: Context, params: OneSink) -> dict[str, Any]:
 
 @handles("actions reset")
 async def reset(context: Context, params: OneSink) -> None:
-    await context.actions.flows.reset_action(context.actions.find(params.id)["id"])
+    await context.actions.flows.order("sink_reset", context.actions.find(params.id)["id"])
 
 
 @handles("actions cursor")
@@ -107,7 +107,7 @@ async def rewind(context: Context, params: Rewind) -> None:
         at_us, _ = parse_period(params.at.encode(), time.time_ns() // 1000)
     except MqttError as error:
         raise ControlError("BAD_REQUEST", str(error).replace("$replay/<period>", "at")) from None
-    await context.actions.flows.rewind(id, params.at if params.at in ("earliest", "latest") else at_us)
+    await context.actions.flows.order("sink_rewind", id, at_us=params.at if params.at in ("earliest", "latest") else at_us)
 
 
 def row(
