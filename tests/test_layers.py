@@ -197,7 +197,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "shardbroker.management": (
         (
-            "access", "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
+            "access", "action_alarms",
+            "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
             "definitions", "disk_alarms", "feed", "flows_calls", "hold_alarms",
             "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks",
             "sys_publisher", "sys_topics",

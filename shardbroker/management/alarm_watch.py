@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardbroker.access.failing import failing
 from shardbroker.logs.log import Log
+from shardbroker.management.action_alarms import ActionAlarms, ActionState
 from shardbroker.management.alarms import Alarm, AlarmList, LossAlarm, MemoryAlarm, StandingAlarm, overload_level
 from shardbroker.management.cluster_view import ClusterAlarms, peers_of
 from shardbroker.management.configuration import Configuration
@@ -59,6 +60,7 @@ class AlarmWatch:
         self._backends = StandingAlarm(node, "backend_unusable", "error")
         self._rules = StandingAlarm(node, "rules_stopped", "error")
         self._holds = HoldAlarms(node)
+        self._actions = ActionAlarms(node)
         self._damaged = 0
         self._view = view
         self._cluster = ClusterAlarms(node)
@@ -90,6 +92,11 @@ class AlarmWatch:
         """Sends the alarms about holds that have begun, changed or ended; `uses` were read from the disk, which takes a thread."""
         removed = self._counters.totals()["journal.hold_exceeded"]
         for alarm in self._holds.look(uses, removed, time.time_ns() // 1_000_000):
+            self._send(alarm)
+
+    def check_actions(self, actions: Mapping[str, ActionState]) -> None:
+        """Sends the alarms about actions that have begun, changed or ended. actions: the enabled ones by id."""
+        for alarm in self._actions.look(actions, time.time_ns() // 1_000_000):
             self._send(alarm)
 
     def add_damage(self, text: str) -> None:

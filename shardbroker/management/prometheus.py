@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from shardbroker import __version__
+from shardbroker.config.sinks.definition import ACTIONS
 from shardbroker.control.losses import LOSSES
 from shardbroker.flows.wire import COUNTS
 from shardbroker.hooks.wanted import PLUGINS_FILE
 from shardbroker.management.cluster_view import peers_of
 from shardbroker.management.context import Context
 from shardbroker.management.exhook_state import read_state
+from shardbroker.management.sinks import Sinks
 from shm.counters import GAUGES, HISTOGRAMS, Counters, ProcessState
 
 __all__ = ["CONTENT_TYPE", "render"]
@@ -31,6 +33,14 @@ HISTOGRAM_HELP = {
 NOT_SUMMED = ("overload.level.count",)
 """Gauges with the same value in every worker."""
 
+ACTION_COUNTS = (
+    "matched", "success", "failed", "dropped", "dropped.expired", "dropped.queue_full", "dropped.resource_not_found",
+    "dropped.resource_stopped", "dropped.other", "late_reply", "received", "retried", "retried.success", "retried.failed",
+)  # fmt: skip
+"""Counts of an action with the names of EMQX."""
+ACTION_GAUGES = ("inflight", "queuing", "queuing_bytes", "rate", "rate_last5m", "lag_records", "lag_seconds")
+"""Rows of an action at this moment, likewise, and how far it is behind the journals."""
+
 Labels = Mapping[str, object]
 
 
@@ -42,6 +52,8 @@ async def render(context: Context) -> str:
     lines += _exhook(read_state(context))
     if context.rules.all():
         lines += _rules(context)
+    for sinks in (context.connectors, context.actions):
+        lines += _sinks(sinks)
     if context.topology.settings.cluster.enable and context.topology.settings.cluster.registry == "on":
         lines += _claims(await context.workers.call_available("cluster claims"))
     return "\n".join(lines) + "\n"
@@ -180,6 +192,23 @@ def _rules(context: Context) -> Iterator[str]:
     yield from _family("rule_seconds", "counter", "Time in which a rule was evaluated, without its actions.", seconds)
     lags = [({"journal": journal}, seconds) for journal, seconds in sorted(context.rules.flows.lags().items())]
     yield from _family("rules_lag_seconds", "gauge", "How far rules are behind the journal of a worker.", lags)
+
+
+def _sinks(sinks: Sinks) -> Iterator[str]:
+    """Yields the figures of connectors or actions, by id; none without any. Counts start at 0 with the processes flows."""
+    one, all, figures = sinks.kind[:-1], sinks.all(), sinks.figures()
+    if not all:
+        return
+    enabled = [({"id": sink["id"]}, int(sink["model"] is not None and sink["model"].enable)) for sink in all]
+    yield from _family(f"{one}_enable", "gauge", f"Whether the {one} is enabled.", enabled)
+    up = [({"id": sink["id"]}, int(sinks.status(sink, figures.get(sink["id"], {}))[0] == "connected")) for sink in all]
+    yield from _family(f"{one}_status", "gauge", f"Whether the server of the {one} is connected.", up)
+    if sinks.kind != ACTIONS:
+        return
+    for name in (*ACTION_COUNTS, *ACTION_GAUGES):
+        kind = "counter" if name in ACTION_COUNTS else "gauge"
+        rows = [({"id": sink["id"]}, figures.get(sink["id"], {}).get(name, 0)) for sink in all]
+        yield from _family(f"action_{name.replace('.', '_')}", kind, f"{name} of an action.", rows)
 
 
 def _exhook(states: Iterable[Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ those of management/definitions.py.
 A definition made at run time is kept as it was given, so that a secret in a file (`file:PATH`) is read again at each start.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardbroker.config import Settings
@@ -13,6 +13,7 @@ from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, checked, fr
 from shardbroker.config.sinks.ids import checked_id, normal_id
 from shardbroker.config.sinks.tables import SINKS_MAX
 from shardbroker.control import ControlError
+from shardbroker.management.action_alarms import ActionState
 from shardbroker.management.definitions import CONFIGURATION, RULES, RUNTIME, Definition, Definitions, Made, now_ms
 from shardbroker.management.rules import stamped
 
@@ -98,6 +99,27 @@ class Sinks:
         if problem or self.kind == CONNECTORS:
             return problem
         return connector_problem(one, {CONNECTORS: self._definitions.all(CONNECTORS)})
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Returns id -> figures and status: at most a second old."""
+        return self.flows.sinks(self.kind) if self.all() else {}
+
+    def status(self, one: Definition, figures: Mapping[str, Any]) -> tuple[str, str]:
+        """Returns the status of one, and why it is not connected. figures: those of it."""
+        if problem := self.problem(one):
+            return "disconnected", problem
+        if not one["model"].enable:
+            return "stopped", "disabled"
+        return figures.get("status", "connecting"), figures.get("error", "")
+
+    def states(self) -> dict[str, ActionState]:
+        """Returns the states of enabled actions, for alarms."""
+        found, figures = {}, self.figures()
+        for one in self.all():
+            if one["model"] is None or one["model"].enable:
+                of = figures.get(one["id"], {})
+                found[one["id"]] = ActionState(*self.status(one, of), of.get("lag_seconds", 0.0), of.get("dropped", 0))
+        return found
 
     def shown(self, one: Definition) -> dict[str, Any]:
         """Returns the settings as JSON has them, secrets masked."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from shardbroker.control import Control, ControlError
 from tests.harness import Broker, until
@@ -249,6 +250,15 @@ def test_a_reload_takes_those_of_the_file(data_dir: Path, tmp_path: Path) -> Non
         file.write_text("")
         call(broker, "config reload")
         assert (of(broker, "connectors"), of(broker, "actions")) == ({}, {})
+
+
+def test_they_are_scraped(shared: Broker) -> None:
+    families = {family.name: family for family in text_string_to_metric_families(call(shared, "prometheus"))}
+    for name in ("matched", "dropped_queue_full", "retried", "lag_records", "lag_seconds", "inflight", "enable", "status"):
+        ids = [one.labels["id"] for one in families[f"shardbroker_action_{name}"].samples]
+        assert ids == ["http:fixed", "http:out"], name
+    assert [one.value for one in families["shardbroker_connector_enable"].samples] == [1, 1]
+    assert "shardbroker_connector_status" in families
 
 
 def ctl(broker: Broker, *words: str) -> tuple[int, str]:

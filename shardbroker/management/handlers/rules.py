@@ -3,12 +3,10 @@
 import json
 from typing import Any
 
-from shardbroker.config.sinks.definition import ACTIONS
 from shardbroker.control import ControlError
 from shardbroker.control.rule_verbs import OneRule, RuleChange, RuleList, RulePast, RuleSettings, RuleTrial
 from shardbroker.management.context import Context, handles
 from shardbroker.management.definitions import Definition
-from shardbroker.management.handlers.sinks import status_of
 
 SHOWN = ("matched", "passed", "failed")
 """Figures that are columns of the list."""
@@ -120,8 +118,8 @@ def _fits(rule: Definition, params: RuleList) -> bool:
 
 def _statuses(context: Context) -> dict[str, str]:
     """Returns the status of each action by id."""
-    figures = context.actions.flows.sinks(ACTIONS)
-    return {one["id"]: status_of(context.actions, one, figures.get(one["id"], {}))[0] for one in context.actions.all()}
+    figures = context.actions.figures()
+    return {one["id"]: context.actions.status(one, figures.get(one["id"], {}))[0] for one in context.actions.all()}
 
 
 def _details(id: str, statuses: dict[str, str]) -> dict[str, str]:

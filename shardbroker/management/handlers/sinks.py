@@ -22,7 +22,7 @@ def _register(kind: str) -> None:
 
     @handles(f"{kind} list")
     async def list_all(context: Context, params: SinkList) -> dict[str, Any]:
-        sinks, figures, rows = of(context), of(context).flows.sinks(kind), []
+        sinks, figures, rows = of(context), of(context).figures(), []
         uses = sinks.uses()
         for one in sinks.all():
             if params.cursor is not None and one["id"] <= params.cursor:
@@ -82,7 +82,7 @@ _register(ACTIONS)
 @handles("actions metrics")
 async def metrics(context: Context, params: OneSink) -> dict[str, Any]:
     id = context.actions.find(params.id)["id"]
-    found = context.actions.flows.sinks(ACTIONS).get(id, {})
+    found = context.actions.figures().get(id, {})
     return {"id": id, **{name: value for name, value in found.items() if name not in ("status", "error", "cursor")}}
 
 
@@ -94,7 +94,7 @@ async def reset(context: Context, params: OneSink) -> None:
 @handles("actions cursor")
 async def cursor(context: Context, params: OneSink) -> dict[str, Any]:
     id = context.actions.find(params.id)["id"]
-    found = context.actions.flows.sinks(ACTIONS).get(id, {})
+    found = context.actions.figures().get(id, {})
     return {"id": id, "cursor": found.get("cursor", {}), **{name: found.get(name, 0) for name in ("lag_records", "lag_seconds")}}
 
 
@@ -115,7 +115,7 @@ def row(
 ) -> dict[str, Any]:
     """Returns a connector or an action as `ctl` and REST show it."""
     found = figures.get(one["id"], {})
-    status, reason = status_of(sinks, one, found)
+    status, reason = sinks.status(one, found)
     settings = sinks.shown(one)
     users = uses.get(one["id"], [])
     shown = {
@@ -130,17 +130,8 @@ def row(
     return {**shown, **lag, "rules": [user for of, user in users if of != ACTIONS], "fallback_of": fallback_of}
 
 
-def status_of(sinks: Sinks, one: Definition, figures: dict[str, Any]) -> tuple[str, str]:
-    """Returns the status, and why it is not connected."""
-    if problem := sinks.problem(one):
-        return "disconnected", problem
-    if not one["model"].enable:
-        return "stopped", "disabled"
-    return figures.get("status", "connecting"), figures.get("error", "")
-
-
 def _shown(sinks: Sinks, one: Definition) -> dict[str, Any]:
-    return row(sinks, one, sinks.flows.sinks(sinks.kind), sinks.uses())
+    return row(sinks, one, sinks.figures(), sinks.uses())
 
 
 def _settings(text: str) -> dict[str, Any]:
