@@ -10,8 +10,10 @@ from typing import Any, Protocol
 from shardbroker.rules.functions import FUNCTIONS, Function
 from shardbroker.rules.values import Value
 
-__all__ = ["Action", "ActionError", "Factory", "OutOfService", "load_functions", "make_action"]
+__all__ = ["SINK", "Action", "ActionError", "Factory", "OutOfService", "load_functions", "make_action", "name_of"]
 
+SINK = "sink"
+"""Key of the factory of actions `type:name`, which gets their id."""
 ACTIONS_GROUP, FUNCTIONS_GROUP = "shardbroker.actions", "shardbroker.rule_functions"
 
 Factory = Callable[[str, dict[str, Any]], "Action"]
@@ -36,6 +38,11 @@ class Action(Protocol):
         """
 
 
+def name_of(action: Action) -> str:
+    """Returns the name of an action: `type:name` of one on another system."""
+    return str(getattr(action, "id", type(action).__name__.lower().strip("_")))
+
+
 class _Missing:
     """In place of an action that does not exist: each row fails, other actions of the rule do not."""
 
@@ -49,13 +56,14 @@ class _Missing:
 def make_action(rule: str, definition: object, own: Mapping[str, Factory]) -> Action:
     """Returns the action of a definition: `{"function": name, "args": {...}}` or `type:name`. Raises ValueError."""
     if isinstance(definition, str):
-        return _Missing(definition)
+        factory = own.get(SINK)
+        return _Missing(definition) if factory is None else factory(rule, {"id": definition})
     if not isinstance(definition, dict) or not isinstance(name := definition.get("function"), str):
         raise ValueError(f"actions: must be objects with a function, or type:name, got {definition!r:.200}")
     args = definition.get("args") or {}
     if not isinstance(args, dict):
         raise ValueError(f"actions.args: must be an object, got {args!r:.200}")
-    factory = own.get(name)
+    factory = own.get(name) if name != SINK else None
     if factory is not None:
         return factory(rule, args)
     for point in entry_points(group=ACTIONS_GROUP, name=name):
@@ -64,7 +72,8 @@ def make_action(rule: str, definition: object, own: Mapping[str, Factory]) -> Ac
         except Exception as error:  # of another package: the rule is not loaded, the others are
             raise ValueError(f"actions.function {name}: {type(error).__name__}: {error}") from error
         return made
-    raise ValueError(f"actions.function: must be {', '.join(sorted(own))} or an installed action, got {name!r:.200}")
+    names = ", ".join(sorted(own.keys() - {SINK}))
+    raise ValueError(f"actions.function: must be {names} or an installed action, got {name!r:.200}")
 
 
 def load_functions() -> list[str]:

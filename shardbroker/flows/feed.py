@@ -33,9 +33,9 @@ def journal_names(journals: Path, number: int, processes: int) -> list[str]:
 
 
 class JournalFeed:
-    """One journal. cursor: where to go on; None: at the oldest record."""
+    """One journal. cursor: where to go on; None: at the oldest record. publishers: of its segment up to there, if known."""
 
-    def __init__(self, directory: Path, cursor: Cursor | None) -> None:
+    def __init__(self, directory: Path, cursor: Cursor | None, publishers: dict[bytes, Publisher] | None = None) -> None:
         self.name = directory.name
         self.directory = directory
         self.publishers: dict[bytes, Publisher] = {}
@@ -49,9 +49,12 @@ class JournalFeed:
         self._headers: dict[int, int] = {}
         self._segment = -1
         place = None
-        if cursor is not None and self._is_there(cursor):
-            place = Place(cursor.segment, cursor.offset, cursor.position)
-            self._find_publishers(place)
+        if cursor is not None and self.is_there(cursor):
+            place = Place(cursor.segment, cursor.offset, cursor.position) if cursor.offset else self._place_of(cursor.position)
+            if publishers is not None:
+                self.publishers, self._segment = publishers.copy(), place.segment
+            else:
+                self._find_publishers(place)
         self.follower = Follower(directory, place, kinds=KINDS, flags=MessageFlag.FED)
         self.done = cursor if place is not None and cursor is not None else Cursor(0)
 
@@ -79,7 +82,19 @@ class JournalFeed:
         place = self.follower.place
         if place is None:
             return None
+        return self._cursor_at(place)
+
+    def cursor_behind(self, batch: Batch) -> Cursor:
+        """Returns the cursor behind one batch that read() has returned."""
+        return self._cursor_at(batch.place)
+
+    def _cursor_at(self, place: Place) -> Cursor:
         return Cursor(place.position, place.segment, place.offset, self._incarnation_of(place.segment))
+
+    def _place_of(self, position: int) -> Place:
+        """Returns the begin of the segment that has a position."""
+        starts = [start for path in self._paths() if (start := segment_start(path)) <= position]
+        return Place(max(starts), SEGMENT_HEADER_BYTES, position) if starts else Place(0, 0, position)
 
     @property
     def lag_records(self) -> int:
@@ -109,7 +124,7 @@ class JournalFeed:
         read_publishers(self.directory, Place(place.segment, SEGMENT_HEADER_BYTES, place.segment), self.publishers, place.position)
         self._segment = place.segment
 
-    def _is_there(self, cursor: Cursor) -> bool:
+    def is_there(self, cursor: Cursor) -> bool:
         """Returns whether a cursor is of this journal, and not of one of the same name that was removed by hand."""
         starts = [segment_start(path) for path in self._paths()]
         if not starts or max(starts) > cursor.position:

@@ -10,17 +10,19 @@ from typing import Any
 
 from shardbroker.config.flows import DEFINITIONS
 from shardbroker.flows.actions import load_functions
+from shardbroker.flows.cursors import Cursor
 from shardbroker.flows.feed import JournalFeed
 from shardbroker.flows.lanes import Lanes, Stopped
 from shardbroker.flows.own_actions import own_actions
-from shardbroker.flows.progress import Progress
+from shardbroker.flows.progress import Key, Progress
 from shardbroker.flows.replays import Replays
 from shardbroker.flows.rule import LoadedRule
-from shardbroker.flows.rule_table import RuleTable
+from shardbroker.flows.rule_table import RuleTable, read_content
 from shardbroker.flows.rule_traces import RuleTraces
 from shardbroker.flows.runner import Runner, collect_seldom
+from shardbroker.flows.sinks.sinks import Sinks
 from shardbroker.flows.trial import try_loaded
-from shardbroker.flows.wire import MESSAGE_MAX, decode, encode_answer, encode_tried
+from shardbroker.flows.wire import MESSAGE_MAX, SINK_VERBS, decode, encode_answer, encode_probed, encode_tried
 from shardbroker.journal.errors import JournalError
 from shardbroker.journal.schema import Kind, MessageFlag
 from shardbroker.logs.log import Log
@@ -67,13 +69,15 @@ class _Service:
         self._channel = socket.socket(fileno=os.dup(topology.receiving_ends("flows", number)[0]))
         self._lanes = Lanes(topology, place.slot, self._is_over)
         payload_max = int(topology.settings.mqtt.max_packet_size)
-        self._table = RuleTable(own_actions(self._lanes, payload_max, lambda line: self._write("info", line)))
+        self._table = RuleTable(own_actions(self._lanes, payload_max, lambda line: self._write("info", line), self))
         for problem in load_functions():
             self._write("error", log_line("rule function not loaded", reason=problem))
         self._runner = Runner(self._table, topology.node_name, self._write)
         self._traces = RuleTraces(topology, place.slot, self._table)
         processes = len(topology.places_of("flows"))
         self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
+        stored, is_damaged = self._progress.stored, self._progress.is_damaged
+        self._sinks = Sinks(topology.data_dir, topology.node_name, number, self._table, stored, is_damaged, self._wake)
         self._replays = Replays(topology, number, self._lanes, self._write)
         self._definitions = topology.runtime_dir / DEFINITIONS
         self._seen: Stamp | None = None
@@ -111,7 +115,9 @@ class _Service:
     def close(self) -> None:
         """Commits what is done. What workers have not taken is seen again."""
         self._replays.close()
-        self._progress.close()
+        self._sinks.close()
+        self._take_from_runner()
+        self._progress.close(self._sinks.cursors(), self._sinks.figures(self._progress.known_feeds))
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
 
@@ -128,22 +134,31 @@ class _Service:
             except (OSError, JournalError) as error:
                 self._progress.complain(feed.name, error)
             self._lanes.ring()
+            self._sinks.ring()
+        if self._sinks.turn(self._progress.known_feeds, self._progress.complain):
+            moved = FULL_BYTES
+        self._sinks.ring()
         return moved
 
     def _read(self, feed: JournalFeed) -> int:
         before = feed.follower.place
+        sinks = self._sinks
+        sinks.journal = feed.name
         for batch in feed.read():
             for record in batch.records:
                 kind = record[1]
+                sinks.position = record[0]
                 if kind == Kind.MESSAGE:
                     self._runner.message(record, batch.time_us, feed.publishers, feed.name)
                 elif kind == Kind.EVENT:
                     self._runner.event(record, feed.name)
                 else:
                     feed.note_publisher(batch.segment, record[2], record[3])
+        sinks.position = -1
         if feed.follower.place == before:
             return 0
         self._progress.passed(feed)
+        sinks.passed(feed)
         after = feed.follower.place
         same = before is not None and after is not None and before.segment == after.segment
         return max(after.offset - before.offset, 1) if same else 1
@@ -168,21 +183,27 @@ class _Service:
         if stamp_of(self._definitions) != self._seen:
             self._load()
         self._traces.look()
-        self._progress.settle()
-        self._progress.write_figures()
+        if opened := self._sinks.open_journals(self._progress.known_feeds):
+            self._progress.note(opened)
+        self._progress.settle(self._sinks.cursors(), self._sinks.held if self._is_loaded else None)
+        self._progress.write_figures(self._sinks.figures(self._progress.known_feeds))
 
     # --- definitions ----------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         self._seen = stamp_of(self._definitions)
         try:
-            new = self._table.load(self._definitions)
+            content = read_content(self._definitions)
         except FileNotFoundError:
             return  # the manager has not written it yet: nothing is read, so that no cursor passes over a message
         except (OSError, ValueError) as error:
             self._write("error", log_line("rules not loaded", reason=error))
             return
-        self._begin(new, list(self._table.problems))
+        self._progress.prepare()
+        changed, removed = self._sinks.load(content, self._progress.known_feeds)
+        self._begin(self._table.take(content), list(self._table.problems), changed, removed)
+        for id, problem in self._sinks.problems.items():
+            self._write("error", log_line("action not loaded", action=id, reason=problem[:300]))
 
     def _change(self, request: dict[str, Any]) -> list[str]:
         """Takes over what has changed, or reads the definitions; returns the rules that may have problems."""
@@ -191,14 +212,17 @@ class _Service:
             self._load()
             return list(self._table.problems)
         self._table.set_engine(request.get("engine") or {})
+        self._progress.prepare()
         new = self._table.change(request["generation"], changed, removed)
         self._seen = tuple(request["stamp"])
         ids = [one["id"] for one in changed]
         self._begin(new, ids)
         return ids
 
-    def _begin(self, new: list[LoadedRule], changed: list[str]) -> None:
-        self._progress.begin(new)
+    def _begin(
+        self, new: list[LoadedRule], changed: list[str], cursors: dict[Key, Cursor] | None = None, gone: list[Key] | None = None
+    ) -> None:
+        self._progress.begin(new, cursors or {}, gone or [], self._sinks.held())
         self._traces.look()
         self._traces.follow()
         self._is_loaded = True
@@ -210,20 +234,63 @@ class _Service:
     def _answer_requests(self) -> None:
         for request in self._requests():
             named = list(self._table.problems)
+            if request.get("verb") == "probe":
+                self._probe(request)
+                continue
+            if request.get("verb") in SINK_VERBS:
+                self._answer(encode_answer(request["id"], self._table.generation, self._ordered(request)))
+                continue
             if request.get("verb") == "load":
                 named = self._change(request)
             elif request.get("verb") == "reset" and (rule := self._table.rules.get(str(request.get("rule")))) is not None:
                 rule.reset()
             elif request.get("verb") == "traces":
                 self._traces.look()
-            problems = {rule: self._table.problems[rule] for rule in named if rule in self._table.problems}
+            problems = {rule: self._table.problems[rule] for rule in named if rule in self._table.problems} | self._sinks.problems
             answer = encode_answer(request["id"], self._table.generation, problems)
             if request.get("verb") == "try":
                 answer = encode_tried(request["id"], self._tried(request))
-            try:
-                self._channel.send(answer)
-            except OSError as error:  # the manager asks again
-                self._write("error", log_line("rules not answered", reason=error))
+            self._answer(answer)
+        self._take_from_runner()
+
+    def _answer(self, answer: bytes) -> None:
+        try:
+            self._channel.send(answer)
+        except OSError as error:  # the manager asks again
+            self._write("error", log_line("rules not answered", reason=error))
+
+    def _take_from_runner(self) -> None:
+        """Writes lines and sends answers of the thread of sinks."""
+        runner = self._sinks.runner
+        while runner is not None and runner.lines:
+            self._write(*runner.lines.popleft())
+        while runner is not None and runner.answers:
+            self._answer(runner.answers.popleft())
+
+    def _probe(self, request: dict[str, Any]) -> None:
+        number: int = request["id"]
+        self._sinks.probe(str(request.get("type")), request.get("settings"), lambda error: encode_probed(number, error))
+
+    def _ordered(self, request: dict[str, Any]) -> dict[str, str]:
+        """Carries out an order for an action; returns problems."""
+        verb, id = str(request["verb"]).removeprefix("sink_"), str(request.get("sink"))
+        problem = self._sinks.order(verb, id) if verb != "rewind" else self._rewound(id, request.get("at_us"))
+        return {id: problem} if problem else {}
+
+    def _rewound(self, id: str, at: object) -> str:
+        problem, changed = self._sinks.rewind(id, at, self._progress.known_feeds)
+        if changed:
+            self._progress.prepare()
+            self._progress.begin([], changed, [], self._sinks.held())
+        return problem
+
+    def admit(self, id: str, values: Any, columns: dict[str, Any]) -> str:
+        """Admits a row of a rule for an action on another system."""
+        return self._sinks.admit(id, values, columns)
+
+    def _wake(self) -> None:
+        """Called by the thread of sinks."""
+        os.eventfd_write(self._bell, 1)
 
     def _tried(self, request: dict[str, Any]) -> dict[str, Any] | None:
         rule, context = self._table.rules.get(str(request.get("rule"))), request.get("context")

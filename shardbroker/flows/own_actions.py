@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable
 
-from shardbroker.flows.actions import Factory, make_action
+from shardbroker.flows.actions import SINK, Factory, make_action
 from shardbroker.flows.console import Console
 from shardbroker.flows.lanes import Lanes
 from shardbroker.flows.republish import Republish
+from shardbroker.flows.sinks.to_sink import Admits, ToSink
 from shardbroker.logs.phrases import Line
 from shardbroker.rules.errors import SqlError
 from shardbroker.rules.values import EvaluationError
@@ -13,9 +14,12 @@ from shardbroker.rules.values import EvaluationError
 __all__ = ["check_actions", "own_actions"]
 
 
-def own_actions(lanes: Lanes | None, payload_max: int, write: Callable[[Line], None]) -> dict[str, Factory]:
-    """Returns the factories. lanes: to the workers; None: the actions are not run. write: to the log."""
+def own_actions(
+    lanes: Lanes | None, payload_max: int, write: Callable[[Line], None], sinks: Admits | None = None
+) -> dict[str, Factory]:
+    """Returns the factories. lanes: to the workers; None: the actions are not run. write: to the log. sinks: of `type:name`."""
     return {
+        SINK: lambda rule, args: ToSink(args["id"], sinks),
         "republish": lambda rule, args: Republish(rule, args, lanes, payload_max),
         "console": lambda rule, args: Console(rule, write),
     }

@@ -1,16 +1,19 @@
 """How far a process is: the feeds of its journals, cursors of what is done, holds for retention, figures for the manager.
 
-The cursor of a journal is that of all rules together. A rule has a position of its own only where it begins: `rule.<id>`.
+The cursor of a journal is that of all rules together. A rule has a position of its own only where it begins: `rule.<id>`. Each
+action on another system has its own cursors (flows/sinks/sinks.py).
 
 Cursors and holds are written by a thread: each write is a sync of the disk, for which no message may wait. Only a change of
 rules waits for them.
 """
 
 import json
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 
@@ -20,14 +23,19 @@ from shardbroker.flows.lanes import Lanes
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.wire import PROBLEMS_FILE
-from shardbroker.journal.holds import Hold, release_hold, set_hold
+from shardbroker.journal.holds import HOLDS_DIR, Hold, release_hold, set_hold
 from shardbroker.logs.phrases import Line, log_line
 from shardbroker.stores.files import replace_file
 from shm.topology import Topology
 
-__all__ = ["HOLD_BYTES", "Progress"]
+__all__ = ["HOLD_BYTES", "Held", "Key", "Progress"]
 
-CONSUMER = "rules"
+Key = tuple[str, str]
+"""Consumer and journal."""
+Held = Mapping[str, tuple[Mapping[str, int], int]]
+"""Id of an action -> positions by journal, and most bytes of each."""
+CONSUMER, ACTION = "rules", "action"
+"""Beginnings of the names of holds."""
 RULE = "rule."
 """Prefix of the consumers that say where a rule begins."""
 HOLD_BYTES = 1 << 30
@@ -40,6 +48,13 @@ LIST_S = 1.0
 """Between two looks for new journals, which are few: of a worker that starts for the first time."""
 COMPLAIN_S = 10.0
 """Between two lines about the same failure."""
+
+
+class _Kept(NamedTuple):
+    """A hold of this process."""
+
+    positions: dict[str, int]
+    max_bytes: int
 
 
 class Progress:
@@ -57,7 +72,9 @@ class Progress:
         self._cursors = Cursors(topology.data_dir / "flows")
         if self._cursors.set_aside is not None:
             log("error", log_line("cursors damaged", set_aside=self._cursors.set_aside))
-        stored = self._cursors.all()
+        self.is_damaged = self._cursors.set_aside is not None
+        self.stored = stored = self._cursors.all()
+        """At the start of the process."""
         self._stored = {journal: cursor for (consumer, journal), cursor in stored.items() if consumer == CONSUMER}
         self._starts: dict[str, dict[str, int]] = {}
         """Rule -> journal -> where it begins."""
@@ -67,7 +84,8 @@ class Progress:
         self._feeds: dict[str, JournalFeed] = {}
         self._listed_s = float("-inf")
         self._held_s = float("-inf")
-        self._held: dict[str, int] = {}
+        self._held: dict[str, _Kept | None] = dict.fromkeys(self._holds_before())
+        """By the name of the hold; None: of a process before this one."""
         self._writer = ThreadPoolExecutor(1, "cursors")
         self._writing: Future[list[tuple[str, Exception]]] | None = None
         self._unwritten: dict[tuple[str, str], Cursor] = {}
@@ -82,21 +100,28 @@ class Progress:
             self._find_journals()
         return list(self._feeds.values())
 
+    @property
+    def known_feeds(self) -> Mapping[str, JournalFeed]:
+        """The feeds by journal."""
+        return self._feeds
+
     def _find_journals(self) -> None:
         self._listed_s = time.monotonic()
         for name in journal_names(self._journals, self._number, self._processes):
             if name not in self._feeds:
                 self._feeds[name] = JournalFeed(self._journals / name, self._stored.get(name))
 
-    def begin(self, new: list[LoadedRule]) -> None:
-        """Rules that are new see what follows the present end of the journals; a known one continues at its position.
-
-        Returns once that is on the disk.
-        """
+    def prepare(self) -> None:
+        """Finds all journals, before definitions are taken over."""
         self._wait_for_writer()
         self._find_journals()
+
+    def begin(self, new: list[LoadedRule], changed: dict[Key, Cursor], removed: list[Key], held: Held) -> None:
+        """Rules that are new see what follows the present end of the journals; a known one continues at its position.
+
+        changed, removed, held: of actions. Returns once all is on the disk.
+        """
         ends: dict[str, int] = {}
-        changed: dict[tuple[str, str], Cursor] = {}
         for rule in new:
             if rule.id not in self._starts and self._cursors.set_aside is None:
                 ends = ends or {"": 0, **{name: feed.end() for name, feed in self._feeds.items()}}
@@ -105,10 +130,12 @@ class Progress:
             rule.starts = self._starts.get(rule.id, {})
         known = self._table.rules.keys() | self._table.problems.keys()
         gone = [id for id in self._starts if id not in known]
-        removed = [(RULE + id, journal) for id in gone for journal in self._starts.pop(id)]
+        removed = removed + [(RULE + id, journal) for id in gone for journal in self._starts.pop(id)]
         if changed or removed:
+            for key in removed:
+                self._unwritten.pop(key, None)
             self._commit(changed, removed)
-        self._hold()
+        self._hold(held)
 
     # --- what is done ---------------------------------------------------------------------------------------------------------
 
@@ -119,8 +146,12 @@ class Progress:
             return
         feed.pending.append((cursor, self._lanes.positions()))
 
-    def settle(self) -> None:
-        """Notes what is done, and has it written unless the write before is still under way."""
+    def settle(self, cursors: Iterable[tuple[Key, Cursor]] = (), held: Callable[[], Held] | None = None) -> None:
+        """Notes what is done, and has it written unless the write before is still under way.
+
+        cursors: of actions, that have changed. held: what they need; None: holds stay as they are.
+        """
+        self._unwritten |= dict(cursors)
         for name, feed in self._feeds.items():
             while feed.pending and all(map(self._lanes.is_past, feed.pending[0][1])):
                 feed.done, _ = feed.pending.popleft()
@@ -131,10 +162,15 @@ class Progress:
         if self._writing is not None and not self._writing.done():
             return
         self._wait_for_writer()
-        hold = self._next_hold() if time.monotonic() - self._held_s >= HOLD_S else None
-        if self._unwritten or hold is not None:
+        is_due = held is not None and time.monotonic() - self._held_s >= HOLD_S
+        holds = self._next_holds(held()) if is_due and held is not None else {}
+        if self._unwritten or holds:
             changed, self._unwritten = self._unwritten, {}
-            self._writing = self._writer.submit(self._write, changed, hold)
+            self._writing = self._writer.submit(self._write, changed, holds)
+
+    def note(self, cursors: dict[Key, Cursor]) -> None:
+        """Has cursors written with the next ones."""
+        self._unwritten |= cursors
 
     def _wait_for_writer(self) -> None:
         """Waits for the write that is under way, if any, and takes its result."""
@@ -143,7 +179,7 @@ class Progress:
                 self.complain(what, error)
             self._writing = None
 
-    def _write(self, changed: dict[tuple[str, str], Cursor], hold: dict[str, int] | None) -> list[tuple[str, Exception]]:
+    def _write(self, changed: dict[Key, Cursor], holds: dict[str, _Kept | None]) -> list[tuple[str, Exception]]:
         """Called by the thread. Cursors that cannot be committed are committed with later ones. Returns problems."""
         problems: list[tuple[str, Exception]] = []
         try:
@@ -153,54 +189,68 @@ class Progress:
             self._unwritten = changed | self._unwritten
             problems.append(("cursors", error))
         try:
-            if hold is not None:
-                self._set_hold(hold)
+            self._set_holds(holds)
         except (OSError, ValueError) as error:
             problems.append(("hold", error))
         return problems
 
-    def _commit(self, changed: dict[tuple[str, str], Cursor], removed: list[tuple[str, str]]) -> None:
+    def _commit(self, changed: dict[Key, Cursor], removed: list[Key]) -> None:
         try:
             self._cursors.commit(changed, removed)
         except lmdb.Error as error:
             self.complain("cursors", error)
 
-    def _hold(self) -> None:
+    def _hold(self, held: Held) -> None:
         """Keeps what is not done."""
         try:
-            hold = self._next_hold()
-            if hold is not None:
-                self._set_hold(hold)
+            self._set_holds(self._next_holds(held))
         except (OSError, ValueError) as error:
             self.complain("hold", error)
 
-    def _next_hold(self) -> dict[str, int] | None:
-        """Returns the positions of the hold; empty: nothing is held; None: they are what they were.
+    def _next_holds(self, held: Held) -> dict[str, _Kept | None]:
+        """Returns the holds that change; None: it is released.
 
-        One hold for each process, in which journals of others are not held.
+        One hold of the rules and of each action for each process, in which journals of others are not held.
         """
         self._held_s = time.monotonic()
-        positions: dict[str, int] = {}
+        others = {name for number in range(self._processes) for name in journal_names(self._journals, number, self._processes)}
+        others |= {str(worker) for worker in range(self._workers)}
+        not_held = {name: NOT_HELD for name in others if int(name) % self._processes != self._number}
+        wanted: dict[str, _Kept] = {}
         if self._table.rules:
-            others = {name for number in range(self._processes) for name in journal_names(self._journals, number, self._processes)}
-            others |= {str(worker) for worker in range(self._workers)}
             own = {name: feed.done.position for name, feed in self._feeds.items()}
-            positions = {**{name: NOT_HELD for name in others if int(name) % self._processes != self._number}, **own}
-        return None if positions and positions == self._held else positions
+            wanted[f"{CONSUMER}-{self._number}"] = _Kept({**not_held, **own}, HOLD_BYTES)
+        for id, (positions, max_bytes) in held.items():
+            own = {name: position for name, position in positions.items() if int(name) % self._processes == self._number}
+            wanted[f"{ACTION}-{id}-{self._number}"] = _Kept({**not_held, **own}, max_bytes)
+        changed: dict[str, _Kept | None] = {name: kept for name, kept in wanted.items() if self._held.get(name) != kept}
+        return changed | {name: None for name in self._held if name not in wanted}
 
-    def _set_hold(self, positions: dict[str, int]) -> None:
-        """Raises OSError, ValueError."""
-        consumer = f"{CONSUMER}-{self._number}"
-        if positions:
-            set_hold(self._data_dir, Hold(consumer, positions, HOLD_BYTES))
-        else:
-            release_hold(self._data_dir, consumer)
-        self._held = positions
+    def _holds_before(self) -> list[str]:
+        """Returns the holds that earlier processes of this number have left, also of numbers that no longer are."""
+        try:
+            names = os.listdir(self._data_dir / HOLDS_DIR)
+        except OSError:
+            return []
+        found = [match for name in names if (match := re.fullmatch(rf"({CONSUMER}|{ACTION}-.+)-([0-9]{{1,5}})\.json", name))]
+        numbers = {match[0].removesuffix(".json"): int(match[2]) for match in found}
+        return [name for name, one in numbers.items() if one == self._number or (not self._number and one >= self._processes)]
+
+    def _set_holds(self, holds: dict[str, _Kept | None]) -> None:
+        """Sets holds before it releases others. Raises OSError, ValueError."""
+        for name, kept in holds.items():
+            if kept is not None:
+                set_hold(self._data_dir, Hold(name, kept.positions, kept.max_bytes))
+                self._held[name] = kept
+        for name, kept in holds.items():
+            if kept is None:
+                release_hold(self._data_dir, name)
+                del self._held[name]
 
     # --- figures --------------------------------------------------------------------------------------------------------------
 
-    def write_figures(self) -> None:
-        """Replaces the file that the manager adds up, once a second."""
+    def write_figures(self, more: dict[str, dict[str, Any]]) -> None:
+        """Replaces the file that the manager adds up, once a second. more: `actions` and `connectors`."""
         now_us = time.time_ns() // 1000
         for rule in self._table.rules.values():
             rule.rate.tick(rule.figures["matched"])
@@ -218,7 +268,7 @@ class Progress:
             for name, feed in self._feeds.items()
         }
         self._write_problems({id: figures["disabled"] for id, figures in rules.items() if figures["disabled"]})
-        content = {"at_ms": now_us // 1000, "generation": self._table.generation, "rules": rules, "journals": journals}
+        content = {"at_ms": now_us // 1000, "generation": self._table.generation, "rules": rules, "journals": journals, **more}
         try:
             replace_file(self._figures_path, json.dumps(content).encode(), sync=False)
         except OSError as error:
@@ -241,11 +291,11 @@ class Progress:
             self._complained[what] = now_s
             self._log("error", log_line("rules held up", part=what, reason=error))
 
-    def close(self) -> None:
-        """Returns once all that is done is written."""
+    def close(self, cursors: Iterable[tuple[Key, Cursor]], more: dict[str, dict[str, Any]]) -> None:
+        """Returns once all that is done is written. cursors, more: of actions, as above."""
         self._wait_for_writer()
-        self.settle()
+        self.settle(cursors)
         self._wait_for_writer()
         self._writer.shutdown()
-        self.write_figures()
+        self.write_figures(more)
         self._cursors.close()

@@ -35,6 +35,8 @@ class LoadedRule:
     """Journal -> position of the first record that the rule sees; missing: all."""
     figures: dict[str, int] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)
+    sinks: tuple[str, ...] = ()
+    """Ids of the actions on other systems, in the order of `actions`."""
     disabled: str | None = None
     _slow: list[float] = field(default_factory=list)
     _complained_s: float = float("-inf")

@@ -13,13 +13,14 @@ from typing import Any
 from shardbroker.flows.actions import Action, make_action
 from shardbroker.flows.filters import FilterTree
 from shardbroker.flows.rule import LoadedRule
+from shardbroker.flows.sinks.to_sink import ToSink
 from shardbroker.rules.compiler import compile_rule
 from shardbroker.rules.errors import SqlError
 from shardbroker.rules.events import event_of
 from shardbroker.rules.functions.jq import set_timeout
 from shardbroker.rules.values import EvaluationError
 
-__all__ = ["RuleTable"]
+__all__ = ["RuleTable", "read_content"]
 
 TOPICS_MAX = 65_536
 """Topics whose rules are remembered; with 200 bytes each some 13 MB."""
@@ -42,13 +43,15 @@ class RuleTable:
         self._known: dict[bytes, tuple[LoadedRule, ...]] = {}
 
     def load(self, path: Path) -> list[LoadedRule]:
-        """Reads the definitions; returns the new rules. Raises OSError, ValueError.
+        """Reads the definitions; returns the new rules. Raises OSError, ValueError."""
+        return self.take(read_content(path))
+
+    def take(self, content: dict[str, Any]) -> list[LoadedRule]:
+        """Takes over the definitions; returns the new rules. Raises ValueError.
 
         A rule whose definition is what it was stays, with its figures; a changed one has new figures.
         """
-        content = json.loads(path.read_bytes())
-        if not isinstance(content, dict) or not isinstance(definitions := content.get("rules", []), list):
-            raise ValueError(f"{path}: must be an object with rules")
+        definitions = content.get("rules", [])
         rules = {one["id"]: one for one in definitions if isinstance(one, dict) and isinstance(one.get("id"), str)}
         gone = [id for id in (*self.rules, *self.problems) if id not in rules]
         self.set_engine(content.get("engine") or {})
@@ -88,7 +91,8 @@ class RuleTable:
         except (SqlError, EvaluationError, ValueError) as error:
             self.problems[id] = str(error)
             return None
-        return LoadedRule(id, one, compiled, actions, starts=known.starts if known is not None else {})
+        sinks = tuple(action.id for action in actions if isinstance(action, ToSink))
+        return LoadedRule(id, one, compiled, actions, starts=known.starts if known is not None else {}, sinks=sinks)
 
     def _put_in(self, rule: LoadedRule) -> None:
         self.rules[rule.id] = rule
@@ -123,9 +127,21 @@ class RuleTable:
         """Returns the rules of an event, such as `client.connected`, each once."""
         return self._of_events.get(event, ())
 
+    def hides(self, columns: dict[str, Any]) -> bool:
+        """Returns whether rules do not see an event; only those of messages have a payload."""
+        return self.ignores_sys and "payload" in columns and str(columns.get("topic")).startswith("$SYS/")
+
     def forget_topics(self) -> None:
         """After a rule was disabled."""
         self._known = {}
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """Returns the content of flows.json. Raises OSError, ValueError."""
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, dict) or not isinstance(content.get("rules", []), list):
+        raise ValueError(f"{path}: must be an object with rules")
+    return content
 
 
 def _sources(rule: LoadedRule) -> tuple[list[bytes], list[bytes]]:

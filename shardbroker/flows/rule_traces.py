@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import cbor2
 
-from shardbroker.flows.actions import Action, ActionError
+from shardbroker.flows.actions import Action, ActionError, name_of
 from shardbroker.flows.lanes import Stopped
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_table import RuleTable
@@ -151,7 +151,7 @@ class _Action:
 
     def run(self, row: dict[str, Value], columns: dict[str, Value], journal: int) -> bool:
         """Carries the action out, and sends its rendered arguments and its outcome. Raises what it raises."""
-        details: dict[str, Any] = {"action": type(self.inner).__name__.lower().strip("_")}
+        details: dict[str, Any] = {"action": name_of(self.inner)}
         show = getattr(self.inner, "show", None)  # of the broker's own actions
         try:
             if show is not None:

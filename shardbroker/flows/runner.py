@@ -60,8 +60,8 @@ class Runner:
             if columns is None:
                 columns = columns_of_event(record, self._node)
                 payload = Payload(columns["payload"]) if "payload" in columns else None
-                if self._table.ignores_sys and payload is not None and str(columns.get("topic")).startswith("$SYS/"):
-                    return  # only events of messages have a payload
+                if self._table.hides(columns):
+                    return
             if columns.get("from_clientid", columns.get("clientid")) == rule.publisher_text:
                 continue  # of a message that it has published: it would see the deliveries of what it makes of deliveries
             self.evaluate(rule, columns, payload, int(journal))

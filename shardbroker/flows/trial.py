@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardbroker.flows.actions import Action, ActionError
+from shardbroker.flows.actions import Action, ActionError, name_of
 from shardbroker.flows.lanes import Stopped
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_traces import untraced
@@ -44,7 +44,7 @@ def try_loaded(rule: LoadedRule, context: dict[str, Any], carry_out: bool) -> di
 
 def _tried(action: Action, row: Value, columns: dict[str, Value], carry_out: bool) -> dict[str, Any]:
     """Returns what an action would do, or has done."""
-    shown: dict[str, Any] = {"action": type(action).__name__.lower().strip("_")}
+    shown: dict[str, Any] = {"action": name_of(action)}
     try:
         show = getattr(action, "show", None)  # of the broker's own actions
         if show is not None:

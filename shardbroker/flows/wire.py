@@ -7,9 +7,15 @@
     {"id": n, "verb": "traces"}                   looks at the traces     -> {"id": n, "generation": G, "problems": {}}
     {"id": n, "verb": "try", "rule": id, "context": {...}, "carry_out": bool}
                                                   flows/trial.py            -> {"id": n, "tried": {...}; null: it is not loaded}
+    {"id": n, "verb": "probe", "type": type, "settings": {...}}
+                                                  tries a connector         -> {"id": n, "error": text}, later than other answers
+    {"id": n, "verb": V, "sink": id}              V of SINK_VERBS           -> as for load; the problem of the action by its id
+    {..., "at_us": Unix µs, "earliest" or "latest"}
+                                                  the same with sink_rewind: reads from there on
 
 The answer to `load` has the generation in force, which is G or a later one, and the rules that cannot be used: those of
-`changed`, or of all if the definitions were read. From then on a message that reaches the journal is seen by all the others.
+`changed`, or of all if the definitions were read; besides, actions by `type:name` and connectors by `connector type:name`.
+From then on a message that reaches the journal is seen by all the others.
 """
 
 from contextlib import suppress
@@ -18,8 +24,8 @@ from typing import Any
 import cbor2
 
 __all__ = [
-    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "decode", "encode_answer", "encode_load", "encode_reset", "encode_traces",
-    "encode_tried", "encode_try",
+    "COUNTS", "MESSAGE_MAX", "PROBLEMS_FILE", "SINK_VERBS", "decode", "encode_answer", "encode_load", "encode_probe",
+    "encode_probed", "encode_reset", "encode_sink", "encode_traces", "encode_tried", "encode_try",
 ]  # fmt: skip
 
 COUNTS = (
@@ -28,6 +34,8 @@ COUNTS = (
 )  # fmt: skip
 """Counts of a rule, with the names of EMQX, in the files of figures."""
 
+SINK_VERBS = ("sink_start", "sink_stop", "sink_restart", "sink_rewind", "sink_reset")
+"""Orders for an action: start and stop write no more and no less than is there, reset sets figures to 0."""
 PROBLEMS_FILE = "flows-{}-problems.json"
 """File of the runtime directory, by number of the process: rule -> why it is stopped. It is written when it changes."""
 MESSAGE_MAX = 1 << 20
@@ -64,6 +72,21 @@ def encode_traces(number: int) -> bytes:
 def encode_try(number: int, rule: str, context: dict[str, Any], carry_out: bool) -> bytes:
     """Returns the request to try a rule over columns."""
     return cbor2.dumps({"id": number, "verb": "try", "rule": rule, "context": context, "carry_out": carry_out})
+
+
+def encode_probe(number: int, kind: str, settings: dict[str, Any]) -> bytes:
+    """Returns the request to try a connector."""
+    return cbor2.dumps({"id": number, "verb": "probe", "type": kind, "settings": settings})
+
+
+def encode_probed(number: int, error: str) -> bytes:
+    """Returns the answer to it."""
+    return cbor2.dumps({"id": number, "error": error[:PROBLEM_MAX]})
+
+
+def encode_sink(number: int, verb: str, sink: str, at_us: int | str | None = None) -> bytes:
+    """Returns an order for an action."""
+    return cbor2.dumps({"id": number, "verb": verb, "sink": sink, **({"at_us": at_us} if at_us is not None else {})})
 
 
 def encode_tried(number: int, tried: dict[str, Any] | None) -> bytes:

@@ -162,7 +162,7 @@ def test_a_rule_in_force_is_tried(shared_rules: Broker) -> None:
     assert shown["result"] == row
     assert shown["actions"][0] == {"action": "republish", "rendered": message}
     assert json.loads(shown["actions"][1]["rendered"]["row"]) == row
-    assert shown["actions"][2] == {"action": "missing"}
+    assert shown["actions"][2] == {"action": "mqtt:none", "rendered": {"row": row}}
     with Client(shared_rules.address, 5, "sub-tried") as subscriber:
         subscriber.subscribe("out/#", 1)
         done = call(shared_rules, "rules try", id="tried", context=context, carry_out=True)

@@ -70,7 +70,7 @@ def test_a_trace_shows_results_and_actions(broker: RulesBroker) -> None:
     assert json.loads(result["result"]) == {"t": 7, "clientid": "me"}
     rendered = json.loads(republished["rendered"])
     assert (rendered["topic"], rendered["payload"], rendered["qos"]) == ("out/me", "7", 1)
-    assert [one["action"] for one in (republished, console, missing)] == ["republish", "console", "missing"]
+    assert [one["action"] for one in (republished, console, missing)] == ["republish", "console", "mqtt:none"]
     assert [one["outcome"] for one in (republished, console, missing)] == ["success", "success", "failed"]
     assert "mqtt:none" in missing["reason"] and found[-1]["reason"]
     assert {line["rule"] for line in found} == {"hot"}
@@ -92,7 +92,7 @@ def test_a_trace_goes_on_through_kills_and_changes(broker: RulesBroker) -> None:
     publish(broker, b"{}")
     until(lambda: any("changed" in line.get("result", "") for line in lines(broker, "kept")))
     tried = call(broker, "rules try", id="hot", context='{"topic": "in/tried"}')
-    assert [one["action"] for one in tried["actions"]] == ["republish", "console", "missing"]
+    assert [one["action"] for one in tried["actions"]] == ["republish", "console", "mqtt:none"]
     call(broker, "rules delete", id="hot")
     broker.define(rule("hot", 'SELECT 2 AS again FROM "in/#"'))
     publish(broker, b"{}")

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from shardbroker.config.sinks.base import ActionSection, ConnectorSection
+from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
 
 __all__ = ["ALIASES", "SINK_TYPES", "SinkType"]
@@ -17,6 +18,7 @@ class SinkType(NamedTuple):
 
 
 SINK_TYPES: dict[str, SinkType] = {
+    "disk_log": SinkType("Disk log", DiskLogConnector, DiskLogAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
 }
 ALIASES = {

@@ -70,6 +70,10 @@ class SinkAction:
         self._streams: dict[str, _Stream] = {}
         self._written: dict[str, int] = {}
         """Journal -> the position below which the sink has everything, if the sink stores it."""
+        self.keeps_failed = False
+        """Whether rows that have failed for good are not done before settle()."""
+        self.finished: list[Callable[[], None]] = []
+        """`done` of loose rows, to be called without the lock."""
 
     # --- the side of the reader -----------------------------------------------------------------------------------------------
 
@@ -102,16 +106,25 @@ class SinkAction:
         self._admit(stream, row, now_s)
         return True
 
+    def admit_loose(self, row: Row, now_s: float) -> None:
+        """Admits a row that is of no journal here, such as one that failed elsewhere; its `done` is called once it is done."""
+        assert row.done is not None and not self.limits.by_journal
+        self._queue(row, now_s)
+
     def _admit(self, stream: _Stream, row: Row, now_s: float) -> None:
         stream.last = row.position
-        stream.positions.admit(row.position)
+        stream.positions.admit(row.position, row.at_ms)
+        lane = self._queue(row, now_s)
+        if self.limits.by_journal:
+            lane.ready_below = row.position
+
+    def _queue(self, row: Row, now_s: float) -> Lane:
         self.buffer.add(row.size)
         self.figures.matched += 1
         self.figures.queuing += 1
         lane = self._lane_of(row)
         lane.queue.append((row, now_s))
-        if self.limits.by_journal:
-            lane.ready_below = row.position
+        return lane
 
     def _lane_of(self, row: Row) -> Lane:
         limits = self.limits
@@ -149,6 +162,16 @@ class SinkAction:
     def is_behind(self, journal: str) -> bool:
         return self._streams[journal].behind
 
+    def wants(self, journal: str, position: int) -> bool:
+        """Returns whether a row of the live stream is of use."""
+        stream = self._streams[journal]
+        return not stream.behind and position >= stream.positions.seen.position
+
+    @property
+    def has_late(self) -> bool:
+        """Whether a reader of its own has to go on."""
+        return any(stream.behind for stream in self._streams.values())
+
     @property
     def journals(self) -> Iterable[str]:
         return self._streams.keys()
@@ -161,13 +184,27 @@ class SinkAction:
         """Returns the place below which everything is done."""
         return self._streams[journal].positions.cursor
 
+    def oldest_ms(self) -> int | None:
+        """Returns the time of the oldest row that is not done, Unix ms."""
+        found = [at_ms for one in self._streams.values() if (at_ms := one.positions.oldest_ms) is not None]
+        return min(found, default=None)
+
+    def loose_rows(self) -> list[Row]:
+        """Returns the waiting rows of admit_loose()."""
+        rows = [row for lane in self._lanes.values() for batch in lane.again for row in batch.rows]
+        rows += [row for lane in self._lanes.values() for row, _ in lane.queue]
+        return [row for row in rows if row.done is not None]
+
     # --- the side of the runner -----------------------------------------------------------------------------------------------
 
     def connected(self, written: Mapping[str, int] | None = None) -> None:
-        """Notes that the server answers. written: the positions that the sink stores."""
+        """Notes that the server can be used. written: the positions that the sink stores."""
         self.state = State.CONNECTED
-        self._backoff.reset()
         self._written = {**self._written, **(written or {})}
+
+    def answered(self) -> None:
+        """Notes that a probe has succeeded."""
+        self._backoff.reset()
 
     def lost_server(self, reason: str, now_s: float) -> None:
         """Notes that the server cannot be used; the next attempt is due at `retry_at_s`."""
@@ -177,8 +214,13 @@ class SinkAction:
         self.retry_at_s = now_s + self._backoff.next_s()
 
     def stopped(self) -> None:
-        """Ends the action: no batch is taken any more."""
+        """Stops the action: no batch is taken."""
         self.state = State.STOPPED
+
+    def restarted(self) -> None:
+        """Notes that the server is to be reached, at once."""
+        self.state, self.retry_at_s = State.CONNECTING, float("-inf")
+        self._backoff.reset()
 
     def due_s(self) -> float | None:
         """Returns when the next batch can be taken; None: not before something else happens."""
@@ -208,7 +250,7 @@ class SinkAction:
     def _leave_out(self, row: Row, now_ms: int) -> bool:
         """Finishes a waiting row that the sink has already, or that is too old."""
         figures = self.figures
-        if row.position < self._written.get(row.journal, 0):
+        if row.done is None and row.position < self._written.get(row.journal, 0):
             figures.success += 1
         elif row.at_ms + self.limits.request_ttl_s * 1000 < now_ms:
             figures.expired += 1
@@ -232,11 +274,10 @@ class SinkAction:
                 again.append(row)
             else:
                 failed.append((row, failure.reason))
-                self.figures.failed += 1
-                self._forget(row)
+                self._fail(row)
         if again:
             self._put_back(Batch(batch.lane, again, batch.attempts + 1))
-            if self.state is not State.DISCONNECTED:
+            if self.state is State.CONNECTED:
                 self.lost_server(next(one.reason for one in failures if one.again), now_s)
         elif self.state is State.CONNECTED:
             self._backoff.reset()
@@ -250,16 +291,24 @@ class SinkAction:
             self._put_back(second)
             self._put_back(first)
             return []
-        self.figures.failed += 1
-        self._forget(batch.rows[0])
+        self._fail(batch.rows[0])
         return [(batch.rows[0], reason)]
+
+    def _fail(self, row: Row) -> None:
+        self.figures.failed += 1
+        if not self.keeps_failed:
+            self._forget(row)
+
+    def settle(self, row: Row) -> None:
+        """Notes that other actions are done with a row that has failed here."""
+        self._forget(row)
 
     def unreachable(self, batch: Batch, reason: str, now_s: float) -> None:
         """Notes that the outcome of a batch is not known: it is written again."""
         self._returned(batch)
         batch.attempts += 1
         self._put_back(batch)
-        if self.state is not State.DISCONNECTED:  # batches that fail together are one failure of the server
+        if self.state is State.CONNECTED:  # batches that fail together are one failure of the server
             self.lost_server(reason, now_s)
 
     def _succeeded(self, row: Row, now_ms: int) -> None:
@@ -280,4 +329,7 @@ class SinkAction:
 
     def _forget(self, row: Row) -> None:
         self.buffer.remove(row.size)
-        self._streams[row.journal].positions.done(row.position)
+        if row.done is not None:
+            self.finished.append(row.done)
+        else:
+            self._streams[row.journal].positions.done(row.position)

@@ -5,21 +5,25 @@ The outcome of a batch is one of these:
 - `write` returns: all rows are written but those of the failures;
 - it raises Refused: the server rejects the batch because of a row in it, and has written none;
 - it raises any other exception: the server cannot be used, or its answer is not known. All rows are written again, later.
+
+Reasons and texts of Refused and Unusable are logged and shown: they contain no secret and no value of a row. Rows are shared with
+other actions; a driver does not change them.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from shardbroker.connectors.errors import ConnectorError
 from shardbroker.flows.sinks.row import Row
 
-__all__ = ["CursorDriver", "Driver", "Failure", "Refused", "Unusable"]
+__all__ = ["CursorDriver", "Driver", "Failure", "Refused", "SyncedDriver", "Unusable"]
 
 
-class Refused(Exception):
+class Refused(ConnectorError):
     """The server rejects a batch, and would reject it again."""
 
 
-class Unusable(Exception):
+class Unusable(ConnectorError):
     """The server cannot be used as it is configured, whatever the rows: a table or a right is missing. Attempts go on."""
 
 
@@ -48,8 +52,20 @@ class Driver(Protocol):
         """Releases what belongs to this action alone; the connector is closed by its owner."""
 
 
+class SyncedDriver(Driver, Protocol):
+    """A driver whose writes are permanent only later: cursors move past rows that a sync has made so."""
+
+    async def sync(self) -> None:
+        """Makes all permanent that write() has returned for. Raises any exception if it is not."""
+
+
 class CursorDriver(Driver, Protocol):
-    """A driver that stores the position behind each batch in the transaction of the batch."""
+    """A driver that can store the position behind each batch in the transaction of the batch."""
+
+    stores_cursor: bool
+    """Whether it does; known when it is made."""
+    cursor_key: str
+    """Key of its positions in the server; set before open(). It differs between actions, nodes and data directories."""
 
     async def stored(self) -> Mapping[str, int]:
         """Returns journal -> the position below which everything is written, as of the last open()."""

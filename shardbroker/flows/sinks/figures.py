@@ -28,6 +28,13 @@ class Figures:
     def dropped(self) -> int:
         return self.expired + self.lost
 
+    def reset(self) -> None:
+        """Sets the counts to 0; rows that wait have matched."""
+        waiting = self.inflight, self.queuing
+        self.__init__()  # type: ignore[misc]
+        self.inflight, self.queuing = waiting
+        self.matched = sum(waiting)
+
     def named(self) -> dict[str, int]:
         """Returns the counts by name."""
         return {

@@ -25,15 +25,15 @@ class Positions:
         self._places = deque([cursor])
         """Places in ascending order; the first is at or below the lowest position that is not done."""
         self._waiting: deque[list[int]] = deque()
-        """[position, rows that are not done], ascending."""
+        """[position, rows that are not done, Unix ms], ascending."""
         self._of: dict[int, list[int]] = {}
 
-    def admit(self, position: int) -> None:
+    def admit(self, position: int, at_ms: int = 0) -> None:
         """Notes a row that is not done. Positions do not descend."""
         entry = self._of.get(position)
         if entry is None:
             assert position >= self.seen.position and not (self._waiting and position < self._waiting[-1][0])
-            self._of[position] = entry = [position, 0]
+            self._of[position] = entry = [position, 0, at_ms]
             self._waiting.append(entry)
         entry[1] += 1
 
@@ -70,6 +70,11 @@ class Positions:
         while len(self._places) > 1 and self._places[1].position <= position:
             self._places.popleft()
         return self._places[0]._replace(position=position)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """The time of the first row that is not done, Unix ms."""
+        return self._waiting[0][2] if self._waiting else None
 
     @property
     def waiting(self) -> int:

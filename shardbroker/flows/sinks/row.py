@@ -1,5 +1,6 @@
 """A row of a rule on its way to a sink."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +33,20 @@ class Row:
     """Unix ms of the record."""
     size: int = field(default=0)
     """Estimated memory, bytes; 0: size_of() is called."""
+    number: int = 0
+    """Of the rows of one record for one action, from 0."""
+    done: Callable[[], None] | None = None
+    """Called when the row is done, in place of a position; see SinkAction.admit_loose()."""
 
     def __post_init__(self) -> None:
         if not self.size:
             self.size = ROW_BYTES + size_of(self.values)
+
+    @property
+    def key(self) -> str:
+        """Id of the row, the same each time it is written: the id of its message, or its place for an event."""
+        name = self.id or f"{self.node}/{self.journal}/{self.position}"
+        return f"{name}-{self.number}" if self.number else name
 
     def value(self, steps: tuple[Step, ...]) -> Value:
         """Returns the value of a placeholder. `id` and `position` are of the record unless the rule selects such fields."""
