@@ -82,6 +82,8 @@ class _Service:
         self._definitions = topology.runtime_dir / DEFINITIONS
         self._seen: Stamp | None = None
         self._is_loaded = False
+        self._feeds = 0
+        """Journals that actions have begun."""
         self._tick_s = 0.0
         self._is_busy = False
         """Whether the last sleep was short."""
@@ -128,7 +130,11 @@ class _Service:
             self._replays.take_orders()
             if self._replays.turn():
                 moved = FULL_BYTES
-        for feed in self._progress.feeds() if self._is_loaded else ():
+        feeds = self._progress.feeds() if self._is_loaded else []
+        if len(feeds) > self._feeds:
+            self._feeds = len(feeds)
+            self._progress.note(self._sinks.open_journals(self._progress.known_feeds))
+        for feed in feeds:
             try:
                 moved += self._read(feed)
             except (OSError, JournalError) as error:
@@ -183,8 +189,6 @@ class _Service:
         if stamp_of(self._definitions) != self._seen:
             self._load()
         self._traces.look()
-        if opened := self._sinks.open_journals(self._progress.known_feeds):
-            self._progress.note(opened)
         self._progress.settle(self._sinks.cursors(), self._sinks.held if self._is_loaded else None)
         self._progress.write_figures(self._sinks.figures(self._progress.known_feeds))
 
