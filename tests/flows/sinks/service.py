@@ -1,14 +1,16 @@
 """A web service in a process of its own, which a test stops and kills: `python -m tests.flows.sinks.service PORT FILE`.
 
-Each request that it accepts is a line of FILE: {"path", "key", "type", "headers", "body"}. A body with "poison" is answered with 400;
-while FILE.status exists, all others are answered with the status in it.
+Each request that it accepts is a line of FILE: {"path", "key", "type", "headers", "body"}. A body with "poison" is answered with
+400; while FILE.status exists, all others are answered with the status in it.
 """
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,12 @@ class Service:
     def start(self) -> None:
         command = [sys.executable, "-m", "tests.flows.sinks.service", str(self.port), str(self.file)]
         self._process = subprocess.Popen(command)
+        until(self._accepts, timeout_s=30)
+
+    def _accepts(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
 
     def signal(self, number: int) -> None:
         assert self._process is not None
