@@ -77,7 +77,8 @@ class _Service:
         processes = len(topology.places_of("flows"))
         self._progress = Progress(topology, number, processes, self._table, self._lanes, self._write)
         stored, is_damaged = self._progress.stored, self._progress.is_damaged
-        self._sinks = Sinks(topology.data_dir, topology.node_name, number, self._table, stored, is_damaged, self._wake)
+        data_dir, node, end_of = topology.data_dir, topology.node_name, self._progress.end_of
+        self._sinks = Sinks(data_dir, node, number, self._table, stored, is_damaged, end_of, self._wake)
         self._replays = Replays(topology, number, self._lanes, self._write)
         self._definitions = topology.runtime_dir / DEFINITIONS
         self._seen: Stamp | None = None
@@ -93,6 +94,8 @@ class _Service:
     def serve(self) -> None:
         """Runs until all is read after SIGTERM, or process.drain_timeout is over."""
         self._load()
+        if not self._is_loaded and not self._counters.serving:
+            self._progress.remember_ends()
         self._counters.set_state(self._slot, ProcessState.READY)
         while not self._counters.serving and self._stop_s is None:  # workers drop records before that
             self._wait()

@@ -82,6 +82,7 @@ class Progress:
             if consumer.startswith(RULE):
                 self._starts.setdefault(consumer.removeprefix(RULE), {})[journal] = cursor.position
         self._feeds: dict[str, JournalFeed] = {}
+        self._ends: dict[str, int] | None = None
         self._listed_s = float("-inf")
         self._held_s = float("-inf")
         self._held: dict[str, _Kept | None] = dict.fromkeys(self._holds_before())
@@ -111,6 +112,14 @@ class Progress:
             if name not in self._feeds:
                 self._feeds[name] = JournalFeed(self._journals / name, self._stored.get(name))
 
+    def remember_ends(self) -> None:
+        """Notes where new rules begin that are defined before the broker serves, but loaded a little later."""
+        self._ends = {name: feed.end() for name, feed in self._feeds.items()}
+
+    def end_of(self, feed: JournalFeed) -> int:
+        """Returns where new rules and actions begin."""
+        return feed.end() if self._ends is None else self._ends.get(feed.name, 0)
+
     def prepare(self) -> None:
         """Finds all journals, before definitions are taken over."""
         self._wait_for_writer()
@@ -124,12 +133,13 @@ class Progress:
         ends: dict[str, int] = {}
         for rule in new:
             if rule.id not in self._starts and self._cursors.set_aside is None:
-                ends = ends or {"": 0, **{name: feed.end() for name, feed in self._feeds.items()}}
+                ends = ends or {"": 0, **{name: self.end_of(feed) for name, feed in self._feeds.items()}}
                 self._starts[rule.id] = ends
                 changed |= {(RULE + rule.id, journal): Cursor(position) for journal, position in ends.items()}
             rule.starts = self._starts.get(rule.id, {})
         known = self._table.rules.keys() | self._table.problems.keys()
         gone = [id for id in self._starts if id not in known]
+        self._ends = None
         removed = removed + [(RULE + id, journal) for id in gone for journal in self._starts.pop(id)]
         if changed or removed:
             for key in removed:

@@ -64,7 +64,8 @@ class _Entry:
 
 
 class Sinks:
-    """Of process `number`. wake: wakes the process out of its sleep. stored: (consumer, journal) -> cursor, of cursors.mdb."""
+    """Of process `number`. stored: (consumer, journal) -> cursor, of cursors.mdb. is_damaged: whether that was set aside. end_of:
+    where a new action begins. wake: wakes the process out of its sleep."""
 
     def __init__(
         self,
@@ -74,11 +75,12 @@ class Sinks:
         table: RuleTable,
         stored: Mapping[tuple[str, str], Cursor],
         is_damaged: bool,
+        end_of: Callable[[JournalFeed], int],
         wake: Callable[[], None],
     ) -> None:
         self._data_dir, self._node, self._number, self._table, self._wake = data_dir, node, number, table, wake
         self._stored = {key: cursor for key, cursor in stored.items() if key[0].startswith(CONSUMER)}
-        self._is_damaged = is_damaged
+        self._is_damaged, self._end_of = is_damaged, end_of
         self.problems: dict[str, str] = {}
         """By id of an action, or `connector` and the id of a connector."""
         self.journal, self.position = "", -1
@@ -206,7 +208,7 @@ class Sinks:
         """Returns where an action begins: a new one at the end, one that is known at the begin of a journal that is new."""
         if was_stored or self._is_damaged or (consumer, f"-{self._number}") in self._stored:
             return Cursor(0)
-        return Cursor(feed.end())
+        return Cursor(self._end_of(feed))
 
     # --- definitions ----------------------------------------------------------------------------------------------------------
 
