@@ -175,7 +175,8 @@ class LogFile(Connector["LogFile"]):
         elif path.parent.resolve().is_relative_to(self.data_dir.resolve()):
             raise Unusable(f"file {path}: must be outside the data directory, or relative to {DIRECTORY} in it")
         lock = self._numbered("lock")
-        if not lock.exists() and (taken := [one for one in self._files() if os.path.lexists(one)]):
+        taken = [one for one in self._files() if os.path.lexists(one)]
+        if taken and not lock.exists():  # in this order: another process makes the lock before the file
             raise Unusable(f"file {taken[0]}: must be new, or written by disk_log before")
         return _opened(lock, os.O_RDWR | os.O_CREAT)
 

@@ -107,5 +107,5 @@ def test_a_probe_shows_why_a_server_cannot_be_used(broker: SinksBroker, service:
     refused = json.dumps({"url": f"http://127.0.0.1:{free_port()}"})
     with pytest.raises(ControlError, match=r"ClientConnectorError|ConnectionRefusedError|OSError"):
         call(broker, "connectors probe", id="http:service", definition=refused)
-    with pytest.raises(ControlError, match="connectors.http.probe.url"):
+    with pytest.raises(ControlError, match=r"connectors\.http\.probe\.url"):
         call(broker, "connectors probe", id="http:new", definition=json.dumps({"url": ""}))
