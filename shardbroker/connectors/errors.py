@@ -1,6 +1,12 @@
 """Failures of connectors. Their texts contain no secret and nothing that a client has sent: they are logged."""
 
-__all__ = ["ConnectionSettingError", "ConnectorError", "describe", "missing_library"]
+import os
+import re
+import socket
+import ssl
+from typing import Final
+
+__all__ = ["ConnectionSettingError", "ConnectorError", "describe", "missing_library", "mysql_code_of", "sqlstate_of"]
 
 EXTRAS = {
     "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap",
@@ -24,14 +30,83 @@ class ConnectionSettingError(ConnectorError):
         return f"{key}: must be {must}, got {got!r}{detail and ': '}{detail}"
 
 
-def describe(error: Exception) -> str:
+TEXT_MAX: Final = 300
+"""Most characters of a server's message that are shown."""
+SQLSTATES_SHOWN: Final = ("08", "0A", "25", "28", "3D", "3F", "42", "53", "55", "57")
+"""Classes of SQLSTATE whose messages are about the server, the login and the SQL, in which values are parameters."""
+MYSQL_SHOWN: Final = frozenset(
+    {1040, 1044, 1045, 1048, 1049, 1053, 1054, 1114, 1129, 1130, 1136, 1142, 1143, 1146, 1203, 1205, 1213, 1226, 1251, 1264, 1290,
+     1364, 1370, 1406, 1452, 1698, 1792, 1836, 1862, 3118, 3159, 3819, 4025, 4151}
+)  # fmt: skip
+"""Errors of MySQL whose messages have names, but neither values nor SQL."""
+MYSQL_NAMES: Final = {1062: "duplicate key", 1064: "syntax error", 1265: "value cut off", 1292: "wrong value", 1366: "wrong value"}
+CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def describe(error: BaseException) -> str:
     """Returns a description of an error, in one line.
 
-    Texts of libraries may contain what a client sent, so only those of connectors appear.
+    Messages of libraries and servers may contain what a client sent: of those, only the ones that cannot are shown.
     """
     if isinstance(error, ConnectorError):
         return str(error)
-    return "no response in time" if isinstance(error, TimeoutError) else type(error).__name__
+    if sqlstate_of(error):
+        return _postgresql(error)
+    if mysql_code_of(error):
+        return _mysql(error)
+    if isinstance(error, OSError):
+        return _system(error)
+    return type(error).__name__
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """Returns the SQLSTATE of an error of asyncpg, or an empty text."""
+    state = getattr(error, "sqlstate", None)
+    return state if isinstance(state, str) else ""
+
+
+def mysql_code_of(error: BaseException) -> int:
+    """Returns the number of an error of asyncmy or of its server, or 0."""
+    if not type(error).__module__.startswith("asyncmy") or not error.args:
+        return 0
+    code = error.args[0]
+    return code if isinstance(code, int) and code > 0 else 0
+
+
+def _postgresql(error: BaseException) -> str:
+    state = sqlstate_of(error)
+    if state.startswith(SQLSTATES_SHOWN):
+        return f"{_line(str(getattr(error, 'message', None) or error))} (SQLSTATE {state})"
+    condition = CAPITAL.sub(" ", type(error).__name__.removesuffix("Error")).lower()
+    names = [(kind, getattr(error, f"{kind}_name", None)) for kind in ("constraint", "table", "column")]
+    return f"{condition} (SQLSTATE {state})" + "".join(f", {kind} {_line(name)}" for kind, name in names if name)
+
+
+def _mysql(error: BaseException) -> str:
+    code = mysql_code_of(error)
+    if (2000 <= code < 3000 or code in MYSQL_SHOWN) and len(error.args) > 1:
+        return f"{_line(str(error.args[1]))} (error {code})"
+    return f"{MYSQL_NAMES.get(code, 'refused by the server')} (error {code})"
+
+
+def _system(error: OSError) -> str:
+    """Describes an error of a socket: texts are of the system and OpenSSL."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: certificate of the server: {_line(error.verify_message)}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {_line(str(error.reason or error.strerror or 'failure')).replace('_', ' ').lower()}"
+    if isinstance(error, socket.gaierror):
+        return f"host name: {_line(str(error.strerror)).lower()}"
+    if isinstance(error, TimeoutError):
+        return "no response in time"
+    if error.errno:
+        return os.strerror(error.errno).lower()
+    return _line(str(error)) if isinstance(error, ConnectionError) and str(error) else type(error).__name__
+
+
+def _line(text: str) -> str:
+    """Returns a text of one line without control characters, cut off where it is long."""
+    return "".join(one if one.isprintable() else " " for one in text[:TEXT_MAX])
 
 
 def missing_library(error: ImportError) -> str:

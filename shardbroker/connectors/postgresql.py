@@ -1,5 +1,7 @@
 """PostgreSQL, by asyncpg."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -44,6 +46,18 @@ class Postgresql(PooledConnector):
             command_timeout=self._settings.timeout,
             reset=_keep,
         )
+
+    @asynccontextmanager
+    async def _lend(self) -> AsyncIterator[Any]:
+        """Closes a connection whose request did not end with an answer: the pool would lend it with the rest of that answer."""
+        async with super()._lend() as connection:
+            try:
+                yield connection
+            except asyncpg.PostgresError:
+                raise
+            except BaseException:
+                connection.terminate()
+                raise
 
     async def _ping(self, lent: Any) -> None:
         await lent.execute("SELECT 1")

@@ -1,18 +1,10 @@
-"""Real servers for back ends, from Debian's packages: each on a free port, its data in a directory that goes away.
+"""Servers of back ends, by port; see tests/servers."""
 
-They run as `nobody` where the tests run as root, since PostgreSQL and MariaDB refuse root.
-"""
-
-import getpass
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,93 +12,24 @@ import pymongo
 
 from tests.harness.broker import free_port
 from tests.harness.needed import needed
+from tests.servers import mysql
+from tests.servers import postgresql as postgresql_server
+from tests.servers.processes import answers, folder, quietly, running
 
-START_S, STOP_S = 60.0, 20.0
-
-
-@contextmanager
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="shardbroker-server-"))
-    if os.geteuid() == 0:
-        shutil.chown(path, "nobody")
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def account() -> dict[str, Any]:
-    return {"user": "nobody", "group": "nogroup"} if os.geteuid() == 0 else {}
-
-
-@contextmanager
-def running(
-    command: list[str], ready: Callable[[], bool], where: Path, *, as_nobody: bool = True
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A server from its first answer to its end."""
-    runs_as = account() if as_nobody else {}
-    with (where / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=where, **runs_as)
-    try:
-        deadline = time.monotonic() + START_S
-        while not ready():
-            assert process.poll() is None and time.monotonic() < deadline, (where / "server.log").read_text(errors="replace")
-            time.sleep(0.05)
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def quietly(command: list[str], text: str = "") -> None:
-    done = subprocess.run(command, input=text, text=True, capture_output=True, cwd="/", **account())
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+__all__ = ["folder", "mariadb", "mongodb", "postgresql", "redis", "slapd"]
 
 
 @contextmanager
 def postgresql(sql: str) -> Iterator[int]:
-    with folder() as where:
-        port = free_port()
-        quietly([needed("initdb"), "-D", str(where / "data"), "-U", "mqtt", "-A", "trust", "--no-sync"])
-        command = [needed("postgres"), "-D", str(where / "data"), "-p", str(port), "-h", "127.0.0.1", "-k", str(where), "-F"]
-        psql = [needed("psql"), "-h", "127.0.0.1", "-p", str(port), "-U", "mqtt", "-q", "-v", "ON_ERROR_STOP=1"]
-        with running(command, lambda: subprocess.run([*psql, "-c", "", "postgres"], capture_output=True).returncode == 0, where):
-            quietly([*psql, "-c", "CREATE DATABASE mqtt", "postgres"])
-            quietly([*psql, "mqtt"], sql)
-            yield port
+    with postgresql_server.postgresql(sql) as server:
+        yield server.port
 
 
 @contextmanager
 def mariadb(sql: str, *more: str) -> Iterator[int]:
     """`more`: options of the server."""
-    with folder() as where:
-        port = free_port()
-        user = "nobody" if os.geteuid() == 0 else getpass.getuser()
-        options = ["--no-defaults", f"--datadir={where / 'data'}"]
-        options_once = ["--auth-root-authentication-method=normal", "--skip-test-db", f"--user={user}"]
-        quietly([needed("mariadb-install-db"), *options, *options_once])
-        command = [
-            needed("mariadbd"), *options, f"--port={port}", "--bind-address=127.0.0.1", f"--socket={where / 's'}",
-            f"--pid-file={where / 'pid'}", "--innodb-flush-log-at-trx-commit=0", *more,
-        ]  # fmt: skip
-        with running(command, lambda: answers(port), where):
-            grant = (
-                "CREATE DATABASE mqtt CHARACTER SET utf8mb4; CREATE USER mqtt@'%' IDENTIFIED BY 'dbsecret';"
-                "GRANT ALL ON mqtt.* TO mqtt@'%'; USE mqtt;"
-            )
-            quietly([needed("mariadb"), "--no-defaults", f"--socket={where / 's'}", "-u", "root"], grant + sql)
-            yield port
+    with mysql.mariadb(sql, *more) as server:
+        yield server.port
 
 
 @contextmanager

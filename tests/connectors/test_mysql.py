@@ -16,6 +16,7 @@ import uvloop
 
 from shardbroker.config.connectors import MysqlConnection
 from shardbroker.connectors.connector import State
+from shardbroker.connectors.errors import describe
 from shardbroker.connectors.mysql import Mysql, literal
 from tests.access import servers
 from tests.connectors.test_servers import Proxy
@@ -179,7 +180,7 @@ def test_what_the_server_refuses_is_told_from_a_server_that_is_lost() -> None:
                 async with connector.connection() as lent, lent.cursor() as cursor:
                     await cursor.execute(query)
             assert connector.health.state is State.CONNECTED, refused.value
-            assert connector.health.last_error == type(refused.value).__name__
+            assert connector.health.last_error == describe(refused.value)
         await connector.close()
         for user, password in (("locked", "dbsecret"), ("mqtt", "wrong"), ("ciphered", "dbsecret"), ("many", "dbsecret")):
             connector = made(port, username=user, password=password, pool_size=2)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from shardbroker.config import connectors as keys
 from shardbroker.connectors.connector import Connector, State
-from shardbroker.connectors.errors import ConnectionSettingError, ConnectorError
+from shardbroker.connectors.errors import ConnectionSettingError, describe
 from shardbroker.connectors.server import address_of, tls_of
 from tests.access import servers
 from tests.edge.certificates import Authority
@@ -276,8 +276,7 @@ async def scenario(case: Case, port: int, connections: int) -> None:
         async with connector.connection() as lent:
             await case.refused(lent)
     assert health.state is State.CONNECTED, "the server refuses one request, not the connector"
-    name = str(refused.value) if isinstance(refused.value, ConnectorError) else type(refused.value).__name__
-    assert health.last_error == name
+    assert health.last_error == describe(refused.value)
 
     proxy.silent = True
     began = time.monotonic()

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from shardbroker.config.sinks.base import ActionSection, ConnectorSection
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
+from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
 
 __all__ = ["ALIASES", "SINK_TYPES", "SinkType"]
 
@@ -20,6 +21,8 @@ class SinkType(NamedTuple):
 SINK_TYPES: dict[str, SinkType] = {
     "disk_log": SinkType("Disk log", DiskLogConnector, DiskLogAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
+    "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),
+    "timescale": SinkType("TimescaleDB", TimescaleConnector, TimescaleAction),
 }
 ALIASES = {
     "postgresql": "pgsql",
