@@ -1,9 +1,9 @@
 """Keys of connections to other systems, shared by authenticators, sources of rules and sinks."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from shardbroker.config.base import LONGEST_WAIT_S, SHORTEST_S, Section
 from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
@@ -21,6 +21,7 @@ __all__ = [
     "PostgresqlConnection",
     "RedisConnection",
     "Secrets",
+    "Servers",
     "Texts",
     "Url",
 ]
@@ -47,10 +48,16 @@ def _server(value: str) -> str:
     return value
 
 
+def _servers(value: Any) -> Any:
+    return [one.strip() for one in value.split(",") if one.strip()] if isinstance(value, str) else value
+
+
 Texts = Annotated[dict[str, str], Allowed("a table of text = text")]
 Secrets = Annotated[dict[str, Secret], Allowed("a table of text = text")]
 Url = Annotated[str, AfterValidator(_url), Allowed("http://HOST/PATH or https://HOST/PATH")]
 Server = Annotated[str, AfterValidator(_server), Allowed("HOST:PORT")]
+Servers = Annotated[list[Server], BeforeValidator(_servers), Allowed('a list of HOST:PORT, such as ["a:6379", "b:6379"]')]
+"""Servers of which any answers; text with commas is allowed too."""
 File = Annotated[str, Allowed("a path")]
 BackendTimeout = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
 PoolSize = Annotated[Whole, Field(ge=1, le=1024)]
@@ -69,9 +76,14 @@ class Connection(Section):
 
 
 class RedisConnection(Connection):
-    """A Redis server."""
+    """A Redis server, a master that sentinels watch, or a cluster."""
 
-    database: Whole = Field(0, ge=0, le=65535, description="Number of the database.")
+    redis_type: Literal["single", "sentinel", "cluster"] = Field(
+        "single", description="`single` is at `server`; `sentinel` and `cluster` are found by `servers`."
+    )
+    servers: Servers = Field([], max_length=64, description="Sentinels, or some nodes of the cluster.")
+    sentinel: str = Field("", max_length=256, description="Name of the master that the sentinels watch.")
+    database: Whole = Field(0, ge=0, le=65535, description="Number of the database; 0 in a cluster.")
 
 
 class DatabaseConnection(Connection):

@@ -10,7 +10,7 @@ __all__ = ["ConnectionSettingError", "ConnectorError", "describe", "missing_libr
 
 EXTRAS = {
     "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap",
-    "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
+    "hiredis": "redis", "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
 }  # fmt: skip
 """Maps a library to the extra of the package that installs it."""
 

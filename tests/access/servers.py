@@ -33,17 +33,6 @@ def mariadb(sql: str, *more: str) -> Iterator[int]:
 
 
 @contextmanager
-def redis(*commands: list[str]) -> Iterator[int]:
-    with folder() as where:
-        port = free_port()
-        command = [needed("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", "dbsecret"]
-        with running(command, lambda: answers(port), where):
-            for words in commands:
-                quietly([needed("redis-cli"), "-p", str(port), "-a", "dbsecret", "--no-auth-warning", *words])
-            yield port
-
-
-@contextmanager
 def slapd(ldif: str) -> Iterator[int]:
     with folder() as where:
         port = free_port()

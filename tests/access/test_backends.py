@@ -18,6 +18,7 @@ from tests.access import servers
 from tests.access.guarded import Answers, Guarded, http_server
 from tests.harness.needed import needed_module
 from tests.harness.wire import Publish
+from tests.servers.redis import redis
 
 pytestmark = pytest.mark.own_broker
 
@@ -98,7 +99,7 @@ def test_redis() -> None:
         ["HSET", "mqtt_user:root", "password_hash", ARGON, "is_superuser", "1"],
         ["HSET", "mqtt_acl:ada", "own/${clientid}/#", "all", "eq lit/+", "subscribe", "weak", '{"action": "publish", "qos": [0]}'],
     ]
-    with servers.redis(*users) as port:
+    with redis(*users) as port:
         secrets = section("redis", port, password="dbsecret")
         with Guarded({"auth.chain": ["redis"], "acl.sources": ["redis"]}, secrets=secrets) as broker:
             check_users(broker)

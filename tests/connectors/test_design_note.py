@@ -17,6 +17,7 @@ from shardbroker.config import access
 from shardbroker.config.base import Section
 from shardbroker.integrations.auth.services import Services, Stores
 from tests.access import servers
+from tests.servers.redis import redis
 
 NOTE = Path(__file__).parents[2] / "docs/design/0006-connectors.md"
 KEYS, ROW, AUTHENTICATOR, SINK = re.findall(r"^```python\n(.*?)^```", NOTE.read_text(), re.MULTILINE | re.DOTALL)
@@ -47,7 +48,7 @@ def test_the_authenticator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         finally:
             await made.close()
 
-    with servers.redis(["SET", "token:one", "sesame"], ["SET", "token:two", "right"]) as port:
+    with redis(["SET", "token:one", "sesame"], ["SET", "token:two", "right"]) as port:
         assert asyncio.run(scenario(port)) == [Outcome.OK, Outcome.IGNORE, Outcome.DENY, Outcome.IGNORE]
 
 

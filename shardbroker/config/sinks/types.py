@@ -6,6 +6,7 @@ from shardbroker.config.sinks.base import ActionSection, ConnectorSection
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
+from shardbroker.config.sinks.redis import RedisAction, RedisConnector
 
 __all__ = ["ALIASES", "SINK_TYPES", "SinkType"]
 
@@ -22,6 +23,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "disk_log": SinkType("Disk log", DiskLogConnector, DiskLogAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
     "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),
+    "redis": SinkType("Redis", RedisConnector, RedisAction),
     "timescale": SinkType("TimescaleDB", TimescaleConnector, TimescaleAction),
 }
 ALIASES = {

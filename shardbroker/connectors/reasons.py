@@ -1,0 +1,40 @@
+"""Why a server cannot be reached, out of the errors of any library."""
+
+import os
+import socket
+import ssl
+
+__all__ = ["causes", "network_reason"]
+
+CAUSES_MAX = 16
+"""Most errors of a chain that are looked at."""
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """Returns an error, what it was raised from, and so on."""
+    found: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and len(found) < CAUSES_MAX:
+        found.append(one)
+        one = one.__cause__ or one.__context__
+    return found
+
+
+def network_reason(error: BaseException) -> str:
+    """Returns the cause of an error in one line, without texts that a library may have filled with data."""
+    chain = causes(error)
+    for one in chain:
+        if isinstance(one, ssl.SSLCertVerificationError):
+            return f"the certificate of the server is not accepted: {one.verify_message}"
+        if isinstance(one, ssl.SSLError):
+            return f"TLS fails: {one.reason or 'no handshake'}"
+        if isinstance(one, socket.gaierror):
+            return "the name of the server cannot be resolved"
+    for one in reversed(chain):
+        if isinstance(one, OSError) and one.errno and not isinstance(one, TimeoutError):
+            return os.strerror(one.errno).lower()
+    if any(isinstance(one, TimeoutError) for one in chain):
+        return "no response in time"
+    if any(isinstance(one, OSError | EOFError) for one in chain):
+        return "the connection was closed"
+    return type(error).__name__
