@@ -101,7 +101,14 @@ class MysqlConnection(DatabaseConnection):
 
 
 class MongodbConnection(DatabaseConnection):
-    """A MongoDB server."""
+    """A MongoDB server, a replica set or a sharded cluster."""
+
+    mongo_type: Literal["single", "rs", "sharded"] = Field(
+        "single", description="`single` is at `server`; `rs` (a replica set) and `sharded` are found by `servers`."
+    )
+    servers: Servers = Field([], max_length=64, description="Some members of the replica set, or routers (mongos).")
+    replica_set_name: str = Field("", max_length=256, description="Name of the replica set.")
+    auth_source: str = Field("admin", max_length=63, description="Database that has the account.")
 
 
 class LdapConnection(Connection):

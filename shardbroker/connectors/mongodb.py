@@ -9,9 +9,10 @@ from pymongo.errors import ConnectionFailure, OperationFailure
 
 from shardbroker.config.connectors import MongodbConnection
 from shardbroker.connectors.connector import Connector
+from shardbroker.connectors.errors import ConnectionSettingError
 from shardbroker.connectors.server import address_of, tls_of
 
-__all__ = ["Mongodb"]
+__all__ = ["AUTHENTICATION_FAILED", "Mongodb"]
 
 AUTHENTICATION_FAILED = 18
 """Error code of a server that rejects an account."""
@@ -24,24 +25,28 @@ class Mongodb(Connector[Database]):
 
     def __init__(self, settings: MongodbConnection, key: str) -> None:
         super().__init__(settings.timeout)
-        host, port = address_of(settings, key)
         tls_of(settings, key)  # the library makes a context of its own
-        options: dict[str, Any] = {}
-        if settings.username:
-            options |= {"username": settings.username, "password": settings.password}
-        if settings.tls:
-            options |= {"tls": True} | ({"tlsCAFile": settings.tls_ca} if settings.tls_ca else {})
+        self.settings = settings
         milliseconds = max(1, int(settings.timeout * 1000))
         self._client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(
-            host,
-            port,
             maxPoolSize=settings.pool_size,
             serverSelectionTimeoutMS=milliseconds,
             connectTimeoutMS=milliseconds,
             socketTimeoutMS=milliseconds,
-            **options,
+            **_servers(settings, key),
+            **_account(settings),
+            **_tls(settings),
         )
+        # As an option the library takes one file with certificate and key.
+        context = self._client.options.pool_options._ssl_context
+        if context is not None and (certificate := getattr(settings, "tls_cert", "")):
+            context.load_cert_chain(certificate, getattr(settings, "tls_key", "") or None)
         self.database = self._client[settings.database]
+
+    def server_errors(self) -> list[Exception]:
+        """Returns why servers cannot be used, as far as the library knows."""
+        found = self._client.topology_description.server_descriptions().values()
+        return [one.error for one in found if one.error is not None]
 
     def _lend(self) -> AbstractAsyncContextManager[Database]:
         return nullcontext(self.database)
@@ -56,3 +61,32 @@ class Mongodb(Connector[Database]):
 
     async def _close(self) -> None:
         await self._client.close()
+
+
+def _servers(settings: MongodbConnection, key: str) -> dict[str, Any]:
+    if settings.mongo_type == "single":
+        host, port = address_of(settings, key)
+        return {"host": host, "port": port}
+    if not settings.servers:
+        raise ConnectionSettingError(f"{key}.servers", "a list of HOST:PORT", settings.servers)
+    if settings.mongo_type == "rs" and not settings.replica_set_name:
+        raise ConnectionSettingError(f"{key}.replica_set_name", "the name of a replica set", "")
+    named = {"replicaSet": settings.replica_set_name} if settings.mongo_type == "rs" else {}
+    return {"host": settings.servers} | named
+
+
+def _account(settings: MongodbConnection) -> dict[str, Any]:
+    if not settings.username:
+        return {}
+    return {"username": settings.username, "password": settings.password, "authSource": settings.auth_source}
+
+
+def _tls(settings: MongodbConnection) -> dict[str, Any]:
+    if not settings.tls:
+        return {}
+    found: dict[str, Any] = {"tls": True}
+    if settings.tls_ca:
+        found["tlsCAFile"] = settings.tls_ca
+    if not getattr(settings, "tls_verify", True):
+        found["tlsAllowInvalidCertificates"] = True
+    return found

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pymongo
-
 from tests.harness.broker import free_port
 from tests.harness.needed import needed
 from tests.servers import mysql
@@ -59,25 +57,4 @@ directory {where}/data
         quietly([needed("slapadd"), "-f", str(where / "slapd.conf"), "-l", str(where / "users.ldif")])
         command = [needed("slapd"), "-d", "0", "-f", str(where / "slapd.conf"), "-h", f"ldap://127.0.0.1:{port}"]
         with running(command, lambda: answers(port), where):
-            yield port
-
-
-MONGO = Path(__file__).parent / "mongo"
-CLASSPATH_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
-
-
-@contextmanager
-def mongodb(users: list[dict[str, Any]], rules: list[dict[str, Any]]) -> Iterator[int]:
-    """mongo-java-server, which speaks the protocol of MongoDB; Debian has no MongoDB."""
-    needed("java", "mvn")
-    with folder() as where:
-        port, classpath = free_port(), where / "classpath"
-        maven = ["mvn", "-q", "-f", str(MONGO / "pom.xml"), CLASSPATH_PLUGIN, f"-Dmdep.outputFile={classpath}"]
-        found = subprocess.run(maven, capture_output=True, text=True)
-        assert found.returncode == 0, found.stdout
-        command = ["java", "-cp", classpath.read_text().strip(), str(MONGO / "Main.java"), str(port)]
-        with running(command, lambda: answers(port), where, as_nobody=False):
-            with pymongo.MongoClient("127.0.0.1", port) as client:
-                client.mqtt.users.insert_many(users)
-                client.mqtt.acl.insert_many(rules)
             yield port

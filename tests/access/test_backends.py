@@ -18,6 +18,7 @@ from tests.access import servers
 from tests.access.guarded import Answers, Guarded, http_server
 from tests.harness.needed import needed_module
 from tests.harness.wire import Publish
+from tests.servers.mongodb import mongodb
 from tests.servers.redis import redis
 
 pytestmark = pytest.mark.own_broker
@@ -153,7 +154,7 @@ def test_mongodb() -> None:
         {"username": "ada", "permission": "allow", "action": "subscribe", "topics": ["eq lit/+"]},
     ]
     settings = {"auth.chain": ["mongodb"], "acl.sources": ["mongodb"]}
-    with servers.mongodb(users, rules) as port, Guarded(settings, secrets=section("mongodb", port)) as broker:
+    with mongodb(users, rules) as port, Guarded(settings, secrets=section("mongodb", port)) as broker:
         check_users(broker)
         check_rules(broker)
         broker.refused("m1", BAD, username='{"$gt": ""}', password="secret")

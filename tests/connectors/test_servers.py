@@ -19,6 +19,7 @@ from tests.access import servers
 from tests.edge.certificates import Authority
 from tests.harness.broker import free_port
 from tests.harness.needed import needed_module
+from tests.servers.mongodb import mongodb
 from tests.servers.redis import redis
 
 TIMEOUT_S = 1.0
@@ -211,7 +212,7 @@ def server_of(kind: str) -> Iterator[int]:
         "postgresql": lambda: servers.postgresql(""),
         "mysql": lambda: servers.mariadb(""),
         "redis": lambda: redis(),
-        "mongodb": lambda: servers.mongodb([{"username": "a"}], [{"username": "a"}]),
+        "mongodb": lambda: mongodb([{"username": "a"}], [{"username": "a"}]),
         "ldap": lambda: servers.slapd(LDIF),
     }
     with made[kind]() as port:

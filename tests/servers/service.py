@@ -1,6 +1,5 @@
 """A server that tests can kill, stop in its tracks, and start again with its data."""
 
-import os
 import signal
 import subprocess
 import time
@@ -16,19 +15,17 @@ __all__ = ["Service", "service"]
 class Service:
     """port: where it listens. Its output is in `server.log` of `where`."""
 
-    def __init__(
-        self, command: list[str], port: int, ready: Callable[[], bool], where: Path, env: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: list[str], port: int, ready: Callable[[], bool], where: Path, as_nobody: bool = True) -> None:
         self.port, self.where = port, where
-        self._command, self._ready, self._env = command, ready, env
+        self._command, self._ready = command, ready
+        self._runs_as = account() if as_nobody else {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with (self.where / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.where,
-                env={**os.environ, **(self._env or {})}, **account(),
-            )  # fmt: skip
+                self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.where, **self._runs_as
+            )
         deadline = time.monotonic() + START_S
         while not self._ready():
             assert self._process.poll() is None and time.monotonic() < deadline, self.log
@@ -68,11 +65,9 @@ class Service:
 
 
 @contextmanager
-def service(
-    command: list[str], port: int, ready: Callable[[], bool], where: Path, env: dict[str, str] | None = None
-) -> Iterator[Service]:
+def service(command: list[str], port: int, ready: Callable[[], bool], where: Path, as_nobody: bool = True) -> Iterator[Service]:
     """A server from its first answer to its end."""
-    one = Service(command, port, ready, where, env)
+    one = Service(command, port, ready, where, as_nobody)
     try:
         one.start()
         yield one

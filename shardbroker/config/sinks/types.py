@@ -5,6 +5,7 @@ from typing import NamedTuple
 from shardbroker.config.sinks.base import ActionSection, ConnectorSection
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
+from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
 from shardbroker.config.sinks.redis import RedisAction, RedisConnector
 
@@ -22,6 +23,7 @@ class SinkType(NamedTuple):
 SINK_TYPES: dict[str, SinkType] = {
     "disk_log": SinkType("Disk log", DiskLogConnector, DiskLogAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
+    "mongodb": SinkType("MongoDB", MongodbConnector, MongodbAction),
     "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),
     "redis": SinkType("Redis", RedisConnector, RedisAction),
     "timescale": SinkType("TimescaleDB", TimescaleConnector, TimescaleAction),
