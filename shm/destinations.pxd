@@ -16,6 +16,7 @@ cpdef enum DestinationKind:
 cdef enum:
     NUMBER_BITS = 24
     FEED = 0x02 << NUMBER_BITS             # the destination: number 0 of kind SINK, rules, which read the publisher's journal
+    KEPT = 0x02 << NUMBER_BITS | 1         # the destination: number 1 of kind SINK, streams, which read it as well
     RETAINED_STORE = 0x7F << NUMBER_BITS   # the destination: number 0 of kind STORE, the store of retained messages
 
 cdef inline uint8_t kind_of(long destination) noexcept:

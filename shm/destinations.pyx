@@ -1,11 +1,13 @@
 """Destinations of routes; see destinations.pxd."""
 
 __all__ = [
-    "FEED_DESTINATION", "NUMBER_MAX", "DestinationKind", "destination", "destination_kind", "destination_name", "destination_number", "worker_destination",
+    "FEED_DESTINATION", "KEPT_DESTINATION", "NUMBER_MAX", "DestinationKind", "destination", "destination_kind", "destination_name", "destination_number", "worker_destination",
 ]
 
 FEED_DESTINATION = <long>FEED
 """To rules: a message with this destination is captured in the journal of its publisher's worker. No record is sent for it."""
+KEPT_DESTINATION = <long>KEPT
+"""To streams, likewise."""
 NUMBER_MAX = (1 << <int>NUMBER_BITS) - 1
 _NAMES = {int(kind): name.lower() for name, kind in DestinationKind.__members__.items()}
 

@@ -1,6 +1,7 @@
 """Messages about replays between workers and the processes flows: CBOR arrays, the verb first.
 
-    worker -> flows   ["begin", number, filter, start_us, end_us, {journal: position}, rate]    end_us None: without an end
+    worker -> flows   ["begin", number, filter, start_us, end_us, {journal: position}, rate, age_us, key]
+                                                             end_us None: without an end; age_us, key: of a stream, else 0 and None
                       ["credit", number, records, bytes]     so much was delivered
                       ["end", number]
                       ["reset"]                              no replay of this worker runs

@@ -166,7 +166,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shardbroker.worker": (
         # Of one noun each: a timer, a queue, a limit.
         (
-            "arrivals", "deferred", "disk", "exclusive", "features", "features.event_messages", "features.rewrite", "memory",
+            "arrivals", "deferred", "disk", "exclusive", "features", "features.event_messages", "features.rewrite",
+            "features.streams", "memory",
             "observers", "observers.client_rates", "observers.observer", "observers.slow_subscriptions", "observers.topic_metrics",
             "outlet", "rates", "retaining", "session_claims", "session_queues", "sync_gate",
         ),
@@ -199,8 +200,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "access", "action_alarms",
             "alarm_watch", "alarms", "audit", "client_events", "client_topics", "cluster_view", "configuration",
-            "definitions", "disk_alarms", "feed", "flows_calls", "hold_alarms",
-            "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks",
+            "definitions", "disk_alarms", "feed", "flows_calls", "hold_alarms", "stream_holds",
+            "flapping", "inbox", "notices", "paging", "preflight", "reference", "rollout", "rules", "server", "sinks", "streams",
             "sys_publisher", "sys_topics",
             "topic_metrics", "trace_lines", "tracing", "workers",
         ),
@@ -211,7 +212,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "handlers", "handlers.access", "handlers.accounts", "handlers.clients", "handlers.cluster", "handlers.configuration",
             "handlers.delayed",
             "handlers.exhooks", "handlers.journals", "handlers.listeners", "handlers.messages", "handlers.node", "handlers.plugins",
-            "handlers.rules", "handlers.sinks", "handlers.snapshots", "handlers.subscriptions", "handlers.watching",
+            "handlers.rules", "handlers.sinks", "handlers.snapshots", "handlers.streams", "handlers.subscriptions",
+            "handlers.watching",
         ),
         ("main",),
     ),

@@ -17,7 +17,7 @@ __all__ = ["ConfigError", "complaints", "explain", "refusal"]
 SECRETS = ("password",)
 """Last parts of keys whose values are secret."""
 
-TABLES = ("listeners", "rules")
+TABLES = ("listeners", "rules", "streams")
 """Tables of sections, whose names are free."""
 VALUE_SHOWN = 200
 """Most characters of a rejected value in an error message."""

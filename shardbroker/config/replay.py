@@ -1,10 +1,11 @@
-"""Keys of replays, `$replay/<period>/<filter>`."""
+"""Keys of replays, `$replay/<period>/<filter>`, which streams are, too."""
 
 from typing import Any
 
 from pydantic import Field
 
 from shardbroker.config.base import LIMIT_MAX, Section
+from shardbroker.config.streams import has_streams
 from shardbroker.config.units import Whole
 
 __all__ = ["Replay", "needs_replays"]
@@ -27,4 +28,6 @@ class Replay(Section):
 
 def needs_replays(settings: Any) -> bool:
     """Returns whether there may be replays."""
-    return bool(settings.journal.capture) and settings.replay.max_replays > 0 and settings.durability.level != "none"
+    if not settings.replay.max_replays or settings.durability.level == "none":
+        return False
+    return bool(settings.journal.capture or settings.streams) or has_streams(settings.process.data_dir)

@@ -20,6 +20,7 @@ from shardbroker.config.listeners import LISTENER_NAME, LISTENERS_MAX, Listener,
 from shardbroker.config.plugins import PluginSettings
 from shardbroker.config.replay import Replay
 from shardbroker.config.sinks.tables import Actions, Connectors, check_actions
+from shardbroker.config.streams import Stream, check_names
 from shardbroker.config.units import Allowed, Duration, Limit, MemoryMark, Number, OptionalDuration, Size, Whole
 from shardbroker.config.watching import SlowSubs, TopicMetrics, Trace
 from shm.channels import SUPERVISOR
@@ -423,6 +424,7 @@ class Settings(Section):
     connectors: Annotated[Connectors, Live(MANAGER, SUPERVISOR)] = Connectors()
     actions: Annotated[Actions, Live(MANAGER, SUPERVISOR)] = Actions()
     rules: Annotated[dict[str, Rule], Live(MANAGER, SUPERVISOR)] = Field({})
+    streams: Annotated[dict[str, Stream], Live(MANAGER, SUPERVISOR)] = Field({})
 
     @field_validator("cluster")
     @classmethod
@@ -459,6 +461,18 @@ class Settings(Section):
         durability = info.data.get("durability")
         if value and isinstance(durability, Durability) and durability.level == "none":
             raise ValueError("allowed is no rule with durability.level = none: rules need a journal")
+        return value
+
+    @field_validator("streams")
+    @classmethod
+    def _names(cls, value: dict[str, Stream], info: ValidationInfo) -> dict[str, Stream]:
+        check_names(value)
+        for name, stream in value.items():
+            if not stream.topic_filter:
+                raise ValueError(f"allowed are streams with a topic_filter, which {name} lacks")
+        durability = info.data.get("durability")
+        if value and isinstance(durability, Durability) and durability.level == "none":
+            raise ValueError("allowed is no stream with durability.level = none: streams need a journal")
         return value
 
     @field_validator("listeners")

@@ -14,6 +14,7 @@ from shardbroker.config.settings import Settings
 from shardbroker.config.sinks.tables import Actions, Connectors
 from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.config.sources import Loaded
+from shardbroker.config.streams import Stream
 
 __all__ = ["leaves", "reference", "sections", "show", "shown"]
 
@@ -73,8 +74,8 @@ def reference() -> str:
     listeners = {"default": Listener().model_copy(update={"tls": tls})}
     connectors = Connectors.model_construct(**{type: {"<name>": row.connector()} for type, row in SINK_TYPES.items()})
     actions = Actions.model_construct(**{type: {"<name>": row.action()} for type, row in SINK_TYPES.items()})
-    examples = {"listeners": listeners, "connectors": connectors, "actions": actions, "rules": {"<name>": Rule()}}
-    for section, model in sections(Settings().model_copy(update=examples)):
+    named = {"listeners": listeners, "rules": {"<name>": Rule()}, "streams": {"<name>": Stream()}}
+    for section, model in sections(Settings().model_copy(update={**named, "connectors": connectors, "actions": actions})):
         if not any(leaves(model)):
             continue  # connectors and actions have tables alone
         shown = section.replace("listeners.default", "listeners.<name>")

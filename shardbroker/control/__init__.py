@@ -20,6 +20,7 @@ from shardbroker.control import (  # noqa: F401 - add their verbs to the table
     plugin_verbs,
     rule_verbs,
     sink_verbs,
+    stream_verbs,
     watch_verbs,
 )
 from shardbroker.control.async_client import AsyncControl

@@ -113,14 +113,24 @@ class Journal:
 
 
 class Replay:
-    """A replay of one worker. positions: by number of the journal, of what was delivered before."""
+    """A replay of one worker. positions: by number of the journal, of what was delivered before. age_us: of messages; 0: any."""
 
     def __init__(
-        self, number: int, worker: int, filter: bytes, start_us: int, end_us: int | None, positions: dict[int, int], rate: int
+        self,
+        number: int,
+        worker: int,
+        filter: bytes,
+        start_us: int,
+        end_us: int | None,
+        positions: dict[int, int],
+        rate: int,
+        age_us: int = 0,
     ) -> None:
         self.number, self.worker = number, worker
         self._filter, self._start_us, self._end_us, self._positions = filter, start_us, end_us, positions
-        self._rate = rate
+        self._rate, self._age_us = rate, age_us
+        if age_us:
+            self._start_us = max(start_us, time.time_ns() // 1000 - age_us)
         self._allowance, self._filled_s = rate * BURST_S, time.monotonic()
         self._budget = Budget(0)
         self._matching: dict[bytes, bool] = {}
@@ -150,8 +160,11 @@ class Replay:
         Returns how many it took, and whether it had no room. Raises OSError, JournalError.
         """
         sent, now_ms, matching = 0, time.time() * 1000, self._matching
+        oldest_us = now_ms * 1000 - self._age_us if self._age_us else 0
         self._budget = Budget(READS_A_TURN)
         while sent < most and (journal := self._earliest()) is not None:
+            if journal.time_us < oldest_us:
+                journal.at = len(journal.records)
             records, at, number = journal.records, journal.at, journal.number
             while at < len(records) and sent < most:
                 record = records[at]

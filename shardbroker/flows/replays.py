@@ -91,8 +91,8 @@ class Replays:
             for replay in [one for one in self._replays.values() if one.worker == worker]:
                 self._end(replay)
         elif verb == "begin":
-            number, filter, start_us, end_us, positions, rate = values
-            replay = Replay(number, worker, filter, start_us, end_us, positions, rate)
+            number, filter, start_us, end_us, positions, rate, age_us, _ = values
+            replay = Replay(number, worker, filter, start_us, end_us, positions, rate, age_us)
             self._replays[number] = replay
             self._try(replay, lambda: replay.add_journals(self._directories()))
         elif (found := self._replays.get(values[0])) is None:

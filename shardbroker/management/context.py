@@ -12,6 +12,7 @@ from shardbroker.management.audit import Audit
 from shardbroker.management.configuration import Configuration
 from shardbroker.management.rules import Rules
 from shardbroker.management.sinks import Sinks
+from shardbroker.management.streams import Streams
 from shardbroker.management.topic_metrics import TopicMetrics
 from shardbroker.management.tracing import Traces
 from shardbroker.management.workers import Workers
@@ -48,6 +49,7 @@ class Context:
     rules: Rules
     connectors: Sinks
     actions: Sinks
+    streams: Streams
     registries: list[Registry] = field(default_factory=list)
     """By worker."""
     view: ViewSegment | None = None
@@ -57,7 +59,7 @@ class Context:
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
     def route_count(self) -> int:
-        """Returns the number of routes to subscribers: without those of rules, as in lists of routes."""
+        """Returns the number of routes to subscribers: without those of rules and streams, as in lists of routes."""
         return self.routes.count() - self.rules.route_count
 
     def worker_of(self, client_id: bytes) -> int:

@@ -47,6 +47,7 @@ from shardbroker.management.scheduled_snapshots import take_snapshots
 from shardbroker.management.scrape import ScrapeServer
 from shardbroker.management.server import ControlServer
 from shardbroker.management.sinks import SinkKind, Sinks
+from shardbroker.management.streams import Streams
 from shardbroker.management.sys_publisher import SYS_WORKER, SysPublisher
 from shardbroker.management.topic_metrics import SAMPLE_S, TopicMetrics
 from shardbroker.management.tracing import Traces
@@ -137,6 +138,14 @@ class _Manager:
             lambda needed: call_supervisor(self._context, {"verb": "settings", "needed": [FLOWS] if needed else []}),
             self._complain,
         )
+        self._streams = Streams(
+            topology,
+            settings.streams,
+            feed,
+            self._workers,
+            lambda: call_supervisor(self._context, {"verb": "settings"}),
+            self._complain,
+        )
         self._inbox = ManagerInbox(
             topology, self._log, self._workers, self._traces, self._events, self._alarms, self._sys.ring_bell
         )
@@ -156,6 +165,7 @@ class _Manager:
             Rules(definitions),
             Sinks(CONNECTORS, definitions),
             Sinks(ACTIONS, definitions),
+            self._streams,
             [Registry(topology.registry_dir(worker)) for worker in range(topology.workers)],
             view,
         )
@@ -172,6 +182,7 @@ class _Manager:
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
         self._rollout.resume()
         self._definitions.resume()
+        self._streams.resume()
         await self._control.start()
         loop.add_reader(self._notices.socket, self._notices.drain)
         self._counters.set_state(self._topology.manager, ProcessState.READY)
@@ -258,6 +269,7 @@ class _Manager:
         self._client_topics.want(settings.sys.event_messages)
         self._client_topics.max_levels = settings.mqtt.max_topic_levels
         self._definitions.configure(settings)
+        self._streams.configure(settings.streams)
 
     def _prepare(self, settings: Settings) -> None:
         """Rules of a file are put where workers read them if settings name other ones; those of the same file are read again by a
@@ -293,6 +305,7 @@ class _Manager:
         """A disk that does not answer delays nothing else."""
         while True:
             with suppress(OSError):  # the next look tries again; DiskAlarms report the disk
+                await self._streams.hold()
                 self._alarms.check_holds(await asyncio.to_thread(hold_uses, self._topology.data_dir, time.time_ns() // 1_000_000))
             await asyncio.sleep(HOLDS_S)
 

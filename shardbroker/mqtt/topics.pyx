@@ -8,7 +8,7 @@ from shardbroker.mqtt.spec cimport TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from shardbroker.mqtt.errors import MqttError
 
 __all__ = [
-    "EXCLUSIVE", "REPLAY", "check_topic_filter", "check_topic_name", "covers", "filter_has_wildcard", "matches", "parse_subscription",
+    "EXCLUSIVE", "OF_JOURNALS", "REPLAY", "STREAM", "STREAM_SINCE", "check_topic_filter", "check_topic_name", "covers", "filter_has_wildcard", "matches", "parse_subscription",
 ]
 
 cdef enum:
@@ -19,6 +19,11 @@ QUEUE = b"$queue/"
 QUEUE_GROUP = b"$queue"
 EXCLUSIVE = b"$exclusive/"
 REPLAY = b"$replay/"
+STREAM = b"$stream/"
+STREAM_SINCE = b"$s/"
+PREFIXES = (SHARE, QUEUE, EXCLUSIVE, REPLAY, STREAM, STREAM_SINCE)
+OF_JOURNALS = (REPLAY, STREAM, STREAM_SINCE)
+"""Prefixes of subscriptions that journals are read for."""
 
 
 cdef bint is_utf8(const uint8_t* text, uint32_t size) noexcept:
@@ -105,7 +110,8 @@ def parse_subscription(bytes filter not None) -> tuple:
     """Returns (group, filter) of a filter in SUBSCRIBE; group is None if the subscription is not shared (MQTT 5.0 §4.8.2).
 
     `$queue/<filter>` is EMQX's short form: the group is then b"$queue". `$exclusive/<filter>` is a filter that one session alone
-    may hold, and `$replay/<period>/<filter>` one that journals are read for. Raises MqttError 0x8F.
+    may hold, and `$replay/<period>/<filter>`, `$stream/<name>/<filter>` and `$s/<period>/<filter>` are those that journals are
+    read for. The filter of `$stream/<name>` is not in its text, which is returned as it is. Raises MqttError 0x8F.
     """
     if filter.startswith(QUEUE):
         group, real = QUEUE_GROUP, filter[len(QUEUE):]
@@ -116,18 +122,25 @@ def parse_subscription(bytes filter not None) -> tuple:
             raise MqttError(TOPIC_FILTER_INVALID, f"not a shared subscription: {filter[:100]!r}", "MQTT-4.8.2-1")
     elif filter.startswith(EXCLUSIVE):
         real = filter[len(EXCLUSIVE):]
-        if not real or real.startswith((SHARE, QUEUE, EXCLUSIVE, REPLAY)):
+        if not real or real.startswith(PREFIXES):
             raise MqttError(TOPIC_FILTER_INVALID, f"not an exclusive subscription: {filter[:100]!r}")
         return None, real
-    elif filter.startswith(REPLAY):
-        period, slash, real = filter[len(REPLAY):].partition(b"/")
-        if not period or not real or real.startswith((SHARE, QUEUE, EXCLUSIVE, REPLAY)):
-            raise MqttError(TOPIC_FILTER_INVALID, f"not a replay: must be $replay/<period>/<filter>, got {filter[:100]!r}")
+    elif filter.startswith((REPLAY, STREAM_SINCE)):
+        kind, period, real = filter.split(b"/", 2) if filter.count(b"/") > 1 else (filter, b"", b"")
+        if not period or not real or real.startswith(PREFIXES):
+            what = "a replay: must be $replay" if filter.startswith(REPLAY) else "a stream: must be $s"
+            raise MqttError(TOPIC_FILTER_INVALID, f"not {what}/<period>/<filter>, got {filter[:100]!r}")
         return None, real
+    elif filter.startswith(STREAM):
+        name, slash, real = filter[len(STREAM):].partition(b"/")
+        if not name or b"+" in name or b"#" in name or (slash and not real) or real.startswith(PREFIXES):
+            raise MqttError(
+                TOPIC_FILTER_INVALID, f"not a stream: must be $stream/<name> or $stream/<name>/<filter>, got {filter[:100]!r}")
+        return None, real or filter
     else:
         return None, filter
-    if real.startswith(REPLAY):
-        raise MqttError(TOPIC_FILTER_INVALID, f"a replay cannot be shared: {filter[:100]!r}")
+    if real.startswith(OF_JOURNALS):
+        raise MqttError(TOPIC_FILTER_INVALID, f"a replay or a stream cannot be shared: {filter[:100]!r}")
     if not real:
         raise MqttError(TOPIC_FILTER_INVALID, f"a shared subscription without a filter: {filter[:100]!r}", "MQTT-4.8.2-2")
     return group, real

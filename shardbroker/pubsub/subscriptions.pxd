@@ -35,7 +35,7 @@ cdef class Subscription:
 
 
 cdef class ReplaySubscription(Subscription):
-    """To what journals have, `$replay/<period>/<filter>`: no message leads to it, see worker/features/replay.pxd."""
+    """To what journals have, `$replay/<period>/<filter>` or a stream: no message leads to it, see worker/features/replay.pxd."""
     cdef readonly uint64_t start_us        # Unix µs, from which on messages are sent of a journal without a position
     cdef readonly uint64_t end_us          # Unix µs, all ones: it goes on with what is published
     cdef readonly dict positions           # number of a journal -> position behind what was delivered of it

@@ -1,6 +1,6 @@
 """The subscription table of one worker; see subscriptions.pxd."""
 
-from shardbroker.mqtt.topics import REPLAY
+from shardbroker.mqtt.topics import OF_JOURNALS, STREAM
 from shardbroker.pubsub.periods import FOREVER, parse_period
 
 __all__ = ["ReplaySubscription", "Subscriber", "Subscription", "SubscriptionTable"]
@@ -39,10 +39,14 @@ cdef class ReplaySubscription(Subscription):
 
 cdef Subscription new_subscription(bytes wire_filter, uint64_t now_us):
     cdef ReplaySubscription replay
-    if not wire_filter.startswith(REPLAY):
+    if not wire_filter.startswith(OF_JOURNALS):
         return Subscription.__new__(Subscription)
     replay = ReplaySubscription.__new__(ReplaySubscription)
-    replay.start_us, replay.end_us = parse_period(wire_filter[len(REPLAY):].partition(b"/")[0], now_us)
+    if wire_filter.startswith(STREAM):
+        replay.start_us = now_us           # unless the property of the SUBSCRIBE says something else
+    else:
+        kind, _, rest = wire_filter.partition(b"/")
+        replay.start_us, replay.end_us = parse_period(rest.partition(b"/")[0], now_us, kind.decode() + "/<period>")
     return replay
 
 

@@ -15,7 +15,7 @@ cdef enum OwnMessages:                     # copies of its own messages that a p
     OWN_OTHER = 2                          # some of them do: `own_qos` and `own_ids` leave those out
 
 cdef enum Capture:                         # bits of `captured`: schema.MessageFlag
-    CAPTURED = 0x10                        # analytics needs the messages (journal.capture)
+    CAPTURED = 0x10                        # analytics needs the messages (journal.capture), or a stream
     FED = 0x40                             # rules do
 
 cdef struct Target:
@@ -41,7 +41,7 @@ cdef class TopicEntry:
     cdef uint64_t weight                   # approximate size in bytes
     cdef list keep                         # references behind the pointers in `targets`
     cdef bint leaves                       # the messages leave this worker: `destinations` or `groups` has entries
-    cdef readonly tuple destinations       # u32 destinations other than this worker and FEED
+    cdef readonly tuple destinations       # u32 destinations other than this worker, FEED and KEPT
     cdef readonly tuple groups             # shared groups: (name, filter, ((destination, member), ...))
 
     cdef bint is_empty(self) noexcept        # no subscriber on any worker

@@ -13,7 +13,7 @@ import cython
 from shardbroker.mqtt.codec cimport write_varint
 from shardbroker.mqtt.spec cimport SUBSCRIPTION_IDENTIFIER
 from shardbroker.pubsub.subscriptions cimport OPTION_NO_LOCAL, OPTION_RETAIN_AS_PUBLISHED, Subscription
-from shm.destinations cimport FEED
+from shm.destinations cimport FEED, KEPT
 from shm.text_hash cimport sb_hash
 
 __all__ = ["TopicCache", "TopicEntry"]
@@ -231,8 +231,9 @@ cdef class Lookup:
             entry.topic = self.topic
             entry.stamp = self.stamp
             entry.buckets = self.buckets
-            entry.captured = FED if <long>FEED in self.match.destinations else 0
-            entry.destinations = tuple([one for one in self.match.destinations if one != own and one != <long>FEED])
+            entry.captured = <uint8_t>((FED if <long>FEED in self.match.destinations else 0) | (
+                CAPTURED if <long>KEPT in self.match.destinations else 0))
+            entry.destinations = tuple([one for one in self.match.destinations if one != own and one != <long>FEED and one != <long>KEPT])
             entry.groups = tuple([(group.name, group.filter, group.members) for group in self.match.groups])
             entry.leaves = bool(entry.destinations or entry.groups)
             entry.weight = <uint64_t>ENTRY_BYTES + len(self.topic) + TARGET_BYTES * len(self.matching)

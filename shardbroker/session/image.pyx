@@ -136,6 +136,7 @@ cdef class SessionReader:
         replay.start_us, replay.end_us = item[3], NEVER if end_us is None else end_us
         replay.positions = field_or_none(item, 5) or {}
         replay.over = bool(field_or_none(item, 6))
+        replay.filter = bytes_field(item, 7) or replay.filter
 
     def on_unsubscribed(self, list item) -> None:
         cdef Session session = self.session_of(item)

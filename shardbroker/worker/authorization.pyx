@@ -21,7 +21,7 @@ from shardbroker.access.rules import client_rules
 from shardbroker.access.wire import Kind, Status
 from shardbroker.hooks.contract import PENDING
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.topics import parse_subscription
+from shardbroker.mqtt.topics import STREAM, parse_subscription
 
 __all__ = ["Authorization"]
 
@@ -347,11 +347,11 @@ cdef class Authorization:
 
     def prepare(self, list topics) -> bool:
         """Returns whether all filters of a SUBSCRIBE are decided. Otherwise reading stops until they are."""
-        return self.inquire([request for request in map(filter_request, topics) if request is not None], self.go_on)
+        return self.inquire([request for request in map(self.filter_request, topics) if request is not None], self.go_on)
 
     def may_subscribe(self, bytes wire_filter, int options) -> bool:
         """Returns whether a subscription is allowed. Called after prepare()."""
-        request = filter_request((wire_filter, options))
+        request = self.filter_request((wire_filter, options))
         if request is None:
             return True                    # SUBSCRIBE refuses it as malformed
         allowed = bool(self.decide(request))
@@ -362,6 +362,17 @@ cdef class Authorization:
             self.report_denied("subscribe", wire_filter)
         self.decided_of(request, allowed)
         return allowed
+
+    def filter_request(self, topic):
+        """A filter of SUBSCRIBE with its options as a request; None for what is no filter, or no stream."""
+        wire_filter, options = topic
+        try:
+            filter = parse_subscription(wire_filter)[1]
+            if filter.startswith(STREAM):      # below a mount point all that is there
+                filter = b"#" if self.channel.mounted else self.channel.router.journal_replays.streams.filter_of(wire_filter)
+        except MqttError:
+            return None
+        return AuthRequest("subscribe", filter.decode(), options & 3)
 
     cdef int decided_of(self, object request, bint allowed) except -1:
         """Runs client.check_authz_complete."""
@@ -431,12 +442,3 @@ cdef class Authorization:
             self.channel.send_event(
                 EVENT_FLAPPING, BANNED, SIDE_SERVER,
                 f"banned for {flapping.ban_s:g} s: {flapping.max_count} disconnects within {flapping.window_s:g} s")
-
-
-def filter_request(topic):
-    """A filter of SUBSCRIBE with its options as a request; None for what is no filter."""
-    wire_filter, options = topic
-    try:
-        return AuthRequest("subscribe", parse_subscription(wire_filter)[1].decode(), options & 3)
-    except MqttError:
-        return None

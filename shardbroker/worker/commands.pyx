@@ -36,6 +36,7 @@ from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import encode_properties
 from shardbroker.mqtt.spec import PropertyId
 from shardbroker.mqtt.topics import EXCLUSIVE
+from shardbroker.worker.features.streams import OFFSET
 from shm.records import ANSWER, encode_record, encode_spilled, open_record
 from shm.spill import read_spilled
 
@@ -247,11 +248,18 @@ def subscribe(Worker worker, dict args) -> list[int]:
     subscribed: list[Any] = []
     replays: list[Any] = []
     # Without the mount point of its listener: operators use the topics of the broker.
-    codes = [subscribe_one(connection, filter, options, 0, subscribed, replays) for filter, options in args["topics"]]
+    codes = [subscribed_code(connection, filter, options, subscribed, replays) for filter, options in args["topics"]]
     worker.router.commit(True)
     start_replays(worker.router, session, replays)
     # In a cluster an exclusive subscription waits for other nodes, and a command does not.
     return [QUOTA_EXCEEDED if code == FILTER_WAITS else code for code in codes]
+
+
+cdef int subscribed_code(Connection connection, bytes wire_filter, int options, list subscribed, list replays) except -1:
+    try:
+        return subscribe_one(connection, wire_filter, options, 0, OFFSET, subscribed, replays)
+    except MqttError as error:
+        return error.reason_code
 
 
 @command("unsubscribe")
@@ -415,6 +423,18 @@ def hooks(Worker worker, dict args) -> dict[str, Any]:
 def feed(Worker worker, dict args) -> None:
     """Makes `events` the ones that are journalled for rules."""
     worker.router.hooked.event_feed.take(args["events"])
+
+
+@command("streams")
+def streams(Worker worker, dict args) -> None:
+    """Makes `streams` the named streams in force."""
+    worker.router.journal_replays.take_streams(args["streams"])
+
+
+@command("stream subscribers")
+def stream_subscribers(Worker worker, dict args) -> dict[str, int]:
+    """Returns the number of subscriptions of connected clients, by stream."""
+    return worker.router.journal_replays.subscribers()
 
 
 @command("event")

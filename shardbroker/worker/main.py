@@ -24,6 +24,7 @@ from shardbroker.stores.exclusive import ExclusiveTable
 from shardbroker.stores.fed_events import read_fed_events
 from shardbroker.stores.registry import Registry
 from shardbroker.stores.retained import RetainedStore, RetainedStoreRefused
+from shardbroker.stores.stream_definitions import read_streams
 from shardbroker.stores.trace_state import OF_RULES, read_traced
 from shardbroker.worker.assembly import assemble
 from shardbroker.worker.commands import Commands
@@ -86,13 +87,14 @@ def _join_exhook(hooked: HookDispatcher, worker: Worker, topology: Topology, num
 
 
 def _feed_events(hooked: HookDispatcher, worker: Worker, topology: Topology) -> None:
-    """Journals the events of rules from the moment on when the worker takes commands: of a change before, it finds the file."""
+    """Journals events of rules, and has streams, from the moment on when the worker takes commands: earlier ones are in files."""
     addresses = {name: listener.bind for name, listener in topology.settings.listeners.items()}
     hooked.event_feed = feed = EventFeed(hooked.registry, hooked.journal_event, hooked.now_ms, addresses)
     recovered = worker.started
 
     def start() -> None:
         feed.take(read_fed_events(topology.runtime_dir))
+        worker.router.journal_replays.take_streams(read_streams(topology.runtime_dir))
         if recovered is not None:
             recovered()
 

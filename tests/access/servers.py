@@ -2,11 +2,9 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.harness.broker import free_port
 from tests.harness.needed import needed
@@ -14,7 +12,7 @@ from tests.servers import mysql
 from tests.servers import postgresql as postgresql_server
 from tests.servers.processes import answers, folder, quietly, running
 
-__all__ = ["folder", "mariadb", "mongodb", "postgresql", "redis", "slapd"]
+__all__ = ["mariadb", "postgresql", "slapd"]
 
 
 @contextmanager

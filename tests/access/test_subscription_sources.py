@@ -14,7 +14,11 @@ from shardbroker.control import Control
 from tests.access import servers
 from tests.access.guarded import Guarded
 from tests.harness import Client
+from tests.harness.broker import free_port
 from tests.harness.wire import Connack, Publish
+from tests.servers.mongodb import mongodb
+from tests.servers.processes import quietly
+from tests.servers.redis import redis
 
 pytestmark = pytest.mark.own_broker
 
@@ -32,7 +36,7 @@ SQL = "CREATE TABLE mqtt_sub (clientid VARCHAR(100), topic VARCHAR(100), qos INT
 
 @contextmanager
 def mongo() -> Iterator[int]:
-    with servers.mongodb([{"username": "ada"}], [{"username": "ada"}]) as port:
+    with mongodb([{"username": "ada"}], [{"username": "ada"}]) as port:
         with pymongo.MongoClient("127.0.0.1", port) as client:
             client.mqtt.mqtt_sub.insert_many(
                 [{"clientid": client_id, "topic": topic, "qos": qos} for client_id, topic, qos in ROWS]
@@ -40,14 +44,14 @@ def mongo() -> Iterator[int]:
         yield port
 
 
-def redis() -> AbstractContextManager[int]:
-    return servers.redis(*(["HSET", f"mqtt:sub:{client}", topic, str(qos)] for client, topic, qos in ROWS))
+def hashes() -> AbstractContextManager[int]:
+    return redis(*(["HSET", f"mqtt:sub:{client}", topic, str(qos)] for client, topic, qos in ROWS))
 
 
 SERVERS: dict[str, tuple[Callable[[], AbstractContextManager[int]], str]] = {
     "postgresql": (lambda: servers.postgresql(SQL), 'username = "mqtt"'),
     "mysql": (lambda: servers.mariadb(SQL), 'username = "mqtt"\npassword = "dbsecret"'),
-    "redis": (redis, 'password = "dbsecret"'),
+    "redis": (hashes, 'password = "dbsecret"'),
     "mongodb": (mongo, ""),
 }
 
@@ -88,7 +92,7 @@ def test_a_client_has_its_subscriptions_once_it_is_connected(kind: str, chain: l
 
 
 def test_a_source_that_fails() -> None:
-    port = servers.free_port()
+    port = free_port()
     settings = {"auto_subscribe.sources": ["postgresql"], "auto_subscribe.timeout": "1s"}
     with Guarded(settings, secrets=keys_of("postgresql", port), workers=1) as broker:
         with broker.client("c1"):
@@ -112,7 +116,7 @@ def suspended(port: int) -> Iterator[None]:
 
 
 def test_a_server_that_hangs_delays_its_own_clients_alone() -> None:
-    with servers.redis(["HSET", "mqtt:sub:c1", "news", "1"]) as port:
+    with redis(["HSET", "mqtt:sub:c1", "news", "1"]) as port:
         settings = {"auto_subscribe.sources": ["redis"], "auto_subscribe.timeout": "2s"}
         with Guarded(settings, secrets=keys_of("redis", port), workers=1) as broker, broker.client("s") as sender:
             with broker.client("c1") as first:
@@ -133,7 +137,7 @@ def test_a_server_that_hangs_delays_its_own_clients_alone() -> None:
 
 def test_subscriptions_that_a_source_no_longer_has() -> None:
     stay = {"clean": False, "properties": {"session_expiry_interval": 60}}
-    with servers.redis(["HSET", "mqtt:sub:c1", "a", "1", "b", "1"]) as port:
+    with redis(["HSET", "mqtt:sub:c1", "a", "1", "b", "1"]) as port:
         settings = {
             "auto_subscribe.sources": ["redis"],
             "auto_subscribe.replace": "true",
@@ -146,7 +150,7 @@ def test_subscriptions_that_a_source_no_longer_has() -> None:
                 c1.subscribe("own", 1)
                 sender.publish("own", b"1", 1)
                 c1.expect(Publish, payload=b"1")
-            servers.quietly(["redis-cli", "-p", str(port), "-a", "dbsecret", "--no-auth-warning", "HDEL", "mqtt:sub:c1", "b"])
+            quietly(["redis-cli", "-p", str(port), "-a", "dbsecret", "--no-auth-warning", "HDEL", "mqtt:sub:c1", "b"])
             with broker.client("c1", **stay) as c1:
                 for topic in ("a", "b", "own", "every"):
                     sender.publish(topic, topic.encode(), 1)
@@ -156,7 +160,7 @@ def test_subscriptions_that_a_source_no_longer_has() -> None:
 
 def test_the_sources_are_changed_while_the_broker_runs() -> None:
     with (
-        servers.redis(["HSET", "mqtt:sub:c1", "news", "1"]) as port,
+        redis(["HSET", "mqtt:sub:c1", "news", "1"]) as port,
         Guarded({}, secrets=keys_of("redis", port)) as broker,
         broker.client("s") as sender,
     ):

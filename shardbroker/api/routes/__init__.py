@@ -18,6 +18,7 @@ from shardbroker.api.routes import (
     rules,
     settings,
     sinks,
+    streams,
     watching,
 )
 
@@ -25,5 +26,6 @@ __all__ = ["ROUTERS"]
 
 ROUTERS = (
     accounts.router, node.router, clients.router, messages.router, watching.router, access.router,
-    plugins.router, exhooks.router, rules.router, sinks.router, configuration.router, settings.router, derived_router(),
+    plugins.router, exhooks.router, rules.router, sinks.router, streams.router, configuration.router, settings.router,
+    derived_router(),
 )  # fmt: skip

@@ -36,7 +36,7 @@ class Lane:
         return self.under_way < self.window and bool(self.again or (self.queue and self.queue[0][0].position < self.ready_below))
 
     def due_s(self, size: int, wait_s: float) -> float | None:
-        """Returns when the next batch may leave; None: there is none, or as many as may be are under way."""
+        """Returns when the next batch may leave; None: no row waits, or as many batches as may be are under way."""
         if not self.is_free:
             return None
         if self.again or wait_s == 0 or len(self.queue) >= size:

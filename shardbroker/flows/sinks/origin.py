@@ -17,7 +17,7 @@ ID_BYTES = 16
 
 
 def origin_of(directory: Path) -> str:
-    """Returns the origin; makes it if there is none. The processes flows may do so at the same time. Raises OSError, ValueError."""
+    """Returns the origin; makes it the first time. The processes flows may do so at the same time. Raises OSError, ValueError."""
     path = directory / FILE
     with suppress(FileNotFoundError):
         return _checked(path)

@@ -16,11 +16,12 @@ from shardbroker.management.handlers import (
     rules,
     sinks,
     snapshots,
+    streams,
     subscriptions,
     watching,
 )
 
 __all__ = [
     "access", "accounts", "clients", "cluster", "configuration", "delayed", "exhooks", "journals", "listeners", "messages",
-    "node", "plugins", "rules", "sinks", "snapshots", "subscriptions", "watching",
+    "node", "plugins", "rules", "sinks", "snapshots", "streams", "subscriptions", "watching",
 ]  # fmt: skip

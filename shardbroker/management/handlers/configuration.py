@@ -41,6 +41,7 @@ async def everywhere(context: Context, done: dict[str, Any], files: bool = False
     `workers_behind`, other processes in `processes_behind`. files: rules and passwords were read again, even without a change."""
     behind = await context.configuration.behind() if done["applied"] else []
     await context.rules.settled()
+    await context.streams.settled()
     names = {place.title: place.number for place in context.topology.places_of(WORKER)}
     workers = {names[title] for title in behind if title in names}
     if files:

@@ -14,7 +14,7 @@ from shardbroker.management.paging import decode_cursor, encode_cursor
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.spec import FAILURE, REASON_CODES
 from shardbroker.mqtt.topics import matches, parse_subscription
-from shm.destinations import FEED_DESTINATION, destination_name
+from shm.destinations import FEED_DESTINATION, KEPT_DESTINATION, destination_name
 from shm.routes import FilterRoutes
 
 CLIENTS_AT_ONCE = 200
@@ -188,5 +188,6 @@ def routes_page(context: Context, params: TopicList) -> tuple[list[Any], str | N
 
 
 def _without_feed(found: Iterable[FilterRoutes]) -> list[tuple[bytes, list[tuple[int, bytes, int]]]]:
-    kept = ((filter, [route for route in routes if route[0] != FEED_DESTINATION]) for filter, routes in found)
+    left_out = (FEED_DESTINATION, KEPT_DESTINATION)
+    kept = ((filter, [route for route in routes if route[0] not in left_out]) for filter, routes in found)
     return [(filter, routes) for filter, routes in kept if routes]

@@ -12,7 +12,7 @@ from shardbroker.worker.connection cimport Connection
 
 from shardbroker.access.placeholders import Template, UnfitValueError
 from shardbroker.mqtt.errors import MqttError
-from shardbroker.mqtt.topics import check_topic_filter, parse_subscription
+from shardbroker.mqtt.topics import STREAM, check_topic_filter, parse_subscription
 from shardbroker.worker.features.delayed import DELAYED
 
 __all__ = ["MountedConnection", "mounted_connection"]
@@ -62,6 +62,8 @@ cdef class MountedConnection(Connection):
 
     cdef bytes mounted_filter(self, bytes wire_filter):
         _, filter = parse_subscription(wire_filter)
+        if filter.startswith(STREAM):      # all of the stream that is below the mount point
+            wire_filter, filter = filter + b"/#", b"#"
         check_topic_filter(filter, self.context.max_topic_levels)
         if PyBytes_GET_SIZE(self.prefix) + PyBytes_GET_SIZE(wire_filter) > TOPIC_MAX:
             raise MqttError(TOPIC_FILTER_INVALID, "filter with the listener's mountpoint is too long")

@@ -1,4 +1,4 @@
-"""Replays: `$replay/<period>/<filter>` gets what journals have, in order and once, and then what is published.
+"""Replays: `$replay/<period>/<filter>` gets what journals have, in order and once, and then what is published. So do streams.
 
     SUBSCRIBE, CONNECT -> start()    -> "begin", with the positions   -> process flows
     ring               -> take()     <- RECORD_REPLAY, at most a window <- reads the journals from there
@@ -26,7 +26,10 @@ cdef class JournalReplays:
     cdef object starting                   # deque of ReplaySubscription
     cdef list unsent                       # (process, message), in order
     cdef uint64_t last                     # number of the last one that was started
-    cdef tuple kept                        # filters whose messages journals keep
+    cdef tuple kept                        # filters of journal.capture
+    cdef readonly object streams           # worker.features.streams.Streams
+    cdef dict of_streams                   # number -> the stream, of those that run
+    cdef dict without_stream               # (session key, wire filter) -> ReplaySubscription that waits until there is its stream
     cdef uint32_t replays_max
     cdef uint32_t rate                     # messages a second; 0: no limit
     cdef bint active                       # go_on() has something to do
@@ -42,6 +45,7 @@ cdef class JournalReplays:
     # Delivers what clients have room for; called once a pass.
     cdef int go_on(self) except -1
     # Starts those among new subscriptions; returns the others.
+    cdef ReplaySubscription current(self, ReplaySubscription replay, object number)
     cdef list start_new(self, list subscriptions)
     cdef int start_one(self, ReplaySubscription replay) except -1
     cdef int begin_some(self) except -1

@@ -13,7 +13,8 @@ from shm.records cimport ReplayPlace, record_size
 from collections import deque
 
 from shardbroker.logs.phrases import log_line
-from shardbroker.mqtt.topics import covers
+from shardbroker.mqtt.topics import STREAM, STREAM_SINCE, covers
+from shardbroker.worker.features.streams import Streams
 from shm.replays import MESSAGE_MAX, WINDOW_RECORDS, decode, encode
 
 __all__ = ["JournalReplays"]
@@ -36,6 +37,9 @@ cdef class JournalReplays:
         self.starting = deque()
         self.unsent = []
         self.kept = ()
+        self.streams = Streams()
+        self.of_streams = {}
+        self.without_stream = {}
         # Different from those of a worker that was killed, whose records may be in the ring.
         self.last = context.now_ms << 20
 
@@ -54,7 +58,31 @@ cdef class JournalReplays:
     cdef bint may_replay(self, bytes filter) except -1:
         if not self.replays_max or not self.channels:
             return False
-        return any([covers(kept, filter) for kept in self.kept])
+        return any([covers(kept, filter) for kept in self.kept + self.streams.filters])
+
+    # --- streams -----------------------------------------------------------------------------------------------------------------
+
+    def take_streams(self, list definitions) -> None:
+        """Makes these the streams in force. Those of changed streams begin again at their positions, or wait for their stream."""
+        cdef ReplaySubscription replay
+        self.streams.set(definitions)
+        for number, before in list(self.of_streams.items()):
+            replay = self.current(self.running[number], number)
+            if self.streams.of(replay.wire_filter, replay.filter) != before:
+                replay.number = number
+                self.halt(replay, False)
+                self.start_one(replay)
+        waiting, self.without_stream = self.without_stream, {}
+        for replay in waiting.values():
+            if is_wanted(replay, <Session>replay.subscriber):
+                self.start_one(replay)
+
+    def subscribers(self) -> dict[str, int]:
+        """Returns the number of subscriptions that run, by name of the stream."""
+        cdef dict found = {}
+        for stream in self.of_streams.values():
+            found[stream.name.decode()] = found.get(stream.name.decode(), 0) + 1
+        return found
 
     # --- begin and end -----------------------------------------------------------------------------------------------------------
 
@@ -91,14 +119,23 @@ cdef class JournalReplays:
             session = <Session>replay.subscriber
             if replay.number or not is_wanted(replay, session):
                 continue
+            stream = None
+            if replay.wire_filter.startswith((STREAM, STREAM_SINCE)):
+                stream = self.streams.of(replay.wire_filter, replay.filter)
+                if stream is None:         # removed or changed: until there is one again
+                    self.without_stream[session.key, replay.wire_filter] = replay
+                    continue
             self.last += 1
             replay.number = self.last
+            if stream is not None:
+                self.of_streams[replay.number] = stream
             replay.waiting = deque()
             replay.records_done = replay.bytes_done = 0
             self.running[replay.number] = replay
             end_us = None if replay.end_us == <uint64_t>-1 else replay.end_us
             self.post(replay.number % <uint64_t>len(self.channels), encode(
-                "begin", replay.number, replay.filter, replay.start_us, end_us, replay.positions, self.rate))
+                "begin", replay.number, replay.filter, replay.start_us, end_us, replay.positions, self.rate,
+                0 if stream is None else stream.age_us, None if stream is None else stream.key))
         return 0
 
     cdef int halt(self, ReplaySubscription replay, bint announced) except -1:
@@ -106,6 +143,7 @@ cdef class JournalReplays:
         if not announced:
             self.post(replay.number % <uint64_t>len(self.channels), encode("end", replay.number))
         self.running.pop(replay.number, None)
+        self.of_streams.pop(replay.number, None)
         replay.number = 0
         replay.waiting = None
         return 0
@@ -164,10 +202,7 @@ cdef class JournalReplays:
             self.send_unsent()
         for number, replay in list(self.running.items()):
             session = <Session>replay.subscriber
-            if not replay.number:          # the client has subscribed again
-                found = session.find_subscription(replay.wire_filter)
-                if isinstance(found, ReplaySubscription) and (<ReplaySubscription>found).number == <uint64_t>number:
-                    replay = self.running[number] = found
+            replay = self.current(replay, number)
             if not is_wanted(replay, session):
                 replay.number = number
                 self.halt(replay, False)
@@ -189,6 +224,14 @@ cdef class JournalReplays:
             self.begin_some()
         self.active = bool(self.running) or bool(self.starting) or bool(self.unsent)
         return 0
+
+    cdef ReplaySubscription current(self, ReplaySubscription replay, object number):
+        """Returns the subscription that runs under a number: another one once the client has subscribed again."""
+        if not replay.number:
+            found = (<Session>replay.subscriber).find_subscription(replay.wire_filter)
+            if isinstance(found, ReplaySubscription) and (<ReplaySubscription>found).number == <uint64_t>number:
+                replay = self.running[number] = found
+        return replay
 
     cdef int deliver_some(self, ReplaySubscription replay, Session session, Publication publication) except -1:
         cdef Message message

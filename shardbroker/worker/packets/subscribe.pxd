@@ -22,7 +22,7 @@ cdef int start_replays(Router router, Session session, list subscriptions) excep
 cdef enum:
     FILTER_WAITS = 256                     # in place of a SUBACK code: other nodes are asked, and the filter is to be repeated
 
-# One filter in the broker's terms, below the mount point if there is one; returns its SUBACK code or FILTER_WAITS. Appends to
-# `subscribed` and, if retained messages are due, to `replays`.
+# One filter in the broker's terms, below the mount point if there is one; returns its SUBACK code or FILTER_WAITS. `offset`: where a
+# stream begins. Appends to `subscribed` and, if retained messages are due, to `replays`. Raises MqttError for a wrong filter.
 cdef int subscribe_one(
-    Channel channel, bytes wire_filter, int options, object identifier, list subscribed, list replays) except -1
+    Channel channel, bytes wire_filter, int options, object identifier, bytes offset, list subscribed, list replays) except -1

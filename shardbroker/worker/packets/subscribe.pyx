@@ -9,7 +9,8 @@ from shardbroker.mqtt.spec cimport (
     SUBSCRIBE, SUCCESS, TOPIC_FILTER_INVALID, UNSPECIFIED_ERROR, UNSUBACK_FIRST, UNSUBSCRIBE, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
 )
 from shardbroker.pubsub.subscriptions cimport (
-    OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, Subscription, new_subscription,
+    OPTION_EXCLUSIVE, OPTION_FLAGS, OPTION_QOS, OPTION_RETAIN_HANDLING, OPTION_RETAIN_IF_NEW, ReplaySubscription, Subscription,
+    new_subscription,
 )
 from shardbroker.session.context cimport NOTIFY_UNSUBSCRIBED, WorkerContext
 from shardbroker.session.session cimport Session
@@ -23,18 +24,25 @@ from shm.counters cimport (
     PACKETS_UNSUBACK_SENT, PACKETS_UNSUBSCRIBE_RECEIVED,
 )
 
+from functools import partial
+
 from shardbroker.mqtt.errors import MqttError
 from shardbroker.mqtt.packets import Suback, Unsuback
 from shardbroker.mqtt.spec import REASON_CODES, PropertyId
-from shardbroker.mqtt.topics import EXCLUSIVE, REPLAY, check_topic_filter, filter_has_wildcard, parse_subscription
+from shardbroker.mqtt.topics import EXCLUSIVE, OF_JOURNALS, REPLAY, STREAM, check_topic_filter, filter_has_wildcard, parse_subscription
+from shardbroker.pubsub.periods import parse_period
 from shardbroker.worker.features import event_messages
+from shardbroker.worker.features.streams import OFFSET, OFFSETS, offset_of
 
 cdef enum:
     FILTERS_PREPARED = 128                 # filters whose rules are looked up together: as many as one turn handles
+    REASONS_MAX = 8                        # filters whose reason is explained: all are in one string
     SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
 
 
-NOT_REPLAYED = "journals are not kept for this filter: it must be covered by one of journal.capture, with replay.max_replays above 0"
+NO_REASONS = {}
+NOT_REPLAYED = (
+    "journals are not kept for this filter: it must be covered by one of journal.capture or a stream, with replay.max_replays above 0")
 
 
 cdef int go_on_with_filters(Channel channel) except -1:
@@ -47,11 +55,13 @@ cdef int go_on_with_filters(Channel channel) except -1:
 cdef int on_subscribe(Channel channel, Subscribe packet) except -1:
     channel.context.count(PACKETS_SUBSCRIBE_RECEIVED)
     check_room(channel, len(packet.topics))
-    identifier = (packet.properties or {}).get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
+    properties = packet.properties or {}
+    identifier = properties.get(PropertyId.SUBSCRIPTION_IDENTIFIER, 0)
+    offset = offset_of(properties[PropertyId.USER_PROPERTY]) if PropertyId.USER_PROPERTY in properties else OFFSET
     topics = packet.topics
     if channel.context.hooks & HOOK_CLIENT_SUBSCRIBE:
         topics = channel.context.hooked.subscribe(channel, packet)
-    return begin_subscribing(channel, packet.packet_id, identifier, topics)
+    return begin_subscribing(channel, packet.packet_id, identifier, topics, offset)
 
 
 cdef int auto_subscribe(Channel channel) except -1:
@@ -66,7 +76,7 @@ cdef int auto_subscribe(Channel channel) except -1:
         topics += [(filter, qos | OPTION_RETAIN_IF_NEW) for filter, qos in channel.access.subscriptions]
         if channel.router.access_gate.subscriptions.replace:
             end_others(channel, topics)
-    return begin_subscribing(channel, 0, 0, topics) if topics else 0
+    return begin_subscribing(channel, 0, 0, topics, OFFSET) if topics else 0
 
 
 cdef int end_others(Channel channel, list topics) except -1:
@@ -84,8 +94,9 @@ cdef int end_others(Channel channel, list topics) except -1:
     return 0
 
 
-cdef int begin_subscribing(Channel channel, uint16_t packet_id, object identifier, object topics) except -1:
-    channel.subscribing = (SUBSCRIBE, packet_id, identifier, topics, bytearray(), [], [], channel.router.route_changes.full_tables)
+cdef int begin_subscribing(Channel channel, uint16_t packet_id, object identifier, object topics, bytes offset) except -1:
+    channel.subscribing = (
+        SUBSCRIBE, packet_id, identifier, topics, bytearray(), [], [], channel.router.route_changes.full_tables, offset, {})
     return go_on_subscribing(channel)
 
 
@@ -93,7 +104,7 @@ cdef int go_on_subscribing(Channel channel) except -1:
     cdef bytearray codes
     cdef WorkerContext context = channel.context
     cdef Py_ssize_t at
-    _, packet_id, identifier, topics, codes, subscribed, replays, full_tables = channel.subscribing
+    _, packet_id, identifier, topics, codes, subscribed, replays, full_tables, offset, reasons = channel.subscribing
     for at in range(len(codes), len(topics)):
         if packet_id and at % FILTERS_PREPARED == 0 and channel.acl_cache is not None and not channel.access.prepare(
                 topics[at:at + FILTERS_PREPARED]):
@@ -106,7 +117,12 @@ cdef int go_on_subscribing(Channel channel) except -1:
         else:
             if packet_id and channel.router.admission.rewriting is not None:
                 wire_filter = channel.router.admission.rewriting.filter(wire_filter, channel.session.client_id, channel.username)
-            code = subscribe_mounted(channel, wire_filter, options, identifier, subscribed, replays)
+            try:
+                code = subscribe_mounted(channel, wire_filter, options, identifier, offset, subscribed, replays)
+            except MqttError as error:
+                code = error.reason_code
+                if topics[at][0].startswith(OF_JOURNALS) and len(reasons) < REASONS_MAX:
+                    reasons[at] = str(error)
         if code == FILTER_WAITS:
             return 0                       # suspended until the claim of an exclusive subscription is answered
         if code >= UNSPECIFIED_ERROR:
@@ -123,7 +139,8 @@ cdef int go_on_subscribing(Channel channel) except -1:
         codes[:] = channel.router.subscriptions.undo(channel.session, bytes(codes), subscribed)
         replays = []
     channel.suback_waits = True
-    channel.router.subacks.waiting.append((send_suback, channel, packet_id, bytes(codes), subscribed, replays))
+    answer = partial(send_suback, reasons=reasons) if reasons else send_suback
+    channel.router.subacks.waiting.append((answer, channel, packet_id, bytes(codes), subscribed, replays))
     return 0
 
 
@@ -139,32 +156,32 @@ cdef int deny(Channel channel, bytes wire_filter) except -1:
 
 
 cdef int subscribe_mounted(
-    Channel channel, bytes wire_filter, int options, object identifier, list subscribed, list replays,
+    Channel channel, bytes wire_filter, int options, object identifier, bytes offset, list subscribed, list replays,
 ) except -1:
-    """Subscribes to one filter as the client names it; returns its SUBACK code."""
+    """Subscribes to one filter as the client names it; returns its SUBACK code. Raises MqttError."""
     if channel.mounted:
-        try:
-            wire_filter = channel.mounted_filter(wire_filter)
-        except MqttError as error:
-            return error.reason_code
-    return subscribe_one(channel, wire_filter, options, identifier, subscribed, replays)
+        wire_filter = channel.mounted_filter(wire_filter)
+    return subscribe_one(channel, wire_filter, options, identifier, offset, subscribed, replays)
 
 
 cdef int subscribe_one(
-    Channel channel, bytes wire_filter, int options, object identifier, list subscribed, list replays,
+    Channel channel, bytes wire_filter, int options, object identifier, bytes offset, list subscribed, list replays,
 ) except -1:
     cdef Subscription subscription, previous
     cdef WorkerContext context = channel.context
-    cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), replay = wire_filter.startswith(REPLAY), present
+    cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), replay = wire_filter.startswith(OF_JOURNALS), present
     cdef int retain_handling = options & OPTION_RETAIN_HANDLING, claimed
-    try:
-        group, filter = parse_subscription(wire_filter)
-        check_topic_filter(filter, context.max_topic_levels)
-        subscription = new_subscription(wire_filter, context.now_ms * 1000)
-    except MqttError as error:
-        return error.reason_code
-    if replay and not channel.router.journal_replays.may_replay(filter):
-        return IMPLEMENTATION_SPECIFIC_ERROR
+    group, filter = parse_subscription(wire_filter)
+    check_topic_filter(filter, context.max_topic_levels)
+    subscription = new_subscription(wire_filter, context.now_ms * 1000)
+    if replay:
+        if not wire_filter.startswith(REPLAY):
+            filter = channel.router.journal_replays.streams.filter_of(wire_filter)
+        if wire_filter.startswith(STREAM):
+            (<ReplaySubscription>subscription).start_us, (<ReplaySubscription>subscription).end_us = parse_period(
+                offset, context.now_ms * 1000, OFFSETS[0].decode())
+        if not channel.router.journal_replays.may_replay(filter):
+            return IMPLEMENTATION_SPECIFIC_ERROR
     if group is not None and not context.shared_subscription:
         return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
     if exclusive and not context.exclusive_subscription:
@@ -202,7 +219,9 @@ cdef int subscribe_one(
     return subscription.qos
 
 
-def send_suback(Channel channel not None, int packet_id, bytes codes not None, list replays not None) -> None:
+def send_suback(
+    Channel channel not None, int packet_id, bytes codes not None, list replays not None, dict reasons not None = NO_REASONS,
+) -> None:
     """Answers a SUBSCRIBE whose routes are committed, then starts the replay of retained messages; called by Router.commit()."""
     channel.suback_waits = False
     if channel.state != CONNECTED:
@@ -214,7 +233,7 @@ def send_suback(Channel channel not None, int packet_id, bytes codes not None, l
     else:
         if channel.version < 5:
             codes = bytes(code if code < UNSPECIFIED_ERROR else UNSPECIFIED_ERROR for code in codes)   # [MQTT-3.9.3-2]
-        channel.report_failure(Suback, packet_id, codes, PACKETS_SUBACK_SENT, failed_filters(codes))
+        channel.report_failure(Suback, packet_id, codes, PACKETS_SUBACK_SENT, failed_filters(codes, reasons))
     start_replays(channel.router, channel.session, replays)
 
 
@@ -251,7 +270,7 @@ cdef int go_on_unsubscribing(Channel channel) except -1:
     if max(codes) < UNSPECIFIED_ERROR:
         return answer_codes(
             channel, UNSUBACK_FIRST, packet_id, bytes(codes) if channel.version == 5 else b"", PACKETS_UNSUBACK_SENT)
-    return channel.report_failure(Unsuback, packet_id, bytes(codes), PACKETS_UNSUBACK_SENT, failed_filters(codes))
+    return channel.report_failure(Unsuback, packet_id, bytes(codes), PACKETS_UNSUBACK_SENT, failed_filters(codes, NO_REASONS))
 
 
 cdef int unsubscribe_one(Channel channel, bytes wire_filter) except -1:
@@ -301,9 +320,12 @@ cdef int answer_codes(Channel channel, uint8_t first, uint16_t packet_id, bytes 
     return 0
 
 
-cdef str failed_filters(codes):
-    """Returns a Reason String with the number and the reason of each filter that failed."""
+cdef str failed_filters(codes, dict reasons):
+    """Returns a Reason String with the number and the reason of each filter that failed. reasons: index -> text, as far as known."""
     return "; ".join([
-        f"filter {number}: {NOT_REPLAYED if code == IMPLEMENTATION_SPECIFIC_ERROR else REASON_CODES[code][0].replace('_', ' ')}"
-        for number, code in enumerate(codes, 1) if code >= UNSPECIFIED_ERROR
+        f"filter {at + 1}: {reasons.get(at) or reason_of(code)}" for at, code in enumerate(codes) if code >= UNSPECIFIED_ERROR
     ])
+
+
+cdef str reason_of(code):
+    return NOT_REPLAYED if code == IMPLEMENTATION_SPECIFIC_ERROR else REASON_CODES[code][0].replace("_", " ")

@@ -1,0 +1,374 @@
+"""Named streams with two workers: `$stream/<name>` and `$s/<period>/<filter>`, made and changed while the broker runs."""
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardbroker.control import Control, ControlError
+from tests.flows.test_replays import KEPT, WORKERS, by_publisher, kill, on, payloads, publish, without_repeats
+from tests.harness import Broker, Client, Publish, until
+
+pytestmark = pytest.mark.own_broker
+INVALID, NOT_KEPT, DENIED = 0x8F, 0x83, 0x87
+SETTINGS: dict[str, Any] = {"streams.all.topic_filter": "log/#"}
+
+
+def since(period: str) -> dict[str, Any]:
+    """Properties of a SUBSCRIBE."""
+    return {"user_property": [("stream-offset", period)]}
+
+
+EARLIEST = since("earliest")
+
+
+def running(settings: dict[str, Any], workers: int = WORKERS) -> Iterator[Broker]:
+    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name, Broker(workers, settings, Path(name)) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    yield from running(SETTINGS)
+
+
+@pytest.fixture
+def bare() -> Iterator[Broker]:
+    """Without a stream."""
+    yield from running({})
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Broker]:
+    yield from running(SETTINGS)
+
+
+def of_topic(client: Client, topic: str, many: int) -> list[bytes]:
+    """Takes messages until so many are of a topic, since streams have those of other tests, too."""
+    found: list[bytes] = []
+    while len(found) < many:
+        message = client.expect(Publish)
+        found += [message.payload] if message.topic == topic else []
+    return found
+
+
+def refused(client: Client, filter: str, **arguments: Any) -> tuple[int, str]:
+    """Returns the code and the reason of a subscription that is refused."""
+    answer = client.subscribe(filter, 1, check=False, **arguments)
+    return answer.codes[0], str((answer.properties or {}).get("reason_string", ""))
+
+
+# --- what a subscription gets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filter", ["$stream/all", "$stream/all/log/#", "$stream/all/log/past/+", "$stream/all/#"])
+def test_the_past_and_then_the_present(shared: Broker, filter: str) -> None:
+    topic = f"log/past/{len(filter)}"
+    past = publish(shared, 0, 50, topic)
+    with on(shared, 0, f"sub{len(filter)}") as client:
+        client.subscribe(filter, 1, properties=EARLIEST)
+        assert by_publisher(of_topic(client, topic, 100)) == by_publisher(past)
+        present = publish(shared, 50, 60, topic)
+        assert by_publisher(of_topic(client, topic, 20)) == by_publisher(present)
+        client.fence()
+        client.expect_none()
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_the_period_in_the_filter(shared: Broker, version: int) -> None:
+    topic = f"log/since{version}"
+    times, sent = [], []
+    for part in range(2):
+        times.append(time.time_ns() // 1_000_000)
+        time.sleep(0.02)
+        sent.append(publish(shared, part, part + 1, topic))
+        time.sleep(0.02)
+    periods = {"earliest": 0, "latest": 2, str(times[1]): 1, str(times[1] * 1000): 1, "1h": 0, str(times[0]): 0}
+    for number, (period, first) in enumerate(periods.items()):
+        wanted = [payload for part in sent[first:] for payload in part]
+        with on(shared, number % WORKERS, f"since{version}{number}x", version=version) as client:
+            client.subscribe(f"$s/{period}/{topic}", 1)
+            assert by_publisher(payloads(client, len(wanted))) == by_publisher(wanted), period
+            client.fence()
+            client.expect_none()
+
+
+def test_the_period_in_a_property(shared: Broker) -> None:
+    topic = "log/property"
+    first = publish(shared, 0, 1, topic)
+    time.sleep(0.02)
+    now_ms = time.time_ns() // 1_000_000
+    time.sleep(0.02)
+    second = publish(shared, 1, 2, topic)
+    time.sleep(0.02)
+    given: list[tuple[Any, list[bytes]]] = [
+        (None, []),
+        (since("latest"), []),
+        (EARLIEST, first + second),
+        (since(str(now_ms)), second),
+        (since(str(now_ms * 1000)), second),
+        ({"user_property": [("other", "1"), ("stream-offset", "earliest"), ("stream-offset", "latest")]}, first + second),
+        ({"user_property": [("$stream.start-from", "earliest")]}, first + second),
+    ]
+    for number, (properties, wanted) in enumerate(given):
+        with on(shared, number % WORKERS, f"prop{number}x") as client:
+            client.subscribe(f"$stream/all/{topic}", 1, properties=properties)
+            assert by_publisher(payloads(client, len(wanted))) == by_publisher(wanted), properties
+            client.fence()
+            client.expect_none()
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        "$stream/",
+        "$stream/none",
+        "$stream/none/log/#",
+        "$stream//log/a",
+        "$stream/all/",
+        "$stream/+",
+        "$stream/#",
+        "$stream/+/log/a",
+        "$stream/al",
+        "$stream/all /log/a",
+        "$stream/al\u200bl",
+        "$stream/\U0001f600",
+        "$stream/../all",
+        "$stream/" + "a" * 60_000,
+        "$stream/all/other/#",
+        "$stream/all/+/a",
+        "$stream/all/log/#/a",
+        "$stream/all/$share/g/log/a",
+        "$stream/all/$stream/all",
+        "$stream/all/$replay/1h/log/a",
+        "$share/g/$stream/all",
+        "$share/g/$s/earliest/log/a",
+        "$queue/$stream/all",
+        "$exclusive/$stream/all",
+        "$replay/1h/$stream/all",
+        "$s/earliest",
+        "$s/earliest/",
+        "$s//log/a",
+        "$s/soon/log/a",
+        "$s/-1/log/a",
+        "$s/earliest/other",
+        "$s/earliest/#",
+        "$s/earliest/$s/earliest/log/a",
+    ],
+)
+def test_what_is_refused(shared: Broker, filter: str) -> None:
+    with on(shared, 0, "refused") as client:
+        assert refused(client, filter)[0] == INVALID
+        client.ping()
+
+
+@pytest.mark.parametrize(
+    ("filter", "period", "reason"),
+    [
+        ("$stream/none", "earliest", "name of a stream"),
+        ("$stream/all/other", "earliest", "covered by the filter of the stream"),
+        ("$s/earliest/other", "earliest", "a filter that a stream covers"),
+        ("$s/soon/log/a", "earliest", "$s/<period>: must be a time such as"),
+        ("$stream/all", "soon", "stream-offset: must be a time such as"),
+        ("$stream/all", "", "stream-offset: must be a time such as"),
+        ("$stream/all", "9" * 19, "stream-offset: must be a time such as"),
+    ],
+)
+def test_a_refusal_says_what_is_allowed(shared: Broker, filter: str, period: str, reason: str) -> None:
+    with on(shared, 1, "reasons") as client:
+        code, text = refused(client, filter, properties=since(period))
+        assert code == INVALID and reason in text and text.startswith("filter 1: ")
+        assert client.subscribe([("log/a", 1), (filter, 1)], check=False, properties=since(period)).codes == (1, INVALID)
+
+
+def test_replays_of_what_streams_keep(shared: Broker) -> None:
+    sent = publish(shared, 0, 2, "log/replayed")
+    with on(shared, 0, "replayed") as client:
+        client.subscribe("$replay/1h/log/replayed", 1)
+        assert by_publisher(payloads(client, 4)) == by_publisher(sent)
+        assert refused(client, "$replay/1h/other")[0] == NOT_KEPT
+
+
+def test_listed_and_ended_as_any_subscription(shared: Broker) -> None:
+    with on(shared, 0, "listed") as client, Control(shared.data_dir) as control:
+        client.subscribe("$stream/all", 1)
+        client.subscribe("$s/latest/log/x", 1)
+        rows = control.call("subscriptions list", clientid=client.client_id)["data"]
+        assert sorted(row["topic"] for row in rows) == ["$s/latest/log/x", "$stream/all"]
+        until(lambda: control.call("streams show", name="all")["subscribers"] == 2)
+        client.unsubscribe("$stream/all")
+        publish(shared, 0, 1, "log/y")
+        client.fence()
+        client.expect_none()
+    with Control(shared.data_dir) as control:
+        until(lambda: control.call("streams show", name="all")["subscribers"] == 0)
+
+
+def test_routes_of_streams_are_no_subscriptions(shared: Broker) -> None:
+    with Control(shared.data_dir) as control:
+        assert control.call("metrics")["routes.count"] == 0
+        assert control.call("topics list")["data"] == []
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["flows-0", "worker-0", "worker-1", "broker"])
+def test_no_seam_over_kills(broker: Broker, victim: str) -> None:
+    """Two publishers go on while a process is killed again and again; the stream was made at run time."""
+    with Control(broker.data_dir) as control:
+        control.call("streams add", name="kills", topic_filter="kill/#")
+    stop = threading.Event()
+    sent: dict[int, list[bytes]] = {0: [], 1: []}
+
+    def publish_on(worker: int) -> None:
+        for number in count():
+            if stop.is_set():
+                return
+            payload = b"%d %d" % (worker, number)
+            while True:
+                try:
+                    with on(broker, worker, "kill-pub", properties=KEPT, clean=False) as client:
+                        client.publish("kill/k", payload, 1)
+                    break
+                except (OSError, AssertionError, TimeoutError, EOFError):
+                    time.sleep(0.05)
+            sent[worker].append(payload)
+
+    threads = [threading.Thread(target=publish_on, args=(worker,)) for worker in sent]
+    found: list[bytes] = []
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            with on(broker, 0, "kill-sub", properties=KEPT, clean=False, auto_ack=False) as client:
+                client.subscribe("$stream/kills", 1, properties=EARLIEST)
+                found += payloads(client, 30)
+                kill(broker, victim)
+                if victim in ("flows-0", "worker-1"):
+                    found += payloads(client, 30)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    everything = {payload for of_worker in sent.values() for payload in of_worker}
+    with on(broker, 0, "kill-sub", properties=KEPT, clean=False, auto_ack=False) as client:
+        client.subscribe("$stream/kills", 1, properties=EARLIEST)
+        while everything - set(found):
+            found += payloads(client, 1)
+    for worker, of_worker in sent.items():
+        assert [payload for payload in without_repeats(found) if payload.startswith(b"%d " % worker)] == of_worker
+
+
+# --- streams that are made, changed and removed -----------------------------------------------------------------------------------
+
+
+def test_made_at_run_time_and_kept_over_a_restart(bare: Broker) -> None:
+    """A process that reads journals is started by the first stream. It has what is published after the answer."""
+    publish(bare, 0, 1)
+    with Control(bare.data_dir) as control, on(bare, 1, "late") as client:
+        assert refused(client, "$stream/made")[0] == INVALID
+        made = control.call("streams add", name="made", topic_filter="log/#", description="of a test")
+        assert (made["origin"], made["status"], made["age"], made["bytes"]) == ("runtime", "enabled", "7d", "1GB")
+        sent = publish(bare, 1, 3)
+        client.subscribe("$stream/made", 1, properties=EARLIEST)
+        assert by_publisher(payloads(client, 4)) == by_publisher(sent)
+    bare.terminate()
+    bare.stop()
+    bare.start()
+    with Control(bare.data_dir) as control, on(bare, 0, "again") as client:
+        assert control.call("streams show", name="made")["description"] == "of a test"
+        sent += publish(bare, 3, 4)
+        client.subscribe("$stream/made", 1, properties=EARLIEST)
+        assert by_publisher(payloads(client, 6)) == by_publisher(sent)
+
+
+def test_a_removed_stream_and_its_subscribers(bare: Broker) -> None:
+    """They keep their connection and get nothing more, until there is a stream of this name that covers them: then they go on."""
+    with Control(bare.data_dir) as control, on(bare, 0, "left", properties=KEPT) as client:
+        control.call("streams add", name="gone", topic_filter="log/#")
+        first = publish(bare, 0, 2)
+        client.subscribe("$stream/gone", 1, properties=EARLIEST)
+        assert by_publisher(payloads(client, 4)) == by_publisher(first)
+        control.call("streams delete", name="gone")
+        publish(bare, 2, 4)
+        client.fence()
+        client.expect_none()
+        with on(bare, 1, "new") as other:
+            assert refused(other, "$stream/gone")[0] == INVALID
+        control.call("streams add", name="gone", topic_filter="log/b")
+        publish(bare, 4, 5, "log/b")
+        client.fence()
+        client.expect_none()  # it was allowed more than the stream now has, and gets nothing of another
+        control.call("streams delete", name="gone")
+        control.call("streams add", name="gone", topic_filter="log/#")
+        assert payloads(client, 2) == [b"0 4", b"1 4"]
+        second = publish(bare, 5, 6)
+        assert by_publisher(payloads(client, 2)) == by_publisher(second)
+
+
+def test_disabled(bare: Broker) -> None:
+    with Control(bare.data_dir) as control, on(bare, 0, "disabled") as client:
+        control.call("streams add", name="off", topic_filter="log/#", enable=False)
+        publish(bare, 0, 1)
+        assert refused(client, "$stream/off")[0] == INVALID
+        control.call("streams change", name="off", enable=True)
+        sent = publish(bare, 1, 2)
+        client.subscribe("$stream/off", 1, properties=EARLIEST)
+        assert by_publisher(payloads(client, 2)) == by_publisher(sent)
+        control.call("streams change", name="off", enable=False)
+        publish(bare, 2, 3)
+        client.fence()
+        client.expect_none()
+
+
+def test_those_of_the_configuration_are_changed_by_a_reload(broker: Broker) -> None:
+    with Control(broker.data_dir) as control, on(broker, 0, "reload") as client:
+        for verb in ("change", "delete"):
+            with pytest.raises(ControlError, match="is in the configuration"):
+                control.call(f"streams {verb}", name="all")
+        control.call("config set", key="streams.more.topic_filter", value="more/#")
+        sent = publish(broker, 0, 2, "more/a")
+        client.subscribe("$stream/more", 1, properties=EARLIEST)
+        assert by_publisher(payloads(client, 4)) == by_publisher(sent)
+        assert control.call("streams show", name="more")["origin"] == "configuration"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"name": "a b"}, "letters, digits"),
+        ({"name": "../a"}, "letters, digits"),
+        ({"name": "$SYS"}, "letters, digits"),
+        ({"name": "all"}, "must be new"),
+        ({"topic_filter": "a/#/b"}, "topic_filter: allowed is a topic filter"),
+        ({"topic_filter": "$share/g/a"}, "without a prefix"),
+        ({"topic_filter": "$stream/a"}, "without a prefix"),
+        ({"age": "soon"}, "retention.age"),
+        ({"bytes": "1KB"}, "retention.bytes"),
+        ({"key": "constant"}, "key: allowed is a template"),
+        ({"key": "${username}"}, "key: allowed is a template"),
+    ],
+)
+def test_wrong_streams(shared: Broker, fields: dict[str, Any], text: str) -> None:
+    with Control(shared.data_dir) as control:
+        with pytest.raises(ControlError, match=text.replace("$", r"\$")):
+            control.call("streams add", **{"name": "wrong", "topic_filter": "a", **fields})
+        assert [row["name"] for row in control.call("streams list")["data"]] == ["all"]
+
+
+def test_a_damaged_file_is_kept(bare: Broker) -> None:
+    bare.terminate()
+    bare.stop()
+    path = bare.data_dir / "streams.json"
+    path.write_text('{"streams": {"a": {"topic_filter": 7}}}')
+    bare.start()
+    with Control(bare.data_dir) as control, pytest.raises(ControlError, match="before this is mended"):
+        control.call("streams add", name="b", topic_filter="b")
+    assert json.loads(path.read_text())["streams"]["a"]["topic_filter"] == 7
