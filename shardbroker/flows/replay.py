@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardbroker.flows.last_values import LastValues, Scan
 from shardbroker.flows.past import FOR_READERS, place_since
 from shardbroker.journal.follow import Batch, Follower, Place
 from shardbroker.journal.schema import Kind
@@ -22,6 +23,8 @@ READ_BYTES = 128 << 10
 """Of a journal at a time: a replay has so much of each in memory, and some three times that in objects."""
 READS_A_TURN = 8
 """Of all journals of a replay: 1 MB, 2 to 5 ms, for which rules and other replays wait."""
+SCAN_READS = 2
+"""In a turn of a scan for last values, whose keys have to be made: some 3,000 messages, 10 ms."""
 TOPICS_MAX = 4096
 """Topics of which is remembered whether they match."""
 BURST_S = 0.1
@@ -113,7 +116,10 @@ class Journal:
 
 
 class Replay:
-    """A replay of one worker. positions: by number of the journal, of what was delivered before. age_us: of messages; 0: any."""
+    """A replay of one worker. positions: by number of the journal, of what was delivered before.
+
+    age_us: of messages; 0: any. key: only the newest message of each key is sent from the past; None: all are.
+    """
 
     def __init__(
         self,
@@ -125,10 +131,14 @@ class Replay:
         positions: dict[int, int],
         rate: int,
         age_us: int = 0,
+        key: str | None = None,
     ) -> None:
         self.number, self.worker = number, worker
         self._filter, self._start_us, self._end_us, self._positions = filter, start_us, end_us, positions
-        self._rate, self._age_us = rate, age_us
+        self._rate, self._age_us, self._key = rate, age_us, key
+        self._scan: Scan | None = None
+        self._scanned: list[Journal] = []
+        self._last: LastValues | None = None
         if age_us:
             self._start_us = max(start_us, time.time_ns() // 1000 - age_us)
         self._allowance, self._filled_s = rate * BURST_S, time.monotonic()
@@ -136,6 +146,36 @@ class Replay:
         self._matching: dict[bytes, bool] = {}
         self.records_free, self.bytes_free = WINDOW_RECORDS, WINDOW_BYTES
         self.journals: dict[str, Journal] = {}
+
+    # --- last values --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_scanning(self) -> bool:
+        """Returns whether journals have to be scanned before messages are sent."""
+        return self._key is not None and self._last is None
+
+    def scan(self, directories: Callable[[], list[Path]]) -> None:
+        """Scans some of the journals. Raises OSError, JournalError."""
+        assert self._key is not None
+        if self._scan is None:
+            self._scanned = [Journal(one, self._start_us, self._positions.get(int(one.name))) for one in directories()]
+            self._scan = Scan(self._key, self._scanned, self.wants, self._end_us)
+        budget = Budget(SCAN_READS)
+        self._last = self._scan.step(lambda journal: journal.look(budget) or not budget.is_over, self._oldest_us())
+        if self._last is not None:
+            self._scan = None
+            self._close_scanned()
+
+    def _close_scanned(self) -> None:
+        for journal in self._scanned:
+            journal.close()
+        self._scanned = []
+
+    def _oldest_us(self) -> float:
+        """Returns the time before which blocks are too old."""
+        return time.time_ns() // 1000 - self._age_us if self._age_us else 0
+
+    # --- messages -----------------------------------------------------------------------------------------------------------------
 
     def add_journals(self, directories: list[Path]) -> None:
         """Reads these, too. Raises OSError."""
@@ -160,7 +200,7 @@ class Replay:
         Returns how many it took, and whether it had no room. Raises OSError, JournalError.
         """
         sent, now_ms, matching = 0, time.time() * 1000, self._matching
-        oldest_us = now_ms * 1000 - self._age_us if self._age_us else 0
+        oldest_us, last = self._oldest_us(), self._last
         self._budget = Budget(READS_A_TURN)
         while sent < most and (journal := self._earliest()) is not None:
             if journal.time_us < oldest_us:
@@ -172,7 +212,8 @@ class Replay:
                 wanted = matching.get(topic)
                 if wanted is None:
                     wanted = self.wants(topic)
-                if not wanted or 0 < record[6] <= now_ms:  # expired [MQTT-3.3.2-5]
+                if not wanted or 0 < record[6] <= now_ms or (last is not None and not last.delivers(number, record)):
+                    # What has expired is not sent [MQTT-3.3.2-5].
                     at += 1
                     continue
                 if self._must_wait(record):
@@ -256,5 +297,6 @@ class Replay:
         return found
 
     def close(self) -> None:
+        self._close_scanned()
         for journal in self.journals.values():
             journal.close()

@@ -45,6 +45,8 @@ class Replays:
         self._listed_s = float("-inf")
         self._complained_s = float("-inf")
         self._short = False
+        self._scanning: int | None = None
+        """The replay that scans for last values: one at a time, for the memory that it takes."""
 
     @property
     def descriptors(self) -> list[int]:
@@ -91,8 +93,8 @@ class Replays:
             for replay in [one for one in self._replays.values() if one.worker == worker]:
                 self._end(replay)
         elif verb == "begin":
-            number, filter, start_us, end_us, positions, rate, age_us, _ = values
-            replay = Replay(number, worker, filter, start_us, end_us, positions, rate, age_us)
+            number, filter, start_us, end_us, positions, rate, age_us, key = values
+            replay = Replay(number, worker, filter, start_us, end_us, positions, rate, age_us, key)
             self._replays[number] = replay
             self._try(replay, lambda: replay.add_journals(self._directories()))
         elif (found := self._replays.get(values[0])) is None:
@@ -104,6 +106,8 @@ class Replays:
 
     def _end(self, replay: Replay) -> None:
         replay.close()
+        if self._scanning == replay.number:
+            self._scanning = None
         del self._replays[replay.number]
 
     def _directories(self) -> list[Path]:
@@ -135,6 +139,8 @@ class Replays:
         return moved
 
     def _turn_of(self, replay: Replay) -> bool:
+        if replay.is_scanning:
+            return self._scan(replay)
         replay.refill()
         sent, full = replay.send(partial(self._lanes.try_put, replay.worker, kind=REPLAY), TURN_RECORDS)
         self._short |= full or replay.is_limited
@@ -154,6 +160,16 @@ class Replays:
             else:
                 self._short = True
         return False
+
+    def _scan(self, replay: Replay) -> bool:
+        """Scans some more, if no other replay does; returns whether it did."""
+        if self._scanning not in (None, replay.number):
+            return False
+        self._scanning = None  # if it fails, others have their turn
+        replay.scan(self._directories)
+        if replay.is_scanning:
+            self._scanning = replay.number
+        return True
 
     def _try(self, replay: Replay, work: Callable[[], bool | None]) -> bool:
         """Returns what `work` returns; False if journals cannot be read, which is tried again."""

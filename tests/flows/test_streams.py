@@ -5,6 +5,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,25 +29,29 @@ def since(period: str) -> dict[str, Any]:
 EARLIEST = since("earliest")
 
 
-def running(settings: dict[str, Any], workers: int = WORKERS) -> Iterator[Broker]:
-    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name, Broker(workers, settings, Path(name)) as broker:
+@contextmanager
+def running(settings: dict[str, Any]) -> Iterator[Broker]:
+    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name, Broker(WORKERS, settings, Path(name)) as broker:
         yield broker
 
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    yield from running(SETTINGS)
+    with running(SETTINGS) as broker:
+        yield broker
 
 
 @pytest.fixture
 def bare() -> Iterator[Broker]:
     """Without a stream."""
-    yield from running({})
+    with running({}) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Broker]:
-    yield from running(SETTINGS)
+    with running(SETTINGS) as broker:
+        yield broker
 
 
 def of_topic(client: Client, topic: str, many: int) -> list[bytes]:
@@ -372,3 +377,210 @@ def test_a_damaged_file_is_kept(bare: Broker) -> None:
     with Control(bare.data_dir) as control, pytest.raises(ControlError, match="before this is mended"):
         control.call("streams add", name="b", topic_filter="b")
     assert json.loads(path.read_text())["streams"]["a"]["topic_filter"] == 7
+
+
+# --- last values ------------------------------------------------------------------------------------------------------------------
+
+
+LAST_VALUES: dict[str, Any] = {
+    "streams.state.topic_filter": "state/#",
+    "streams.state.last_value": True,
+    "streams.state.key": "${payload.id}",
+    "journal.segment_bytes": 65536,
+}
+
+
+def publish_states(broker: Broker, worker: int, states: list[tuple[str, int]], topic: str = "state/a") -> None:
+    with on(broker, worker, "state-pub") as client:
+        for id, value in states:
+            client.publish(topic, json.dumps({"id": id, "value": value, "fill": "x" * 200}).encode(), 1)
+
+
+def states(client: Client, many: int) -> list[tuple[str, int]]:
+    found = [json.loads(payload) for payload in payloads(client, many)]
+    return [(state["id"], state["value"]) for state in found]
+
+
+def test_last_values() -> None:
+    """Of the past only the newest message of each key; then each message as it is published."""
+    with running(LAST_VALUES) as broker:
+        publish_states(broker, 0, [(f"d{number % 10}", number) for number in range(500)])
+        publish_states(broker, 1, [(f"d{number % 5}", 1000 + number) for number in range(500)])
+        expected = [(f"d{number}", 490 + number) for number in range(5, 10)] + [
+            (f"d{number}", 1495 + number) for number in range(5)
+        ]
+        with on(broker, 0, "state") as client, on(broker, 1, "plain", version=4) as plain:
+            client.subscribe("$stream/state", 1, properties=EARLIEST)
+            plain.subscribe("$s/earliest/state/a", 1)
+            assert sorted(states(client, 10)) == sorted(states(plain, 10)) == sorted(expected)
+            publish_states(broker, 1, [("d0", 1), ("d0", 2), ("d0", 3)])
+            assert states(client, 3) == states(plain, 3) == [("d0", 1), ("d0", 2), ("d0", 3)]
+            for one in (client, plain):
+                one.fence()
+                one.expect_none()
+
+
+def test_messages_without_a_key_are_all_delivered() -> None:
+    with running(LAST_VALUES) as broker:
+        with on(broker, 0, "keyless") as client:
+            for payload in (b"no json", b'{"id": null}', b'{"other": 1}', b"\xff\xfe", b'"text"', b"[1]", b"{" * 100_000):
+                client.publish("state/b", payload, 1)
+            for value in range(3):
+                client.publish("state/b", b'{"id": "a", "n": %d}' % value, 1)
+        with on(broker, 1, "keyed") as client:
+            client.subscribe("$stream/state", 1, properties=EARLIEST)
+            found = payloads(client, 8)
+            assert found[0] == b"no json" and found[-1] == b'{"id": "a", "n": 2}' and len(set(found)) == 8
+            client.fence()
+            client.expect_none()
+
+
+def test_last_values_over_kills_and_of_a_slow_client() -> None:
+    """A session that resumes gets the newest of what it has not got yet, and nothing older than what it has."""
+    with running(LAST_VALUES) as broker:
+        publish_states(broker, 0, [(f"d{number % 50}", number) for number in range(500)])
+        kept = {**KEPT, "receive_maximum": 5}
+        with on(broker, 0, "slow", properties=kept, auto_ack=False) as client:
+            client.subscribe("$stream/state", 1, properties=EARLIEST)
+            found = states(client, 20)
+        publish_states(broker, 0, [(f"d{number}", 1000 + number) for number in range(50)])
+        kill(broker, "flows-0")
+        kill(broker, "worker-0")
+        with on(broker, 0, "slow", properties=kept, auto_ack=False, clean=False) as client:
+            client.subscribe("$stream/state", 1, properties=EARLIEST)
+            while not found or found[-1] != ("d49", 1049):
+                found += states(client, 1)
+            client.fence()
+            client.expect_none()
+        newest = dict(found)
+        assert newest == {f"d{number}": 1000 + number for number in range(50)}
+        assert len(found) <= 20 + 5 + 50
+
+
+def test_more_keys_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of further keys are all delivered."""
+    from shardbroker.flows import last_values
+    from shardbroker.flows.last_values import Scan
+
+    monkeypatch.setattr(last_values, "KEYS_MAX", 3)
+    records = [(number, 1, b"", b"t", b'{"id": %d}' % (number % 5), 1, 0, b"", b"c") for number in range(10)]
+    journal = _Read(records)
+    scan = Scan("${payload.id}", [journal], lambda _: True, None)
+    found = scan.step(lambda _: True, 0)
+    assert found is not None
+    # Keys 0, 1, 2 are known: their newest messages are 5, 6, 7; those of keys 3 and 4 are left alone.
+    assert [record[0] for record in records if found.delivers(0, record)] == [3, 4, 5, 6, 7, 8, 9]
+    assert found.delivers(0, (10, 1, b"", b"t", b'{"id": 0}', 1, 0, b"", b"c"))
+
+
+class _Read:
+    number, at, time_us, read_to = 0, 0, 1, 10
+
+    def __init__(self, records: list[tuple[Any, ...]]) -> None:
+        self.records = records
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------------------
+
+
+SMALL: dict[str, Any] = {
+    "journal.segment_bytes": 65536,
+    "journal.cycle_bytes": 65536,
+    "journal.retention.bytes": "1MB",
+}
+
+
+def fill(broker: Broker, megabytes: int) -> None:
+    """Publishes to another topic, which is journalled as well."""
+    with on(broker, 0, "fill") as client:
+        for _ in range(megabytes * 16):
+            client.publish("fill/x", b"x" * 65536, 1)
+
+
+def first_position(broker: Broker) -> int:
+    return min(int(path.stem) for path in (broker.data_dir / "journal" / "0").glob("*.sbj"))
+
+
+def test_kept_beyond_the_retention_of_journals() -> None:
+    """The stream's size decides, not that of journals; a stream that is removed holds nothing."""
+    with running({**SMALL, "journal.capture": ["fill/#"]}) as broker:
+        with Control(broker.data_dir) as control:
+            control.call("streams add", name="kept", topic_filter="log/#", bytes="16MB")
+        sent = publish(broker, 0, 5)
+        fill(broker, 4)
+        time.sleep(0.5)
+        assert first_position(broker) == 0, "journal.retention.bytes is 1 MB"
+        with on(broker, 1, "kept") as client:
+            client.subscribe("$stream/kept", 1, properties=EARLIEST)
+            assert by_publisher(payloads(client, 10)) == by_publisher(sent)
+        with Control(broker.data_dir) as control:
+            assert control.call("streams show", name="kept")["held_bytes"] > 4 << 20
+        fill(broker, 20)
+        until(lambda: fill(broker, 1) or first_position(broker) > 0)  # as the stream's part exceeds 16 MB
+        with Control(broker.data_dir) as control:
+            assert control.call("streams show", name="kept")["held_bytes"] < 17 << 20
+            assert (broker.data_dir / "holds" / "streams.json").exists()
+            control.call("streams delete", name="kept")
+            assert not (broker.data_dir / "holds" / "streams.json").exists()
+
+
+def test_what_is_too_old_is_not_delivered() -> None:
+    """It is still in the journal: a replay gets it."""
+    with running({**SMALL, "streams.kept.topic_filter": "log/#", "streams.kept.retention.age": "2s"}) as broker:
+        publish(broker, 0, 3)
+        with on(broker, 1, "before") as client:
+            client.subscribe("$stream/kept", 1, properties=EARLIEST)
+            assert len(payloads(client, 6)) == 6
+        time.sleep(2.2)
+        sent = publish(broker, 3, 5)
+        with on(broker, 1, "after") as client:
+            client.subscribe("$stream/kept", 1, properties=EARLIEST)
+            assert by_publisher(payloads(client, 4)) == by_publisher(sent)
+            client.subscribe("$replay/earliest/log/#", 1)
+            assert len(payloads(client, 10)) == 10
+
+
+# --- access rules and mount points ------------------------------------------------------------------------------------------------
+
+
+def test_access_rules_decide_about_the_topic_filter(tmp_path: Path) -> None:
+    rules = tmp_path / "acl.conf"
+    rules.write_text('{allow, all, publish, ["#"]}.\n{allow, all, subscribe, ["open/#", "log/mine"]}.\n{deny, all}.\n')
+    settings = {
+        **SETTINGS,
+        "streams.open.topic_filter": "open/#",
+        "acl.sources": ["file"],
+        "acl.file.path": str(rules),
+        "acl.no_match": "deny",
+    }
+    with running(settings) as broker, on(broker, 0, "rules") as client:
+        assert client.subscribe("$stream/open", 1, check=False).codes == (1,)
+        assert client.subscribe("$stream/all/log/mine", 1, check=False).codes == (1,)
+        assert client.subscribe("$s/earliest/log/mine", 1, check=False).codes == (1,)
+        for filter in ("$stream/all", "$stream/all/log/#", "$stream/all/#", "$s/earliest/log/other"):
+            assert client.subscribe(filter, 1, check=False).codes == (DENIED,), filter
+        assert client.subscribe("$stream/none", 1, check=False).codes == (INVALID,)
+        rules.write_text('{allow, all, publish, ["#"]}.\n{allow, all, subscribe, ["log/mine"]}.\n{deny, all}.\n')
+        with Control(broker.data_dir) as control:
+            control.call("config reload")
+            until(lambda: len(control.call("subscriptions list", clientid=client.client_id)["data"]) == 2)
+            rows = control.call("subscriptions list", clientid=client.client_id)["data"]
+        assert sorted(row["topic"] for row in rows) == ["$s/earliest/log/mine", "$stream/all/log/mine"]
+
+
+def test_below_a_mount_point() -> None:
+    """All of a stream is what is below the mount point."""
+    settings = {**SETTINGS, "listeners.default.mountpoint": "log/${clientid}/", "streams.own.topic_filter": "log/mounted-b/+"}
+    with running(settings) as broker:
+        for name in (b"mounted-a", b"mounted-b"):
+            with Client(broker.address, 5, name) as client:
+                client.publish("x", name, 1)
+        with Client(broker.address, 5, b"mounted-b") as client:
+            for filter in ("$stream/all", "$stream/all/x", "$s/earliest/x", "$stream/own"):
+                client.subscribe(filter, 1, properties=EARLIEST)
+                client.expect(Publish, topic="x", payload=b"mounted-b")
+                client.fence()
+                client.expect_none()
+                client.unsubscribe(filter)
+        with Client(broker.address, 5, b"mounted-a") as client:
+            assert refused(client, "$stream/own")[0] == INVALID
