@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from shardbroker.cluster import rlog
+from shardbroker.cluster.messages import Route
 from tests.cluster.sim.cluster import Cluster, run
 from tests.cluster.sim.mutants import MUTANTS, SESSION_MUTANTS, SPLIT_MUTANTS, mutated
 from tests.cluster.sim.sessions import RoamingCluster, RoamingNode
@@ -16,6 +18,10 @@ from tests.cluster.sim.workers import WorkersCluster
 SMALL, SMALL_STEPS = 5, 500
 LARGE, LARGE_STEPS = 23, 150
 SEEDS_FOR_A_MUTANT = 20
+ROUTES_OF_A_NODE, BATCH = 120, 50
+"""A dump needs several batches."""
+TOGETHER_MS = 3_000
+"""From the start of all nodes to all routes, for as many: dials are spread over 500 ms in the simulation."""
 NOT_FOUND = {"ack before journal"}
 """Mutants that 20 seeds do not find yet; test_streams.py finds this one."""
 
@@ -39,6 +45,36 @@ def test_small_cluster_random_seed(number: int) -> None:
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_23_nodes(seed: int) -> None:
     assert run(seed, LARGE, LARGE_STEPS).checked > 0
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_23_nodes_start_at_once(power_cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All links are up and all routes are there soon, and each client finds its session."""
+    monkeypatch.setattr(rlog, "BATCH_ROUTES", BATCH)
+    cluster = RoamingCluster(1, LARGE)
+    while cluster.to_join:
+        cluster.to_join.pop().start()
+    cluster.events.run(8_000)
+    nodes = [node for node in cluster.nodes if isinstance(node, RoamingNode)]
+    for number, client in enumerate(cluster.clients.values()):
+        cluster.connect(client, nodes[number], False)
+    cluster.events.run(3_000)
+    for node in nodes:
+        node.kill(power_cut)
+    cluster.events.run(1_000)
+    for node in nodes:
+        node.start()
+        node.log.update([Route(b"own/%d/%d" % (node.node_id, number)) for number in range(ROUTES_OF_A_NODE)])
+    began_ms, restless = cluster.events.now_ms, "at the start"
+    while restless and cluster.events.now_ms < began_ms + TOGETHER_MS:
+        cluster.events.run(100)
+        restless = cluster.restless() or ""
+    assert not restless, f"{TOGETHER_MS} ms after the start: {restless}"
+    for number, client in enumerate(cluster.clients.values()):
+        cluster.connect(client, nodes[-1 - number], False)
+    cluster.events.run(2_000)
+    assert all(client.is_connected for client in cluster.clients.values())
+    assert cluster.takeovers == len(cluster.clients)
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -22,6 +22,8 @@ from shm.route_log import LmdbRouteLog
 from shm.routes import RouteChange, RouteTable
 
 LOOKUPS = 5000
+KEPT = 20_000
+"""Entries of the log that is overrun."""
 
 
 def used(place: Path) -> int:
@@ -51,6 +53,22 @@ def bootstrap(log: LmdbRouteLog[Route], store: RemoteRoutes, node: int, log_id: 
     return sending + receiving, sending, receiving
 
 
+def overrun(directory: Path, filters: list[bytes]) -> None:
+    """Has a peer with all routes miss more changes than the log keeps, and measures its way back."""
+    table = RouteTable(directory / "overrun", log=True, log_entries=KEPT)
+    fill(table, filters, BATCH_ROUTES)
+    log = LmdbRouteLog(table, Route)
+    remote = RemoteRoutes(directory / "overrun-remote", Epochs.create(str(directory / "overrun-epochs")))
+    bootstrap(log, remote, 1, 1)
+    count = fill(table, [b"later/%d/#" % number for number in range(2 * KEPT)], BATCH_ROUTES)
+    start = time.monotonic()
+    total, sending, receiving = bootstrap(log, remote, 1, 1)
+    print(f"overrun log, {2 * KEPT} changes in {count:.1f} s: {total:.2f} s ({sending:.2f} s sender, {receiving:.2f} s receiver)")
+    print(f"    {time.monotonic() - start:.2f} s of the clock, {remote.count(1)} routes")
+    remote.close()
+    table.close()
+
+
 def bench(directory: Path, size: int) -> None:
     filters = [b"bench/%d/#" % number for number in range(size)]
     random.shuffle(filters)
@@ -61,6 +79,7 @@ def bench(directory: Path, size: int) -> None:
     print(f"{size} routes of workers: {without / size * 1e6:.1f} µs a route without a log, {seconds / size * 1e6:.1f} µs with one")
     bytes_without, bytes_with = used(directory / "plain") / size, used(directory / "routes") / size
     print(f"    {bytes_without:.0f} bytes a route without a log, {bytes_with:.0f} with one")
+    overrun(directory, filters)
     log = LmdbRouteLog(table, Route)
     epochs = Epochs.create(str(directory / "epochs"))
     remote = RemoteRoutes(directory / "remote", epochs)

@@ -159,6 +159,34 @@ def test_streams_of_routes_from_a_log_in_lmdb(tmp_path: Path, store: Any, seed: 
     table.close()
 
 
+def test_old_rows_serve_while_an_overrun_log_is_followed_by_another_dump(tmp_path: Path, lmdb_store: RemoteRoutes) -> None:
+    """A slow peer misses more than the log keeps. Routes that have not changed are found at every moment, none twice."""
+    kept, count = 100, 9_000
+    table = RouteTable(tmp_path / "routes", map_bytes=1 << 27, log=True, log_entries=kept)
+    log = LmdbRouteLog(table, Route)
+    filters = [b"bench/%d/#" % number for number in range(count)]
+    table.update([RouteChange(True, filter, 0) for filter in filters])
+    sender, receiver = RouteSender(log, 5, 2, DumpSlots(), 0), RouteReceiver(lmdb_store, 1, 5)
+
+    def stream(up: list[Any], least: int) -> None:
+        for _ in range(200):
+            down = [answer for message in up for answer in sender.receive(message, 0)] + sender.pump(0)
+            up = [answer for message in down for answer in receiver.receive(message)] + receiver.work()
+            assert lmdb_store.count(1) >= least
+            if not up and sender.is_complete and sender.lag == 0 and receiver.state == RouteState.NORMAL:
+                return
+        pytest.fail(f"{receiver.state} after 200 rounds, {sender.lag} behind")
+
+    stream([*receiver.start()], 0)
+    assert (sender.bootstraps, lmdb_store.count(1)) == (1, count)
+    gone, added = filters[:500], [b"later/%d/#" % number for number in range(10 * kept)]
+    table.update([RouteChange(False, filter, 0) for filter in gone] + [RouteChange(True, filter, 0) for filter in added])
+    stream([], count - len(gone))
+    assert sender.bootstraps == 2
+    assert rows_of(lmdb_store, 1).keys() == {(filter, b"") for filter in filters[500:] + added}
+    table.close()
+
+
 # --- only in LMDB ---------------------------------------------------------------------------------------------------
 
 
