@@ -21,6 +21,7 @@ from typing import Protocol
 
 from shardbroker.cluster.claim_figures import ClaimFigures
 from shardbroker.cluster.clock import HybridClock
+from shardbroker.cluster.leaving import Leaving
 from shardbroker.cluster.merge import id_floor
 from shardbroker.cluster.messages import (
     POSITION_MAX,
@@ -99,6 +100,8 @@ HOLD_MS = 1_000
 DRAIN_MS = 20
 """From END to its answer, and until the queue is empty: what publishers have sent without the new routes is on its way in other
 connections."""
+IDLE_MS = 1_000
+"""Between two looks at a session that has moved and has nothing to send; END and messages are looked at when they arrive."""
 BATCH_MS = 50
 """Between two TAIL once END is answered: publishers have the new routes by then, so most messages of a tail are known already."""
 FORWARD_MS = 60_000
@@ -182,8 +185,12 @@ class Holding:
     """GONE: END has arrived, and is answered from then on with an empty queue; 0: it has not."""
     is_ended: bool = False
     """GONE: END is answered."""
+    idle_ms: int = 0
+    """GONE: when it is looked at again."""
     tail: int = 0
     """Number of the TAIL under way; 0: none."""
+    under_way: ToNode | None = None
+    """The TAIL under way. It is repeated as it is: with another number a late answer would never count."""
     sent: tuple[Queued, ...] = ()
     is_whole: bool = False
     """The TAIL under way has the whole queue."""
@@ -265,7 +272,7 @@ class Claims:
         self._settings = settings
         self.sessions: dict[Key, Holding] = {}
         """OWNED."""
-        self.leaving: dict[int, Holding] = {}
+        self.leaving: Leaving[Holding] = Leaving()
         """MOVING, STALE and GONE, by uid."""
         self.figures = ClaimFigures()
         self._queues = queues
@@ -626,7 +633,7 @@ class Claims:
     # --- the holder ----------------------------------------------------------------------------------------------------
 
     def _leaving(self, key: Key, *states: SessionState) -> Iterator[Holding]:
-        return (one for one in [*self.leaving.values()] if one.key == key and one.state in states)
+        return (one for one in self.leaving.of(key) if one.state in states)
 
     def _on_take(self, node: int, take: Take, now_ms: int) -> list[SessionOutput]:
         key, generation = take.key, take.generation
@@ -690,7 +697,7 @@ class Claims:
 
     def vanished(self, uid: int) -> None:
         """Takes the end of a session that is STALE: it has ended with its connection, and nothing of it is merged."""
-        self.leaving.pop(uid, None)
+        self.leaving.discard(uid)
 
     def _on_state_ack(self, node: int, key: Key, generation: int, now_ms: int) -> list[SessionOutput]:
         for holding in self._leaving(key, SessionState.MOVING):
@@ -752,12 +759,15 @@ class Claims:
     def arrived(self, uid: int, now_ms: int) -> list[SessionOutput]:
         """Takes a change of the queue of a session that is GONE or STALE."""
         holding = self.leaving.get(uid)
-        return [] if holding is None or holding.state == SessionState.MOVING else self._tail(holding, now_ms)
+        if holding is None or holding.state == SessionState.MOVING:
+            return []
+        holding.idle_ms = 0
+        return self._tail(holding, now_ms)
 
     def _on_end(self, node: int, end: End, now_ms: int) -> list[SessionOutput]:
         for holding in self._leaving(end.key, SessionState.GONE):
             if (holding.peer, holding.generation) == (node, end.generation):
-                holding.end_ms = now_ms + DRAIN_MS
+                holding.end_ms, holding.idle_ms = now_ms + DRAIN_MS, 0
                 return self._tail(holding, now_ms)
         return [ToNode(node, Ended(end.key, end.generation))]
 
@@ -770,7 +780,7 @@ class Claims:
             holding.peer = self.node_id
         is_stale = holding.state == SessionState.STALE
         if not queued and not is_stale:
-            holding.tail, holding.sent = 0, ()
+            holding.tail, holding.sent, holding.under_way = 0, (), None
             if not holding.end_ms or now_ms < holding.end_ms:
                 return []
             holding.end_ms, holding.is_ended = 0, True
@@ -782,6 +792,8 @@ class Claims:
         if holding.peer not in self._linked:
             # Unknown, or it may have moved on.
             return [] if holding.heir else [ToNode(self._registrar(holding.key), Find(holding.key))]
+        if holding.tail and holding.under_way is not None and holding.under_way.node_id == holding.peer:
+            return [holding.under_way]
         self._number += 1
         holding.tail, holding.sent = self._number, _within(queued, TAIL_BYTES)
         tail = Tail(holding.key, holding.tail, holding.stamp, holding.sent, holding.uid, is_stale)
@@ -794,13 +806,14 @@ class Claims:
         if holding.is_last_sent and holding.heir != holding.peer:
             holding.heir = holding.peer
             done = [Bind(holding.uid, holding.heir)]
-        return [*done, ToNode(holding.peer, tail)]
+        holding.under_way = ToNode(holding.peer, tail)
+        return [*done, holding.under_way]
 
     def _on_tail_ack(self, node: int, ack: TailAck, now_ms: int) -> list[SessionOutput]:
         holding = self.leaving.get(ack.uid)
         if holding is None or (holding.peer, holding.tail) != (node, ack.number):
             return []
-        holding.tail = 0
+        holding.tail, holding.under_way = 0, None
         if not ack.is_holder:
             # What was merged by a session that has left the node follows it as the tail of a session that is gone.
             is_merged = ack.is_merged and holding.state == SessionState.STALE
@@ -879,7 +892,7 @@ class Claims:
         done: list[SessionOutput] = []
         for claim in [*self._claims.values()]:
             done += self._tick_claim(claim, now_ms)
-        for holding in [*self.leaving.values()]:
+        for holding in [one for one in self.leaving.values() if one.idle_ms <= now_ms]:
             done += self._tick_leaving(holding, now_ms)
         done += self._announce(now_ms)
         self._held = [one for one in self._held if self.sessions.get(one.key) is one and one.deadline_ms]
@@ -940,4 +953,8 @@ class Claims:
                 if now_ms >= holding.deadline_ms and not self._queues.queued(holding.uid, 1):
                     del self.leaving[holding.uid]
                     return [Forget(holding.uid)]
+                done = self._tail(holding, now_ms)
+                if not done and not holding.sent and not holding.end_ms and now_ms >= holding.ask_ms:
+                    holding.idle_ms = now_ms + IDLE_MS
+                return done
         return self._tail(holding, now_ms)

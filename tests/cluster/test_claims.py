@@ -9,6 +9,7 @@ from shardbroker.cluster import claims as module
 from shardbroker.cluster.claims import Claims, ClaimSettings, Holding, SessionState, exclusive_holding
 from shardbroker.cluster.clock import HybridClock
 from shardbroker.cluster.faults import ByeReason, PeerFault
+from shardbroker.cluster.leaving import Leaving
 from shardbroker.cluster.merge import SEEN_MAX, SeenIds, append, id_floor, wins
 from shardbroker.cluster.messages import (
     Announce,
@@ -509,12 +510,49 @@ def test_what_arrives_for_a_session_that_has_moved_follows_it() -> None:
     assert node.after(module.FORWARD_MS) == [Forget(9)]
 
 
-def test_a_tail_is_repeated() -> None:
+def test_a_tail_is_repeated_and_an_answer_to_any_of_its_copies_counts() -> None:
     node = Node()
     node.holding()
-    node.receive(REGISTRAR, Revoke(KEY, 50, OTHER))
-    [tail] = sent(node.after(module.ASK_MS))
-    assert isinstance(tail, Tail)
+    node.queues.messages[9] = [Queued(500, b"t", 1)]
+    [first] = sent(node.receive(REGISTRAR, Revoke(KEY, 50, OTHER)))
+    assert isinstance(first, Tail)
+    node.queues.messages[9].append(Queued(501, b"t", 1))
+    assert sent(node.after(module.ASK_MS)) == [first]
+    assert node.receive(OTHER, TailAck(KEY, first.number, 9, True)) == [Taken(9, (500,)), MovedAway(9)]
+
+
+def test_a_session_that_has_nothing_to_send_is_looked_at_when_something_arrives() -> None:
+    node = Node()
+    node.holding()
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    node.receive(OTHER, StateAck(KEY, 100))
+    assert node.after(50) == []
+    node.queues.messages[9] = [Queued(500, b"t", 1)]
+    assert node.after(50) == []
+    assert sent(node.after(module.IDLE_MS)) != []
+    node.queues.messages.clear()
+    node.after(module.ASK_MS)
+    node.after(50)
+    node.queues.messages[9] = [Queued(501, b"t", 1)]
+    assert [type(one) for one in sent(node.claims.arrived(9, node.now_ms))] == [Tail]
+    node.queues.messages.clear()
+    node.after(module.ASK_MS)
+    node.after(50)
+    node.receive(OTHER, End(KEY, 100))
+    assert sent(node.after(module.DRAIN_MS)) == [Ended(KEY, 100)]
+
+
+def test_sessions_that_are_not_owned_are_found_by_key() -> None:
+    leaving: Leaving[Holding] = Leaving()
+    one, other, third = (Holding(key, uid, NAME, 1) for uid, key in ((1, KEY), (2, KEY), (3, Key(8, 1))))
+    for holding in (one, other, third, one):
+        leaving[holding.uid] = holding
+    assert leaving.of(KEY) == [one, other]
+    del leaving[1]
+    leaving.discard(1)
+    assert leaving.of(KEY) == [other]
+    leaving.discard(2)
+    assert leaving.of(KEY) == [] and [*leaving] == [3]
 
 
 def test_a_tail_from_before_a_clean_start_is_void() -> None:

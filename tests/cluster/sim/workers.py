@@ -37,7 +37,8 @@ class Merged(MutableMapping[K, V]):
 
     def __delitem__(self, key: K) -> None:
         for one in self._maps:
-            one.pop(key, None)
+            if key in one:
+                del one[key]
 
     def __iter__(self) -> Iterator[K]:
         return chain.from_iterable(self._maps)
