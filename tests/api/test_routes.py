@@ -463,6 +463,31 @@ def test_a_rule_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: R
     assert rest.refused("GET", "/rules/hot")[0] == 404
 
 
+def test_a_stream_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer: Rest) -> None:
+    path = "/message_streams/streams"
+    given = {"name": "s.1", "topic_filter": "rest/stream/#", "is_lastvalue": True, "data_retention_period": 3_600_000}
+    made = rest.good("POST", path, given)
+    assert made["key_expression"] == "message.from" and made["limits"]["max_shard_message_bytes"] == "1GB"
+    assert {name: made[name] for name in given} == given
+    assert rest.refused("POST", path, given) == (409, "ALREADY_EXISTS")
+    with Client(served.address, 5, "rest-stream") as client:
+        for payload in (b"old", b"new"):
+            client.publish("rest/stream/a", payload, 1)
+        client.subscribe("$stream/s.1", 1, properties={"user_property": [("stream-offset", "earliest")]})
+        client.expect(Publish, topic="rest/stream/a", payload=b"new")
+        until(lambda: viewer.good("GET", f"{path}/s.1")["subscribers"] == 1)
+    assert [row["name"] for row in viewer.good("GET", path, like_name="s.")["data"]] == ["s.1"]
+    change = {"key_expression": "message.topic", "data_retention_period": "infinity", "enable": False}
+    changed = rest.good("PUT", f"{path}/s.1", change)
+    shown = ("topic_filter", "is_lastvalue", "key_expression", "data_retention_period", "enable", "oldest_at")
+    assert [changed[name] for name in shown] == ["rest/stream/#", False, "message.topic", "infinity", False, None]
+    for wrong in ({"key_expression": "jq(.)"}, {"data_retention_period": "soon"}, {"limits": {"max_shard_message_bytes": 1}}):
+        assert rest.refused("PUT", f"{path}/s.1", wrong) == (400, "BAD_REQUEST")
+    assert viewer.refused("DELETE", f"{path}/s.1")[0] == 403
+    rest.good("DELETE", f"{path}/s.1")
+    assert rest.refused("GET", f"{path}/s.1")[0] == rest.refused("DELETE", f"{path}/s.1")[0] == 404
+
+
 def test_every_route_was_asked(rest: Rest, request: pytest.FixtureRequest) -> None:
     """Runs last, and only says something when all modules here have run: each asks some."""
     if request.config.option.keyword or any(".py" in argument for argument in request.config.args):

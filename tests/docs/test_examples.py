@@ -29,7 +29,7 @@ WALK = (
     "README.md", "docs/index.md", "docs/rest.md", "docs/dashboard.md", "docs/metrics.md", "docs/topics.md", "docs/rules.md",
     "docs/coming-from.md",
     "docs/cluster.md", "docs/performance.md", "docs/spark.md", "docs/operation-install.md", "docs/features.md",
-    "docs/rules-tutorial.md", "docs/tracing.md", "docs/replay.md",
+    "docs/rules-tutorial.md", "docs/tracing.md", "docs/replay.md", "docs/streams.md",
     "docs/operation-secure.md", "docs/operation-tune.md", "docs/access.md", "docs/listeners.md", "docs/operation-backup.md",
 )  # fmt: skip
 """In the order in which somebody new comes to them; from the installation on, with the service."""
