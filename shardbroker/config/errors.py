@@ -14,8 +14,8 @@ from shardbroker.config.sinks.types import SINK_TYPES
 
 __all__ = ["ConfigError", "complaints", "explain", "refusal"]
 
-SECRETS = ("password",)
-"""Last parts of keys whose values are secret."""
+SECRETS = ("password", "secret", "token")
+"""Words in last parts of keys whose values are secret: an unknown key may be a misspelt one."""
 
 TABLES = ("listeners", "rules", "streams")
 """Tables of sections, whose names are free."""
@@ -39,7 +39,7 @@ def _masked(name: str, value: object) -> object:
     """Returns a value with its secrets masked, also within tables."""
     if isinstance(value, dict):
         return {key: _masked(str(key), inner) for key, inner in value.items()}
-    return MASK if name in SECRETS and value else value
+    return MASK if value and any(word in name for word in SECRETS) else value
 
 
 def explain(error: ValidationError, values: Mapping[KeyPath, Any], sources: Mapping[KeyPath, str]) -> str:

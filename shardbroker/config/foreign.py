@@ -13,6 +13,7 @@ from typing import Any
 
 from shardbroker.config.errors import ConfigError
 from shardbroker.config.keys import KeyPath, dotted, toml_value
+from shardbroker.config.sinks.ids import SECTIONS
 from shardbroker.config.sources import load
 
 __all__ = ["Imported", "rules_toml", "to_toml"]
@@ -77,7 +78,7 @@ def to_toml(imported: Imported, source: str) -> str:
         lines += ["# Not taken over; see docs/coming-from.md:", *(f"#   {_line(text)}" for text in imported.remarks)]
     sections: dict[KeyPath, list[str]] = {}
     for path, value in imported.settings.items():
-        depth = 2 if path[0] in ("listeners", "rules", "streams") else 1
+        depth = 3 if path[0] in SECTIONS else 2 if path[0] in ("listeners", "rules", "streams") else 1
         sections.setdefault(path[:depth], []).append(f"{dotted(path[depth:])} = {toml_value(value)}")
     for section, body in sections.items():
         lines += ["", f"[{dotted(section)}]", *body]

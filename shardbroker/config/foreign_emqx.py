@@ -1,5 +1,8 @@
-"""Import of emqx.conf: HOCON with tables in braces, `key = value`, dotted keys, comments, arrays, and text with or without quotes;
-rules of `rule_engine`; of files of EMQX 4, which are lines of dotted keys, the listeners and access control."""
+"""Import of emqx.conf: HOCON with tables in braces, `key = value`, dotted keys, comments, arrays, and text with or without quotes.
+
+Besides the configuration that is here under the same names, it reads connectors, actions, and rules of `rule_engine`. Files of
+EMQX 4 are lines of dotted keys: of these, the listeners and access control.
+"""
 
 import json
 import re
@@ -8,6 +11,10 @@ from typing import Any
 
 from shardbroker.config.errors import ConfigError
 from shardbroker.config.foreign import Imported
+from shardbroker.config.keys import KeyPath, field_at
+from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, from_emqx
+from shardbroker.config.sinks.ids import normal_id, normal_type, types_text
+from shardbroker.config.sinks.types import SINK_TYPES
 
 __all__ = ["SAME", "read_emqx"]
 
@@ -58,8 +65,7 @@ REMARKS = {
     "dashboard": "see docs/configuration.md",
     "rule_engine": "there is nothing like it here",
     "bridges": "bridges are not built yet",
-    "actions": "actions of connectors are not built yet",
-    "connectors": "connectors are not built yet",
+    "sources": "sources of rules are not built yet",
 }
 
 
@@ -73,6 +79,8 @@ def read_emqx(text: str) -> Imported:
     listeners: dict[tuple[str, str], dict[tuple[str, ...], Any]] = {}
     left_out: dict[tuple[str, str], str] = {}
     closed: list[str] = []
+    for kind in (CONNECTORS, ACTIONS):
+        _take_sinks(found, kind, tree.pop(kind, None))
     if "rewrite" in tree:
         _take_list(found, "rewrite", "rules", tree.pop("rewrite"))
     if isinstance(tree.get("auto_subscribe"), dict) and "topics" in tree["auto_subscribe"]:
@@ -114,8 +122,46 @@ def _take_list(found: Imported, section: str, key: str, value: Any) -> None:
         found.take((section, key), tables, section)
 
 
+def _take_sinks(found: Imported, kind: str, types: Any) -> None:
+    """Imports connectors or actions of types that are here; an action with its connector alone."""
+    for type, entries in types.items() if isinstance(types, dict) else ():
+        for name, given in entries.items() if isinstance(entries, dict) else ():
+            said = f"{kind}.{type}.{name}"
+            if normal_type(type) not in SINK_TYPES:
+                found.remark(f"{said}: type must be {types_text()}, got {type}")
+            elif not isinstance(given, dict):
+                found.remark(f"{said}: must be a table")
+            else:
+                _take_sink(found, kind, normal_type(type), name, given)
+
+
+def _take_sink(found: Imported, kind: str, type: str, name: str, given: dict[str, Any]) -> None:
+    said, path = f"{kind}.{type}.{name}", (kind, type, name)
+    try:
+        values = from_emqx(kind, type, given)
+    except ValueError as error:
+        found.remark(f"{said}: {error}")
+        return
+    fallbacks = values.pop("fallback_actions", None)
+    if fallbacks:
+        found.remark(f"{said}.fallback_actions = {fallbacks}: to be set once all actions are there")
+    own = _leaves(path, values)
+    used = (CONNECTORS, type, values.get("connector"))
+    of_connector = {key: value for key, value in found.settings.items() if key[:3] == used} if kind == ACTIONS else {}
+    found.take_together({**of_connector, **own}, said)
+
+
+def _leaves(path: KeyPath, values: dict[str, Any]) -> dict[KeyPath, Any]:
+    """Returns the keys of a section with their values."""
+    found: dict[KeyPath, Any] = {}
+    for name, value in values.items():
+        field, _ = field_at((*path, name))
+        found |= _leaves((*path, name), value) if isinstance(value, dict) and field is None else {(*path, name): value}
+    return found
+
+
 def _take_rules(found: Imported, rules: Any) -> None:
-    """Imports rules. Actions of connectors (`type:name`) become remarks; the rule is there without them."""
+    """Imports rules. Actions that were not imported (`type:name`) become remarks; the rule is there without them."""
     for id, rule in rules.items() if isinstance(rules, dict) else ():
         said = f"rule_engine.rules.{id}"
         if not isinstance(rule, dict):
@@ -123,10 +169,12 @@ def _take_rules(found: Imported, rules: Any) -> None:
             continue
         given = rule.get("actions", [])
         given = given if isinstance(given, list) else [given]
-        actions = [one for one in given if isinstance(one, dict)]
+        there = {f"{key[1]}:{key[2]}" for key in found.settings if key[0] == ACTIONS}
+        given = [normal_id(one) if isinstance(one, str) else one for one in given]
+        actions = [one for one in given if isinstance(one, dict) or one in there]
         for one in given:
-            if not isinstance(one, dict):
-                found.remark(f"{said}.actions: {one}: actions of connectors are not built yet")
+            if one not in actions:
+                found.remark(f"{said}.actions: {one}: no such action was imported")
         values: dict[tuple[str, ...], Any] = {("rules", id, name): rule[name] for name in TAKEN_OF_RULES if name in rule}
         found.take_together(values | {("rules", id, "actions"): actions}, said)
 

@@ -14,7 +14,9 @@ __all__ = ["check"]
 
 LONGEST_S = 20.0
 """Longest check, seconds: less than the timeout of `ctl`."""
-LOADED_BY = ("process", "listeners", "api", "prometheus", "auth", "acl", "plugins", "exhook", "cluster", "rules")
+LOADED_BY = (
+    "process", "listeners", "api", "prometheus", "auth", "acl", "plugins", "exhook", "cluster", "rules", "connectors", "actions",
+)  # fmt: skip
 """Sections that name something to load; changes of other sections need no check."""
 
 

@@ -5,9 +5,10 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from acceptor.tls import TlsError, build_context
 from shardbroker.access.auth_client import INHERIT
@@ -131,6 +132,32 @@ def _rules_of_messages(settings: Settings) -> Iterator[Finding]:
             check_actions(id, rule.actions)
         except ValueError as error:
             yield Finding(f"rules.{id}", f"rules.{id}.{error}")
+
+
+def _sinks(settings: Settings) -> Iterator[Finding]:
+    """A connector or an action that cannot work costs the broker nothing else."""
+    made: dict[str, tuple[Any, Any]] = {}
+    for id, connector in settings.connectors.by_id().items():
+        type, _, name = id.partition(":")
+        key = f"connectors.{type}.{name}"
+        try:
+            driver = import_module(f"shardbroker.flows.drivers.{type}")
+            made[id] = driver, driver.connect(connector, key)
+        except Exception as error:  # of a driver, or of its library
+            yield _of_sink(key, error)
+    for id, action in settings.actions.by_id().items():
+        type, _, name = id.partition(":")
+        key, of = f"actions.{type}.{name}", f"{type}:{action.connector}"
+        try:
+            if of in made:
+                made[of][0].make(action, made[of][1], id)
+        except Exception as error:
+            yield _of_sink(key, error)
+
+
+def _of_sink(key: str, error: Exception) -> Finding:
+    text = str(error) or repr(error)
+    return Finding(key, text if text.startswith(key) else f"{key}: {text}", fatal=False)
 
 
 # --- addresses and certificates -------------------------------------------------------------------------------------------------
@@ -274,5 +301,5 @@ def _problem(load: Callable[[], object]) -> str:
 
 
 _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
-    _authenticators, _sources, _plugins, _exhook, _rules_of_messages, _certificates, _api, _addresses, _cluster, _process,
+    _authenticators, _sources, _plugins, _exhook, _rules_of_messages, _sinks, _certificates, _api, _addresses, _cluster, _process,
 )  # fmt: skip

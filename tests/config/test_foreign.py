@@ -150,6 +150,43 @@ def test_rules_of_emqx(tmp_path: Path) -> None:
     assert imported.settings["rule_engine", "ignore_sys_message"] is False and "ignore_sys_message" not in said
 
 
+SINKS = """
+connectors {
+  http {
+    main {url = "http://127.0.0.1:8080", headers {authorization = "s3cret"}, pool_type = random, ssl {enable = false}
+          resource_opts {health_check_interval = "15s", start_timeout = 5s}}
+    misspelt {url = "http://127.0.0.1:8080", api_token = "s3cret"}
+  }
+  kafka_producer {k {bootstrap_hosts = "a:9092"}}
+}
+actions {
+  webhook {
+    out {connector = main
+         parameters {path = "/x", headers {a = b}, max_retries = 2}, resource_opts {batch_size = 5, query_mode = async}}
+    lost {connector = gone}
+  }
+}
+rule_engine {rules {a {sql = "SELECT * FROM \\"t\\"", actions = ["http:out", "webhook:out", "kafka_producer:k"]}}}
+"""
+
+
+def test_connectors_and_actions(tmp_path: Path) -> None:
+    imported = read_emqx(SINKS)
+    file = tmp_path / "shardbroker.toml"
+    file.write_text(to_toml(imported, "emqx.conf"))
+    settings = load(file, {}, [], {}, {}).settings
+    assert settings.connectors.by_id().keys() == {"http:main"} and settings.actions.by_id().keys() == {"http:out"}
+    out = settings.actions.by_id()["http:out"]
+    assert settings.connectors.by_id()["http:main"].headers == {"authorization": "s3cret"}
+    assert (out.connector, out.parameters.path, out.parameters.headers) == ("main", "/x", {"a": "b"})
+    assert out.resource_opts.batch_size == 5
+    assert settings.rules["a"].actions == ["http:out", "http:out"]
+    said = "\n".join(imported.remarks)
+    for word in ("connectors.kafka_producer.k: type must be ", "connectors.http.misspelt: ", "actions.http.lost: ", "action"):
+        assert word in said, said
+    assert "s3cret" not in said
+
+
 def test_keys_of_a_cluster_are_named_with_the_page_that_has_ours() -> None:
     imported = read_emqx('cluster { name = emqxcl, discovery_strategy = static }\nrpc { port_discovery = manual }\n')
     assert [remark.partition(": ")[0] for remark in imported.remarks] == [

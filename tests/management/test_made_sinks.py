@@ -124,7 +124,7 @@ def test_a_rule_shows_the_status_of_its_actions(shared: Broker) -> None:
 @pytest.mark.parametrize(
     ("kind", "id", "settings", "reason"),
     [
-        ("connectors", "none:main", {}, "id: type must be http"),
+        ("connectors", "none:main", {}, "id: type must be "),
         ("connectors", "http:a/b", {}, "id"),
         ("connectors", "http:main", CONNECTOR, "id: must be new, got http:main"),
         ("connectors", "webhook:main", CONNECTOR, "id: must be new, got http:main"),
