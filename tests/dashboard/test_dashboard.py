@@ -377,6 +377,48 @@ def test_a_rule_is_made_from_nothing(served: ApiBroker, rest: Rest, look: Callab
     assert rest.good("GET", "/rules")["data"] == []
 
 
+def test_a_connector_and_an_action_are_made_from_nothing(rest: Rest, look: Callable[..., Page]) -> None:
+    """Filled in, refused, probed, saved, changed with the secret that is not shown, and deleted."""
+    page = look("/connectors")
+    page.get_by_role("combobox", name="Type").click()
+    page.get_by_role("option", name="HTTP").click()
+    page.get_by_role("button", name="New connector").click()
+    page.get_by_label("name", exact=True).fill("service")
+    page.get_by_label("url", exact=True).fill("ftp://a")
+    page.get_by_label("headers (JSON)").fill('{"authorization": "s3cret"}')
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("url: must be http://HOST/PATH or https://HOST/PATH")).to_be_visible()
+    page.get_by_label("url", exact=True).fill("http://127.0.0.1:1")
+    page.get_by_role("button", name="Probe").click()
+    expect(page.get_by_test_id("probe")).not_to_have_text(re.compile(r"^(\.\.\.)?$"))
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("http:service is in force")).to_be_visible()
+    page.get_by_label("pool_size").fill("3")
+    page.get_by_role("button", name="Save").click()
+    until(page, lambda: rest.good("GET", "/connectors/http:service")["pool_size"] == 3)
+    assert "s3cret" not in page.content()
+    shoot(page, "connectors")
+    page.goto(page.url.replace("/connectors", "/actions"))
+    page.get_by_role("combobox", name="Type").click()
+    page.get_by_role("option", name="HTTP").click()
+    page.get_by_role("button", name="New action").click()
+    page.get_by_label("name", exact=True).fill("rooms")
+    page.get_by_role("combobox", name="connector").click()
+    page.get_by_role("option", name="service").click()
+    page.get_by_label("path", exact=True).fill("/rooms/${clientid}")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("http:rooms is in force")).to_be_visible()
+    assert rest.good("GET", "/actions/http:rooms")["parameters"]["path"] == "/rooms/${clientid}"
+    shoot(page, "actions")
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("No action yet.")).to_be_visible()
+    page.goto(page.url.replace("/actions", "/connectors"))
+    page.get_by_text("http:service", exact=True).click()
+    expect(page.get_by_label("pool_size")).to_have_value("3")
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("No connector yet.")).to_be_visible()
+
+
 def test_a_viewer_sees_rules_and_makes_none(rest: Rest, look: Callable[..., Page]) -> None:
     rest.good("POST", "/rules", {"id": "shown", "sql": 'SELECT * FROM "shown/#"'})
     rest.good("POST", "/users", {"username": "reader", "password": "reader-123", "role": "viewer"})

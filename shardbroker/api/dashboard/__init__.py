@@ -4,7 +4,8 @@ A browser logs in with an account; the token is in a cookie that scripts cannot 
 which serves all assets itself, and is updated over a WebSocket. A page calls the same verbs as REST through `session`, which checks
 token and role with each call; one Monitor supplies the figures of all pages.
 
-`session` is the login of a page, `frame` has the common parts of all pages, each other module is one page.
+`session` is the login of a page, `frame` has the common parts of all pages, `model_form` makes a form from a section of the
+configuration, and each other module is one page, or two.
 """
 
 from fastapi import FastAPI
@@ -21,6 +22,7 @@ from shardbroker.api.dashboard import (
     rules,
     session,
     settings,
+    sinks,
     subscriptions,
     trace,
     webclient,
@@ -32,7 +34,7 @@ __all__ = ["add_dashboard"]
 def add_dashboard(app: FastAPI) -> None:
     """Adds the pages to the application."""
     session.add_login(app)
-    modules = (
-        overview, clients, subscriptions, messages, access, rules, webclient, trace, diagnose, journals, plugins, settings,
-    )  # fmt: skip
-    frame.add_pages(app, [module.page for module in modules])
+    before = (overview, clients, subscriptions, messages, access, rules)
+    behind = (webclient, trace, diagnose, journals, plugins, settings)
+    pages = [*(module.page for module in before), *sinks.pages, *(module.page for module in behind)]
+    frame.add_pages(app, pages)
