@@ -42,6 +42,8 @@ BUSY_S = 0.001
 """Sleep from which on a process is not under load: the next message is read without a pause before it."""
 FULL_BYTES = 1 << 18
 """Bytes of a turn from which on no pause is made: about 2,000 records, so more are there."""
+READING, CLOSING = 0.8, 0.1
+"""Shares of process.drain_timeout in which the process reads on, and waits for batches of sinks under way."""
 TICK_S = 1.0
 """Between two commits of cursors, looks for new journals and files of figures."""
 
@@ -120,7 +122,7 @@ class _Service:
     def close(self) -> None:
         """Commits what is done. What workers have not taken is seen again."""
         self._replays.close()
-        self._sinks.close()
+        self._sinks.close(self._topology.settings.process.drain_timeout * CLOSING)
         self._take_from_runner()
         self._progress.close(self._sinks.cursors(), self._sinks.figures(self._progress.known_feeds))
         self._log.close()
@@ -144,7 +146,7 @@ class _Service:
                 self._progress.complain(feed.name, error)
             self._lanes.ring()
             self._sinks.ring()
-        if self._sinks.turn(self._progress.known_feeds, self._progress.complain):
+        if self._stop_s is None and self._sinks.turn(self._progress.known_feeds, self._progress.complain):
             moved = FULL_BYTES
         self._sinks.ring()
         return moved
@@ -324,7 +326,8 @@ class _Service:
         self._stop_s = self._stop_s or time.monotonic()
 
     def _is_over(self) -> bool:
-        return self._stop_s is not None and time.monotonic() > self._stop_s + self._topology.settings.process.drain_timeout * 0.8
+        drain_s: float = self._topology.settings.process.drain_timeout
+        return self._stop_s is not None and time.monotonic() > self._stop_s + drain_s * READING
 
     def _write(self, level: str, line: Line) -> None:
         self._log.add(level, of_process(self._title, line))

@@ -203,8 +203,9 @@ class SinkAction:
         self._written = {**self._written, **(written or {})}
 
     def answered(self) -> None:
-        """Notes that a probe has succeeded."""
-        self._backoff.reset()
+        """Notes that a probe has succeeded. What is written again shows by itself whether the server can be used."""
+        if not any(lane.again or lane.under_way for lane in self._lanes.values()):
+            self._backoff.reset()
 
     def lost_server(self, reason: str, now_s: float) -> None:
         """Notes that the server cannot be used; the next attempt is due at `retry_at_s`."""

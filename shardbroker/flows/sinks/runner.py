@@ -98,11 +98,11 @@ class SinkRunner:
         self.lines.append((level, line))
         self.wake()
 
-    def close(self) -> None:
-        """Ends all servers and connectors; returns when no batch is under way, or after CLOSE_S for each."""
-        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+    def close(self, wait_s: float) -> None:
+        """Ends all servers; returns when no batch is under way, or after so long."""
+        closing = asyncio.run_coroutine_threadsafe(self._close(wait_s), self._loop)
         with suppress(TimeoutError):
-            closing.result(3 * CLOSE_S)
+            closing.result(wait_s + CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_S)
 
@@ -171,10 +171,10 @@ class SinkRunner:
             server.action.admit_loose(replace(row, done=done), self._loop.time())
         server.wake()
 
-    async def _close(self) -> None:
+    async def _close(self, wait_s: float) -> None:
         servers = list(self._servers.values())
         self._servers.clear()  # rows of others are not done, and will be read again
-        await asyncio.gather(*(server.close() for server in servers))
+        await asyncio.gather(*(server.close(wait_s) for server in servers))
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 

@@ -70,14 +70,14 @@ class ActionServer:
         """Connects again, behind the batches under way."""
         self.resume()
 
-    async def close(self) -> None:
+    async def close(self, wait_s: float = CLOSE_S) -> None:
         """Returns when no batch is under way; their rows are done, or will be read again."""
         if self._task is not None:
             self._task.cancel()
         with self.action.lock:
             self.action.stopped()
         if self._writes:
-            await asyncio.wait(self._writes, timeout=CLOSE_S)
+            await asyncio.wait(self._writes, timeout=wait_s)
         left = [*self._writes, *([self._probing] if self._probing is not None else []), *([self._task] if self._task else [])]
         for task in left:
             task.cancel()
@@ -93,21 +93,27 @@ class ActionServer:
         if after is not None:
             await asyncio.wait([after])
         while True:
-            state = self.action.state
-            if state is State.CONNECTED:
-                self._write_all()
-                self._probe_when_due()
-                if self.synced is not None:
-                    await self._sync_when_due()
-                await self._wait_until(self._next_s())
-            elif state is State.STOPPED:
-                await self._wait_until(None)
-            elif self._writes:
-                await self._wait_until(None)  # their outcome belongs to the connection that is lost
-            elif self.action.retry_at_s > time.monotonic():
-                await self._wait_until(self.action.retry_at_s)
-            else:
-                await self._connect()
+            try:
+                await self._step()
+            except Exception as error:  # of a driver that does what it must not
+                self._lose(type(error).__name__)
+
+    async def _step(self) -> None:
+        state = self.action.state
+        if state is State.CONNECTED:
+            self._write_all()
+            self._probe_when_due()
+            if self.synced is not None:
+                await self._sync_when_due()
+            await self._wait_until(self._next_s())
+        elif state is State.STOPPED:
+            await self._wait_until(None)
+        elif self._writes:
+            await self._wait_until(None)  # their outcome belongs to the connection that is lost
+        elif self.action.retry_at_s > time.monotonic():
+            await self._wait_until(self.action.retry_at_s)
+        else:
+            await self._connect()
 
     async def _wait_until(self, at_s: float | None) -> None:
         with suppress(TimeoutError):
@@ -203,7 +209,9 @@ class ActionServer:
                 finished, action.finished = action.finished, []
             for done in finished:
                 done()
-        if action.has_late and action.buffer.is_low:
+        with action.lock:
+            is_waited_for = action.has_late and action.buffer.is_low
+        if is_waited_for:
             self._room()
 
     # --- probes and syncs -----------------------------------------------------------------------------------------------------

@@ -142,8 +142,6 @@ class Sinks:
             action = entry.action
             with action.lock:
                 action.passed_live(feed.name, cursor)
-            if action.is_behind(feed.name) and feed.name not in entry.late:
-                self._open_late(entry, feed)
 
     def _open_late(self, entry: _Entry, feed: JournalFeed) -> None:
         resumes = entry.action.resumes_at(feed.name)
@@ -154,6 +152,9 @@ class Sinks:
 
     def turn(self, feeds: Mapping[str, JournalFeed], complain: Callable[[str, Exception], None]) -> int:
         """Lets readers behind the live stream evaluate some records, in turns; returns how many."""
+        for entry in self._entries.values():
+            if entry.action.has_late:
+                self._open_missing(entry, feeds, complain)
         entries = [entry for entry in self._entries.values() if entry.late and not entry.action.buffer.is_full]
         readers = [(entry, journal) for entry in entries for journal in entry.late]
         if not readers:
@@ -165,6 +166,16 @@ class Sinks:
                 break
             done += self._turn_of(entry, entry.late[journal], feeds[journal], RECORDS_A_TURN - done, complain)
         return done
+
+    def _open_missing(self, entry: _Entry, feeds: Mapping[str, JournalFeed], complain: Callable[[str, Exception], None]) -> None:
+        """Opens a reader for each journal whose live stream the action has left: soon, while publishers are those of that one."""
+        for journal in entry.action.journals:
+            if journal in entry.late or not entry.action.is_behind(journal):
+                continue
+            try:
+                self._open_late(entry, feeds[journal])
+            except (OSError, JournalError) as error:
+                complain(f"{entry.action.id} {journal}", error)
 
     def _turn_of(self, entry: _Entry, reader: LateReader, feed: JournalFeed, records: int, complain: Any) -> int:
         place = feed.follower.place
@@ -199,8 +210,6 @@ class Sinks:
         is_behind = place is not None and cursor.position < place.position
         with entry.action.lock:
             entry.action.open_journal(feed.name, cursor, is_behind)
-        if is_behind:
-            self._open_late(entry, feed)
         self._stored[consumer, feed.name] = cursor
         return {(consumer, feed.name): cursor} if cursor != stored else {}
 
@@ -253,8 +262,8 @@ class Sinks:
                 continue
             try:
                 connectors[id] = definition, ConnectorHandle(id, self._connect(definition))
-            except (ConnectorError, ValueError) as error:
-                self.problems[f"connector {id}"] = str(error)
+            except Exception as error:  # of a driver: one connector is not used, the process works
+                self.problems[f"connector {id}"] = _problem(error)
         return connectors
 
     def _connect(self, definition: ConnectorDefinition) -> Any:
@@ -314,8 +323,8 @@ class Sinks:
             return None
         try:
             driver = _module_of(definition.type).make(definition.settings, connector.connector, id)
-        except (ConnectorError, EvaluationError, SqlError, ValueError) as error:
-            self.problems[id] = str(error)
+        except Exception as error:  # of a driver, too
+            self.problems[id] = _problem(error)
             return None
         by_journal = bool(getattr(driver, "stores_cursor", False))
         if by_journal:
@@ -450,8 +459,8 @@ class Sinks:
             self._runner = SinkRunner(self._wake)
         try:
             connector = self._connect(ConnectorDefinition(f"{kind}:probe", kind, settings_of(kind, "connector", settings)))
-        except (ConnectorError, ValueError) as error:
-            self._runner.answers.append(answer(str(error)))
+        except Exception as error:
+            self._runner.answers.append(answer(_problem(error)))
             return
         runner = self._runner
         runner.call(lambda: runner.keep(runner.probe(connector, answer)))
@@ -460,12 +469,12 @@ class Sinks:
     def runner(self) -> SinkRunner | None:
         return self._runner
 
-    def close(self) -> None:
-        """Ends all; what is done is in `cursors`."""
+    def close(self, wait_s: float) -> None:
+        """Ends all, after so long at most for batches under way; what is done is in `cursors`."""
         for entry in self._entries.values():
             _close_late(entry)
         if self._runner is not None:
-            self._runner.close()
+            self._runner.close(wait_s)
 
 
 def _module_of(kind: str) -> Any:
@@ -474,6 +483,12 @@ def _module_of(kind: str) -> Any:
         return import_module(f"shardbroker.flows.drivers.{kind}")
     except ImportError as error:
         raise ValueError(f"type: {kind} needs {missing_library(error)}") from None
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, ConnectorError | EvaluationError | SqlError | ValueError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _place_at(feed: JournalFeed, at: object) -> Cursor:

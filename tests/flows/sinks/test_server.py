@@ -109,13 +109,13 @@ class Served:
         return list(self.database.rows)
 
 
-def run(served: Served, test: Any) -> None:
+def run(served: Served, test: Any, wait_s: float = 5) -> None:
     async def go() -> None:
         served.server.start()
         try:
             await test()
         finally:
-            await served.server.close()
+            await served.server.close(wait_s)
 
     asyncio.run(go())
     figures = served.action.figures
@@ -210,8 +210,7 @@ def test_a_probe_finds_a_loss_without_rows() -> None:
     run(served, test)
 
 
-def test_an_end_gives_up_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "CLOSE_S", 0.05)
+def test_an_end_gives_up_what_hangs() -> None:
     served = Served(Database())
 
     async def test() -> None:
@@ -221,7 +220,7 @@ def test_an_end_gives_up_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
             async with asyncio.timeout(0.1):
                 await served.rows(2)
 
-    run(served, test)
+    run(served, test, 0.05)
     assert served.action.cursor("0").position == 1 and served.action.state is State.STOPPED
 
 
