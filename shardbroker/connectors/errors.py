@@ -6,7 +6,7 @@ import socket
 import ssl
 from typing import Final
 
-__all__ = ["ConnectionSettingError", "ConnectorError", "describe", "missing_library", "mysql_code_of", "sqlstate_of"]
+__all__ = ["ConnectionSettingError", "ConnectorError", "describe", "message_of", "missing_library", "mysql_code_of", "sqlstate_of"]
 
 EXTRAS = {
     "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap",
@@ -62,7 +62,7 @@ def describe(error: BaseException) -> str:
 def sqlstate_of(error: BaseException) -> str:
     """Returns the SQLSTATE of an error of asyncpg, or an empty text."""
     state = getattr(error, "sqlstate", None)
-    return state if isinstance(state, str) else ""
+    return state if isinstance(state, str) and type(error).__module__.startswith("asyncpg") else ""
 
 
 def mysql_code_of(error: BaseException) -> int:
@@ -71,6 +71,11 @@ def mysql_code_of(error: BaseException) -> int:
         return 0
     code = error.args[0]
     return code if isinstance(code, int) and code > 0 else 0
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the message of a server of MySQL in one line. It may show SQL and values: for statements without any only."""
+    return _line(str(error.args[-1])) if error.args else type(error).__name__
 
 
 def _postgresql(error: BaseException) -> str:

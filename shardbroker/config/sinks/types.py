@@ -6,6 +6,7 @@ from shardbroker.config.sinks.base import ActionSection, ConnectorSection
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
 from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
+from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
 from shardbroker.config.sinks.redis import RedisAction, RedisConnector
 
@@ -24,6 +25,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "disk_log": SinkType("Disk log", DiskLogConnector, DiskLogAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
     "mongodb": SinkType("MongoDB", MongodbConnector, MongodbAction),
+    "mysql": SinkType("MySQL", MysqlConnector, MysqlAction),
     "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),
     "redis": SinkType("Redis", RedisConnector, RedisAction),
     "timescale": SinkType("TimescaleDB", TimescaleConnector, TimescaleAction),

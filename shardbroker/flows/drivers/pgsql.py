@@ -7,18 +7,20 @@
 open() has the server infer the types of the placeholders. A batch is one transaction whichever way it is written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector
 from shardbroker.connectors.errors import describe, sqlstate_of
 from shardbroker.connectors.postgresql import Postgresql
-from shardbroker.flows.drivers.pgsql_types import ARRAY, OTHER, TYPES, ColumnType, converted
-from shardbroker.flows.drivers.sql_cursors import TABLE, CursorMoved, Span, spans
-from shardbroker.flows.drivers.sql_template import Dialect, Insert, Part, Statement, column_of, statement
-from shardbroker.flows.sinks.driver import Failure, Refused, Unusable
-from shardbroker.flows.sinks.row import Row
+from shardbroker.flows.drivers.pgsql_types import ARRAY, OTHER, TYPES
+from shardbroker.flows.drivers.sql_cursors import TABLE, Span
+from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan
+from shardbroker.flows.drivers.sql_template import Dialect, Insert, Part, Statement
+from shardbroker.flows.drivers.sql_values import ColumnType
+from shardbroker.flows.sinks.driver import Refused, Unusable
 
 __all__ = ["PgsqlDriver", "connect", "make"]
 
@@ -51,126 +53,33 @@ def make(action: PgsqlAction, connector: Postgresql, id: str) -> "PgsqlDriver":
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How the statement is written, with the types that the server has inferred."""
+class Plan(SqlPlan):
+    """single: for one row, with $1, $2, … batch: for arrays of values; empty: rows are written by `single`."""
 
-    types: tuple[ColumnType, ...]
     single: str
-    """For one row, with $1, $2, …"""
     batch: str
-    """For arrays of values; empty: rows are written by `single`."""
 
 
-class PgsqlDriver:
+class PgsqlDriver(SqlDriver[Plan]):
     """One action on one server."""
 
     def __init__(self, action: PgsqlAction, connector: Postgresql, id: str) -> None:
-        parameters = action.parameters
-        self._connector = connector
-        self._statement = statement(parameters.sql, Dialect.POSTGRESQL)
-        self._placeholders = self._statement.placeholders
-        self._as_null = parameters.undefined_vars_as_null
-        self._copy = _copied(self._statement) if parameters.write == "copy" else None
-        self._plan: Plan | None = None
-        self._stored: dict[str, int] = {}
-        self.stores_cursor = parameters.exactly_once
-        self.cursor_key = id
-        """Action, node and origin of the data directory; set by the owner before open()."""
+        super().__init__(action.parameters, Dialect.POSTGRESQL, connector, id)
+        self._copy = _copied(self._statement) if action.parameters.write == "copy" else None
 
-    async def open(self) -> None:
-        """Reads the types of the placeholders, and the stored positions. Raises what `write` raises."""
-        self._plan = None
-        try:
-            async with self._connector.connection() as connection:
-                plan = await _planned(connection, self._statement)
-                if self._copy is not None:
-                    await self._check_copied(connection)
-                if self.stores_cursor:
-                    await _make_table(connection)
-                    self._stored = await self._read_positions(connection)
-                self._plan = plan
-        except Exception as error:
-            raise _classified(error) from None
+    async def _planned(self, connection: Any) -> Plan:
+        plan = await _planned(connection, self._statement)
+        if self._copy is not None:
+            await _check_copied(connection, *self._copy)
+        return plan
 
-    async def _check_copied(self, connection: Any) -> None:
-        """Asks for the columns of COPY, which has no types of its own: those of the table must be among TYPES."""
-        table, columns, schema = self._copy  # type: ignore[misc]
-        names = ", ".join(map(_quoted, columns)) or "*"
-        found = await connection.prepare(f"SELECT {names} FROM {_quoted(schema) + '.' if schema else ''}{_quoted(table)}")
-        for column in found.get_attributes():
-            if column.type.schema != "pg_catalog" or column.type.name not in TYPES:
-                raise Unusable(f'write: must be "auto" for the column {column.name}, which has the type {column.type.name}')
+    async def _check(self, connection: Any) -> None:
+        """Has the server explain the statement, which checks rights too."""
+        if self._statement.verb in EXPLAINED:
+            plan = self._plan or await _planned(connection, self._statement)
+            await connection.fetch(f"EXPLAIN {plan.single}", *[None] * len(plan.types))
 
-    async def _read_positions(self, connection: Any) -> dict[str, int]:
-        """Waits for a transaction of this action that has not ended yet: its outcome counts."""
-        rows = await connection.fetch(f"SELECT journal, position FROM {TABLE} WHERE key = $1 FOR UPDATE", self.cursor_key)
-        return {row["journal"]: row["position"] for row in rows}
-
-    async def stored(self) -> Mapping[str, int]:
-        """Returns journal -> the position below which everything is written, as of the last open()."""
-        return self._stored
-
-    async def probe(self) -> None:
-        """Checks the connection, the names and the rights of the statement, which is not executed."""
-        await self._connector.probe()
-        if self._statement.verb not in EXPLAINED:
-            return
-        try:
-            async with self._connector.connection() as connection:
-                plan = self._plan or await _planned(connection, self._statement)
-                await connection.fetch(f"EXPLAIN {plan.single}", *[None] * len(plan.types))
-        except Exception as error:
-            raise _classified(error) from None
-
-    async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
-        """Writes a batch; see the contract of drivers."""
-        if self._plan is None:
-            await self.open()
-        plan = self._plan
-        assert plan is not None
-        failures: dict[int, Failure] = {}
-        columns = self._columns(plan, rows, failures)
-        kept = [index for index in range(len(rows)) if index not in failures]
-        if failures:
-            columns = [[column[index] for index in kept] for column in columns]
-        try:
-            if self.stores_cursor:
-                await self._write_once(plan, columns, kept, spans(rows), failures)
-            elif kept:
-                await self._write(plan, columns, len(kept))
-        except Exception as error:
-            raise self._outcome(error) from None
-        return list(failures.values())
-
-    def _outcome(self, error: Exception) -> Exception:
-        """Classifies an error; what the server cannot do now may be possible once open() has read its tables again."""
-        made = _classified(error)
-        if isinstance(made, Unusable | CursorMoved):
-            self._plan = None
-        return made
-
-    def _columns(self, plan: Plan, rows: Sequence[Row], failures: dict[int, Failure]) -> list[list[Any]]:
-        """Returns the values of each placeholder, and notes rows with a value that does not fit."""
-        columns = []
-        for placeholder, type_ in zip(self._placeholders, plan.types, strict=True):
-
-            def failed(index: int, reason: str, text: str = placeholder.text) -> None:
-                failures.setdefault(index, Failure(index, f"{text}: {reason}"))
-
-            columns.append(converted(column_of(placeholder, rows), type_, self._as_null, failed))
-        return columns
-
-    async def _write(self, plan: Plan, columns: list[list[Any]], count: int) -> None:
-        try:
-            async with self._connector.connection() as connection:
-                await self._execute(connection, plan, columns, count)
-        except Exception as error:
-            if not self._is_twice(error, plan):
-                raise
-            await self._write(self._by_rows(plan), columns, count)
-
-    async def _execute(self, connection: Any, plan: Plan, columns: list[list[Any]], count: int) -> None:
-        """Writes rows, all or none."""
+    async def _execute(self, connection: Any, plan: Plan, columns: Columns, count: int, within: bool) -> None:
         if self._copy is not None:
             table, names, schema = self._copy
             rows = list(zip(*columns, strict=True))
@@ -180,54 +89,35 @@ class PgsqlDriver:
         else:
             await connection.executemany(plan.single, list(zip(*columns, strict=True)) if columns else [()] * count)
 
-    def _is_twice(self, error: Exception, plan: Plan) -> bool:
-        return bool(plan.batch) and sqlstate_of(error) == TWICE
+    def _other_plan(self, error: Exception, plan: Plan) -> Plan | None:
+        """Returns one for single rows if keys of ON CONFLICT come more than once in a batch."""
+        return Plan(plan.types, plan.single, "") if plan.batch and sqlstate_of(error) == TWICE else None
 
-    def _by_rows(self, plan: Plan) -> Plan:
-        """Writes row by row from now on: keys of ON CONFLICT come more than once in a batch."""
-        self._plan = Plan(plan.types, plan.single, "")
-        return self._plan
+    def _transaction(self, connection: Any) -> AbstractAsyncContextManager[Any]:
+        return connection.transaction()  # type: ignore[no-any-return]
 
-    # --- exactly once -------------------------------------------------------------------------------------------------------------
+    _savepoint = _transaction
 
-    async def _write_once(
-        self, plan: Plan, columns: list[list[Any]], kept: Sequence[int], moves: Sequence[Span], failures: dict[int, Failure]
-    ) -> None:
-        """Writes rows and moves the cursor. Rows that the server refuses are found here: half a record has no position."""
-        refused: dict[int, Failure] = {}
-        async with self._connector.connection() as connection, connection.transaction():
-            for span in moves:
-                moved = await connection.execute(MOVE, self.cursor_key, span.journal, span.first, span.behind)
-                if moved == "INSERT 0 0":
-                    raise CursorMoved(span)
-            await self._write_part(connection, plan, columns, kept, refused)
-        failures |= refused
+    async def _make_table(self, connection: Any) -> None:
+        await _make_table(connection)
 
-    async def _write_part(
-        self, connection: Any, plan: Plan, columns: list[list[Any]], kept: Sequence[int], refused: dict[int, Failure]
-    ) -> None:
-        """Writes rows within a savepoint; if they are refused, halves of them."""
-        if not kept:
-            return
-        try:
-            async with connection.transaction():
-                return await self._execute(connection, plan, columns, len(kept))
-        except Exception as error:
-            by_rows = self._is_twice(error, plan)
-            reason = _classified(error)
-            if not by_rows and not isinstance(reason, Refused):
-                raise
-        if by_rows:
-            return await self._write_part(connection, self._by_rows(plan), columns, kept, refused)
-        if len(kept) == 1:
-            refused[kept[0]] = Failure(kept[0], str(reason))
-            return None
-        middle = len(kept) // 2
-        for part in (slice(0, middle), slice(middle, None)):
-            await self._write_part(connection, plan, [column[part] for column in columns], kept[part], refused)
+    async def _read_positions(self, connection: Any) -> dict[str, int]:
+        rows = await connection.fetch(f"SELECT journal, position FROM {TABLE} WHERE key = $1 FOR UPDATE", self.cursor_key)
+        return {row["journal"]: row["position"] for row in rows}
 
-    async def close(self) -> None:
-        """Has nothing of its own: the connector is its owner's."""
+    async def _move(self, connection: Any, span: Span) -> bool:
+        moved = await connection.execute(MOVE, self.cursor_key, span.journal, span.first, span.behind)
+        return bool(moved != "INSERT 0 0")
+
+    def _classified(self, error: Exception) -> Exception:
+        state = sqlstate_of(error)
+        if isinstance(error, ValueError) and not state:  # of the library, whose text shows the value
+            return Refused("a value does not fit its column")
+        if state.startswith(REFUSED):
+            return Refused(describe(error))
+        if state.startswith(UNUSABLE):
+            return Unusable(describe(error))
+        return error
 
 
 # --- the statement ----------------------------------------------------------------------------------------------------------------
@@ -312,13 +202,10 @@ async def _make_table(connection: Any) -> None:
         raise
 
 
-def _classified(error: Exception) -> Exception:
-    """Returns the error of the contract of drivers that stands for an error of the library."""
-    if isinstance(error, ValueError) and sqlstate_of(error) == "" and not isinstance(error, OSError):
-        return Refused("a value does not fit its column")  # of the library, which shows the value
-    state = sqlstate_of(error)
-    if state.startswith(REFUSED):
-        return Refused(describe(error))
-    if state.startswith(UNUSABLE):
-        return Unusable(describe(error))
-    return error
+async def _check_copied(connection: Any, table: str, columns: Sequence[str], schema: str | None) -> None:
+    """Raises Unusable if a column of COPY, which has no types of its own, has one that is sent as text."""
+    names = ", ".join(map(_quoted, columns)) or "*"
+    found = await connection.prepare(f"SELECT {names} FROM {_quoted(schema) + '.' if schema else ''}{_quoted(table)}")
+    for column in found.get_attributes():
+        if _type_of(column.type) in (ARRAY, OTHER):
+            raise Unusable(f'write: must be "auto" for the column {column.name}, which has the type {column.type.name}')

@@ -1,193 +1,34 @@
-"""Values of rules as values of PostgreSQL's types, a column at a time.
+"""Types of PostgreSQL. Those that are not in TYPES are sent as text, which the server reads like a literal, as are all arrays."""
 
-A column whose values can be sent as they are costs a look at their Python types. Else its values are converted one by one, so that
-a value that does not fit fails its own row. Types that are not in TYPES are sent as text, which the server reads like a literal.
-Arrays of all types are among them.
-"""
+from typing import Final
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
-from math import inf
-from typing import Any, Final
+from shardbroker.flows.drivers.sql_values import (
+    JSON_TYPE,
+    TIME,
+    ColumnType,
+    boolean_for,
+    bytes_for,
+    date_for,
+    local_time_for,
+    moment_for,
+    numeric_for,
+    real,
+    text_for,
+    texts_fit,
+    whole,
+)  # fmt: skip
+from shardbroker.rules.values import Value
 
-from shardbroker.rules.functions.texts import json_text, text_of
-from shardbroker.rules.payload import decode
-from shardbroker.rules.values import UNDEFINED, EvaluationError, Value
+__all__ = ["ARRAY", "OTHER", "TYPES"]
 
-__all__ = ["ARRAY", "OTHER", "TYPES", "ColumnType", "converted"]
-
-KINDS: Final[dict[type, str]] = {
-    str: "a text", bytes: "bytes", bool: "a boolean", int: "an integer", float: "a number", dict: "a map", list: "an array"
-}  # fmt: skip
-INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-REAL: Final = re.compile(r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 FLOAT4_MAX: Final = 3.4028235677973366e38
 """What rounds to a finite number of 32 bits."""
-NUMERIC_DIGITS, NUMERIC_PLACES = 131072, 16383
-"""Digits of a numeric before and after the point (PostgreSQL, 8.1.2). A client may send 1e999999999."""
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-MILLISECONDS_MIN, MILLISECONDS_MAX = -62_135_596_800_000, 253_402_300_799_999
-"""Years 1 to 9999."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnType:
-    """must_be: for errors. fits: whether all of a column, without NULL, can be sent as it is; all are of the types `exact`."""
-
-    must_be: str
-    convert: Callable[[Value], Any]
-    """Returns what is sent. Raises ValueError."""
-    exact: frozenset[type] = frozenset()
-    fits: Callable[[Sequence[Any]], bool] = lambda values: True
-    is_text: bool = False
-
-
-def converted(values: list[Value], type_: ColumnType, undefined_as_null: bool, failed: Callable[[int, str], None]) -> list[Any]:
-    """Returns what is sent for the values of a placeholder. `failed` is called with the index and the reason of one that fails."""
-    kinds = set(map(type, values))
-    if kinds <= type_.exact and type_.fits(values):
-        return values
-    if NONE in kinds and kinds - {NONE} <= type_.exact and type_.fits([value for value in values if value is not None]):
-        return values
-    made: list[Any] = []
-    for index, value in enumerate(values):
-        try:
-            made.append(_one(value, type_, undefined_as_null))
-        except (ValueError, EvaluationError, InvalidOperation, OverflowError, RecursionError):
-            made.append(None)
-            failed(index, f"must be {type_.must_be}, got {_kind(value)}")
-    return made
-
-
-def _one(value: Value, type_: ColumnType, undefined_as_null: bool) -> Any:
-    if value is UNDEFINED:
-        if undefined_as_null:
-            return None
-        if type_.is_text:
-            return "undefined"
-        raise ValueError
-    return None if value is None else type_.convert(value)
-
-
-def _kind(value: Value) -> str:
-    """Names a value without showing it: it is a client's."""
-    if value is UNDEFINED:
-        return "no value; undefined_vars_as_null = true writes NULL"
-    return KINDS.get(type(value), "something else")
-
-
-# --- conversions ------------------------------------------------------------------------------------------------------------------
-
-
-def _text(value: Value) -> str:
-    text = text_of(value)
-    if isinstance(text, bytes):
-        raise ValueError
-    if "\0" in text:
-        raise ValueError
-    text.encode()
-    return text
-
-
-def _texts_fit(values: Sequence[str]) -> bool:
-    joined = "".join(values)
-    if "\0" in joined:
-        return False
-    if joined.isascii():
-        return True
-    try:
-        joined.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _bytes(value: Value) -> bytes:
-    shown = text_of(value)
-    return shown if isinstance(shown, bytes) else shown.encode(errors="surrogatepass")
-
-
-def _boolean(value: Value) -> bool:
-    found = {True: True, False: False, "true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
-    if type(value) is float or type(value) not in (bool, int, str) or value not in found:
-        raise ValueError
-    return found[value]
-
-
-def _integer(low: int, high: int) -> Callable[[Value], int]:
-    def convert(value: Value) -> int:
-        if type(value) is str:
-            is_one = INTEGER.fullmatch(value) is not None
-        else:
-            is_one = type(value) is int or (type(value) is float and value.is_integer())
-        if not is_one or not low <= int(value) <= high:
-            raise ValueError
-        return int(value)
-
-    return convert
-
-
-def _real(largest: float) -> Callable[[Value], float]:
-    def convert(value: Value) -> float:
-        if not (REAL.fullmatch(value) if type(value) is str else type(value) is int or type(value) is float):
-            raise ValueError
-        number = float(value)
-        if abs(number) > largest and (type(value) is not float or abs(number) != inf):
-            raise ValueError
-        return number
-
-    return convert
-
-
-def _numeric(value: Value) -> Decimal:
-    if type(value) is float:
-        number = Decimal(repr(value))
-    elif type(value) is int or (type(value) is str and REAL.fullmatch(value)):
-        number = Decimal(value)
-    else:
-        raise ValueError
-    exponent = number.as_tuple().exponent
-    if isinstance(exponent, int) and (number.adjusted() >= NUMERIC_DIGITS or -exponent > NUMERIC_PLACES):
-        raise ValueError
-    return number
-
-
-def _json(value: Value) -> str:
-    if type(value) is float and (value != value or abs(value) == inf):
-        raise ValueError
-    if type(value) is not str:
-        return _text(value) if type(value) is not list else json_text(value)
-    decode(value)
-    return value
-
-
-def _moment(value: Value) -> datetime:
-    """Returns the time of Unix ms, or of a text of RFC 3339; without a zone it is UTC."""
-    if type(value) is str:
-        found = datetime.fromisoformat(value)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    if type(value) is not int and type(value) is not float:
-        raise ValueError
-    if not MILLISECONDS_MIN <= value <= MILLISECONDS_MAX:
-        raise ValueError
-    return EPOCH + timedelta(milliseconds=value)
-
-
-def _local(value: Value) -> datetime:
-    return _moment(value).replace(tzinfo=None)
-
-
-def _date(value: Value) -> date:
-    return _moment(value).date()
 
 
 def _array(value: Value) -> str:
     """Returns an array as PostgreSQL writes it: {1,NULL,"a \\"b\\""}."""
     if type(value) is str:
-        return _text(value)
+        return text_for(value)
     if type(value) is not list:
         raise ValueError
     return "{" + ",".join(map(_element, value)) + "}"
@@ -198,50 +39,29 @@ def _element(value: Value) -> str:
         return "NULL"
     if type(value) is list:
         return _array(value)
-    return '"' + _text(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + text_for(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _whole(name: str, bits: int) -> ColumnType:
-    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    return ColumnType(
-        f"an integer from {low} to {high} for {name}",
-        _integer(low, high),
-        frozenset({int}),
-        lambda values: not values or (min(values) >= low and max(values) <= high),
-    )
-
-
-def _float(name: str, largest: float) -> ColumnType:
-    return ColumnType(f"a number in the range of {name}", _real(largest), frozenset({float}), lambda found: _small(found, largest))
-
-
-def _small(values: Sequence[float], largest: float) -> bool:
-    return not values or (max(values) <= largest and min(values) >= -largest)
-
-
-NONE: Final = type(None)
-TEXT: Final = ColumnType("text in UTF-8 without NUL", _text, frozenset({str}), _texts_fit, is_text=True)
-OTHER: Final = ColumnType("text in UTF-8 without NUL", _text, frozenset({str}), _texts_fit)
+TEXT: Final = ColumnType("text in UTF-8 without NUL", text_for, frozenset({str}), texts_fit, is_text=True)
+OTHER: Final = ColumnType("text in UTF-8 without NUL", text_for, frozenset({str}), texts_fit)
 """Of all types that are not listed, such as interval, uuid, inet and those that users make."""
 ARRAY: Final = ColumnType("an array", _array)
-TIME: Final = "Unix milliseconds, or a time such as 2026-01-31T23:59:59Z,"
-JSON_TYPE: Final = ColumnType("JSON", _json)
 TYPES: Final = {
-    "int2": _whole("smallint", 16),
-    "int4": _whole("integer", 32),
-    "int8": _whole("bigint", 64),
-    "float4": _float("real", FLOAT4_MAX),
-    "float8": _float("double precision", 1.7976931348623157e308),
-    "numeric": ColumnType("a number for numeric", _numeric),
-    "bool": ColumnType("true or false", _boolean, frozenset({bool})),
+    "int2": whole("smallint", -(2**15), 2**15 - 1),
+    "int4": whole("integer", -(2**31), 2**31 - 1),
+    "int8": whole("bigint", -(2**63), 2**63 - 1),
+    "float4": real("real", FLOAT4_MAX),
+    "float8": real("double precision", 1.7976931348623157e308),
+    "numeric": ColumnType("a number for numeric", numeric_for),
+    "bool": ColumnType("true or false", boolean_for, frozenset({bool})),
     "text": TEXT,
     "varchar": TEXT,
     "bpchar": TEXT,
-    "bytea": ColumnType("bytes or text", _bytes, frozenset({bytes})),
+    "bytea": ColumnType("bytes or text", bytes_for, frozenset({bytes})),
     "json": JSON_TYPE,
     "jsonb": JSON_TYPE,
-    "timestamptz": ColumnType(f"{TIME} for timestamptz", _moment),
-    "timestamp": ColumnType(f"{TIME} for timestamp", _local),
-    "date": ColumnType(f"{TIME} for date", _date),
+    "timestamptz": ColumnType(f"{TIME} for timestamptz", moment_for),
+    "timestamp": ColumnType(f"{TIME} for timestamp", local_time_for),
+    "date": ColumnType(f"{TIME} for date", date_for),
 }
 """By the name in pg_catalog."""

@@ -12,9 +12,11 @@ from typing import Any
 
 import uvloop
 
+from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector
-from shardbroker.flows.drivers import pgsql
+from shardbroker.flows.drivers import mysql, pgsql
 from tests.flows.drivers.core import rows_of
+from tests.servers.mysql import mariadb
 from tests.servers.postgresql import postgresql
 
 BATCH, BATCHES, ROUNDS = 1000, 60, 5
@@ -48,7 +50,7 @@ async def measured(name: str, kind: str, write: Callable[[list[Any]], Awaitable[
 
 
 async def of_pgsql(port: int) -> bool:
-    connector = pgsql.connect(PgsqlConnector(server=f"127.0.0.1:{port}", username="mqtt"), "k")
+    connector = pgsql.connect(PgsqlConnector(server=f"127.0.0.1:{port}", username="mqtt", timeout=60), "k")
     good = True
     rows = rows_of([fields(number) for number in range(BATCH)])
     ready = [list(row.values.values()) for row in rows]
@@ -69,6 +71,32 @@ async def of_pgsql(port: int) -> bool:
         driver = pgsql.make(action, connector, name)
         await driver.open()
         good &= await measured(name, "pgsql", _advancing(driver), rows)
+    await connector.close()
+    return good
+
+
+async def of_mysql(port: int) -> bool:
+    settings = MysqlConnector(server=f"127.0.0.1:{port}", username="mqtt", password="dbsecret", timeout=60)
+    connector = mysql.connect(settings, "k")
+    good = True
+    rows = rows_of([fields(number) for number in range(BATCH)])
+    ready = [list(row.values.values()) for row in rows]
+    async with connector.connection() as lent:
+        async with lent.cursor() as cursor:
+            insert = f"INSERT INTO t ({COLUMNS}) VALUES (%s, %s, %s, %s, %s)"
+            await measured("library, executemany", "mysql", lambda _: cursor.executemany(insert, ready), ready)
+        prepared = await lent.prepare(f"INSERT INTO t ({COLUMNS}) VALUES " + ", ".join(["(?, ?, ?, ?, ?)"] * BATCH))
+        flat = [value for row in ready for value in row]
+        await measured("library, prepared", "mysql", lambda _: prepared.execute(flat), ready)
+    for name, parameters, least in (
+        ("many rows", {}, BATCH),
+        ("many rows, 999", {}, BATCH - 1),
+        ("many rows, exactly once", {"exactly_once": True}, BATCH),
+    ):
+        sql = f"INSERT INTO t ({COLUMNS}) VALUES ({VALUES})"
+        driver = mysql.make(MysqlAction.model_validate({"parameters": {"sql": sql, **parameters}}), connector, name)
+        await driver.open()
+        good &= await measured(name, "mysql", _advancing(driver), rows[:least])
     await connector.close()
     return good
 
@@ -96,6 +124,9 @@ def main() -> None:
         if "pgsql" in kinds:
             with postgresql(TABLE) as server:
                 good &= runner.run(of_pgsql(server.port))
+        if "mysql" in kinds:
+            with mariadb(TABLE) as mysql_server:
+                good &= runner.run(of_mysql(mysql_server.port))
     sys.exit(not good)
 
 
