@@ -26,8 +26,8 @@ def network_reason(error: BaseException) -> str:
     for one in chain:
         if isinstance(one, ssl.SSLCertVerificationError):
             return f"the certificate of the server is not accepted: {one.verify_message}"
-        if isinstance(one, ssl.SSLError):
-            return f"TLS fails: {one.reason or 'no handshake'}"
+        if type(one) is ssl.SSLError:
+            return f"TLS fails: {getattr(one, 'reason', None) or 'no handshake'}"
         if isinstance(one, socket.gaierror):
             return "the name of the server cannot be resolved"
     for one in reversed(chain):

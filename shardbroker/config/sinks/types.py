@@ -5,6 +5,7 @@ from typing import NamedTuple
 from shardbroker.config.sinks.base import ActionSection, ConnectorSection
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
+from shardbroker.config.sinks.influxdb import InfluxdbAction, InfluxdbConnector
 from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
 from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
@@ -24,6 +25,7 @@ class SinkType(NamedTuple):
 SINK_TYPES: dict[str, SinkType] = {
     "disk_log": SinkType("Disk log", DiskLogConnector, DiskLogAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
+    "influxdb": SinkType("InfluxDB", InfluxdbConnector, InfluxdbAction),
     "mongodb": SinkType("MongoDB", MongodbConnector, MongodbAction),
     "mysql": SinkType("MySQL", MysqlConnector, MysqlAction),
     "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),
