@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.access.servers import START_S, STOP_S, account
+from tests.servers.processes import START_S, STOP_S, account
 
 __all__ = ["Service", "service"]
 

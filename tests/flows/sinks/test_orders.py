@@ -105,7 +105,7 @@ def test_a_rewind_writes_rows_again(broker: SinksBroker, service: Service) -> No
 def test_a_probe_shows_why_a_server_cannot_be_used(broker: SinksBroker, service: Service) -> None:
     call(broker, "connectors probe", id="http:service", definition=json.dumps({"url": service.url}))
     refused = json.dumps({"url": f"http://127.0.0.1:{free_port()}"})
-    with pytest.raises(ControlError, match=r"ClientConnectorError|ConnectionRefusedError|OSError"):
+    with pytest.raises(ControlError, match="connection refused"):
         call(broker, "connectors probe", id="http:service", definition=refused)
     with pytest.raises(ControlError, match=r"connectors\.http\.probe\.url"):
         call(broker, "connectors probe", id="http:new", definition=json.dumps({"url": ""}))
