@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.access.servers import account, answers, folder
 from tests.harness.broker import free_port
 from tests.harness.needed import needed
+from tests.servers.processes import account, answers, folder
 from tests.servers.service import Service, service
 
 __all__ = ["PASSWORD", "InfluxServer", "influx", "influxdb_server"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pymongo
 
-from tests.access.servers import answers, folder
 from tests.harness.broker import free_port
 from tests.harness.needed import needed
+from tests.servers.processes import answers, folder
 from tests.servers.service import Service, service
 
 __all__ = ["mongodb", "mongodb_server"]

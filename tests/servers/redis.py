@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.access.servers import account, answers, folder, quietly
 from tests.harness.broker import free_port
 from tests.harness.needed import needed
+from tests.servers.processes import account, answers, folder, quietly
 from tests.servers.service import Service, service
 
 __all__ = ["PASSWORD", "Watched", "cli", "cluster", "redis", "redis_server", "watched"]
