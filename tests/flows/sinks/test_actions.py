@@ -155,6 +155,24 @@ def test_rows_wait_over_live_changes(place: Path, service: Service) -> None:
     assert not holds, "nothing is kept for an action that is not enabled"
 
 
+def test_rows_wait_for_a_connector_that_is_not_enabled(place: Path, service: Service) -> None:
+    definitions = sections(service)
+    connector = definitions["connectors.http.service"]
+    with SinksBroker(WORKERS, place / "data", definitions, {"flows.processes": 1}) as broker:
+        publish_all(broker.address, 0, WORKERS, numbered("c", range(10)))
+        done(broker, "http:rows", 10)
+        broker.change(connectors__http__service={**connector, "enable": False})
+        until(lambda: "is not enabled" in broker.action("http:rows")["error"])
+        publish_all(broker.address, 0, WORKERS, numbered("c", range(10, 500)))
+        until(lambda: broker.rule_figures("hot", ["actions.failed.out_of_service"]) == [490])
+        broker.kill()
+        broker.start()
+        assert [one.name for one in (broker.data_dir / "holds").glob("action-*")] == ["action-http:rows-0.json"]
+        broker.change(connectors__http__service=connector)
+        done(broker, "http:rows", 490)
+    assert list(dict.fromkeys(row["n"] for row in service.rows())) == [*range(500)]
+
+
 def test_a_server_that_is_gone_costs_bounded_memory_and_time_of_others(place: Path, service: Service) -> None:
     """100,000 rows wait in the journals; a second action has them at once, and memory does not grow with the first one's lag."""
     definitions = sections(service, buffer_records=1000)
