@@ -141,11 +141,11 @@ class Progress:
         gone = [id for id in self._starts if id not in known]
         self._ends = None
         removed = removed + [(RULE + id, journal) for id in gone for journal in self._starts.pop(id)]
-        if changed or removed:
-            for key in removed:
-                self._unwritten.pop(key, None)
-            self._commit(changed, removed)
-        self._hold(held)
+        for key in removed:
+            self._unwritten.pop(key, None)
+        changed, self._unwritten = self._unwritten | changed, {}
+        if not (changed or removed) or self._commit(changed, removed):
+            self._hold(held)
 
     # --- what is done ---------------------------------------------------------------------------------------------------------
 
@@ -197,18 +197,22 @@ class Progress:
                 self._cursors.commit(changed, ())
         except lmdb.Error as error:
             self._unwritten = changed | self._unwritten
-            problems.append(("cursors", error))
+            return [("cursors", error)]  # a hold does not pass a cursor that is not on the disk
         try:
             self._set_holds(holds)
         except (OSError, ValueError) as error:
             problems.append(("hold", error))
         return problems
 
-    def _commit(self, changed: dict[Key, Cursor], removed: list[Key]) -> None:
+    def _commit(self, changed: dict[Key, Cursor], removed: list[Key]) -> bool:
+        """Returns whether the cursors are on the disk; otherwise they are committed with later ones."""
         try:
             self._cursors.commit(changed, removed)
         except lmdb.Error as error:
+            self._unwritten = changed | self._unwritten
             self.complain("cursors", error)
+            return False
+        return True
 
     def _hold(self, held: Held) -> None:
         """Keeps what is not done."""

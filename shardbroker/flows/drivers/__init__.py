@@ -3,7 +3,8 @@
 A module has two functions:
 
 - `connect(settings, key)` returns the Connector (shardbroker/connectors) of a model of the type; `key` names it in errors. It opens
-  nothing, and raises ConnectionSettingError for settings that can never work;
+  nothing, and raises ConnectionSettingError for settings that can never work. A connector with an attribute `data_dir` gets that of
+  the broker there, before its first use;
 - `make(action, connector, id)` returns the Driver (shardbroker/flows/sinks/driver.py) of an action, `id` being `type:name`. It
   raises ValueError for parameters that cannot be used, such as a template.
 """

@@ -204,8 +204,13 @@ class SinkAction:
 
     def answered(self) -> None:
         """Notes that a probe has succeeded. What is written again shows by itself whether the server can be used."""
-        if not any(lane.again or lane.under_way for lane in self._lanes.values()):
+        if not self.is_proving:
             self._backoff.reset()
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether batches are under way, or are to be written again."""
+        return any(lane.again or lane.under_way for lane in self._lanes.values())
 
     def lost_server(self, reason: str, now_s: float) -> None:
         """Notes that the server cannot be used; the next attempt is due at `retry_at_s`."""

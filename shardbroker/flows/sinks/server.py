@@ -137,8 +137,10 @@ class ActionServer:
         with self.action.lock:
             if self.action.state is not State.STOPPED:
                 self.action.connected(stored)
+            is_proving = self.action.is_proving
         self._probe_s = time.monotonic() + self.action.limits.health_check_s
-        self._complaints.reached()
+        if not is_proving:
+            self._complaints.reached()
 
     def _lose(self, reason: str) -> None:
         with self.action.lock:
@@ -184,6 +186,8 @@ class ActionServer:
                 failed = action.written(batch, failures, time.monotonic(), time.time_ns() // 1_000_000)
             if action.state is State.DISCONNECTED:
                 self._complaints.lost(action.last_error)
+            else:
+                self._complaints.reached()
         for row, reason in failed:
             self._complaints.row_failed(row.journal, row.position, reason)
             self._failed(self, row, reason)

@@ -142,6 +142,19 @@ def test_rows_are_written_again_after_a_loss(failure: Any) -> None:
     assert [line.partition(" action")[0] for line in served.lines] == ["sink not available", "sink available again"]
 
 
+def test_a_server_that_accepts_connections_alone_is_one_line() -> None:
+    served = Served(Database(), health_check_s=0.01)
+
+    async def test() -> None:
+        served.database.fails = [OSError("x")] * 10
+        served.admit(1, 2, 3)
+        await served.rows(3)
+
+    run(served, test)
+    assert served.database.opened == 11
+    assert [line.partition(" action")[0] for line in served.lines] == ["sink not available", "sink available again"]
+
+
 def test_a_row_that_is_refused_is_found_by_halves_and_logged_once_in_a_while() -> None:
     class Picky(Database):
         async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
