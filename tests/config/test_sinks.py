@@ -59,6 +59,8 @@ def test_what_is_shown_can_be_read_and_has_no_secret(tmp_path: Path) -> None:
         ('[connectors.http.main]\nurl = "x"\n[connectors.webhook.main]\nurl = "y"', "must be under one name of its type"),
         ('[actions.http.out]\nconnector = "main"', "actions.http.out.connector names 'main', and there is no connectors.http.main"),
         (FILE.replace("webhook:last", "http:out"), "allowed is another action that exists: fallback_actions of http:out"),
+        (FILE.replace('["webhook:last"]', "[3]"), "fallback_actions of http:out must be type:name"),
+        (FILE.replace("webhook:last", "none:last"), "fallback_actions of http:out type must be "),
         (FILE + '[durability]\nlevel = "none"', "allowed is no connector with durability.level = none"),
         ("[connectors]\nhttp = 3", "allowed is a section of keys"),
     ],
@@ -105,7 +107,12 @@ def test_the_table_ssl_becomes_keys_of_tls(ssl: dict[str, Any], keys: dict[str, 
     assert from_emqx(CONNECTORS, "http", {"url": "https://a/", "ssl": ssl}) == {"url": "https://a/", **keys}
 
 
-@pytest.mark.parametrize("ssl", [{"server_name_indication": "other"}, {"verify": "sometimes"}])
+def test_parameters_of_a_connector_are_keys_of_it() -> None:
+    sent = {"parameters": {"url": "http://a/"}, "pool_size": 3}
+    assert from_emqx(CONNECTORS, "http", sent) == {"url": "http://a/", "pool_size": 3}
+
+
+@pytest.mark.parametrize("ssl", [{"server_name_indication": "other"}, {"verify": "sometimes"}, {"verify": []}])
 def test_a_table_ssl_with_another_meaning_is_refused(ssl: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"ssl\.\w+: must be "):
         from_emqx(CONNECTORS, "http", {"ssl": {"enable": True, **ssl}})

@@ -95,7 +95,8 @@ def _tls_keys(ssl: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     if "tls" not in fields:
         del found["tls"]  # the scheme of a URL decides
     if "verify" in ssl:
-        if ssl["verify"] not in VERIFY:
+        if str(ssl["verify"]) not in VERIFY:
             raise ValueError(f"ssl.verify: must be verify_peer or verify_none, got {ssl['verify']!r:.100}")
-        found["tls_verify"] = VERIFY[ssl["verify"]]
+        if "tls_verify" in fields or not VERIFY[str(ssl["verify"])]:  # a type without the key always verifies
+            found["tls_verify"] = VERIFY[str(ssl["verify"])]
     return found

@@ -69,6 +69,9 @@ def check_actions(actions: Actions, connectors: Connectors) -> None:
                 f"there is no connectors.{type}.{action.connector}"
             )
         for fallback in action.fallback_actions:
-            other = ":".join(checked_id(fallback))
+            try:
+                other = ":".join(checked_id(fallback))
+            except ValueError as error:
+                raise ValueError(f"allowed is a list of type:name: fallback_actions of {id} {error}") from None
             if other not in known or other == id:
                 raise ValueError(f"allowed is another action that exists: fallback_actions of {id} names {fallback!r}")
