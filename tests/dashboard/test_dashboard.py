@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.control import Control
 from tests.api.rest import ApiBroker, Rest
 from tests.harness import Client, Disconnect, Publish, client_id_on, free_port
@@ -380,8 +381,8 @@ def test_a_rule_is_made_from_nothing(served: ApiBroker, rest: Rest, look: Callab
 def test_a_connector_and_an_action_are_made_from_nothing(rest: Rest, look: Callable[..., Page]) -> None:
     """Filled in, refused, probed, saved, changed with the secret that is not shown, and deleted."""
     page = look("/connectors")
-    page.get_by_role("combobox", name="Type").click()
-    page.get_by_role("option", name="HTTP").click()
+    page.get_by_role("combobox", name="Type", exact=True).click()
+    page.get_by_role("option", name="HTTP", exact=True).click()
     page.get_by_role("button", name="New connector").click()
     page.get_by_label("name", exact=True).fill("service")
     page.get_by_label("url", exact=True).fill("ftp://a")
@@ -399,11 +400,11 @@ def test_a_connector_and_an_action_are_made_from_nothing(rest: Rest, look: Calla
     assert "s3cret" not in page.content()
     shoot(page, "connectors")
     page.goto(page.url.replace("/connectors", "/actions"))
-    page.get_by_role("combobox", name="Type").click()
-    page.get_by_role("option", name="HTTP").click()
+    page.get_by_role("combobox", name="Type", exact=True).click()
+    page.get_by_role("option", name="HTTP", exact=True).click()
     page.get_by_role("button", name="New action").click()
     page.get_by_label("name", exact=True).fill("rooms")
-    page.get_by_role("combobox", name="connector").click()
+    page.get_by_role("combobox", name="connector", exact=True).click()
     page.get_by_role("option", name="service").click()
     page.get_by_label("path", exact=True).fill("/rooms/${clientid}")
     page.get_by_role("button", name="Save").click()
@@ -417,6 +418,21 @@ def test_a_connector_and_an_action_are_made_from_nothing(rest: Rest, look: Calla
     expect(page.get_by_label("pool_size")).to_have_value("3")
     page.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("No connector yet.")).to_be_visible()
+
+
+@pytest.mark.parametrize("kind", ["connector", "action"])
+def test_each_type_has_a_form(served: ApiBroker, look: Callable[..., Page], kind: str) -> None:
+    """It is filled with the defaults, so that it can be read again, and is refused by the broker alone."""
+    page = look(f"/{kind}s")
+    for type, row in SINK_TYPES.items():
+        page.get_by_role("combobox", name="Type", exact=True).click()
+        page.get_by_role("option", name=row.title, exact=True).click()
+        page.get_by_role("button", name=f"New {kind}").click()
+        expect(page.get_by_text(f"New {kind}: {row.title}", exact=True)).to_be_visible()
+        page.get_by_label("description", exact=True).fill(type)
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("BAD_REQUEST: id: ").last).to_be_visible()
+    assert "Traceback" not in served.log
 
 
 def test_a_viewer_sees_rules_and_makes_none(rest: Rest, look: Callable[..., Page]) -> None:
