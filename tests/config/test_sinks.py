@@ -97,7 +97,7 @@ def test_what_clients_of_emqx_send_is_taken() -> None:
     ("ssl", "keys"),
     [
         ({"enable": True}, {}),
-        ({"enable": True, "cacertfile": "ca.pem", "verify": "verify_peer"}, {"tls_ca": "ca.pem", "tls_verify": True}),
+        ({"enable": True, "cacertfile": "ca.pem", "verify": "verify_peer"}, {"tls_ca": "ca.pem"}),
         ({"enable": True, "certfile": "c.pem", "keyfile": "k.pem", "verify": "verify_none", "server_name_indication": "auto"},
          {"tls_cert": "c.pem", "tls_key": "k.pem", "tls_verify": False}),
         ({"enable": False, "verify": "verify_none"}, {}),

@@ -63,6 +63,8 @@ def from_emqx(kind: str, type: str, given: dict[str, Any]) -> dict[str, Any]:
     if kind == CONNECTORS:
         if "resource_opts" not in fields:
             found.pop("resource_opts", None)
+        if "parameters" not in fields and isinstance(found.get("parameters"), dict):
+            found = found.pop("parameters") | found  # EMQX has them there for some types
         if "ssl" not in fields and isinstance(found.get("ssl"), dict):
             found = _tls_keys(found.pop("ssl"), fields) | found
         return found
