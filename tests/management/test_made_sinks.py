@@ -247,9 +247,31 @@ def test_a_reload_takes_those_of_the_file(data_dir: Path, tmp_path: Path) -> Non
         file.write_text('[actions.http.out]\nconnector = "main"\n')
         with pytest.raises(ControlError, match=r"actions\.http\.out\.connector names 'main'"):
             call(broker, "config reload")
+        file.write_text(f'[connectors.http.main]\nurl = "{URL}"\n')
+        call(broker, "config reload")
+        add(broker, "actions", "http:made", ACTION)
+        assert [*of(broker, "actions")] == ["http:made"]
         file.write_text("")
         call(broker, "config reload")
         assert (of(broker, "connectors"), of(broker, "actions")) == ({}, {})
+        row = call(broker, "actions show", id="http:made")
+        assert (row["status"], row["status_reason"]) == ("disconnected", "connector: must exist, and there is no http:main")
+        with pytest.raises(ControlError, match="connector: must exist"):
+            call(broker, "actions start", id="http:made")
+        add(broker, "connectors", "http:main", CONNECTOR)
+        assert [*of(broker, "actions")] == ["http:made"]
+
+
+def test_a_probe_needs_no_definition(broker: Broker) -> None:
+    assert broker.child_pids("flows-0") == []
+    try:
+        call(broker, "connectors probe", id="http:none", definition=json.dumps({"url": URL}))
+    except ControlError as error:
+        assert error.code == "TEST_FAILED", error
+    assert broker.child_pids("flows-0")
+    assert ids(broker, "connectors") == [] and not (broker.data_dir / "flows.json").exists()
+    with pytest.raises(ControlError, match="no connector 'http:none'"):
+        call(broker, "connectors probe", id="http:none")
 
 
 def test_they_are_scraped(shared: Broker) -> None:
