@@ -203,14 +203,15 @@ class _Service:
         self._seen = stamp_of(self._definitions)
         try:
             content = read_content(self._definitions)
+            self._progress.prepare()
+            new = self._table.take(content)
+            changed, removed = self._sinks.load(content, self._progress.known_feeds)
         except FileNotFoundError:
             return  # the manager has not written it yet: nothing is read, so that no cursor passes over a message
         except (OSError, ValueError) as error:
             self._write("error", log_line("rules not loaded", reason=error))
             return
-        self._progress.prepare()
-        changed, removed = self._sinks.load(content, self._progress.known_feeds)
-        self._begin(self._table.take(content), list(self._table.problems), changed, removed)
+        self._begin(new, list(self._table.problems), changed, removed)
         for id, problem in self._sinks.problems.items():
             self._write("error", log_line("action not loaded", action=id, reason=problem[:300]))
 

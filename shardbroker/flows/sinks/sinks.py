@@ -323,12 +323,12 @@ class Sinks:
             return None
         try:
             driver = _module_of(definition.type).make(definition.settings, connector.connector, id)
+            by_journal = bool(getattr(driver, "stores_cursor", False))
+            if by_journal:
+                driver.cursor_key = f"{self._origin_of()}/{self._node}/{id}"
         except Exception as error:  # of a driver, too
             self.problems[id] = _problem(error)
             return None
-        by_journal = bool(getattr(driver, "stores_cursor", False))
-        if by_journal:
-            driver.cursor_key = f"{self._origin_of()}/{self._node}/{id}"
         assert self._runner is not None
         action = SinkAction(id, limits_of(definition.settings.resource_opts, by_journal))
         server = ActionServer(action, driver, Complaints(id, self._runner.write), self._runner.failed, self._wake)
