@@ -63,6 +63,12 @@ BackendTimeout = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
 PoolSize = Annotated[Whole, Field(ge=1, le=1024)]
 
 
+_TLS_CA = Field("", description="PEM file of CA certificates; empty: those of the system.")
+_TLS_CERT = Field("", description="PEM file of the client certificate, with those that sign it, for servers that ask for one.")
+_TLS_KEY = Field("", description="PEM file of its private key, without a passphrase; empty: it is in `tls_cert`.")
+_TLS_VERIFY = Field(True, description="Whether the certificate of the server is verified; else anyone in between can read along.")
+
+
 class Connection(Section):
     """A server that is queried over a pool of connections."""
 
@@ -71,8 +77,11 @@ class Connection(Section):
     password: Secret = Field("", description="Password of the login; not allowed with --set. `file:PATH` reads it from a file.")
     pool_size: PoolSize = Field(8, description="Most connections at a time.")
     timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
-    tls: bool = Field(False, description="Whether the connection uses TLS and verifies the certificate of the server.")
-    tls_ca: File = Field("", description="PEM file of CA certificates; empty: those of the system.")
+    tls: bool = Field(False, description="Whether the connection uses TLS.")
+    tls_ca: File = _TLS_CA
+    tls_cert: File = _TLS_CERT
+    tls_key: File = _TLS_KEY
+    tls_verify: bool = _TLS_VERIFY
 
 
 class RedisConnection(Connection):
@@ -122,4 +131,8 @@ class HttpConnection(Section):
     headers: Secrets = Field({}, description="Headers of each request.")
     pool_size: PoolSize = Field(8, description="Most connections at a time.")
     timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
+    tls_ca: File = _TLS_CA
+    tls_cert: File = _TLS_CERT
+    tls_key: File = _TLS_KEY
+    tls_verify: bool = _TLS_VERIFY
     max_answer_size: Size = Field(65536, ge=256, le=16 << 20, description="A longer answer is a failure.")

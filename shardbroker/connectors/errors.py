@@ -54,9 +54,10 @@ def describe(error: BaseException) -> str:
         return _postgresql(error)
     if mysql_code_of(error):
         return _mysql(error)
-    if isinstance(error, OSError):
-        return _system(error)
-    return type(error).__name__
+    inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)  # of aiohttp
+    if isinstance(inner, Exception) and inner is not error:
+        return describe(inner)
+    return _system(error) if isinstance(error, OSError) else type(error).__name__
 
 
 def sqlstate_of(error: BaseException) -> str:

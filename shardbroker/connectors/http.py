@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import ssl
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +12,7 @@ import aiohttp
 from shardbroker.config.connectors import HttpConnection
 from shardbroker.connectors.connector import Connector
 from shardbroker.connectors.errors import ConnectionSettingError, ConnectorError
+from shardbroker.connectors.server import context_of
 
 __all__ = ["Http", "read_body"]
 
@@ -35,13 +35,14 @@ class Http(Connector[aiohttp.ClientSession]):
             if not HEADER.fullmatch(header):
                 raise ConnectionSettingError(f"{key}.headers", "a table of header = text", header)
         self._settings = settings
+        self._tls = context_of(settings, key) if settings.url.startswith("https:") else None
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[aiohttp.ClientSession]:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._settings.pool_size),
+                connector=aiohttp.TCPConnector(limit=self._settings.pool_size, ssl=self._tls or True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=PLAIN,
                 auto_decompress=False,
@@ -51,8 +52,7 @@ class Http(Connector[aiohttp.ClientSession]):
     async def _ping(self, lent: aiohttp.ClientSession) -> None:
         """Opens a connection, with TLS for https; a request could have side effects."""
         parts = urlsplit(self._settings.url)
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
-        _, writer = await asyncio.open_connection(parts.hostname, parts.port or PORTS[parts.scheme], ssl=tls)
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port or PORTS[parts.scheme], ssl=self._tls)
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()

@@ -51,8 +51,8 @@ class Ldap(Connector[Any]):
 
     async def _open(self, name: str, password: str) -> Any:
         client = bonsai.LDAPClient(self._url)
-        if self._settings.tls_ca:
-            client.set_ca_cert(self._settings.tls_ca)
+        if self._settings.tls:
+            self._set_tls(client)
         if name:
             client.set_credentials("SIMPLE", user=name, password=password)
         connection = client.connect(is_async=True, timeout=self._settings.timeout)
@@ -61,6 +61,15 @@ class Ldap(Connector[Any]):
         except BaseException:
             _discard(connection)
             raise
+
+    def _set_tls(self, client: Any) -> None:
+        settings = self._settings
+        if settings.tls_ca:
+            client.set_ca_cert(settings.tls_ca)
+        if settings.tls_cert:
+            client.set_client_cert(settings.tls_cert)
+            client.set_client_key(settings.tls_key or settings.tls_cert)
+        client.set_cert_policy("demand" if settings.tls_verify else "never")
 
     async def _ping(self, lent: Any) -> None:
         with suppress(bonsai.NoSuchObjectError, bonsai.InsufficientAccess):  # answers too

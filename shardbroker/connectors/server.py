@@ -2,10 +2,10 @@
 
 import ssl
 
-from shardbroker.config.connectors import Connection
+from shardbroker.config.connectors import Connection, HttpConnection
 from shardbroker.connectors.errors import ConnectionSettingError
 
-__all__ = ["address_of", "tls_of"]
+__all__ = ["address_of", "context_of", "tls_of"]
 
 
 def address_of(settings: Connection, key: str) -> tuple[str, int]:
@@ -17,15 +17,41 @@ def address_of(settings: Connection, key: str) -> tuple[str, int]:
 
 
 def tls_of(settings: Connection, key: str) -> ssl.SSLContext | None:
-    """Returns a context that verifies the server's certificate, or None for a connection without TLS.
+    """Returns the context of `context_of`, or None for a connection without TLS."""
+    return context_of(settings, key) if settings.tls else None
 
-    Raises ConnectionSettingError if the CA certificates cannot be used.
+
+def context_of(settings: Connection | HttpConnection, key: str) -> ssl.SSLContext:
+    """Returns a context that verifies the server's certificate, and has the client's.
+
+    Raises ConnectionSettingError if the files cannot be used.
     """
-    if not settings.tls:
-        return None
     try:
-        return ssl.create_default_context(cafile=settings.tls_ca or None)
+        context = ssl.create_default_context(cafile=settings.tls_ca or None)
     except OSError as error:  # includes ssl.SSLError
-        raise ConnectionSettingError(
-            f"{key}.tls_ca", "a PEM file of CA certificates", settings.tls_ca, error.strerror or ""
-        ) from None
+        must = "a PEM file of CA certificates"
+        raise ConnectionSettingError(f"{key}.tls_ca", must, settings.tls_ca, error.strerror or "") from None
+    if settings.tls_key and not settings.tls_cert:
+        raise ConnectionSettingError(f"{key}.tls_cert", "a PEM file of a certificate, as there is tls_key", "")
+    if settings.tls_cert:
+        _load_certificate(context, settings, key)
+    if not settings.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, settings: Connection | HttpConnection, key: str) -> None:
+    for name in ("tls_cert", "tls_key"):
+        path = getattr(settings, name)
+        try:
+            with open(path or settings.tls_cert, "rb"):
+                pass
+        except OSError as error:
+            raise ConnectionSettingError(f"{key}.{name}", "a PEM file", path, error.strerror or "") from None
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None, password="")  # else it would be asked for
+    except (OSError, ValueError) as error:
+        detail = str(getattr(error, "reason", None) or "encrypted, or not a private key").replace("_", " ").lower()
+        must = "a PEM file of a certificate, with its private key in it or in tls_key, which has no passphrase"
+        raise ConnectionSettingError(f"{key}.tls_cert", must, settings.tls_cert, detail) from None
