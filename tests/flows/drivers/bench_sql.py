@@ -23,7 +23,7 @@ BATCH, BATCHES, ROUNDS = 1000, 60, 5
 COLUMNS = "n, v, client, topic, payload"
 VALUES = "${n}, ${v}, ${client}, ${topic}, ${payload}"
 DEMANDED = {"pgsql": (3.0, 60_000), "mysql": (6.0, 40_000)}
-"""Most µs of CPU for each row, least rows a second (docs/design/0013-sinks.md)."""
+"""Most µs of CPU for each row, least rows a second."""
 
 
 def fields(number: int) -> dict[str, Any]:

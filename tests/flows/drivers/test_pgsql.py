@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector
+from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.connectors.connector import State
 from shardbroker.connectors.errors import describe
-from shardbroker.flows.drivers import pgsql
+from shardbroker.flows.drivers import pgsql, timescale
 from shardbroker.flows.drivers.sql_cursors import CursorMoved
 from shardbroker.flows.sinks.driver import Unusable
 from shardbroker.flows.sinks.row import Row
@@ -435,3 +436,29 @@ def test_exactly_once_without_the_right_to_create_its_table_names_the_statement(
         server.user = "one"
         driver = made(server, "INSERT INTO t (n) VALUES (${n})", exactly_once=True)
         with_driver(driver, scenario)
+
+
+# --- TimescaleDB ------------------------------------------------------------------------------------------------------------------
+
+STUB = "CREATE FUNCTION create_hypertable(relation regclass, time_column name) RETURNS void LANGUAGE sql AS '';"
+"""Debian has no TimescaleDB: only the SQL is tried."""
+
+
+def test_statements_of_timescaledb() -> None:
+    async def scenario() -> None:
+        rows = [{"payload": {"location": "hall", "temp": 21.5 + number, "humidity": number}} for number in range(100)]
+        assert await written(driver, rows_of(rows)) == {}
+
+    sql = """
+    INSERT INTO sensor_data (time, location, temperature, humidity)
+    VALUES (NOW(), ${payload.location}, ${payload.temp}, ${payload.humidity})
+    """
+    table = "CREATE TABLE sensor_data (time timestamptz, location text, temperature double precision, humidity double precision);"
+    with postgresql(f"{STUB}{table} SELECT create_hypertable('sensor_data', 'time')") as server:
+        kind = SINK_TYPES["timescale"]
+        connector = timescale.connect(kind.connector(server=f"127.0.0.1:{server.port}", username="mqtt"), "k")
+        driver = timescale.make(kind.action.model_validate({"parameters": {"sql": sql}}), connector, "timescale:x")
+        with_driver(driver, scenario)
+        assert server.psql("SELECT count(*), max(temperature), max(humidity), location FROM sensor_data GROUP BY location") == (
+            "100|120.5|99|hall\n"
+        )
