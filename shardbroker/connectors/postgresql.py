@@ -1,7 +1,7 @@
 """PostgreSQL, by asyncpg."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -12,6 +12,8 @@ from shardbroker.connectors.server import address_of, tls_of
 
 __all__ = ["Postgresql"]
 
+CLOSE_S = 1.0
+"""Longest wait for the end of a cancelled request; then its connection is closed at once."""
 LOST = (
     OSError,
     asyncpg.PostgresConnectionError,
@@ -49,14 +51,18 @@ class Postgresql(PooledConnector):
 
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[Any]:
-        """Closes a connection whose request did not end with an answer: the pool would lend it with the rest of that answer."""
+        """Closes a connection whose request did not end with an answer, which the server is asked to cancel.
+
+        The pool would do so too, but has lent connections that still had an answer to read.
+        """
         async with super()._lend() as connection:
             try:
                 yield connection
             except asyncpg.PostgresError:
                 raise
             except BaseException:
-                connection.terminate()
+                with suppress(Exception):
+                    await connection.close(timeout=min(CLOSE_S, self._timeout_s))
                 raise
 
     async def _ping(self, lent: Any) -> None:
