@@ -39,8 +39,8 @@ class Mongodb(Connector[Database]):
         )
         # As an option the library takes one file with certificate and key.
         context = self._client.options.pool_options._ssl_context
-        if context is not None and (certificate := getattr(settings, "tls_cert", "")):
-            context.load_cert_chain(certificate, getattr(settings, "tls_key", "") or None)
+        if context is not None and (certificate := settings.tls_cert):
+            context.load_cert_chain(certificate, settings.tls_key or None)
         self.database = self._client[settings.database]
 
     def server_errors(self) -> list[Exception]:
@@ -87,6 +87,6 @@ def _tls(settings: MongodbConnection) -> dict[str, Any]:
     found: dict[str, Any] = {"tls": True}
     if settings.tls_ca:
         found["tlsCAFile"] = settings.tls_ca
-    if not getattr(settings, "tls_verify", True):
+    if not settings.tls_verify:
         found["tlsAllowInvalidCertificates"] = True
     return found

@@ -29,7 +29,8 @@ def mariadb(sql: str, *more: str) -> Iterator[int]:
 
 
 @contextmanager
-def slapd(ldif: str) -> Iterator[int]:
+def slapd(ldif: str, more: str = "", scheme: str = "ldap") -> Iterator[int]:
+    """more: lines of the configuration. scheme: ldaps for TLS."""
     with folder() as where:
         port = free_port()
         (where / "data").mkdir()
@@ -37,6 +38,7 @@ def slapd(ldif: str) -> Iterator[int]:
         includes = "".join(f"include {schema / name}.schema\n" for name in ("core", "cosine", "inetorgperson"))
         (where / "slapd.conf").write_text(f"""{includes}
 pidfile {where}/slapd.pid
+{more}
 modulepath /usr/lib/ldap
 moduleload back_mdb
 attributetype ( 1.3.6.1.4.1.99999.1 NAME 'isSuperuser' EQUALITY booleanMatch SYNTAX 1.3.6.1.4.1.1466.115.121.1.7 SINGLE-VALUE )
@@ -53,6 +55,6 @@ directory {where}/data
         if os.geteuid() == 0:
             shutil.chown(where / "data", "nobody")
         quietly([needed("slapadd"), "-f", str(where / "slapd.conf"), "-l", str(where / "users.ldif")])
-        command = [needed("slapd"), "-d", "0", "-f", str(where / "slapd.conf"), "-h", f"ldap://127.0.0.1:{port}"]
+        command = [needed("slapd"), "-d", "0", "-f", str(where / "slapd.conf"), "-h", f"{scheme}://127.0.0.1:{port}"]
         with running(command, lambda: answers(port), where):
             yield port

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -19,12 +20,16 @@ from shardbroker.config import connectors as keys
 from shardbroker.connectors.connector import Connector
 from shardbroker.connectors.errors import ConnectionSettingError, describe
 from shardbroker.connectors.server import context_of
+from tests.access import servers
 from tests.edge.certificates import Authority
 from tests.harness.broker import free_port
-from tests.harness.needed import needed
+from tests.harness.needed import needed, needed_module
 from tests.servers.mysql import mariadb
 from tests.servers.postgresql import postgresql
 from tests.servers.processes import answers, folder, running
+
+HOSTS = ("localhost", socket.gethostname(), socket.getfqdn())
+"""Of the server: libldap takes the name of the machine for localhost."""
 
 
 @dataclass
@@ -43,7 +48,7 @@ class Files:
 def files() -> Iterator[Files]:
     with folder() as where:
         ours, other = Authority(where, "ours"), Authority(where, "other")
-        server, client = ours.issue("server", "server", ("localhost",)), ours.issue("client", "mqtt")
+        server, client = ours.issue("server", "server", HOSTS), ours.issue("client", "mqtt")
         text = client.read_text()
         begin = text.index("-----BEGIN PRIVATE KEY")
         certificate, key = where / "certificate.pem", where / "key.pem"
@@ -82,6 +87,15 @@ def of_redis(found: Files) -> Iterator[int]:
 
 
 @contextmanager
+def of_ldap(found: Files) -> Iterator[int]:
+    needed_module("bonsai")
+    files = {"CACertificateFile": found.ca, "CertificateFile": found.server, "CertificateKeyFile": found.server}
+    more = "".join(f"TLS{name} {path}\n" for name, path in files.items()) + "TLSVerifyClient demand\n"
+    with servers.slapd("dn: dc=example,dc=org\nobjectClass: domain\ndc: example\n", more, "ldaps") as port:
+        yield port
+
+
+@contextmanager
 def of_http(found: Files) -> Iterator[int]:
     yield 0  # it runs in the loop of the client
 
@@ -116,6 +130,10 @@ def connector_of(kind: str, port: int, **tls: Any) -> Connector[Any]:
         from shardbroker.connectors.mysql import Mysql
 
         return Mysql(keys.MysqlConnection(username="mqtt", password="dbsecret", **common), "k")
+    if kind == "ldap":
+        from shardbroker.connectors.ldap import Ldap
+
+        return Ldap(keys.LdapConnection(username="cn=admin,dc=example,dc=org", password="dbsecret", **common), "k")
     from shardbroker.connectors.postgresql import Postgresql
 
     return Postgresql(keys.PostgresqlConnection(username="mqtt", **common), "k")
@@ -137,7 +155,7 @@ async def _used(kind: str, connector: Connector[Any]) -> str:
     return ""
 
 
-SERVERS = {"postgresql": of_postgresql, "mysql": of_mysql, "redis": of_redis, "http": of_http}
+SERVERS = {"postgresql": of_postgresql, "mysql": of_mysql, "redis": of_redis, "ldap": of_ldap, "http": of_http}
 
 
 @pytest.mark.parametrize("kind", SERVERS)
@@ -153,7 +171,7 @@ def test_servers_that_ask_for_a_certificate(kind: str) -> None:
         assert await _used(kind, connector_of(kind, port, tls_ca=str(found.ca))), "no certificate of the client"
         for tls in ({"tls_ca": str(found.other), **own}, own):
             said = await _used(kind, connector_of(kind, port, **tls))
-            assert "certificate" in said or (kind == "redis" and said), said
+            assert "certificate" in said or (kind in ("redis", "ldap") and said), said
         if runner is not None:
             await runner.cleanup()
 

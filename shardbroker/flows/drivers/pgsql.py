@@ -10,7 +10,7 @@ open() has the server infer the types of the placeholders. A batch is one transa
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector
 from shardbroker.connectors.errors import describe, sqlstate_of
@@ -60,6 +60,14 @@ class Plan(SqlPlan):
     batch: str
 
 
+class Copy(NamedTuple):
+    """The target of COPY. columns: empty before open() if the statement names none."""
+
+    table: str
+    columns: tuple[str, ...]
+    schema: str | None
+
+
 class PgsqlDriver(SqlDriver[Plan]):
     """One action on one server."""
 
@@ -70,20 +78,25 @@ class PgsqlDriver(SqlDriver[Plan]):
     async def _planned(self, connection: Any) -> Plan:
         plan = await _planned(connection, self._statement)
         if self._copy is not None:
-            await _check_copied(connection, *self._copy)
+            self._copy = self._copy._replace(columns=await _copied_columns(connection, self._copy, len(plan.types)))
         return plan
 
     async def _check(self, connection: Any) -> None:
         """Has the server explain the statement, which checks rights too."""
         if self._statement.verb in EXPLAINED:
             plan = self._plan or await _planned(connection, self._statement)
-            await connection.fetch(f"EXPLAIN {plan.single}", *[None] * len(plan.types))
+            try:
+                await connection.fetch(f"EXPLAIN {plan.single}", *[None] * len(plan.types))
+            except Exception as error:
+                if not sqlstate_of(error).startswith(REFUSED):
+                    raise  # else a function of the statement does not like NULL
 
     async def _execute(self, connection: Any, plan: Plan, columns: Columns, count: int, within: bool) -> None:
         if self._copy is not None:
             table, names, schema = self._copy
-            rows = list(zip(*columns, strict=True))
-            await connection.copy_records_to_table(table, schema_name=schema, columns=names or None, records=rows)
+            await connection.copy_records_to_table(
+                table, schema_name=schema, columns=names, records=list(zip(*columns, strict=True))
+            )
         elif plan.batch:
             await connection.execute(plan.batch, *columns)
         else:
@@ -174,14 +187,14 @@ def _cast(expression: str, type_: str) -> str:
     return f"CAST({expression} AS {type_})"
 
 
-def _copied(template: Statement) -> tuple[str, tuple[str, ...], str | None]:
-    """Returns table, columns and schema of COPY. Raises ValueError if the statement is none that COPY can do."""
+def _copied(template: Statement) -> Copy:
+    """Returns the target of COPY. Raises ValueError if the statement is none that COPY can do."""
     insert = template.insert
     if insert is None or not insert.is_bare or insert.tail or not 1 <= len(insert.table) <= 2:
         raise ValueError(
             'write: must be "auto" for this statement, got "copy", which is for INSERT INTO table (columns) VALUES (placeholders)'
         )
-    return insert.table[-1], insert.columns, insert.table[0] if len(insert.table) == 2 else None
+    return Copy(insert.table[-1], insert.columns, insert.table[0] if len(insert.table) == 2 else None)
 
 
 def _quoted(name: str) -> str:
@@ -202,10 +215,13 @@ async def _make_table(connection: Any) -> None:
         raise
 
 
-async def _check_copied(connection: Any, table: str, columns: Sequence[str], schema: str | None) -> None:
-    """Raises Unusable if a column of COPY, which has no types of its own, has one that is sent as text."""
-    names = ", ".join(map(_quoted, columns)) or "*"
-    found = await connection.prepare(f"SELECT {names} FROM {_quoted(schema) + '.' if schema else ''}{_quoted(table)}")
-    for column in found.get_attributes():
+async def _copied_columns(connection: Any, target: Copy, count: int) -> tuple[str, ...]:
+    """Returns the columns of COPY. Raises Unusable if one of them has a type that is sent as text, which COPY cannot cast."""
+    names = ", ".join(map(_quoted, target.columns)) or "*"
+    schema = f"{_quoted(target.schema)}." if target.schema else ""
+    found = await connection.prepare(f"SELECT {names} FROM {schema}{_quoted(target.table)}")
+    columns = found.get_attributes()[:count]
+    for column in columns:
         if _type_of(column.type) in (ARRAY, OTHER):
             raise Unusable(f'write: must be "auto" for the column {column.name}, which has the type {column.type.name}')
+    return tuple(column.name for column in columns)

@@ -178,6 +178,30 @@ def test_one_row_among_10_000_that_the_server_refuses_is_alone(way: str) -> None
         assert server.psql("SELECT count(*), min(n), max(n) FROM t") == "9999|0|9999\n"
 
 
+def test_copy_of_the_first_columns_and_of_names_in_quotes() -> None:
+    async def scenario() -> None:
+        for sql in ("INSERT INTO t VALUES (${n}, ${c})", 'INSERT INTO "Odd"."Ta""ble" ("n o", c) VALUES (${n}, ${c})'):
+            driver = made(server, sql, "copy")
+            assert await written(driver, rows_of([{"n": 1, "c": "x"}])) == {}
+            await driver._connector.close()
+        for sql in (
+            "INSERT INTO t VALUES (${n}, 1)",
+            "INSERT INTO t VALUES (${n}) ON CONFLICT DO NOTHING",
+            "UPDATE t SET n = ${n}",
+        ):
+            with pytest.raises(ValueError, match=r'^write: must be "auto" for this statement, got "copy"'):
+                made(server, sql, "copy")
+
+    tables = """
+    CREATE TABLE t (n integer, c text, more text DEFAULT 'default');
+    CREATE SCHEMA "Odd"; CREATE TABLE "Odd"."Ta""ble" (c text, "n o" integer);
+    """
+    with postgresql(tables) as server:
+        run(scenario)
+        assert server.psql("SELECT * FROM t") == "1|x|default\n"
+        assert server.psql('SELECT * FROM "Odd"."Ta""ble"') == "x|1\n"
+
+
 def test_missing_fields_are_null_or_the_text_undefined() -> None:
     async def scenario() -> None:
         sql = "INSERT INTO t (n, note) VALUES (${a.b}, ${payload.note})"
@@ -223,6 +247,7 @@ def test_expressions_defaults_upserts_and_other_statements() -> None:
             "UPDATE last SET n = n + ${n} WHERE client = ${c}",
             "INSERT INTO defaults VALUES (DEFAULT, ${n})",
             "INSERT INTO defaults DEFAULT VALUES",
+            "INSERT INTO defaults VALUES ('f', no_null(${n}))",
             "WITH gone AS (DELETE FROM last WHERE client = ${c} RETURNING n) INSERT INTO last SELECT 'was ' || ${c}, n FROM gone",
         ):
             driver = made(server, sql)
@@ -234,6 +259,8 @@ def test_expressions_defaults_upserts_and_other_statements() -> None:
     tables = (
         "CREATE TABLE t_mqtt_msg (id serial, msgid text UNIQUE, topic text, qos smallint, payload text, arrived timestamptz);"
         "CREATE TABLE last (client text UNIQUE, n integer); CREATE TABLE defaults (client text DEFAULT 'x', n integer DEFAULT -1);"
+        "CREATE FUNCTION no_null(n integer) RETURNS integer IMMUTABLE LANGUAGE plpgsql AS $$"
+        "BEGIN IF n IS NULL THEN RAISE 'NULL'; END IF; RETURN n; END $$;"
     )
     with postgresql(tables) as server:
         run(scenario)
