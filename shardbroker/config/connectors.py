@@ -21,6 +21,7 @@ __all__ = [
     "PostgresqlConnection",
     "RedisConnection",
     "Secrets",
+    "Server",
     "Servers",
     "Texts",
     "Url",

@@ -56,6 +56,7 @@ batch-timeout = "10ms"
                 influx(port, f"CREATE USER admin WITH PASSWORD '{PASSWORD}' WITH ALL PRIVILEGES", login="")
             for statement in (
                 "CREATE DATABASE mqtt",
+                "CREATE DATABASE opentsdb",
                 f"CREATE USER writer WITH PASSWORD '{PASSWORD}'",
                 "GRANT WRITE ON mqtt TO writer",
             ):

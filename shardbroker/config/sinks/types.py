@@ -8,6 +8,7 @@ from shardbroker.config.sinks.http import HttpAction, HttpConnector
 from shardbroker.config.sinks.influxdb import InfluxdbAction, InfluxdbConnector
 from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
 from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
+from shardbroker.config.sinks.opents import OpentsAction, OpentsConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
 from shardbroker.config.sinks.redis import RedisAction, RedisConnector
 
@@ -28,6 +29,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "influxdb": SinkType("InfluxDB", InfluxdbConnector, InfluxdbAction),
     "mongodb": SinkType("MongoDB", MongodbConnector, MongodbAction),
     "mysql": SinkType("MySQL", MysqlConnector, MysqlAction),
+    "opents": SinkType("OpenTSDB", OpentsConnector, OpentsAction),
     "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),
     "redis": SinkType("Redis", RedisConnector, RedisAction),
     "timescale": SinkType("TimescaleDB", TimescaleConnector, TimescaleAction),
@@ -38,6 +40,7 @@ ALIASES = {
     "mariadb": "mysql",
     "mongo": "mongodb",
     "file": "disk_log",
+    "opentsdb": "opents",
     "timescaledb": "timescale",
 }
 """Other names of types; ids, REST and metrics have the type's own."""

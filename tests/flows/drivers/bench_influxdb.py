@@ -1,78 +1,90 @@
-"""What a point costs on its way to InfluxDB 1: CPU of this process, with the driver and with lines made without a check, in turns.
+"""What a point costs on its way to InfluxDB 1 by line protocol, and to its listener for OpenTSDB's protocol (`--opents`): with the
+driver, and with bodies made without checks.
 
-python -m tests.flows.drivers.bench_influxdb [--rows 100000] [--rounds 5] [--batch 2000]
+    python -m tests.flows.drivers.bench_influxdb [--opents] [--rows 100000] [--rounds 5] [--batch 2000]
 """
 
 import argparse
-import asyncio
-import statistics
-import time
-from collections.abc import Awaitable, Callable
+import json
+import sys
 
 import aiohttp
-import uvloop
 
 from shardbroker.config.sinks.influxdb import InfluxdbAction, InfluxdbConnector
-from shardbroker.flows.drivers.influxdb import connect, make
+from shardbroker.config.sinks.opents import OpentsAction, OpentsConnector
+from shardbroker.flows.drivers import influxdb, opents
+from shardbroker.flows.sinks.row import Row
+from tests.flows.drivers.bench import arguments, compare, run
 from tests.flows.drivers.delivery import opened, some_rows
-from tests.servers.influxdb import influx, influxdb_server
+from tests.servers.influxdb import InfluxServer, influx, influxdb_server
 
 SYNTAX = "readings,device=${clientid},topic=${topic} temp=${temp},hum=${hum}i,n=${n}i ${ts}"
+DATA = [{"metric": "readings", "tags": {"device": "${clientid}", "topic": "${topic}"}, "value": "${temp}", "timestamp": "${ts}"}]
+AT_MS = 1_700_000_000_000
+POINTS = 60
+"""Points of a request to OpenTSDB, as the driver makes them."""
 
 
-async def figures(write: Callable[[], Awaitable[None]], rows: int) -> tuple[float, float]:
-    cpu, wall = time.process_time(), time.monotonic()
-    await write()
-    return (time.process_time() - cpu) / rows * 1e6, rows / (time.monotonic() - wall)
+def rows_of(count: int) -> list[Row]:
+    return some_rows(count, lambda at: {"clientid": f"d{at % 1000:04}", "temp": 21.5 + at % 7, "hum": 45, "ts": AT_MS + at * 1000})
 
 
-async def measure(port: int, count: int, rounds: int, size: int) -> None:
-    rows = some_rows(
-        count, lambda at: {"clientid": f"d{at % 1000:04}", "temp": 21.5 + at % 7, "hum": 45, "ts": 1_700_000_000_000 + at}
-    )
-    batches = [rows[at : at + size] for at in range(0, count, size)]
-    connector = connect(InfluxdbConnector.model_validate({"server": f"127.0.0.1:{port}", "influxdb_type": "influxdb_api_v1"}), "x")
-    driver = await opened(make(InfluxdbAction.model_validate({"parameters": {"write_syntax": SYNTAX}}), connector, "influxdb:x"))
+def line(values: dict[str, object]) -> str:
+    head = f"readings,device={values['clientid']},topic={values['topic']}"
+    return f"{head} temp={values['temp']},hum={values['hum']}i,n={values['n']}i {values['ts']}"
+
+
+def point(values: dict[str, object]) -> dict[str, object]:
+    tags = {"device": values["clientid"], "topic": values["topic"]}
+    return {"metric": "readings", "timestamp": values["ts"], "value": values["temp"], "tags": tags}
+
+
+async def measure(server: InfluxServer, given: argparse.Namespace, with_opents: bool) -> None:
+    rows = rows_of(given.rows)
+    batches = [rows[at : at + given.batch] for at in range(0, given.rows, given.batch)]
     session = aiohttp.ClientSession()
+    if with_opents:
+        database, column = "opentsdb", "value"
+        connector = opents.connect(OpentsConnector.model_validate({"server": f"127.0.0.1:{server.opentsdb_port}"}), "x")
+        driver = opents.make(OpentsAction.model_validate({"parameters": {"data": DATA}}), connector, "opents:x")
+    else:
+        database, column = "mqtt", "n"
+        settings = {"server": f"127.0.0.1:{server.port}", "influxdb_type": "influxdb_api_v1"}
+        connector = influxdb.connect(InfluxdbConnector.model_validate(settings), "x")
+        driver = influxdb.make(InfluxdbAction.model_validate({"parameters": {"write_syntax": SYNTAX}}), connector, "influxdb:x")
+    await opened(driver)
 
     async def by_driver() -> None:
         for batch in batches:
             assert not await driver.write(batch)
 
-    async def without_checks() -> None:
-        for batch in batches:
-            lines = []
-            for row in batch:
-                one = row.values
-                head = f"readings,device={one['clientid']},topic={one['topic']}"
-                lines.append(f"{head} temp={one['temp']},hum={one['hum']}i,n={one['n']}i {one['ts']}")
-            body = "\n".join(lines).encode()
-            async with session.post(f"http://127.0.0.1:{port}/write?db=mqtt&precision=ms", data=body) as answer:
-                assert answer.status == 204
+    async def post(url: str, body: bytes) -> None:
+        async with session.post(url, data=body) as answer:
+            assert answer.status == 204
 
-    found: dict[str, list[tuple[float, float]]] = {"driver": [], "unchecked": []}
-    for _ in range(rounds):
-        for name, write in (("driver", by_driver), ("unchecked", without_checks)):
-            influx(port, "DROP DATABASE mqtt; CREATE DATABASE mqtt")
-            found[name].append(await figures(write, count))
-            assert influx(port, "SELECT COUNT(n) FROM readings")[0]["count"] == count
-    for name, ones in found.items():
-        costs, rates = zip(*ones, strict=True)
-        print(f"{name:9} {statistics.median(costs):6.2f} us of CPU a row ({min(costs):.2f} to {max(costs):.2f})", end="  ")
-        print(f"{statistics.median(rates):9,.0f} rows/s")
+    async def unchecked() -> None:
+        for batch in batches:
+            if with_opents:
+                for at in range(0, len(batch), POINTS):
+                    body = json.dumps([point(row.values) for row in batch[at : at + POINTS]]).encode()
+                    await post(f"http://127.0.0.1:{server.opentsdb_port}/api/put?summary=true&details=true", body)
+            else:
+                body = "\n".join([line(row.values) for row in batch]).encode()
+                await post(f"http://127.0.0.1:{server.port}/write?db=mqtt&precision=ms", body)
+
+    async def empty() -> None:
+        influx(server.port, f"DROP DATABASE {database}; CREATE DATABASE {database}")
+
+    async def check() -> None:
+        assert influx(server.port, f"SELECT COUNT({column}) FROM readings", database)[0]["count"] == given.rows
+
+    await compare(given, empty, {"driver": by_driver, "unchecked": unchecked}, check)
     await session.close()
     await connector.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=2000)
-    given = parser.parse_args()
-    with influxdb_server() as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(measure(server.port, given.rows, given.rounds, given.batch))
-
-
 if __name__ == "__main__":
-    main()
+    with_opents = "--opents" in sys.argv
+    sys.argv = [one for one in sys.argv if one != "--opents"]
+    with influxdb_server() as server:
+        run(measure(server, arguments(100_000, 2000), with_opents))
