@@ -13,7 +13,7 @@ import redis.exceptions
 from shardbroker.config.connectors import RedisConnection
 from shardbroker.config.sinks.redis import RedisAction, RedisConnector
 from shardbroker.connectors.errors import ConnectorError
-from shardbroker.connectors.reasons import network_reason
+from shardbroker.connectors.reasons import causes, network_reason
 from shardbroker.connectors.redis import LOST, Redis
 from shardbroker.flows.drivers.getters import Getter, encoded, placeholders, rendered
 from shardbroker.flows.sinks.driver import Driver, Failure, Unusable
@@ -84,10 +84,8 @@ class _RedisDriver:
             (reply,) = await self._connector.pipeline([about], [b""])
         except FAILED as error:
             raise _explained(error, self._connector.settings) from error
-        if isinstance(reply, redis.exceptions.NoPermissionError):
-            return
         if isinstance(reply, Exception):
-            raise ConnectorError(f"COMMAND INFO: {_reason(reply)}")
+            return  # for want of a right, or by a proxy
         if not reply or not reply[0]:
             raise Unusable(f"the server has no command {self._name}")
         self._examine(reply[0])
@@ -183,7 +181,7 @@ def _explained(error: Exception, settings: RedisConnection) -> Exception:
     """Returns an error that says what is wrong."""
     text = str(error)
     where = ", ".join(settings.servers) if settings.redis_type != "single" else settings.server
-    if isinstance(error, redis.exceptions.AuthenticationError):
+    if any(isinstance(one, redis.exceptions.AuthenticationError) for one in causes(error)):
         return Unusable(f"{where}: the server rejects username or password")
     if isinstance(error, redis.exceptions.BusyLoadingError):
         return ConnectorError(f"{where}: the server is loading its data")

@@ -382,6 +382,7 @@ def test_a_cluster() -> None:
 
         async def scenario() -> None:
             await _rows_go_to_their_nodes(over, nodes)
+            await _a_wrong_password(nodes)
             await _questions_of_authenticators(nodes)
             await _commands_without_a_fixed_key(over, nodes)
             await _slots_move_meanwhile(over, nodes)
@@ -401,6 +402,14 @@ async def _rows_go_to_their_nodes(over: Redis, nodes: list[Service]) -> None:
     await deliver(lists, some_rows(3_000))
     found = cli(nodes[0].port, "LRANGE", "list:t/3", "0", "-1", options=("-c",))
     assert found == [str(number) for number in range(3, 3_000, 7)]
+
+
+async def _a_wrong_password(nodes: list[Service]) -> None:
+    where = f"127.0.0.1:{nodes[0].port}"
+    over = connector(redis_type="cluster", servers=[where], password="s3cret")
+    with pytest.raises(Unusable, match=f"^{where}: the server rejects username or password$"):
+        await driver(over, *HASH).open()
+    await over.close()
 
 
 async def _questions_of_authenticators(nodes: list[Service]) -> None:
