@@ -56,6 +56,7 @@ cdef packed struct ReplayPlace:
     uint32_t journal
     uint32_t over                      # 1: this is the end of the replay
     uint64_t position                  # in the journal, behind the record
+    uint64_t incarnation               # of the record's segment; 0: not known
 
 cdef uint64_t record_size(const RecordHeader* header) noexcept
 # Checks that the sizes in the header match the record. Raises ValueError.

@@ -62,8 +62,9 @@ def encode_publish(bytes topic not None, bytes payload not None, *, int qos=0, b
     return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + properties + client_id + payload
 
 
-def encode_replay(uint64_t number, uint32_t journal, tuple record not None) -> bytes:
+def encode_replay(uint64_t number, uint32_t journal, uint64_t incarnation, tuple record not None) -> bytes:
     """Returns a record with a message of a journal for a replay. record: of journal/follow.pyx, with the fields of MESSAGE.
+    incarnation: of its segment; 0: not known.
 
     The user properties `published_at` (Unix ms) and `position` (journal/sequence) are added.
     """
@@ -98,7 +99,7 @@ def encode_replay(uint64_t number, uint32_t journal, tuple record not None) -> b
     header.id_low = low
     header.expires_ms = record[6]
     header.member = number
-    place.journal, place.over, place.position = journal, 0, sequence + 1
+    place.journal, place.over, place.position, place.incarnation = journal, 0, sequence + 1, incarnation
     return (PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + topic + properties + PyBytes_FromStringAndSize(more, at - more)
             + client_id + PyBytes_FromStringAndSize(<char*>&place, sizeof(place)) + payload)
 
@@ -114,7 +115,7 @@ cdef char* put_pair(char* at, const char* name, const char* value, int size) noe
     return at + 2 + size
 
 
-def encode_replay_place(uint64_t number, uint32_t journal, uint64_t position, bint over=False) -> bytes:
+def encode_replay_place(uint64_t number, uint32_t journal, uint64_t position, uint64_t incarnation=0, bint over=False) -> bytes:
     """Returns a record that says how far a replay is in a journal, without a message."""
     cdef RecordHeader header
     cdef ReplayPlace place
@@ -123,7 +124,7 @@ def encode_replay_place(uint64_t number, uint32_t journal, uint64_t position, bi
     header.group_size = sizeof(place)
     header.member = number
     header.sent_us = <uint32_t>(time.monotonic_ns() // 1000 & 0xFFFFFFFF)
-    place.journal, place.over, place.position = journal, over, position
+    place.journal, place.over, place.position, place.incarnation = journal, over, position, incarnation
     return PyBytes_FromStringAndSize(<char*>&header, sizeof(header)) + PyBytes_FromStringAndSize(<char*>&place, sizeof(place))
 
 

@@ -1,6 +1,6 @@
 """Messages about replays between workers and the processes flows: CBOR arrays, the verb first.
 
-    worker -> flows   ["begin", number, filter, start_us, end_us, {journal: position}, rate, age_us, key]
+    worker -> flows   ["begin", number, filter, start_us, end_us, {journal: position}, {journal: incarnation}, rate, age_us, key]
                                                              end_us None: without an end; age_us, key: of a stream, else 0 and None
                       ["credit", number, records, bytes]     so much was delivered
                       ["end", number]
@@ -23,7 +23,7 @@ WINDOW_RECORDS = 2048
 WINDOW_BYTES = 512 << 10
 """Bytes of their topics, properties and payloads; one larger record is sent by itself."""
 MESSAGE_MAX = 128 << 10
-"""Bytes of a message: a filter of 64 KB, and positions of 1,024 journals."""
+"""Bytes of a message: a filter of 64 KB, and positions and incarnations of 1,024 journals."""
 
 
 def encode(verb: str, *values: Any) -> bytes:

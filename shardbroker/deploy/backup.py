@@ -2,7 +2,7 @@
 
     backup.tar   journal/workers, journal/N/recover-from, journal/N/*.sbj     input of a recovery, as after a kill
                  retained/, access/rules/, access/users/                      LMDB, one snapshot each
-                 accounts.sqlite3, audit.sqlite3, runtime.toml, plugins.json, flows.json
+                 accounts.sqlite3, audit.sqlite3, runtime.toml, plugins.json, flows.json, streams.json
                  manifest.json                                                the last one: without it the file is truncated
 
 A broker that starts on restored data recovers as after a kill, with any number of workers.
@@ -26,6 +26,7 @@ import lmdb
 
 from shardbroker import __version__
 from shardbroker.config.flows import DEFINITIONS
+from shardbroker.config.streams import STREAMS_FILE
 from shardbroker.journal import recovery_start
 from shardbroker.journal.layout import segment_paths, segment_start
 from shardbroker.stores.files import replacing, sync_path
@@ -36,7 +37,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 STORES = ("retained", "access/rules", "access/users")
 DATABASES = ("accounts.sqlite3", "audit.sqlite3")
-PLAIN = ("journal/workers", "runtime.toml", "plugins.json", DEFINITIONS)
+PLAIN = ("journal/workers", "runtime.toml", "plugins.json", DEFINITIONS, STREAMS_FILE)
 START = "recover-from"
 CHUNK = 1 << 20
 """Bytes read at a time."""

@@ -18,7 +18,7 @@ from shardbroker.journal.layout import (
 )  # fmt: skip
 from shardbroker.journal.schema import Kind, MessageFlag
 
-__all__ = ["JournalFeed", "journal_names", "read_publishers"]
+__all__ = ["Incarnations", "JournalFeed", "journal_names", "read_publishers"]
 
 KINDS = (int(Kind.MESSAGE), int(Kind.PUBLISHER), int(Kind.EVENT))
 
@@ -46,7 +46,7 @@ class JournalFeed:
         """Cursors that wait until workers are done with what was published, (worker, position in its ring) each."""
         self.behind_us = 0
         """Time of the last block that was read; 0: everything is read."""
-        self._headers: dict[int, int] = {}
+        self._incarnations = Incarnations(directory)
         self._segment = -1
         place = None
         if cursor is not None and self.is_there(cursor):
@@ -89,11 +89,15 @@ class JournalFeed:
         return self._cursor_at(batch.place)
 
     def _cursor_at(self, place: Place) -> Cursor:
-        return Cursor(place.position, place.segment, place.offset, self._incarnation_of(place.segment))
+        return Cursor(place.position, place.segment, place.offset, self._incarnations.of(place.segment))
+
+    def is_there(self, cursor: Cursor) -> bool:
+        """Returns whether a cursor is of this journal, and not of one of the same name that was removed by hand."""
+        return self._incarnations.have(cursor.position, cursor.incarnation)
 
     def _place_of(self, position: int) -> Place:
         """Returns the begin of the segment that has a position."""
-        starts = [start for path in self._paths() if (start := segment_start(path)) <= position]
+        starts = [start for path in self._incarnations.paths() if (start := segment_start(path)) <= position]
         return Place(max(starts), SEGMENT_HEADER_BYTES, position) if starts else Place(0, 0, position)
 
     @property
@@ -103,14 +107,14 @@ class JournalFeed:
         if place is None or self.follower.at_end:
             return 0
         left = -place.offset
-        for path in self._paths():
+        for path in self._incarnations.paths():
             if segment_start(path) >= place.segment:
                 left += path.stat().st_size
         return int(left * (place.position - place.segment) / max(place.offset, 1)) if left > 0 else 0
 
     def end(self) -> int:
         """Returns the position behind the last record that is written at this moment."""
-        paths = self._paths()
+        paths = self._incarnations.paths()
         if not paths:
             return 0
         start = max(segment_start(path) for path in paths)
@@ -124,26 +128,38 @@ class JournalFeed:
         read_publishers(self.directory, Place(place.segment, SEGMENT_HEADER_BYTES, place.segment), self.publishers, place.position)
         self._segment = place.segment
 
-    def is_there(self, cursor: Cursor) -> bool:
-        """Returns whether a cursor is of this journal, and not of one of the same name that was removed by hand."""
-        starts = [segment_start(path) for path in self._paths()]
-        if not starts or max(starts) > cursor.position:
-            return True
-        return cursor.incarnation == 0 or any(self._incarnation_of(start) == cursor.incarnation for start in starts)
 
-    def _paths(self) -> list[Path]:
+class Incarnations:
+    """Those of the segments of a journal."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._headers: dict[int, int] = {}
+
+    def have(self, position: int, incarnation: int) -> bool:
+        """Returns whether a position is of this journal, and not of one of the same name that was removed by hand.
+
+        incarnation: of the segment of the position; 0: not known.
+        """
+        starts = [segment_start(path) for path in self.paths()]
+        if not starts or max(starts) > position:
+            return True
+        return incarnation == 0 or any(self.of(start) == incarnation for start in starts)
+
+    def paths(self) -> list[Path]:
+        """Returns the segments, with those of journals that were set aside."""
         paths = []
-        for directory in (*retired_directories(self.directory), self.directory):
+        for directory in (*retired_directories(self._directory), self._directory):
             try:
                 paths += segment_paths(directory)
             except FileNotFoundError:
                 continue
         return paths
 
-    def _incarnation_of(self, segment: int) -> int:
+    def of(self, segment: int) -> int:
         """Returns the incarnation of a segment; 0 if it is gone."""
         if segment not in self._headers:
-            path = next((path for path in self._paths() if segment_start(path) == segment), None)
+            path = next((path for path in self.paths() if segment_start(path) == segment), None)
             try:
                 header = None if path is None else _header_of(path)
             except (OSError, ValueError):

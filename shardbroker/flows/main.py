@@ -81,6 +81,7 @@ class _Service:
         stored, is_damaged = self._progress.stored, self._progress.is_damaged
         data_dir, node, end_of = topology.data_dir, topology.node_name, self._progress.end_of
         self._sinks = Sinks(data_dir, node, number, self._table, stored, is_damaged, end_of, self._wake)
+        self._progress.of_sinks = lambda: self._sinks.figures(self._progress.known_feeds)
         self._replays = Replays(topology, number, self._lanes, self._write)
         self._definitions = topology.runtime_dir / DEFINITIONS
         self._seen: Stamp | None = None
@@ -109,6 +110,8 @@ class _Service:
                 self._answer_requests()
                 if time.monotonic() >= self._tick_s:
                     self._tick()
+                if self._progress.figures.is_under_way:
+                    self._progress.figures.step()
                 if not moved and self._stop_s is not None:
                     break
                 if moved and self._is_busy:
@@ -124,7 +127,7 @@ class _Service:
         self._replays.close()
         self._sinks.close(self._topology.settings.process.drain_timeout * CLOSING)
         self._take_from_runner()
-        self._progress.close(self._sinks.cursors(), self._sinks.figures(self._progress.known_feeds))
+        self._progress.close(self._sinks.cursors())
         self._log.close()
         self._counters.set_state(self._slot, ProcessState.DOWN)
 
@@ -180,7 +183,7 @@ class _Service:
         events = int(MessageFlag.FED) | (int(MessageFlag.CAPTURED) if self._replays else 0)
         timeout_s = 0.0
         if self._inbox.go_to_sleep(events) and not (look and self._turn()):
-            timeout_s = self._replays.wait_s(FALLBACK_S)
+            timeout_s = 0.0 if self._progress.figures.is_under_way else self._replays.wait_s(FALLBACK_S)
         begin_s = time.monotonic()
         ready, _, _ = select.select([self._bell, self._channel.fileno(), *self._replays.descriptors], [], [], timeout_s)
         self._is_busy = time.monotonic() - begin_s < BUSY_S
@@ -195,7 +198,7 @@ class _Service:
             self._load()
         self._traces.look()
         self._progress.settle(self._sinks.cursors(), self._sinks.held if self._is_loaded else None)
-        self._progress.write_figures(self._sinks.figures(self._progress.known_feeds))
+        self._progress.figures.begin()
 
     # --- definitions ----------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ Cursors and holds are written by a thread: each write is a sync of the disk, for
 rules waits for them.
 """
 
-import json
 import os
 import re
 import time
@@ -19,13 +18,13 @@ import lmdb
 
 from shardbroker.flows.cursors import Cursor, Cursors
 from shardbroker.flows.feed import JournalFeed, journal_names
+from shardbroker.flows.figures import Figures
 from shardbroker.flows.lanes import Lanes
 from shardbroker.flows.rule import LoadedRule
 from shardbroker.flows.rule_table import RuleTable
 from shardbroker.flows.wire import PROBLEMS_FILE
 from shardbroker.journal.holds import HOLDS_DIR, Hold, release_hold, set_hold
 from shardbroker.logs.phrases import Line, log_line
-from shardbroker.stores.files import replace_file
 from shm.topology import Topology
 
 __all__ = ["HOLD_BYTES", "Held", "Key", "Progress"]
@@ -66,9 +65,11 @@ class Progress:
         self._journals, self._data_dir = topology.data_dir / "journal", topology.data_dir
         self._number, self._processes, self._workers = number, processes, topology.workers
         self._table, self._lanes, self._log = table, lanes, log
-        self._figures_path = topology.runtime_dir / f"flows-{number}.json"
-        self._problems_path = topology.runtime_dir / PROBLEMS_FILE.format(number)
-        self._problems: dict[str, str] = {}
+        paths = topology.runtime_dir / f"flows-{number}.json", topology.runtime_dir / PROBLEMS_FILE.format(number)
+        self.figures = Figures(*paths, table, self._other_figures, self.complain)
+        """What the manager adds up."""
+        self.of_sinks: Callable[[], dict[str, dict[str, Any]]] = dict
+        """Returns the figures of actions and connectors, by name of the part."""
         self._cursors = Cursors(topology.data_dir / "flows")
         if self._cursors.set_aside is not None:
             log("error", log_line("cursors damaged", set_aside=self._cursors.set_aside))
@@ -263,16 +264,13 @@ class Progress:
 
     # --- figures --------------------------------------------------------------------------------------------------------------
 
-    def write_figures(self, more: dict[str, dict[str, Any]]) -> None:
-        """Replaces the file that the manager adds up, once a second. more: `actions` and `connectors`."""
-        now_us = time.time_ns() // 1000
-        for rule in self._table.rules.values():
-            rule.rate.tick(rule.figures["matched"])
-        rules: dict[str, dict[str, Any]] = {
-            rule.id: {**rule.figures, **rule.rate.figures(), "disabled": rule.disabled} for rule in self._table.rules.values()
-        }
-        rules |= {id: {"disabled": problem} for id, problem in self._table.problems.items()}
-        journals = {
+    def _other_figures(self, now_us: int) -> dict[str, Any]:
+        """Returns the figures besides those of rules."""
+        return {"journals": self._of_journals(now_us), **self.of_sinks()}
+
+    def _of_journals(self, now_us: int) -> dict[str, Any]:
+        """Returns the figures of the journals."""
+        return {
             name: {
                 "position": feed.done.position,
                 "lag_records": feed.lag_records,
@@ -281,22 +279,6 @@ class Progress:
             }
             for name, feed in self._feeds.items()
         }
-        self._write_problems({id: figures["disabled"] for id, figures in rules.items() if figures["disabled"]})
-        content = {"at_ms": now_us // 1000, "generation": self._table.generation, "rules": rules, "journals": journals, **more}
-        try:
-            replace_file(self._figures_path, json.dumps(content).encode(), sync=False)
-        except OSError as error:
-            self.complain("figures", error)
-
-    def _write_problems(self, problems: dict[str, str]) -> None:
-        """Replaces the file of rules that are stopped, if there are others than before: the manager looks at it each second."""
-        if problems == self._problems:
-            return
-        try:
-            replace_file(self._problems_path, json.dumps(problems).encode(), sync=False)
-            self._problems = problems
-        except OSError as error:
-            self.complain("figures", error)
 
     def complain(self, what: str, error: Exception) -> None:
         """Writes a line about a failure, unless there was one recently."""
@@ -305,11 +287,11 @@ class Progress:
             self._complained[what] = now_s
             self._log("error", log_line("rules held up", part=what, reason=error))
 
-    def close(self, cursors: Iterable[tuple[Key, Cursor]], more: dict[str, dict[str, Any]]) -> None:
-        """Returns once all that is done is written. cursors, more: of actions, as above."""
+    def close(self, cursors: Iterable[tuple[Key, Cursor]]) -> None:
+        """Returns once all that is done is written. cursors: of actions, as above."""
         self._wait_for_writer()
         self.settle(cursors)
         self._wait_for_writer()
         self._writer.shutdown()
-        self.write_figures(more)
+        self.figures.write()
         self._cursors.close()

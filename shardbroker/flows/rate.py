@@ -13,12 +13,14 @@ LONG_S, LONG_STEP_S = 300, 10
 class Rate:
     """Counts are sampled once a second."""
 
-    __slots__ = ("_long", "_short", "_ticks", "last5m", "max", "now")
+    __slots__ = ("_long", "_short", "_ticks", "began", "last5m", "max", "now")
 
     def __init__(self, count: int = 0) -> None:
         self._short: deque[int] = deque([count], SHORT_S + 1)
         self._long: deque[int] = deque([count], LONG_S // LONG_STEP_S + 1)
         self._ticks = 0
+        self.began: int | None = None
+        """Second of a clock of the caller at which its samples began."""
         self.now = self.max = self.last5m = 0.0
 
     def tick(self, count: int) -> None:
@@ -31,6 +33,22 @@ class Rate:
             self._long.append(count)
         passed_s = (len(self._long) - 1) * LONG_STEP_S + self._ticks % LONG_STEP_S
         self.last5m = (count - self._long[0]) / passed_s
+
+    @property
+    def count(self) -> int:
+        """Returns the count of the last sample."""
+        return self._short[-1]
+
+    def catch_up(self, second: int) -> None:
+        """Samples the last count up to a second of that clock, at the cost of a full window at most. `now` and `last5m` are 0."""
+        self.began = second if self.began is None else self.began
+        seconds = second - self.began
+        missed = seconds - self._ticks
+        if missed > 0:
+            long = seconds // LONG_STEP_S - self._ticks // LONG_STEP_S
+            self._short.extend([self.count] * min(missed, SHORT_S + 1))
+            self._long.extend([self._long[-1]] * min(long, LONG_S // LONG_STEP_S + 1))
+            self._ticks = seconds
 
     def figures(self) -> dict[str, float]:
         """Returns the rates by the names of EMQX."""

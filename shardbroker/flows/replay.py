@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardbroker.flows.feed import Incarnations
 from shardbroker.flows.last_values import LastValues, Scan
 from shardbroker.flows.past import FOR_READERS, place_since
 from shardbroker.journal.follow import Batch, Follower, Place
@@ -56,10 +57,16 @@ class Budget:
 
 
 class Journal:
-    """One journal of a replay. position: of the first record; None: that of the first block that is not older than `start_us`."""
+    """One journal of a replay. position: of the first record; None: that of the first block that is not older than `start_us`.
 
-    def __init__(self, directory: Path, start_us: int, position: int | None) -> None:
+    incarnation: of the segment of the position; 0: not known.
+    """
+
+    def __init__(self, directory: Path, start_us: int, position: int | None, incarnation: int) -> None:
         self.number = int(directory.name)
+        self._incarnations = Incarnations(directory)
+        if position is not None and not self._incarnations.have(position, incarnation):
+            position = None  # the journal was removed by hand: this one is another
         self.start_us = start_us if position is None else 0
         place = place_since(directory, start_us) if position is None and start_us else Place(0, 0, position) if position else None
         self._follower = Follower(directory, place, kinds=[int(Kind.MESSAGE)], flags=FOR_READERS, read_bytes=READ_BYTES)
@@ -69,8 +76,8 @@ class Journal:
         self.at = 0
         self.time_us = 0
         """Of the current block."""
-        self.end = 0
-        """Position behind it."""
+        self.end = self.segment = 0
+        """Position behind it, and its segment."""
         self.lost = 0
         self.passed = 0
         """Position up to which the worker knows that all was sent."""
@@ -89,7 +96,7 @@ class Journal:
             if not self._batches:
                 continue
             batch = self._batches.popleft()
-            self.end = batch.end_sequence
+            self.end, self.segment = batch.end_sequence, batch.segment
             if batch.time_us >= self.start_us:
                 self.records, self.at, self.time_us = batch.records, 0, batch.time_us
         return True
@@ -111,12 +118,25 @@ class Journal:
         place = self._follower.place
         return self.end if self._batches else int(place.position) if place is not None else 0
 
+    @property
+    def incarnation(self) -> int:
+        """Returns that of the current block's segment; 0 if it is gone."""
+        return self._incarnations.of(self.segment)
+
+    @property
+    def incarnation_read_to(self) -> int:
+        """Returns that of the segment of `read_to`."""
+        place = self._follower.place
+        if self.at < len(self.records) or self._batches or place is None:
+            return self.incarnation
+        return self._incarnations.of(place.segment)
+
     def close(self) -> None:
         self._follower.close()
 
 
 class Replay:
-    """A replay of one worker. positions: by number of the journal, of what was delivered before.
+    """A replay of one worker. positions, incarnations: by number of the journal, of what was delivered before.
 
     age_us: of messages; 0: any. key: only the newest message of each key is sent from the past; None: all are.
     """
@@ -129,12 +149,14 @@ class Replay:
         start_us: int,
         end_us: int | None,
         positions: dict[int, int],
+        incarnations: dict[int, int],
         rate: int,
         age_us: int = 0,
         key: str | None = None,
     ) -> None:
         self.number, self.worker = number, worker
         self._filter, self._start_us, self._end_us, self._positions = filter, start_us, end_us, positions
+        self._incarnations = incarnations
         self._rate, self._age_us, self._key = rate, age_us, key
         self._scan: Scan | None = None
         self._scanned: list[Journal] = []
@@ -158,7 +180,7 @@ class Replay:
         """Scans some of the journals. Raises OSError, JournalError."""
         assert self._key is not None
         if self._scan is None:
-            self._scanned = [Journal(one, self._start_us, self._positions.get(int(one.name))) for one in directories()]
+            self._scanned = [self._journal(one) for one in directories()]
             self._scan = Scan(self._key, self._scanned, self.wants, self._end_us)
         budget = Budget(SCAN_READS)
         self._last = self._scan.step(lambda journal: journal.look(budget) or not budget.is_over, self._oldest_us())
@@ -181,7 +203,11 @@ class Replay:
         """Reads these, too. Raises OSError."""
         for directory in directories:
             if directory.name not in self.journals:
-                self.journals[directory.name] = Journal(directory, self._start_us, self._positions.get(int(directory.name)))
+                self.journals[directory.name] = self._journal(directory)
+
+    def _journal(self, directory: Path) -> Journal:
+        number = int(directory.name)
+        return Journal(directory, self._start_us, self._positions.get(number), self._incarnations.get(number, 0))
 
     def credit(self, records: int, size: int) -> None:
         """The worker has delivered so much."""
@@ -205,7 +231,7 @@ class Replay:
         while sent < most and (journal := self._earliest()) is not None:
             if journal.time_us < oldest_us:
                 journal.at = len(journal.records)
-            records, at, number = journal.records, journal.at, journal.number
+            records, at, number, incarnation = journal.records, journal.at, journal.number, journal.incarnation
             while at < len(records) and sent < most:
                 record = records[at]
                 topic = record[3]
@@ -219,7 +245,7 @@ class Replay:
                 if self._must_wait(record):
                     journal.at = at
                     return sent, False
-                encoded = encode_replay(self.number, number, record)
+                encoded = encode_replay(self.number, number, incarnation, record)
                 if not put(encoded):
                     journal.at = at
                     return sent, True

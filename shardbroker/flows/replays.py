@@ -93,8 +93,8 @@ class Replays:
             for replay in [one for one in self._replays.values() if one.worker == worker]:
                 self._end(replay)
         elif verb == "begin":
-            number, filter, start_us, end_us, positions, rate, age_us, key = values
-            replay = Replay(number, worker, filter, start_us, end_us, positions, rate, age_us, key)
+            number, filter, start_us, end_us, positions, incarnations, rate, age_us, key = values
+            replay = Replay(number, worker, filter, start_us, end_us, positions, incarnations, rate, age_us, key)
             self._replays[number] = replay
             self._try(replay, lambda: replay.add_journals(self._directories()))
         elif (found := self._replays.get(values[0])) is None:
@@ -151,11 +151,11 @@ class Replays:
         if sent or replay.has_more:
             return True
         for journal, position in replay.marks():
-            encoded = encode_replay_place(replay.number, journal.number, position)
+            encoded = encode_replay_place(replay.number, journal.number, position, journal.incarnation_read_to)
             if self._lanes.try_put(replay.worker, encoded, REPLAY):
                 replay.marked(journal, position, len(encoded))
         if replay.is_over and replay.records_free > 0:
-            if self._lanes.try_put(replay.worker, encode_replay_place(replay.number, 0, 0, True), REPLAY):
+            if self._lanes.try_put(replay.worker, encode_replay_place(replay.number, 0, 0, over=True), REPLAY):
                 self._end(replay)
             else:
                 self._short = True

@@ -38,6 +38,8 @@ class LoadedRule:
     sinks: tuple[str, ...] = ()
     """Ids of the actions on other systems, in the order of `actions`."""
     disabled: str | None = None
+    written: bytes = b""
+    """Its figures in the last file of figures (flows/figures.py); empty: they have to be made."""
     _slow: list[float] = field(default_factory=list)
     _complained_s: float = float("-inf")
 
@@ -51,6 +53,7 @@ class LoadedRule:
         """Sets the figures to 0."""
         self.figures = dict.fromkeys((*COUNTS, "time_us", "longest_us"), 0)
         self.rate = Rate()
+        self.written = b""
 
     def took(self, spent_ns: int) -> bool:
         """Notes a slow evaluation; returns whether it disables the rule."""
@@ -58,6 +61,7 @@ class LoadedRule:
         self._slow = [at for at in self._slow if at > now_s - SLOW_WINDOW_S]
         self._slow.append(now_s)
         if len(self._slow) >= SLOW_MAX:
+            self.written = b""
             self.disabled = f"{SLOW_MAX} evaluations of more than {SLOW_NS // 1_000_000} ms within {SLOW_WINDOW_S:g} s"
         return self.disabled is not None
 

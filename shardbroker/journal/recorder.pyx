@@ -88,7 +88,7 @@ cdef class BufferRecorder(Recorder):
         return self.add(Kind.REPLAYED, {
             "session": replay.subscriber.key, "filter": replay.wire_filter, "start_us": replay.start_us,
             "end_us": None if replay.end_us == NEVER else replay.end_us, "positions": replay.positions, "over": 1 if replay.over else None,
-            "topic_filter": replay.filter,
+            "topic_filter": replay.filter, "incarnations": replay.incarnations,
         })
 
     # --- deliveries -----------------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ FIELDS: Mapping[Kind, tuple[tuple[str, Field], ...]] = {
     Kind.EVENT: (("event", _BYTES), ("client_id", _BYTES), ("at_ms", _UINT), ("columns", _BYTES)),
     Kind.REPLAYED: (
         ("session", _UINT), ("filter", _BYTES), ("start_us", _UINT), ("end_us", _MAYBE), ("positions", _MAP), ("over", _MAYBE),
-        ("topic_filter", _BYTES),
+        ("topic_filter", _BYTES), ("incarnations", _MAP),
     ),
 }  # fmt: skip
 """The fields of each kind, in their order after the kind."""

@@ -39,11 +39,12 @@ cdef class ReplaySubscription(Subscription):
     cdef readonly uint64_t start_us        # Unix µs, from which on messages are sent of a journal without a position
     cdef readonly uint64_t end_us          # Unix µs, all ones: it goes on with what is published
     cdef readonly dict positions           # number of a journal -> position behind what was delivered of it
+    cdef readonly dict incarnations        # number of a journal -> incarnation of its segment with that position; 0: not known
     cdef readonly bint over                # everything up to `end_us` was delivered
     # While it runs:
     cdef readonly uint64_t number          # of this run; 0: it does not run
     cdef bint starting                     # it waits for its turn to begin
-    cdef object waiting                    # deque of (Message or None, journal, position, end?, bytes), received and not delivered
+    cdef object waiting                    # deque of (Message or None, journal, position, incarnation, end?, bytes), received and not delivered
     cdef uint64_t records_done             # delivered, and not returned as credit
     cdef uint64_t bytes_done
 

@@ -28,9 +28,11 @@ cdef class ReplaySubscription(Subscription):
     def __cinit__(self):
         self.end_us = <uint64_t>FOREVER
         self.positions = {}
+        self.incarnations = {}
 
     cdef int adopt(self, ReplaySubscription previous) except -1:
         self.start_us, self.end_us, self.positions, self.over = previous.start_us, previous.end_us, previous.positions, previous.over
+        self.incarnations = previous.incarnations
         self.number, self.waiting = previous.number, previous.waiting
         self.records_done, self.bytes_done = previous.records_done, previous.bytes_done
         previous.number = 0

@@ -137,6 +137,7 @@ cdef class SessionReader:
         replay.positions = field_or_none(item, 5) or {}
         replay.over = bool(field_or_none(item, 6))
         replay.filter = bytes_field(item, 7) or replay.filter
+        replay.incarnations = field_or_none(item, 8) or {}
 
     def on_unsubscribed(self, list item) -> None:
         cdef Session session = self.session_of(item)

@@ -31,3 +31,27 @@ def test_rates_begin_with_what_there_is() -> None:
     assert (rate.now, rate.last5m) == (10, 10)
     rate.tick(10)
     assert (rate.now, rate.last5m) == (5, 5)
+
+
+@pytest.mark.parametrize("idle_s", [0, 1, 3, 9, 10, 11, 299, 300, 301, 5000])
+@pytest.mark.parametrize("began", [0, 7, 1234])
+def test_seconds_without_a_message_may_be_caught_up(idle_s: int, began: int) -> None:
+    """As if each had been sampled, from any second of the caller's clock on."""
+    sampled, caught_up = Rate(), Rate()
+    second = began
+    caught_up.catch_up(second)
+    for count in (0, 50, *[50] * 400):
+        second += 1
+        sampled.tick(count)
+        caught_up.catch_up(second - 1)
+        caught_up.tick(count)
+    assert sampled.now == sampled.last5m == 0
+    for _ in range(idle_s):
+        sampled.tick(50)
+    second += idle_s
+    for count in (70, 80, 200):
+        second += 1
+        sampled.tick(count)
+        caught_up.catch_up(second - 1)
+        caught_up.tick(count)
+        assert sampled.figures() == caught_up.figures()

@@ -99,7 +99,7 @@ def write(writer: Writer, number: int, topic: bytes, payload: bytes) -> None:
 
 
 def replay_of(tmp_path: Path, filter: bytes, **more: Any) -> Replay:
-    replay = Replay(7, 0, filter, 0, None, {}, more.get("rate", 0))
+    replay = Replay(7, 0, filter, 0, None, {}, {}, more.get("rate", 0))
     replay.add_journals([tmp_path / "0"])
     return replay
 
@@ -176,7 +176,7 @@ def test_a_full_ring_keeps_the_next_message(tmp_path: Path) -> None:
 
 def test_more_journals_than_reads_of_a_turn(tmp_path: Path) -> None:
     """Those at their end take nothing of the others' share; what is oldest is sent first."""
-    replay = Replay(7, 0, b"log/#", 0, None, {}, 0)
+    replay = Replay(7, 0, b"log/#", 0, None, {}, {}, 0)
     many = 3 * READS_A_TURN
     for journal in range(many):
         (tmp_path / str(journal)).mkdir()

@@ -22,6 +22,10 @@ NOW_US = 1_764_050_400_000_000
         (b"earliest", (0, FOREVER)),
         (b"latest", (NOW_US, FOREVER)),
         (b"1764050400000", (NOW_US, FOREVER)),
+        (b"1764050400000000", (NOW_US, FOREVER)),
+        (b"100000000000000", (10**14, FOREVER)),
+        (b"99999999999999", (10**17 - 1000, FOREVER)),
+        (b"9" * 18, (10**18 - 1, FOREVER)),
         (b"2025-11-25T06:00:00Z", (NOW_US, FOREVER)),
         (b"2025-11-25T07:00:00.5-01:00", (NOW_US + 7_200_500_000, FOREVER)),
         (b"2h..1h", (NOW_US - 7_200_000_000, NOW_US - 3_600_000_000)),
@@ -36,7 +40,7 @@ def test_periods(period: bytes, expected: tuple[int, int]) -> None:
     "period",
     [
         b"", b"..", b"1h..", b"..1h", b"1h..2h", b"1h..1h", b"latest..latest", b"1h..2h..3h", b"-1h", b"1 h", b"1y", b"h", b"1e3",
-        b"9999999999s", b"2025-11-25", b"2025-11-25T06:00:00", b"2025-13-25T06:00:00Z", b"0000-01-01T00:00:00Z", b"1" * 16, b"\xff",
+        b"9999999999s", b"2025-11-25", b"2025-11-25T06:00:00", b"2025-13-25T06:00:00Z", b"0000-01-01T00:00:00Z", b"1" * 19, b"\xff",
         "\N{ARABIC-INDIC DIGIT ONE}h".encode(),
     ],
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """`$replay/<period>/<filter>` with two workers: the past and the present without a seam, once and in order, over kills."""
 
+import shutil
 import tempfile
 import threading
 import time
@@ -211,6 +212,24 @@ def test_another_number_of_workers(broker: Broker) -> None:
         while set(sent) - set(found):
             found += payloads(client, 1)
     assert by_publisher(without_repeats(found)) == by_publisher(sent)
+
+
+def test_a_journal_that_was_removed_by_hand(broker: Broker) -> None:
+    """Its positions begin again: the new one is read from its start, and the others from where the session was."""
+    sent = publish(broker, 0, 50)
+    with on(broker, 0, "sub", properties=KEPT) as client:
+        client.subscribe("$replay/1h/log/#", 1)
+        assert by_publisher(payloads(client, 100)) == by_publisher(sent)
+        client.fence()
+    broker.terminate()
+    broker.stop()
+    shutil.rmtree(broker.data_dir / "journal" / "1")
+    broker.start()
+    sent = publish(broker, 50, 60)
+    with on(broker, 0, "sub", clean=False, properties=KEPT) as client:
+        assert by_publisher(payloads(client, 20)) == by_publisher(sent)
+        client.fence()
+        client.expect_none()
 
 
 def without_repeats(found: list[bytes]) -> list[bytes]:

@@ -531,13 +531,19 @@ def test_what_is_too_old_is_not_delivered() -> None:
         with on(broker, 1, "before") as client:
             client.subscribe("$stream/kept", 1, properties=EARLIEST)
             assert len(payloads(client, 6)) == 6
+        with on(broker, 1, "resumes", properties=KEPT) as client:
+            client.subscribe("$stream/kept", 1, properties=EARLIEST)
+            assert len(payloads(client, 6)) == 6
+        publish(broker, 3, 5)
         time.sleep(2.2)
-        sent = publish(broker, 3, 5)
+        sent = publish(broker, 5, 7)
+        with on(broker, 1, "resumes", clean=False, properties=KEPT) as client:
+            assert by_publisher(payloads(client, 4)) == by_publisher(sent)
         with on(broker, 1, "after") as client:
             client.subscribe("$stream/kept", 1, properties=EARLIEST)
             assert by_publisher(payloads(client, 4)) == by_publisher(sent)
             client.subscribe("$replay/earliest/log/#", 1)
-            assert len(payloads(client, 10)) == 10
+            assert len(payloads(client, 14)) == 14
 
 
 # --- access rules and mount points ------------------------------------------------------------------------------------------------

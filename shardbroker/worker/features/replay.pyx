@@ -134,7 +134,7 @@ cdef class JournalReplays:
             self.running[replay.number] = replay
             end_us = None if replay.end_us == <uint64_t>-1 else replay.end_us
             self.post(replay.number % <uint64_t>len(self.channels), encode(
-                "begin", replay.number, replay.filter, replay.start_us, end_us, replay.positions, self.rate,
+                "begin", replay.number, replay.filter, replay.start_us, end_us, replay.positions, replay.incarnations, self.rate,
                 0 if stream is None else stream.age_us, None if stream is None else stream.key))
         return 0
 
@@ -188,7 +188,7 @@ cdef class JournalReplays:
             return 0                       # of a replay that has ended
         memcpy(&place, names, sizeof(place))
         replay.waiting.append((
-            publication.keep() if header.topic_size else None, place.journal, place.position, bool(place.over),
+            publication.keep() if header.topic_size else None, place.journal, place.position, place.incarnation, bool(place.over),
             record_size(header)))
         return 0
 
@@ -245,7 +245,7 @@ cdef class JournalReplays:
         for _ in range(BATCH):
             if not replay.waiting or (replay.waiting[0][0] is not None and not session.idle_for_replay()):
                 break
-            message, journal, position, over, size = replay.waiting.popleft()
+            message, journal, position, incarnation, over, size = replay.waiting.popleft()
             replay.records_done += 1
             replay.bytes_done += size
             changed = True
@@ -253,6 +253,7 @@ cdef class JournalReplays:
                 replay.over = True
                 break
             replay.positions[journal] = position
+            replay.incarnations[journal] = incarnation
             if message is None or (replay.flags & OPTION_NO_LOCAL and message.client_id == session.client_id):
                 continue                   # [MQTT-3.8.3-3]
             publication.borrow(message)
