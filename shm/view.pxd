@@ -7,7 +7,7 @@ a process that is killed while it writes changes nothing, and a reader whose ver
 
 Invariants: link-0 is the only writer of copies and version; the supervisor writes the rest of the header before any process starts.
 """
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 cdef enum:
     VIEW_ROWS = 256                        # node ids are 1 to 250
@@ -19,6 +19,7 @@ cdef struct ViewRow:
     uint64_t gone                          # grows when the node has left, or is no member any more
     uint64_t acked                         # position of this node's route log that the peer has stored
     uint64_t lag                           # entries of this node's route log that it has not stored
+    int64_t skew_ms                        # by which its clock is ahead of this node's
     uint8_t is_member
     uint8_t link                           # shardbroker.cluster.view.LinkState
     uint8_t routes                         # shardbroker.cluster.view.RouteState

@@ -13,7 +13,7 @@ from shm import segment
 __all__ = ["ViewNode", "ViewSegment", "ViewState"]
 
 cdef enum:
-    MAGIC = 0x3157454956425300             # "\0SBVIEW1"
+    MAGIC = 0x3257454956425300             # "\0SBVIEW2"
     HEADER = 64                            # bytes
     VERSION = 1                            # words of the header
     INCARNATION = 2
@@ -24,8 +24,8 @@ cdef enum:
     TRIES = 1000                           # a writer changes the view some hundred times a second at most
 
 ViewNode = namedtuple(
-    "ViewNode", "incarnation is_new gone acked lag is_member link routes uuid name address",
-    defaults=(0, 0, 0, 0, 0, False, 0, 0, bytes(UUID_BYTES), "", ""),
+    "ViewNode", "incarnation is_new gone acked lag is_member link routes uuid name address skew_ms",
+    defaults=(0, 0, 0, 0, 0, False, 0, 0, bytes(UUID_BYTES), "", "", 0),
 )
 ViewNode.__doc__ = """One row; the meaning of the fields is in view.pxd."""
 
@@ -153,6 +153,7 @@ cdef int encode(ViewRow* row, one) except -1:
     row.gone = one.gone
     row.acked = one.acked
     row.lag = one.lag
+    row.skew_ms = one.skew_ms
     row.is_member = one.is_member
     row.link = one.link
     row.routes = one.routes
@@ -177,6 +178,7 @@ cdef object decode(uint64_t version, bytes copy):
         nodes[node] = ViewNode(
             row.incarnation, row.is_new, row.gone, row.acked, row.lag, bool(row.is_member), row.link, row.routes,
             (<char*>row.uuid)[:UUID_BYTES], text(row.name, row.name_size), text(row.address, row.address_size),
+            row.skew_ms,
         )
     return ViewState(version, totals.epoch, bool(totals.isolated), totals.state, bool(totals.joined_late), nodes)
 

@@ -49,6 +49,10 @@ REDIAL_FIRST_MS, REDIAL_MAX_MS = 50, 500
 """Pause before a lost connection is dialled again, doubled up to the maximum. The first one is short: a reset has to heal in 200
 ms. So is the longest one: a split has to heal in 2 s, of which an attempt that times out takes another one."""
 DIGEST_BYTES = 16
+SKEW_RTT_MS = 500
+"""Longest round trip by which the clock of a peer is read: it is known within half of that."""
+SKEW_MS_MAX = 1 << 40
+"""35 years: what a peer sends as its clock fits shared memory."""
 
 
 class LinkState(IntEnum):
@@ -114,6 +118,7 @@ class PeerLink:
     """Number of each ping without PONG to the times it was sent at, monotonic and wall clock."""
     rtt_ms: int = 0
     skew_ms: int = 0
+    """By which the clock of the peer is ahead."""
     """Wall clock of the peer minus that of this node, to half a round trip."""
     digest: bytes = b""
     peer_state: NodeState = NodeState.JOINING
@@ -372,7 +377,9 @@ class View:
             del link.pings[number]
         link.pong_ms = now_ms
         link.rtt_ms = now_ms - sent[0]
-        link.skew_ms = pong.clock_ms - sent[1] - link.rtt_ms // 2
+        if link.rtt_ms <= SKEW_RTT_MS:
+            skew_ms = pong.clock_ms - sent[1] - link.rtt_ms // 2
+            link.skew_ms = max(-SKEW_MS_MAX, min(skew_ms, SKEW_MS_MAX))
 
     def tick(self, now_ms: int, clock_ms: int) -> list[Output]:
         """Does what is due: dials, pings, judgement of silent links. To be called every 50 ms or so."""

@@ -71,6 +71,8 @@ REQUESTS_A_TURN = 256
 """SUBACKs taken from one worker before the others get their turn."""
 ANSWERS_MAX = 100_000
 """Answers that wait for one worker; a further one drops the oldest, whose SUBACK the worker then sends by itself."""
+SKEW_STEP_MS = 500
+"""Steps in which the difference of two clocks is published: each change is a new version of the view."""
 REPEAT_MS = 60_000
 """Interval between two log lines of the same kind about one address."""
 ADDRESSES_MAX = 1_000
@@ -565,6 +567,7 @@ class _SignalProcess:
             self._nodes[node_id] = before._replace(
                 incarnation=link.node.incarnation, acked=acked, lag=lag, is_member=True, link=int(link.state),
                 routes=int(link.routes_in), uuid=link.node.node_uuid, name=link.node.name, address=link.address,
+                skew_ms=round(link.skew_ms / SKEW_STEP_MS) * SKEW_STEP_MS,
             )  # fmt: skip
         state = view.epoch, view.isolated, int(view.state), view.joined_late, dict(self._nodes)
         if state != self._published:

@@ -12,6 +12,10 @@ HELD_MS = 5_000
 """How long a peer is down, or this node isolated, before the alarm: a broker that starts has no peers for a moment."""
 
 
+SKEW_MS = 1_000
+"""Difference of two clocks for an alarm: stamps order events of nodes by their clocks."""
+
+
 class Peer(NamedTuple):
     """One member other than this node."""
 
@@ -29,6 +33,8 @@ class Peer(NamedTuple):
     """bootstrap, local_replay or normal. For a peer that is not connected: where its next connection begins."""
     lag: int
     """Entries of this node's route log that the peer has not stored."""
+    skew_ms: int
+    """By which its clock is ahead of this node's, when it was last linked."""
 
     @property
     def is_up(self) -> bool:
@@ -43,23 +49,24 @@ def peers_of(state: Any, cluster: Cluster, own_address: str) -> list[Peer]:
 
 def _peer(address: str, node_id: int | None, node: Any) -> Peer:
     if node is None:
-        return Peer(address, None, address, "stopped", 0, "down", "bootstrap", 0)
+        return Peer(address, None, address, "stopped", 0, "down", "bootstrap", 0, 0)
     link, routes = LinkState(node.link), RouteState(node.routes)
     is_running = link in (LinkState.SYNCING, LinkState.UP, LinkState.SUSPECT)
     if routes == RouteState.DISCONNECTED:
         routes = RouteState.BOOTSTRAP if is_running else RouteState.LOCAL_REPLAY
     return Peer(
         node.name, node_id, address, "running" if is_running else "stopped", node.incarnation, link.name.lower(),
-        routes.name.lower(), node.lag,
+        routes.name.lower(), node.lag, node.skew_ms,
     )  # fmt: skip
 
 
 class ClusterAlarms:
-    """Alarms of a node: it is isolated, or peers are down."""
+    """Alarms of a node: it is isolated, peers are down, or clocks differ."""
 
     def __init__(self, node: str) -> None:
         self._isolated = StandingAlarm(node, "cluster_isolated", "error")
         self._down = StandingAlarm(node, "cluster_peer_down", "error")
+        self._skew = StandingAlarm(node, "cluster_clock_skew", "warning")
         self._since_ms: dict[str, int] = {}
 
     def look(self, isolated: bool, peers: list[Peer], now_ms: int) -> list[Alarm | None]:
@@ -74,7 +81,14 @@ class ClusterAlarms:
         return [
             self._isolated.look(ISOLATED in late, isolation if isolated else "half of the nodes or more are reachable", now_ms),
             self._down.look(down, text, now_ms, {"peers": [*down]}),
+            self._look_at_clocks(peers, now_ms),
         ]
+
+    def _look_at_clocks(self, peers: list[Peer], now_ms: int) -> Alarm | None:
+        skewed = {peer.name: peer.skew_ms for peer in peers if peer.state == "running" and abs(peer.skew_ms) > SKEW_MS}
+        clocks = [f"{name} {abs(skew) / 1000:g} s {'ahead' if skew > 0 else 'behind'}" for name, skew in skewed.items()]
+        text = f"clocks differ from this node's: {', '.join(clocks)}" if clocks else "clocks of all linked peers agree"
+        return self._skew.look(tuple(skewed), text, now_ms, {"peers": [*skewed]})
 
 
 ISOLATED = ""

@@ -112,6 +112,8 @@ def _cluster(context: Context) -> Iterator[str]:
         yield from _family(f"cluster_{name}", "gauge", text, [({}, value)])
     up = [({"peer": peer.name}, int(peer.is_up)) for peer in peers]
     yield from _family("cluster_link_up", "gauge", "Whether the link to a peer is up, with all routes on both sides.", up)
+    skews = [({"peer": peer.name}, peer.skew_ms / 1000) for peer in peers]
+    yield from _family("cluster_clock_skew_seconds", "gauge", "By which the clock of a peer is ahead of this node's.", skews)
     lags = [({"peer": peer.name}, peer.lag) for peer in peers]
     yield from _family("mria_server_mql", "gauge", "Entries of this node's route log that a peer has not stored.", lags)
 

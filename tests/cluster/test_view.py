@@ -48,7 +48,7 @@ def test_a_link_rises_when_both_tables_are_complete_and_falls_by_silence() -> No
     one.on_pong(link, Pong(ping.number, 6_000), 2_020)
     one.synced("n2:5370", RouteState.NORMAL, True, 2_020)
     assert link.state == LinkState.UP
-    assert (link.rtt_ms, link.skew_ms) == (1_980, 6_000 - 1_000 - 990)
+    assert (link.rtt_ms, link.skew_ms) == (1_980, 0)
     one.tick(4_020, 5_000)
     assert link.state == LinkState.SUSPECT
     closes = [output for output in one.tick(6_020, 7_000) if isinstance(output, Close)]
@@ -70,6 +70,17 @@ def test_a_suspect_link_rises_once_the_peer_has_the_routes() -> None:
     assert link.state == LinkState.SUSPECT and 2 in dict(one.members)
     one.synced("n2:5370", RouteState.NORMAL, True, 2_040)
     assert link.state == LinkState.UP
+
+
+@pytest.mark.parametrize(
+    ("clock_ms", "rtt_ms", "expected"), [(3_605_010, 20, 3_600_000), (10, 20, -5_000), (1 << 63, 20, 1 << 40), (9_000, 501, 0)]
+)
+def test_the_clock_of_a_peer_is_read_by_short_round_trips(clock_ms: int, rtt_ms: int, expected: int) -> None:
+    one = view()
+    up(one, 2, 7, 0)
+    (ping,) = [output.message for output in one.tick(10, 5_000) if isinstance(output, Send) and output.connection == 7]
+    one.on_pong(one.links["n2:5370"], Pong(ping.number, clock_ms), 10 + rtt_ms)  # type: ignore[union-attr]
+    assert one.links["n2:5370"].skew_ms == expected
 
 
 def test_a_pong_without_ping_is_a_fault() -> None:

@@ -7,7 +7,7 @@ import pytest
 from shm.view import ViewNode, ViewSegment, ViewState
 
 UUID = bytes(range(16))
-PEER = ViewNode(1 << 62, 2, 1, 7, 3, True, 3, 3, UUID, "né@b", "[::1]:5370")
+PEER = ViewNode(1 << 62, 2, 1, 7, 3, True, 3, 3, UUID, "né@b", "[::1]:5370", -3_600_000)
 
 
 def test_what_is_written_is_read_by_another_process(tmp_path: Path) -> None:
