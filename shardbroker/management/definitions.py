@@ -167,10 +167,14 @@ class Definitions:
 
     def find(self, kind: str, id: str) -> Definition:
         """Returns one. Raises ControlError NOT_FOUND."""
-        found = self._configured[kind].get(id) or self._made[kind].get(id)
+        found = self.get(kind, id)
         if found is None:
             raise ControlError("NOT_FOUND", f"no {kind[:-1]} {id!r}")
         return found
+
+    def get(self, kind: str, id: str) -> Definition | None:
+        """Returns one, or None."""
+        return self._configured[kind].get(id) or self._made[kind].get(id)
 
     def own(self, kind: str, id: str, made: Made) -> Definition:
         """Returns one of those made at run time. Raises ControlError."""

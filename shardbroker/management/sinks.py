@@ -98,7 +98,8 @@ class Sinks:
         problem: str = one["problem"]
         if problem or self.kind == CONNECTORS:
             return problem
-        return connector_problem(one, {CONNECTORS: self._definitions.all(CONNECTORS)})
+        connector = self._definitions.get(CONNECTORS, connector_of(one))
+        return connector_problem(one, {CONNECTORS: {connector["id"]: connector} if connector is not None else {}})
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """Returns id -> figures and status: at most a second old."""
