@@ -64,16 +64,65 @@ def _api(settings: InfluxdbConnector, precision: str = "ms") -> _Api:
     return _Api("/api/v3/write_lp", query, headers, f"database {settings.database!r}")
 
 
-def connect(settings: InfluxdbConnector, key: str) -> HttpServer:
+class _Server(HttpServer):
+    def __init__(self, settings: InfluxdbConnector, key: str) -> None:
+        self.api = _api(settings)
+        super().__init__(settings, key, self.api.headers)
+
+    async def probe(self) -> None:
+        """Writes no points: the server looks at account and database, and has nothing to do."""
+        try:
+            status, body = await self.write(self.api, b"")
+            if status != 400:  # versions 2 and 3 answer so that there is no point
+                self.raise_for(status, body)
+        except ConnectorError as error:
+            self.health.lost(error)
+            raise
+        except Unusable as error:
+            self.health.lost(error)
+            self.health.last_error = str(error)
+            raise
+
+    async def write(self, api: _Api, body: bytes) -> tuple[int, bytes]:
+        headers = {"Content-Type": "text/plain; charset=utf-8"}
+        if len(body) >= GZIP_FROM:
+            packer = zlib.compressobj(1, zlib.DEFLATED, GZIP)
+            body = packer.compress(body) + packer.flush()
+            headers["Content-Encoding"] = "gzip"
+        try:
+            return await self.post(api.path, body, api.query, headers)
+        except FAILED as error:
+            raise ConnectorError(f"{self.settings.server}: {_reason_of(error)}") from error
+
+    def raise_for(self, status: int, body: bytes) -> None:
+        """Raises an error that says what is wrong, unless the status is that of success."""
+        if 200 <= status < 300:
+            return
+        where = self.settings.server
+        if status == 401:
+            raise Unusable(f"{where}: the server rejects username, password or token")
+        if status == 403:
+            raise Unusable(f"{where}: the account may not write to {self.api.place}")
+        if status == 404:
+            what = (
+                f"there is no {self.api.place}"
+                if body.startswith(b"{")
+                else f"the server has no {self.api.path}; another influxdb_type?"
+            )
+            raise Unusable(f"{where}: {what}")
+        raise ConnectorError(f"{where}: the server answers with status {status}")
+
+
+def connect(settings: InfluxdbConnector, key: str) -> _Server:
     name = "bucket" if settings.influxdb_type == "influxdb_api_v2" else "database"
     if not getattr(settings, name):
         raise ConnectionSettingError(f"{key}.{name}", f"the name of a {name}", "")
     if not settings.token.isascii() or not settings.token.isprintable():
         raise ConnectionSettingError(f"{key}.token", "printable ASCII", "other characters")
-    return HttpServer(settings, key, _api(settings).headers)
+    return _Server(settings, key)
 
 
-def make(action: InfluxdbAction, connector: HttpServer, id: str) -> Driver:
+def make(action: InfluxdbAction, connector: _Server, id: str) -> Driver:
     parameters = action.parameters
     try:
         points = line_protocol(parameters.write_syntax, parameters.precision)
@@ -85,7 +134,7 @@ def make(action: InfluxdbAction, connector: HttpServer, id: str) -> Driver:
 
 
 class _InfluxdbDriver:
-    def __init__(self, connector: HttpServer, api: _Api, points: Points) -> None:
+    def __init__(self, connector: _Server, api: _Api, points: Points) -> None:
         self._connector = connector
         self._api = api
         self._points = points
@@ -94,10 +143,7 @@ class _InfluxdbDriver:
         await self.probe()
 
     async def probe(self) -> None:
-        """Writes no points: the server looks at account and database, and has nothing to do."""
-        status, body = await self._post(b"")
-        if status != 400:  # version 2 and 3 answer so that there is no point
-            self._raise_for(status, body)
+        await self._connector.probe()
 
     async def close(self) -> None:
         pass
@@ -113,25 +159,14 @@ class _InfluxdbDriver:
             except PointError as error:
                 failures.append(Failure(at, str(error)))
         if lines:
-            status, body = await self._post("\n".join(lines).encode(errors="replace"))
+            status, body = await self._connector.write(self._api, "\n".join(lines).encode(errors="replace"))
             failures += self._rejected(status, body, lines, places)
         return failures
-
-    async def _post(self, body: bytes) -> tuple[int, bytes]:
-        headers = {"Content-Type": "text/plain; charset=utf-8"}
-        if len(body) >= GZIP_FROM:
-            packer = zlib.compressobj(1, zlib.DEFLATED, GZIP)
-            body = packer.compress(body) + packer.flush()
-            headers["Content-Encoding"] = "gzip"
-        try:
-            return await self._connector.post(self._api.path, body, self._api.query, headers)
-        except FAILED as error:
-            raise ConnectorError(f"{self._where}: {_reason_of(error)}") from error
 
     def _rejected(self, status: int, body: bytes, lines: Sequence[str], places: Sequence[int]) -> list[Failure]:
         """Returns the failures of lines that the server rejects. Raises if it cannot be used, or does not tell which ones."""
         if status not in (200, 400, 413, 422):
-            self._raise_for(status, body)
+            self._connector.raise_for(status, body)
             return []
         text = body.decode(errors="replace")
         if status == 200 and "error" not in text:
@@ -148,28 +183,6 @@ class _InfluxdbDriver:
         """Returns the places of the rows of lines that are numbered from 1."""
         indexes = sorted({(number - 1) // self._points.lines for number in numbers})
         return [places[index] for index in indexes if 0 <= index < len(places)]
-
-    def _raise_for(self, status: int, body: bytes) -> None:
-        """Raises an error that says what is wrong, unless the status is that of success."""
-        if 200 <= status < 300:
-            return
-        where = self._where
-        if status == 401:
-            raise Unusable(f"{where}: the server rejects username, password or token")
-        if status == 403:
-            raise Unusable(f"{where}: the account may not write to {self._api.place}")
-        if status == 404:
-            what = (
-                f"there is no {self._api.place}"
-                if body.startswith(b"{")
-                else f"the server has no {self._api.path}; another influxdb_type?"
-            )
-            raise Unusable(f"{where}: {what}")
-        raise ConnectorError(f"{where}: the server answers with status {status}")
-
-    @property
-    def _where(self) -> str:
-        return self._connector.settings.server
 
 
 def _reason(status: int, text: str) -> str:

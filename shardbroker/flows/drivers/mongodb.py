@@ -50,11 +50,47 @@ FAILED = (pymongo.errors.PyMongoError, OSError)
 Name = Callable[[Row], str]
 
 
-def connect(settings: MongodbConnector, key: str) -> Mongodb:
-    return Mongodb(settings, key)
+class _Server(Mongodb):
+    async def probe(self) -> None:
+        """Raises Unusable or ConnectorError."""
+        try:
+            await super().probe()
+        except FAILED as error:
+            explained = self.explained(error)
+            self.health.last_error = str(explained)
+            raise explained from error
+
+    @property
+    def where(self) -> str:
+        settings = self.settings
+        return settings.server if settings.mongo_type == "single" else ", ".join(settings.servers)
+
+    def explained(self, error: Exception) -> Exception:
+        """Returns an error that says what is wrong."""
+        where, database = self.where, self.settings.database
+        if isinstance(error, pymongo.errors.OperationFailure) and not isinstance(error, pymongo.errors.NotPrimaryError):
+            if error.code == AUTHENTICATION_FAILED:
+                return Unusable(f"{where}: the server rejects username or password")
+            if error.code == UNAUTHORIZED:
+                return Unusable(f"{where}: the user may not write to the database {database!r}")
+            if error.code in AGAIN or isinstance(error, pymongo.errors.ExecutionTimeout | pymongo.errors.WTimeoutError):
+                return ConnectorError(f"{where}: MongoDB error {error.code}")
+            return Refused(f"MongoDB error {error.code}")
+        if isinstance(error, pymongo.errors.InvalidName):
+            return Refused("the name of the collection is not allowed")
+        if isinstance(error, pymongo.errors.DocumentTooLarge):
+            return Refused(f"the document is larger than {DOCUMENT_MAX} bytes")
+        late = isinstance(error, TimeoutError | pymongo.errors.ServerSelectionTimeoutError)
+        if late and (known := self.server_errors()):
+            return ConnectorError(f"{where}: {_connecting_reason(known[0])}")
+        return ConnectorError(f"{where}: {_network_reason(error)}")
 
 
-def make(action: MongodbAction, connector: Mongodb, id: str) -> Driver:
+def connect(settings: MongodbConnector, key: str) -> _Server:
+    return _Server(settings, key)
+
+
+def make(action: MongodbAction, connector: _Server, id: str) -> Driver:
     parameters = action.parameters
     try:
         build = json_template(parameters.payload_template) if parameters.payload_template.strip() else None
@@ -91,7 +127,7 @@ class _Document:
 
 
 class _MongodbDriver:
-    def __init__(self, connector: Mongodb, name: Name, build: Build | None) -> None:
+    def __init__(self, connector: _Server, name: Name, build: Build | None) -> None:
         self._connector = connector
         self._name = name
         self._build = build
@@ -100,10 +136,7 @@ class _MongodbDriver:
         await self.probe()
 
     async def probe(self) -> None:
-        try:
-            await self._connector.probe()
-        except FAILED as error:
-            raise self._explained(error) from error
+        await self._connector.probe()
 
     async def close(self) -> None:
         pass
@@ -157,10 +190,12 @@ class _MongodbDriver:
         except pymongo.errors.BulkWriteError as error:
             details = error.details or {}
             if details.get("writeConcernErrors"):
-                raise ConnectorError(f"{self._where}: the documents are not on enough members of the replica set yet") from None
+                raise ConnectorError(
+                    f"{self._connector.where}: the documents are not on enough members of the replica set yet"
+                ) from None
             return [(documents[one["index"]], one) for one in details["writeErrors"]]
         except FAILED as error:
-            raise self._explained(error) from error
+            raise self._connector.explained(error) from error
         return []
 
     async def _others(self, collection: Any, documents: Sequence[_Document]) -> list[_Document]:
@@ -171,33 +206,8 @@ class _MongodbDriver:
                 found = collection.with_options(RAW).find({"_id": {"$in": list(wanted)}})
                 stored = {one["_id"]: one.raw async for one in found}
         except FAILED as error:
-            raise self._explained(error) from error
+            raise self._connector.explained(error) from error
         return [one for one in documents if stored.get(one.id) != one.data]
-
-    @property
-    def _where(self) -> str:
-        settings = self._connector.settings
-        return settings.server if settings.mongo_type == "single" else ", ".join(settings.servers)
-
-    def _explained(self, error: Exception) -> Exception:
-        """Returns an error that says what is wrong."""
-        where, database = self._where, self._connector.settings.database
-        if isinstance(error, pymongo.errors.OperationFailure) and not isinstance(error, pymongo.errors.NotPrimaryError):
-            if error.code == AUTHENTICATION_FAILED:
-                return Unusable(f"{where}: the server rejects username or password")
-            if error.code == UNAUTHORIZED:
-                return Unusable(f"{where}: the user may not write to the database {database!r}")
-            if error.code in AGAIN or isinstance(error, pymongo.errors.ExecutionTimeout | pymongo.errors.WTimeoutError):
-                return ConnectorError(f"{where}: MongoDB error {error.code}")
-            return Refused(f"MongoDB error {error.code}")
-        if isinstance(error, pymongo.errors.InvalidName):
-            return Refused("the name of the collection is not allowed")
-        if isinstance(error, pymongo.errors.DocumentTooLarge):
-            return Refused(f"the document is larger than {DOCUMENT_MAX} bytes")
-        late = isinstance(error, TimeoutError | pymongo.errors.ServerSelectionTimeoutError)
-        if late and (known := self._connector.server_errors()):
-            return ConnectorError(f"{where}: {_connecting_reason(known[0])}")
-        return ConnectorError(f"{where}: {_network_reason(error)}")
 
 
 class _Impossible(Exception):

@@ -64,11 +64,29 @@ class _Request:
     texts: list[bytes]
 
 
-def connect(settings: OpentsConnector, key: str) -> HttpServer:
-    return HttpServer(settings, key, {})
+class _Server(HttpServer):
+    async def probe(self) -> None:
+        """Asks for the version; servers with no more than the API for points answer that there is no such page, too."""
+        try:
+            status, _ = await self.get("/api/version")
+        except FAILED as error:
+            explained = self.unreachable(error)
+            self.health.lost(explained)
+            raise explained from error
+        if status in (401, 403):
+            raise Unusable(f"{self.settings.server}: the server demands a login, which OpenTSDB does not have")
+        if status >= 500:
+            raise ConnectorError(f"{self.settings.server}: the server answers with status {status}")
+
+    def unreachable(self, error: Exception) -> ConnectorError:
+        return ConnectorError(f"{self.settings.server}: {error if isinstance(error, ConnectorError) else network_reason(error)}")
 
 
-def make(action: OpentsAction, connector: HttpServer, id: str) -> Driver:
+def connect(settings: OpentsConnector, key: str) -> _Server:
+    return _Server(settings, key, {})
+
+
+def make(action: OpentsAction, connector: _Server, id: str) -> Driver:
     settings = connector.settings
     assert isinstance(settings, OpentsConnector)
     points = []
@@ -200,7 +218,7 @@ def _key(metric: Any, at: Any, value: Any, tags: Any) -> Key:
 
 
 class _OpentsDriver:
-    def __init__(self, connector: HttpServer, settings: OpentsConnector, points: Sequence[Callable[[Row], Point]]) -> None:
+    def __init__(self, connector: _Server, settings: OpentsConnector, points: Sequence[Callable[[Row], Point]]) -> None:
         self._connector = connector
         self._points = points
         self._query: dict[str, str] = {}
@@ -215,15 +233,7 @@ class _OpentsDriver:
         await self.probe()
 
     async def probe(self) -> None:
-        """Asks for the version; servers with no more than the API for points answer that there is no such page, too."""
-        try:
-            status, _ = await self._connector.get("/api/version")
-        except FAILED as error:
-            raise self._unreachable(error) from error
-        if status in (401, 403):
-            raise Unusable(f"{self._where}: the server demands a login, which OpenTSDB does not have")
-        if status >= 500:
-            raise ConnectorError(f"{self._where}: the server answers with status {status}")
+        await self._connector.probe()
 
     async def close(self) -> None:
         pass
@@ -275,11 +285,11 @@ class _OpentsDriver:
         try:
             status, answer = await self._connector.post("/api/put", body, self._query, {"Content-Type": "application/json"})
         except FAILED as error:
-            raise self._unreachable(error) from error
+            raise self._connector.unreachable(error) from error
         if status in (401, 403, 404, 405):
-            raise Unusable(f"{self._where}: the server has no /api/put, or demands a login; status {status}")
+            raise Unusable(f"{self._connector.settings.server}: the server has no /api/put, or demands a login; status {status}")
         if status not in (200, 204, 400, 413):
-            raise ConnectorError(f"{self._where}: the server answers with status {status}")
+            raise ConnectorError(f"{self._connector.settings.server}: the server answers with status {status}")
         return self._rejected(status, answer, request)
 
     def _rejected(self, status: int, answer: bytes, request: _Request) -> dict[int, Failure]:
@@ -301,13 +311,6 @@ class _OpentsDriver:
         if not found:
             raise Refused(f"the server rejects the point with status {status}")
         return found
-
-    def _unreachable(self, error: Exception) -> ConnectorError:
-        return ConnectorError(f"{self._where}: {error if isinstance(error, ConnectorError) else network_reason(error)}")
-
-    @property
-    def _where(self) -> str:
-        return self._connector.settings.server
 
 
 def _reason(text: str) -> str:

@@ -4,7 +4,8 @@ A command is packed here with its arguments, so that no value can become a part 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import hiredis
@@ -49,8 +50,29 @@ Argument = Callable[[Row], bytes]
 pack: Any = hiredis.pack_command  # its type hints know one argument only
 
 
+class _Server(Redis):
+    """Raises Unusable or ConnectorError in place of the library's errors."""
+
+    async def probe(self) -> None:
+        with self._explaining():
+            await super().probe()
+
+    async def pipeline(self, commands: Sequence[bytes], keys: Sequence[bytes] | None = None) -> Sequence[Any]:
+        with self._explaining():
+            return await super().pipeline(commands, keys)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except FAILED as error:
+            explained = _explained(error, self.settings)
+            self.health.last_error = str(explained)
+            raise explained from error
+
+
 def connect(settings: RedisConnector, key: str) -> Redis:
-    return Redis(settings, key, as_text=False)
+    return _Server(settings, key, as_text=False)
 
 
 def make(action: RedisAction, connector: Redis, id: str) -> Driver:
@@ -80,10 +102,7 @@ class _RedisDriver:
     async def open(self) -> None:
         """Checks that the server has the command, with as many arguments."""
         about = pack(("COMMAND", "INFO", self._name))
-        try:
-            (reply,) = await self._connector.pipeline([about], [b""])
-        except FAILED as error:
-            raise _explained(error, self._connector.settings) from error
+        (reply,) = await self._connector.pipeline([about], [b""])
         if isinstance(reply, Exception):
             return  # for want of a right, or by a proxy
         if not reply or not reply[0]:
@@ -107,10 +126,7 @@ class _RedisDriver:
             self._key_at = first_key
 
     async def probe(self) -> None:
-        try:
-            await self._connector.probe()
-        except FAILED as error:
-            raise _explained(error, self._connector.settings) from error
+        await self._connector.probe()
 
     async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
         failures: list[Failure] = []
@@ -128,10 +144,7 @@ class _RedisDriver:
             keys.append(words[self._key_at] if 0 < self._key_at < len(words) else b"")
             places.append(at)
         if commands:
-            try:
-                replies = await self._connector.pipeline(commands, keys)
-            except FAILED as error:
-                raise _explained(error, self._connector.settings) from error
+            replies = await self._connector.pipeline(commands, keys)
             failures += self._failures(places, replies)
         return failures
 

@@ -249,7 +249,7 @@ def test_a_probe_says_what_is_wrong(guarded_port: int, settings: dict[str, Any],
     server = f"127.0.0.1:{guarded_port}"
     over = connector(guarded_port, **settings)
     with pytest.raises(kind) as raised:
-        run(driver(over, "m v=1").probe(), over)
+        run(over.probe(), over)
     assert str(raised.value).startswith(text.format(server=server))
     assert "s3cret" not in str(raised.value)
 

@@ -197,7 +197,7 @@ def test_templates_that_cannot_work(text: str) -> None:
 def test_a_probe_says_what_is_wrong(settings: dict[str, Any], text: str) -> None:
     over = connector(**settings)
     with pytest.raises(ConnectorError) as raised:
-        run(driver(over).probe(), over)
+        run(over.probe(), over)
     assert str(raised.value) == text
 
 
@@ -230,7 +230,7 @@ def test_settings_that_can_never_work(settings: dict[str, Any], text: str) -> No
     ],
 )
 def test_errors_that_the_stand_in_does_not_have(error: Exception, kind: type[Exception], text: str) -> None:
-    explained = driver(connector())._explained(error)  # type: ignore[attr-defined]
+    explained = connector().explained(error)  # type: ignore[attr-defined]
     assert type(explained) is kind and str(explained) == text
 
 

@@ -146,7 +146,7 @@ def test_templates_that_cannot_work(point: dict[str, Any], text: str) -> None:
 def test_a_probe_says_what_is_wrong(given: dict[str, Any], kind: type[Exception], text: str) -> None:
     over = connector(**given)
     with pytest.raises(kind) as raised:
-        run(driver(over).probe(), over)
+        run(over.probe(), over)
     assert str(raised.value) == text
 
 

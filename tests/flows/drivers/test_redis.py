@@ -199,7 +199,7 @@ def test_a_command_that_cannot_work(port: int, words: list[str], text: str) -> N
 def test_a_probe_says_what_is_wrong(port: int, settings: dict[str, Any], text: str) -> None:
     server = f"127.0.0.1:{port}"
     over = connector(port, **{name: one.format(server=server) if isinstance(one, str) else one for name, one in settings.items()})
-    for call in (driver(over, *HASH).probe, driver(over, *HASH).open):
+    for call in (over.probe, driver(over, *HASH).probe, driver(over, *HASH).open):
 
         async def scenario(call: Any = call) -> str:
             with pytest.raises((Unusable, ConnectorError)) as raised:
@@ -207,6 +207,7 @@ def test_a_probe_says_what_is_wrong(port: int, settings: dict[str, Any], text: s
             return str(raised.value)
 
         assert run(scenario()) == text.format(server=server)
+    assert over.health.last_error == text.format(server=server) and "secret" not in over.health.last_error
     run(over.close())
 
 
