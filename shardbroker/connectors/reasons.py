@@ -1,11 +1,14 @@
 """Why a server cannot be reached, out of the errors of any library."""
 
 import os
+import re
 import socket
 import ssl
 
 __all__ = ["causes", "network_reason"]
 
+CLOSED = re.compile("Connection|Disconnect|Reconnect")
+"""In names of errors of libraries that have no cause: ConnectionError, ServerDisconnectedError, AutoReconnect."""
 CAUSES_MAX = 16
 """Most errors of a chain that are looked at."""
 
@@ -35,6 +38,6 @@ def network_reason(error: BaseException) -> str:
             return os.strerror(one.errno).lower()
     if any(isinstance(one, TimeoutError) for one in chain):
         return "no response in time"
-    if any(isinstance(one, OSError | EOFError) for one in chain):
+    if any(isinstance(one, OSError | EOFError) or CLOSED.search(type(one).__name__) for one in chain):
         return "the connection was closed"
     return type(error).__name__
