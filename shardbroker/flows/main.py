@@ -198,6 +198,7 @@ class _Service:
             self._load()
         self._traces.look()
         self._progress.settle(self._sinks.cursors(), self._sinks.held if self._is_loaded else None)
+        self._sinks.ring()
         self._progress.figures.begin()
 
     # --- definitions ----------------------------------------------------------------------------------------------------------

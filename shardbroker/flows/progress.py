@@ -41,6 +41,8 @@ HOLD_BYTES = 1 << 30
 """Of each journal that is kept for rules; then the oldest segments go, and their records are counted as dropped."""
 HOLD_S = 5.0
 """Between two writes of the hold: each is a sync, and a hold that is late keeps a little more."""
+HOLDS_A_SECOND = 4
+"""With hundreds of actions, holds are written less often: each is two syncs of the disk."""
 NOT_HELD = (1 << 64) - 1
 """Position of a journal that another process reads."""
 LIST_S = 1.0
@@ -173,8 +175,8 @@ class Progress:
         if self._writing is not None and not self._writing.done():
             return
         self._wait_for_writer()
-        is_due = held is not None and time.monotonic() - self._held_s >= HOLD_S
-        holds = self._next_holds(held()) if is_due and held is not None else {}
+        is_due = time.monotonic() - self._held_s >= max(HOLD_S, len(self._held) / HOLDS_A_SECOND)
+        holds = self._next_holds(held()) if held is not None and is_due else {}
         if self._unwritten or holds:
             changed, self._unwritten = self._unwritten, {}
             self._writing = self._writer.submit(self._write, changed, holds)

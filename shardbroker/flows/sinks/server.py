@@ -19,8 +19,8 @@ __all__ = ["ActionServer"]
 
 CLOSE_S = 5.0
 """Longest wait for batches under way when an action ends: the time limit of a connector by default."""
-SYNC_S = 1.0
-"""Between two syncs of a driver that has them: at most so much is written again after a kill."""
+SYNC_S = 0.5
+"""Least time between two syncs of a driver that has them. The process wakes the server once a second if a cursor waits for one."""
 
 
 class ActionServer:
@@ -124,8 +124,7 @@ class ActionServer:
     def _next_s(self) -> float:
         with self.action.lock:
             due_s = self.action.due_s()
-        next_s = self._probe_s if due_s is None else min(due_s, self._probe_s)
-        return next_s if self.synced is None else min(next_s, self._sync_s)
+        return self._probe_s if due_s is None else min(due_s, self._probe_s)
 
     async def _connect(self) -> None:
         try:

@@ -59,6 +59,13 @@ class _Entry:
         """Returns journal -> what is done for good."""
         if self.server.synced is not None:
             return self.server.synced
+        return self._present()
+
+    def waits_for_sync(self) -> bool:
+        """Returns whether what is written is to be made permanent."""
+        return self.server.synced is not None and self.server.synced != self._present()
+
+    def _present(self) -> dict[str, Cursor]:
         with self.action.lock:
             return {journal: self.action.cursor(journal) for journal in self.action.journals}
 
@@ -350,8 +357,10 @@ class Sinks:
     # --- cursors, holds, figures ----------------------------------------------------------------------------------------------
 
     def cursors(self) -> Iterator[tuple[tuple[str, str], Cursor]]:
-        """Yields the cursors that have changed."""
+        """Yields the cursors that have changed, and has a driver sync for which others wait."""
         for id, entry in self._entries.items():
+            if entry.waits_for_sync():
+                self._dirty[id] = entry.server
             for journal, cursor in entry.cursors().items():
                 if self._stored.get((CONSUMER + id, journal)) != cursor:
                     self._stored[CONSUMER + id, journal] = cursor

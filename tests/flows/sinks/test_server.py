@@ -197,12 +197,16 @@ def test_a_cursor_waits_for_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         served.admit(1, 2)
         await served.rows(2)
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(10):
+            while not served.action.last_error:
+                served.server.wake()
+                await asyncio.sleep(0.005)
         assert served.action.last_error == "no room"
         assert served.server.synced == {} and served.action.cursor("0").position == 3
         served.database.may_sync = True
         async with asyncio.timeout(10):
             while served.server.synced != {"0": Cursor(3)}:
+                served.server.wake()
                 await asyncio.sleep(0.005)
         assert served.database.synced == 2
 
