@@ -306,6 +306,7 @@ class _Manager:
         while True:
             with suppress(OSError):  # the next look tries again; DiskAlarms report the disk
                 await self._streams.hold()
+            with suppress(OSError):
                 self._alarms.check_holds(await asyncio.to_thread(hold_uses, self._topology.data_dir, time.time_ns() // 1_000_000))
             await asyncio.sleep(HOLDS_S)
 

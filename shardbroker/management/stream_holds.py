@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 
 from shardbroker.config.streams import Kept
+from shardbroker.journal.errors import JournalTooNew
 from shardbroker.journal.holds import Hold, release_hold, set_hold
 from shardbroker.journal.layout import SEGMENT_HEADER_BYTES, SegmentHeader, segment_paths, segment_start
 
@@ -83,7 +84,7 @@ class StreamHolds:
         }
 
     def _segment(self, path: Path, known: dict[Path, int]) -> Segment | None:
-        """Returns a segment; None if retention has removed it just now, or its header is damaged."""
+        """Returns a segment; None if retention has removed it just now, or its header is damaged or of a later version."""
         try:
             created_us = known.get(path)
             if created_us is None:
@@ -91,7 +92,7 @@ class StreamHolds:
                     created_us = SegmentHeader.unpack(file.read(SEGMENT_HEADER_BYTES)).created_us
             self._created[path] = created_us
             return Segment(segment_start(path), path.stat().st_size, created_us)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, JournalTooNew):
             return None
 
 

@@ -368,6 +368,34 @@ def test_wrong_streams(shared: Broker, fields: dict[str, Any], text: str) -> Non
         assert [row["name"] for row in control.call("streams list")["data"]] == ["all"]
 
 
+def test_without_journals() -> None:
+    with running({"durability.level": "none"}) as broker, Control(broker.data_dir) as control, on(broker, 0, "none") as client:
+        with pytest.raises(ControlError, match="streams need a journal"):
+            control.call("streams add", name="none", topic_filter="a")
+        with pytest.raises(ControlError, match="streams need a journal"):
+            control.call("config set", key="streams.none.topic_filter", value="a")
+        assert refused(client, "$stream/none")[0] == INVALID
+        assert control.call("streams list")["data"] == []
+
+
+def test_without_replays(broker: Broker) -> None:
+    with Control(broker.data_dir) as control, on(broker, 0, "off") as client:
+        control.call("config set", key="replay.max_replays", value="0")
+        code, reason = refused(client, "$stream/all")
+        assert code == NOT_KEPT and "replay.max_replays" in reason
+
+
+def test_a_filter_that_several_streams_cover(broker: Broker) -> None:
+    """That with exactly this filter is taken, here with last values."""
+    with Control(broker.data_dir) as control, on(broker, 0, "several") as client:
+        control.call("streams add", name="exact", topic_filter="log/one", last_value=True, key="${topic}")
+        publish(broker, 0, 3, "log/one")
+        client.subscribe("$s/earliest/log/one", 1)
+        assert payloads(client, 1) == [b"1 2"]
+        client.fence()
+        client.expect_none()
+
+
 def test_a_damaged_file_is_kept(bare: Broker) -> None:
     bare.terminate()
     bare.stop()

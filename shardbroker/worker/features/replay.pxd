@@ -36,6 +36,8 @@ cdef class JournalReplays:
     cdef bint moved                        # something was delivered in this pass, and more may follow at once
     cdef bint stuck                        # a process flows does not take messages
 
+    # Whether there are replays at all.
+    cdef bint is_on(self) noexcept
     # Whether journals have the messages of a filter.
     cdef bint may_replay(self, bytes filter) except -1
     # Starts those of a session that do not run.

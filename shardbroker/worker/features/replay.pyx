@@ -3,6 +3,7 @@
 import os
 
 from cython cimport final
+from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 from shardbroker.pubsub.message cimport Message
@@ -21,6 +22,7 @@ __all__ = ["JournalReplays"]
 
 cdef enum:
     BATCH = 512                            # messages of one replay in a pass
+    COVER_COST = 8                         # units of the budget for one filter that is compared, about 1 µs
 
 CREDIT_AT = WINDOW_RECORDS // 4
 """Records that are returned together while more of them wait."""
@@ -55,9 +57,13 @@ cdef class JournalReplays:
         self.replays_max = settings.replay.max_replays
         self.rate = settings.replay.rate
 
+    cdef bint is_on(self) noexcept:
+        return self.replays_max != 0 and bool(self.channels)
+
     cdef bint may_replay(self, bytes filter) except -1:
-        if not self.replays_max or not self.channels:
+        if not self.is_on():
             return False
+        self.context.budget -= COVER_COST * <int64_t>(len(self.kept) + len(self.streams.filters))
         return any([covers(kept, filter) for kept in self.kept + self.streams.filters])
 
     # --- streams -----------------------------------------------------------------------------------------------------------------

@@ -40,23 +40,23 @@ class Streams:
 
     def __init__(self) -> None:
         self._streams: dict[bytes, Stream] = {}
+        self._by_filter: dict[bytes, Stream] = {}
+        self.filters: tuple[bytes, ...] = ()
+        """Their topic filters."""
 
     def set(self, definitions: Sequence[Sequence[Any]]) -> None:
         """Makes these the streams in force: (name, filter, age_us, key) each."""
         self._streams = {stream.name: stream for stream in (Stream(*one) for one in definitions)}
-
-    @property
-    def filters(self) -> tuple[bytes, ...]:
-        """Returns their topic filters."""
-        return tuple(stream.filter for stream in self._streams.values())
+        self._by_filter = {stream.filter: stream for stream in reversed([*self._streams.values()])}
+        self.filters = tuple(self._by_filter)
 
     def of(self, wire_filter: bytes, filter: bytes) -> Stream | None:
         """Returns the stream of a subscription, if that exists and covers its topic filter."""
         if wire_filter.startswith(STREAM):
             stream = self._streams.get(_name_of(wire_filter))
             return stream if stream is not None and covers(stream.filter, filter) else None
-        found = [stream for stream in self._streams.values() if covers(stream.filter, filter)]
-        return next((stream for stream in found if stream.filter == filter), found[0] if found else None)
+        exact = self._by_filter.get(filter)
+        return exact or next((stream for stream in self._streams.values() if covers(stream.filter, filter)), None)
 
     def filter_of(self, wire_filter: bytes) -> bytes:
         """Returns the topic filter of a subscription: its own, or all of the stream. Raises MqttError 0x8F."""

@@ -1,6 +1,6 @@
 """SUBSCRIBE and UNSUBSCRIBE; see subscribe.pxd."""
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardbroker.hooks.masks cimport HOOK_CLIENT_SUBSCRIBE, HOOK_CLIENT_UNSUBSCRIBE, HOOK_SESSION_SUBSCRIBED
 from shardbroker.mqtt.codec cimport varint_size, write_codes
@@ -37,6 +37,7 @@ from shardbroker.worker.features.streams import OFFSET, OFFSETS, offset_of
 cdef enum:
     FILTERS_PREPARED = 128                 # filters whose rules are looked up together: as many as one turn handles
     REASONS_MAX = 8                        # filters whose reason is explained: all are in one string
+    STREAM_COST = 8                        # for each stream that may cover a filter, about 1 µs
     SUBSCRIBE_COST = 64                    # units of the budget for one filter, its share of the commit included
 
 
@@ -169,18 +170,22 @@ cdef int subscribe_one(
 ) except -1:
     cdef Subscription subscription, previous
     cdef WorkerContext context = channel.context
-    cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), replay = wire_filter.startswith(OF_JOURNALS), present
+    cdef bint exclusive = wire_filter.startswith(EXCLUSIVE), replay = wire_filter.startswith(OF_JOURNALS), present, kept
     cdef int retain_handling = options & OPTION_RETAIN_HANDLING, claimed
     group, filter = parse_subscription(wire_filter)
     check_topic_filter(filter, context.max_topic_levels)
     subscription = new_subscription(wire_filter, context.now_ms * 1000)
     if replay:
         if not wire_filter.startswith(REPLAY):
+            context.budget -= STREAM_COST * <int64_t>len(channel.router.journal_replays.streams.filters)
             filter = channel.router.journal_replays.streams.filter_of(wire_filter)
+            kept = channel.router.journal_replays.is_on()
+        else:
+            kept = channel.router.journal_replays.may_replay(filter)
         if wire_filter.startswith(STREAM):
             (<ReplaySubscription>subscription).start_us, (<ReplaySubscription>subscription).end_us = parse_period(
                 offset, context.now_ms * 1000, OFFSETS[0].decode())
-        if not channel.router.journal_replays.may_replay(filter):
+        if not kept:
             return IMPLEMENTATION_SPECIFIC_ERROR
     if group is not None and not context.shared_subscription:
         return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
