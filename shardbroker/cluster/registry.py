@@ -346,6 +346,9 @@ class Registry:
         known, table = self.entry(key), self._tables.get(key.partition)
         if known is not None and known[0] != message.denied:
             return [ToNode(node, Found(key, known[0]))]
+        if known is not None and key in self._locks:
+            # The claim under way asks the holder itself, and the denial may be older than the entry.
+            return []
         if known is not None and table is not None:
             # The entry is wrong: its node is asked again for all of its sessions.
             self._set(key, None)

@@ -300,6 +300,16 @@ def test_an_entry_that_its_node_denies_is_asked_for_again() -> None:
     assert [output.node_id for output in one.tick(0, CLOCK)] == [2]
 
 
+def test_a_denial_that_is_older_than_the_entry_does_not_hide_the_holder_from_a_claim() -> None:
+    """Seed 1413 of splits: the session has moved back to the node that denied it, while a claim waits for the answer of another."""
+    one = made()
+    owned(one, 2)
+    one._tables[KEY.partition].known.discard(1)
+    [asked] = [output.message for output in one.claim(3, claim(5), 0, CLOCK) if isinstance(output.message, Who)]
+    assert one.find(1, Find(KEY, 2)) == []
+    assert granted(one.here(1, Here(asked.number, KEY, None), 0, CLOCK)).holder == 2
+
+
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENTRIES_MAX", 0)
     one = made()
