@@ -190,13 +190,9 @@ def test_splits_fixed_seed(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [21, 27, 51, 81, 106, 123])
 def test_splits_with_long_queues(seed: int) -> None:
-    """Seeds that have failed: a stale session without an answer to its last TAIL was merged twice, or merged and served again."""
+    """Seeds that have failed: a stale session without an answer to its last TAIL was merged twice, or merged and served again.
+    One seed of 60 finds that, others after each change of the cores; test_claims.py does so always."""
     run(seed, ROAMING, SPLIT_STEPS, LongQueuesCluster)
-
-
-def test_two_heirs_of_a_stale_session_are_found() -> None:
-    with mutated("stale session without an heir"), pytest.raises(AssertionError, match="of QoS 2 twice"):
-        run(27, ROAMING, SPLIT_STEPS, LongQueuesCluster)
 
 
 @pytest.mark.parametrize("name", sorted(SPLIT_MUTANTS))

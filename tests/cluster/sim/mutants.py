@@ -236,23 +236,11 @@ def _drop_late(self: Claims, holding: Any, now_ms: int) -> list[Any]:
     return [Taken(holding.uid, ids)] if ids else []
 
 
-def _forget_heir(self: Claims, holding: Any, now_ms: int) -> list[Any]:
-    """A node that sends a stale session to any holder, and serves it again, whatever it has sent before."""
-    done = _tail(self, holding, now_ms)
-    holding.heir = 0
-    return done
-
-
 def _name_everything(self: sessions.RoamingNode, copy: sessions.Copy, ids: Any) -> None:
     """A session that names in its last TAIL what it handed over before as delivered."""
     for message_id in ids:
         copy.queue.pop(message_id, None)
 
-
-HEIR_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
-    "stale session without an heir": [(Claims, "_tail", _forget_heir)],
-}
-"""A mistake that only long queues show: one seed of 60."""
 
 SPLIT_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "the last TAIL names what was handed over as delivered": [(sessions.RoamingNode, "hand_over", _name_everything)],
@@ -279,7 +267,7 @@ SESSION_MUTANTS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Applies a mutant for the duration of a block."""
-    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS, **SPLIT_MUTANTS, **HEIR_MUTANTS}[name]]
+    patches = [patch.object(*one) for one in {**MUTANTS, **SESSION_MUTANTS, **SPLIT_MUTANTS}[name]]
     for one in patches:
         one.start()
     try:
