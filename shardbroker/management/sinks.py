@@ -24,7 +24,8 @@ NAMED = 5
 
 
 class SinkKind:
-    """A definition has `type`, `name`, `given` as it arrived, `model`, or None and a `problem` if it can no longer be used."""
+    """A definition has `type`, `name`, `given` as it arrived, `model`, or None and a `problem` if it can no longer be used, and
+    `shown`, its settings as JSON with secrets masked."""
 
     most = SINKS_MAX
 
@@ -39,7 +40,7 @@ class SinkKind:
         type, _, name = id.partition(":")
         given = model.model_dump(mode="json")
         times = {"origin": CONFIGURATION, "created_ms": None, "changed_ms": None}
-        return {"id": id, "type": type, "name": name, "given": given, "model": model, "problem": "", **times}
+        return {"id": id, "type": type, "name": name, "given": given, **_usable(model), **times}
 
     def restored(self, kept: dict[str, Any]) -> Definition:
         """Returns one that was made at run time."""
@@ -47,9 +48,9 @@ class SinkKind:
         values = {"type": type, "name": name, **{key: kept[key] for key in ("given", "created_ms", "changed_ms")}}
         try:
             checked_id(kept["id"])
-            return {"id": kept["id"], **values, "model": checked(self.name, type, kept["given"]), "problem": ""}
+            return {"id": kept["id"], **values, **_usable(checked(self.name, type, kept["given"]))}
         except ValueError as error:  # a file of a secret that is gone, a type of a later release
-            return {"id": kept["id"], **values, "model": None, "problem": str(error)}
+            return {"id": kept["id"], **values, "model": None, "shown": {}, "problem": str(error)}
 
     def kept(self, definition: Definition) -> dict[str, Any]:
         """Returns what the data directory has of it."""
@@ -61,6 +62,10 @@ class SinkKind:
             return None
         named = {name: definition[name] for name in ("id", "type", "name", "origin", "created_ms", "changed_ms")}
         return {**named, "settings": definition["model"].model_dump(mode="json")}
+
+
+def _usable(model: Any) -> dict[str, Any]:
+    return {"model": model, "shown": shown(model), "problem": ""}
 
 
 def connector_of(action: Definition) -> str:
@@ -121,10 +126,6 @@ class Sinks:
                 of = figures.get(one["id"], {})
                 found[one["id"]] = ActionState(*self.status(one, of), of.get("lag_seconds", 0.0), of.get("dropped", 0))
         return found
-
-    def shown(self, one: Definition) -> dict[str, Any]:
-        """Returns the settings as JSON has them, secrets masked."""
-        return shown(one["model"]) if one["model"] is not None else {}
 
     def uses(self) -> dict[str, list[tuple[str, str]]]:
         """Returns id -> kind and id of its users: actions of a connector; rules of an action, and actions that fall back on it."""
@@ -210,7 +211,7 @@ class Sinks:
             model = checked(self.kind, type, given)
         except ValueError as error:
             raise ControlError("BAD_REQUEST", str(error)) from None
-        one: Definition = {"id": f"{type}:{name}", "type": type, "name": name, "given": given, "model": model, "problem": ""}
+        one: Definition = {"id": f"{type}:{name}", "type": type, "name": name, "given": given, **_usable(model)}
         one |= {"origin": RUNTIME, "created_ms": created_ms, "changed_ms": now_ms()}
         if self.kind == ACTIONS:
             self._check_references(one, all)

@@ -116,7 +116,7 @@ def row(
     """Returns a connector or an action as `ctl` and REST show it."""
     found = figures.get(one["id"], {})
     status, reason = sinks.status(one, found)
-    settings = sinks.shown(one)
+    settings = dict(one["shown"])
     users = uses.get(one["id"], [])
     shown = {
         "id": one["id"], "type": one["type"], "name": one["name"], "status": status, "status_reason": reason,
