@@ -1,10 +1,9 @@
 """Failures of connectors. Their texts contain no secret and nothing that a client has sent: they are logged."""
 
-import os
 import re
-import socket
-import ssl
 from typing import Final
+
+from shardbroker.connectors.reasons import network_reason
 
 __all__ = ["ConnectionSettingError", "ConnectorError", "describe", "message_of", "missing_library", "mysql_code_of", "sqlstate_of"]
 
@@ -54,10 +53,9 @@ def describe(error: BaseException) -> str:
         return _postgresql(error)
     if mysql_code_of(error):
         return _mysql(error)
-    inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)  # of aiohttp
-    if isinstance(inner, Exception) and inner is not error:
-        return describe(inner)
-    return _system(error) if isinstance(error, OSError) else type(error).__name__
+    if type(error) is ConnectionError and str(error):  # of asyncpg, which says what the server has refused
+        return _line(str(error))
+    return network_reason(error) if isinstance(error, OSError) else type(error).__name__
 
 
 def sqlstate_of(error: BaseException) -> str:
@@ -93,21 +91,6 @@ def _mysql(error: BaseException) -> str:
     if (2000 <= code < 3000 or code in MYSQL_SHOWN) and len(error.args) > 1:
         return f"{_line(str(error.args[1]))} (error {code})"
     return f"{MYSQL_NAMES.get(code, 'refused by the server')} (error {code})"
-
-
-def _system(error: OSError) -> str:
-    """Describes an error of a socket: texts are of the system and OpenSSL."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"TLS: certificate of the server: {_line(error.verify_message)}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {_line(str(error.reason or error.strerror or 'failure')).replace('_', ' ').lower()}"
-    if isinstance(error, socket.gaierror):
-        return f"host name: {_line(str(error.strerror)).lower()}"
-    if isinstance(error, TimeoutError):
-        return "no response in time"
-    if error.errno:
-        return os.strerror(error.errno).lower()
-    return _line(str(error)) if isinstance(error, ConnectionError) and str(error) else type(error).__name__
 
 
 def _line(text: str) -> str:

@@ -20,6 +20,15 @@ AUTHENTICATION_FAILED = 18
 Database = AsyncDatabase[dict[str, Any]]
 
 
+def _tls(settings: MongodbConnection, key: str) -> dict[str, Any]:
+    """Returns options of the library, which reads a certificate and its key from one file."""
+    if settings.tls_key and settings.tls_key != settings.tls_cert:
+        raise ConnectionSettingError(f"{key}.tls_key", "empty for MongoDB, with the key in the file of tls_cert", settings.tls_key)
+    options: dict[str, Any] = {"tls": True, "tlsAllowInvalidCertificates": not settings.tls_verify}
+    files = {"tlsCAFile": settings.tls_ca, "tlsCertificateKeyFile": settings.tls_cert}
+    return options | {name: path for name, path in files.items() if path}
+
+
 class Mongodb(Connector[Database]):
     """Lends `database`, whose client takes a connection of the pool for each command."""
 
@@ -35,12 +44,8 @@ class Mongodb(Connector[Database]):
             socketTimeoutMS=milliseconds,
             **_servers(settings, key),
             **_account(settings),
-            **_tls(settings),
+            **(_tls(settings, key) if settings.tls else {}),
         )
-        # As an option the library takes one file with certificate and key.
-        context = self._client.options.pool_options._ssl_context
-        if context is not None and (certificate := settings.tls_cert):
-            context.load_cert_chain(certificate, settings.tls_key or None)
         self.database = self._client[settings.database]
 
     def server_errors(self) -> list[Exception]:
@@ -79,14 +84,3 @@ def _account(settings: MongodbConnection) -> dict[str, Any]:
     if not settings.username:
         return {}
     return {"username": settings.username, "password": settings.password, "authSource": settings.auth_source}
-
-
-def _tls(settings: MongodbConnection) -> dict[str, Any]:
-    if not settings.tls:
-        return {}
-    found: dict[str, Any] = {"tls": True}
-    if settings.tls_ca:
-        found["tlsCAFile"] = settings.tls_ca
-    if not settings.tls_verify:
-        found["tlsAllowInvalidCertificates"] = True
-    return found

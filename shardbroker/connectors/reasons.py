@@ -27,10 +27,11 @@ def network_reason(error: BaseException) -> str:
     """Returns the cause of an error in one line, without texts that a library may have filled with data."""
     chain = causes(error)
     for one in chain:
-        if isinstance(one, ssl.SSLCertVerificationError):
+        if isinstance(one, ssl.SSLCertVerificationError) and hasattr(one, "verify_message"):  # that of aiohttp has it in its cause
             return f"the certificate of the server is not accepted: {one.verify_message}"
         if type(one) is ssl.SSLError:
-            return f"TLS fails: {getattr(one, 'reason', None) or 'no handshake'}"
+            reason = str(getattr(one, "reason", None) or "no handshake")
+            return f"TLS fails: {reason.replace('_', ' ').lower()}"
         if isinstance(one, socket.gaierror):
             return "the name of the server cannot be resolved"
     for one in reversed(chain):

@@ -138,13 +138,12 @@ def _addresses(settings: RedisConnection, key: str) -> list[tuple[str, int]]:
 def _tls(settings: RedisConnection) -> dict[str, Any]:
     if not settings.tls:
         return {}
-    verified = settings.tls_verify
     return {
         "ssl_ca_certs": settings.tls_ca or None,
         "ssl_certfile": settings.tls_cert or None,
-        "ssl_keyfile": settings.tls_key or None,
-        "ssl_cert_reqs": "required" if verified else "none",
-        "ssl_check_hostname": verified,
+        "ssl_keyfile": settings.tls_key or settings.tls_cert or None,
+        "ssl_cert_reqs": "required" if settings.tls_verify else "none",
+        "ssl_check_hostname": settings.tls_verify,
     }
 
 

@@ -33,7 +33,7 @@ def mariadb(sql: str = "", *options: str) -> Iterator[Mariadb]:
     with folder() as where:
         port = free_port()
         user = "nobody" if os.geteuid() == 0 else getpass.getuser()
-        own = ["--no-defaults", f"--datadir={where / 'data'}"]
+        own = ["--no-defaults", f"--datadir={where / 'data'}", f"--tmpdir={where}"]  # two that are installed share names in /tmp
         once = ["--auth-root-authentication-method=normal", "--skip-test-db", f"--user={user}"]
         quietly([needed("mariadb-install-db"), *own, *once])
         command = [

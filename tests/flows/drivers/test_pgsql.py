@@ -329,7 +329,7 @@ def test_a_probe_says_why_the_server_cannot_be_used() -> None:
         await probed('database "nothing" does not exist', database="nothing")
         await probed("connection refused", server="127.0.0.1:1")
         await probed("rejected SSL upgrade", tls=True)
-        await probed("host name: ", server="nowhere.invalid:5432")
+        await probed("the name of the server cannot be resolved", server="nowhere.invalid:5432")
 
     with postgresql("CREATE ROLE guarded LOGIN PASSWORD 'right'", access="host all all 127.0.0.1/32 scram-sha-256") as server:
         run(scenario)
