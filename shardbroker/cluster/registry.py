@@ -418,6 +418,8 @@ class Registry:
         if message.held is not None:
             lock.found[node] = message.held
         else:
+            # What it reported before it was revoked is no session any more.
+            lock.found.pop(node, None)
             known = self.entry(key)
             if known is not None and known[0] == node:
                 self._set(key, None)

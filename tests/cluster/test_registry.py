@@ -310,6 +310,16 @@ def test_a_denial_that_is_older_than_the_entry_does_not_hide_the_holder_from_a_c
     assert granted(one.here(1, Here(asked.number, KEY, None), 0, CLOCK)).holder == 2
 
 
+def test_an_answer_without_a_session_ends_what_its_node_reported_before() -> None:
+    """Seed 1443 of splits: ANNOUNCE of a node that was revoked meanwhile counted more than the session of the holder."""
+    one = made()
+    owned(one, 2)
+    one._tables[KEY.partition].known.discard(3)
+    [asked] = [output.message for output in one.claim(1, claim(5), 0, CLOCK) if isinstance(output.message, Who)]
+    one.announce(3, held(CLOCK << 17, CLOCK << 17))
+    assert granted(one.here(3, Here(asked.number, KEY, None), 0, CLOCK)).holder == 2
+
+
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENTRIES_MAX", 0)
     one = made()
