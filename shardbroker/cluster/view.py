@@ -118,7 +118,6 @@ class PeerLink:
     """Number of each ping without PONG to the times it was sent at, monotonic and wall clock."""
     rtt_ms: int = 0
     skew_ms: int = 0
-    """By which the clock of the peer is ahead."""
     """Wall clock of the peer minus that of this node, to half a round trip."""
     digest: bytes = b""
     peer_state: NodeState = NodeState.JOINING
