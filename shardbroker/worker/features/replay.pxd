@@ -47,8 +47,8 @@ cdef class JournalReplays:
     # Delivers what clients have room for; called once a pass.
     cdef int go_on(self) except -1
     # Starts those among new subscriptions; returns the others.
-    cdef ReplaySubscription current(self, ReplaySubscription replay, object number)
     cdef list start_new(self, list subscriptions)
+    cdef ReplaySubscription current(self, ReplaySubscription replay, object number)
     cdef int start_one(self, ReplaySubscription replay) except -1
     cdef int begin_some(self) except -1
     cdef int deliver_some(self, ReplaySubscription replay, Session session, Publication publication) except -1
