@@ -13,7 +13,7 @@ SANITIZED := $(CURDIR)/$(BIN)/python -m fuzz.sanitizers
 SOURCES := $(shell find shardbroker acceptor shm perf -name '*.py[x]' -o -name '*.pxd') pyproject.toml setup.py
 
 .PHONY: always packages packages-to-serve packages-to-fuzz install tools spark serve test examples conformance lint types fuzz asan sim \
-    torture soak partitions debug docs proto wheel clean
+    torture torture-sinks soak partitions debug docs proto wheel clean
 
 install: $(VENV)/.installed
 
@@ -112,6 +112,10 @@ sim: tools
 # Kills processes of a broker under traffic: make torture KILLS=5000, or SECONDS=3600, and TORTURE="--seed 7 --kind worker".
 torture: tools
 	$(BIN)/python -m tests.torture.torture --kills $(or $(KILLS),$(if $(SECONDS),0,2000)) --seconds $(or $(SECONDS),0) $(TORTURE)
+
+# The same up to the rows of a sink, whose server is killed and stopped as well: make torture-sinks SINKS="--type mysql --once --seed 3"
+torture-sinks: tools
+	$(BIN)/python -m tests.torture.sinks $(SINKS)
 
 # Two hours of mixed traffic with restarts; says what grew. make soak SECONDS=600
 soak: tools

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import psutil
 
 from perf.compare import DEFAULTS, STANDARD, compare, plan_of
 from perf.engine import LoadError
+from perf.figures import Figure, as_json, shown
 from perf.launch import LaunchError, on_core
 from perf.live import Live
 from perf.measure import Result, run_plan, sound
@@ -70,6 +72,8 @@ def _parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     _add_compare(verbs["compare"])
     text = "rules of this broker: evaluation, republished messages, and what is demanded of them"
     _add_rules(subparsers.add_parser("rules", help=text, description=text), verbs)
+    text = "rows of rules in another system: a driver alone, and the whole way through a broker"
+    _add_sinks(subparsers.add_parser("sinks", help=text, description=text), verbs)
     text = "one page of plots and tables, of one or several runs"
     report = verbs["report"] = subparsers.add_parser("report", help=text, description=text)
     report.add_argument("files", nargs="+", type=Path, metavar="FILE", help="lines of JSON, from --out or --json")
@@ -127,7 +131,7 @@ def _add_rules(verb: argparse.ArgumentParser, verbs: dict[str, argparse.Argument
 def _run_rules(arguments: argparse.Namespace) -> int:
     from perf import rules  # the other verbs need nothing of the broker
 
-    figures: list[Any] = []
+    figures: list[Figure] = []
     try:
         with _core(arguments.core, "--core"):
             figures += rules.evaluation(arguments.messages)
@@ -135,8 +139,49 @@ def _run_rules(arguments: argparse.Namespace) -> int:
             figures += rules.republish(arguments.seconds, arguments.core)
     except rules.RulesError as error:
         raise LaunchError(str(error)) from error
-    print("\n".join(map(rules.as_json, figures)) if arguments.json else rules.shown(figures))
+    return _show(figures, arguments, "rules")
+
+
+def _show(measured: list[Figure], arguments: argparse.Namespace, scenario: str) -> int:
+    print("\n".join(as_json(one, scenario) for one in measured) if arguments.json else shown(measured))
     return 0
+
+
+def _add_sinks(verb: argparse.ArgumentParser, verbs: dict[str, argparse.ArgumentParser]) -> None:
+    verbs["sinks"] = verb
+    verb.add_argument("--type", required=True, help="type of the action, such as pgsql")
+    verb.add_argument("--connector", type=_json_object, required=True, metavar="JSON", help="settings of the connector")
+    verb.add_argument("--parameters", type=_json_object, default={}, metavar="JSON",
+                      help="of the action; rows have id, clientid, topic, payload, qos and timestamp")  # fmt: skip
+    verb.add_argument("--rows", type=number("", low=1000, high=10_000_000), default=50_000, help="of the driver alone; 50000")
+    verb.add_argument("--seconds", type=number("seconds", whole=False, low=1), default=5.0, help="of the load of the broker; 5")
+    verb.add_argument("--no-broker", action="store_true", help="the driver alone")
+    verb.add_argument("--json", action="store_true", help="a line of JSON per figure instead of the table")
+    verb.set_defaults(act=_run_sinks)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"allowed is an object of JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"allowed is an object of JSON, not {text[:80]!r}")
+    return found
+
+
+def _run_sinks(arguments: argparse.Namespace) -> int:
+    from perf import sinks  # the other verbs need nothing of the broker
+
+    figures: list[Figure] = []
+    try:
+        kind = sinks.type_of(arguments.type)
+        figures += sinks.of_driver(kind, arguments.connector, arguments.parameters, arguments.rows // sinks.BATCH * sinks.BATCH)
+        if not arguments.no_broker:
+            figures += sinks.of_broker(kind, arguments.connector, arguments.parameters, arguments.seconds)
+    except sinks.SinksError as error:
+        raise LaunchError(str(error)) from error
+    return _show(figures, arguments, "sinks")
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:

@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from perf.figures import Figure
 from perf.launch import launched
 from shardbroker.control import Control, ControlError
 from shardbroker.flows.feed import JournalFeed
@@ -27,7 +27,7 @@ from shardbroker.journal import open_journal
 from shardbroker.journal.encode import log_for_test
 from shardbroker.journal.schema import Kind, MessageFlag
 
-__all__ = ["Figure", "RulesError", "as_json", "evaluation", "republish", "shown"]
+__all__ = ["RulesError", "evaluation", "republish"]
 
 PER_BLOCK = 100
 """Messages of a block of the journal: a pass of a worker under load."""
@@ -54,40 +54,6 @@ SERVE = "serve --listen tcp://127.0.0.1:{port} --data-dir {dir} --workers 1 --ac
 
 class RulesError(Exception):
     """The broker has lost messages, or a part of the measurement has failed."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of the result."""
-
-    what: str
-    measured: float
-    unit: str
-    demand: float
-    at_most: bool
-    """Whether the demand is the largest value, or the least one."""
-
-    @property
-    def met(self) -> bool:
-        return self.measured <= self.demand if self.at_most else self.measured >= self.demand
-
-
-def shown(figures: list[Figure]) -> str:
-    """Returns a table."""
-    lines = [f"{'':42} {'measured':>12} {'demand':>14}"]
-    for one in figures:
-        bound = f"{'at most' if one.at_most else 'at least'} {_number(one.demand)}"
-        lines.append(f"{one.what:42} {_number(one.measured):>12} {bound:>14} {one.unit}{'' if one.met else '   missed'}".rstrip())
-    return "\n".join(lines)
-
-
-def as_json(figure: Figure) -> str:
-    """Returns a line of JSON."""
-    return json.dumps({"scenario": "rules", **asdict(figure), "met": figure.met})
-
-
-def _number(value: float) -> str:
-    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
 # --- evaluation ---------------------------------------------------------------------------------------------------------------

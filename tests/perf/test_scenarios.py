@@ -217,3 +217,16 @@ def test_rules_are_measured_through_a_broker_of_their_own() -> None:
     assert all(one["measured"] > 0 for one in figures)
     refused = subprocess.run([PROGRAM, "perf", "rules", "--messages", "1"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "allowed is a whole number from 10,000" in refused.stderr
+
+
+def test_sinks_are_measured_alone_and_through_a_broker() -> None:
+    """`shardbroker perf sinks`: every figure is there, and what is wrong is said."""
+    command = [PROGRAM, "perf", "sinks", "--type", "file", "--rows", "2000", "--seconds", "1", "--json", "--connector"]
+    done = subprocess.run([*command, '{"filepath": "rows"}'], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["unit"] for one in figures] == ["\u00b5s of CPU a row", "rows/s", "\u00b5s of CPU of flows a row", "rows/s"]
+    assert all(one["measured"] > 0 for one in figures)
+    for connector, said in (('{"filepath": "../rows"}', "without .."), ('{"path": "rows"}', "path"), ("[]", "object of JSON")):
+        refused = subprocess.run([*command, connector], capture_output=True, text=True, check=False)
+        assert refused.returncode in (1, 2) and said in refused.stderr
