@@ -126,7 +126,7 @@ def parse_subscription(bytes filter not None) -> tuple:
             raise MqttError(TOPIC_FILTER_INVALID, f"not an exclusive subscription: {filter[:100]!r}")
         return None, real
     elif filter.startswith((REPLAY, STREAM_SINCE)):
-        kind, period, real = filter.split(b"/", 2) if filter.count(b"/") > 1 else (filter, b"", b"")
+        _, period, real = filter.split(b"/", 2) if filter.count(b"/") > 1 else (filter, b"", b"")
         if not period or not real or real.startswith(PREFIXES):
             what = "a replay: must be $replay" if filter.startswith(REPLAY) else "a stream: must be $s"
             raise MqttError(TOPIC_FILTER_INVALID, f"not {what}/<period>/<filter>, got {filter[:100]!r}")
