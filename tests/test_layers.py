@@ -138,10 +138,13 @@ MAY_USE = {
     # What lands on a machine, and who puts it there.
     "shardbroker.deploy": ("shardbroker.config", "shardbroker.journal", "shardbroker.stores", "shm"),
     "perf": (
+        "shardbroker.config",
+        "shardbroker.connectors",
         "shardbroker.control",
         "shardbroker.flows",
         "shardbroker.journal",
         "shardbroker.mqtt",
+        "shardbroker.rules",
         "shardbroker.transport",
         "shm",
     ),
