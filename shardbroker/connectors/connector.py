@@ -4,14 +4,14 @@ import asyncio
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from shardbroker.connectors.errors import describe
 
-__all__ = ["Connector", "Health", "PooledConnector", "State"]
+__all__ = ["Connector", "Health", "PooledConnector", "State", "retry_delay_s"]
 
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 15.0
 """Limits of the delay between attempts to reach a server: it doubles from the first to the second."""
@@ -19,6 +19,12 @@ JITTER = 0.5
 """Least share of the delay that is waited: connectors that lost the same server do not return to it at the same time."""
 
 Lent = TypeVar("Lent")
+
+
+def retry_delay_s(failures: int, uniform: Callable[[float, float], float] = random.uniform) -> float:
+    """Returns the delay before the next attempt, in seconds: doubled by each failure in a row, with jitter."""
+    longest = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(max(failures - 1, 0), 30))
+    return longest * uniform(JITTER, 1)
 
 
 class State(Enum):
@@ -59,8 +65,7 @@ class Health:
 
     def retry_delay_s(self) -> float:
         """Returns the delay before the next attempt, in seconds: doubled by each failure in a row, with jitter."""
-        longest = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(max(self._failures - 1, 0), 30))
-        return longest * random.uniform(JITTER, 1)
+        return retry_delay_s(self._failures)
 
     def _enter(self, state: State) -> None:
         if state is not self.state and self.state is not State.STOPPED:

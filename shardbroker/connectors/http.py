@@ -2,8 +2,9 @@
 
 import asyncio
 import re
+import ssl
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from shardbroker.connectors.connector import Connector
 from shardbroker.connectors.errors import ConnectionSettingError, ConnectorError
 from shardbroker.connectors.server import context_of
 
-__all__ = ["Http", "read_body"]
+__all__ = ["Http", "SessionConnector", "read_body"]
 
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A field name: a token of RFC 9110."""
@@ -24,35 +25,35 @@ GZIP = 31
 PORTS = {"http": 80, "https": 443}
 
 
-class Http(Connector[aiohttp.ClientSession]):
-    """Lends a session without cookies. It requests bodies without compression, and decompresses none: see `read_body`."""
+class SessionConnector(Connector[aiohttp.ClientSession]):
+    """Lends a session without cookies, to host and port at `address`. Bodies are decompressed by `read_body` alone."""
 
-    def __init__(self, settings: HttpConnection, key: str) -> None:
-        super().__init__(settings.timeout)
-        if not settings.url:
-            raise ConnectionSettingError(f"{key}.url", "http://HOST/PATH or https://HOST/PATH", settings.url)
-        for header in settings.headers:
-            if not HEADER.fullmatch(header):
-                raise ConnectionSettingError(f"{key}.headers", "a table of header = text", header)
-        self._settings = settings
-        self._tls = context_of(settings, key) if settings.url.startswith("https:") else None
+    def __init__(
+        self,
+        timeout_s: float,
+        address: tuple[str, int],
+        pool_size: int,
+        tls: ssl.SSLContext | None,
+        headers: Mapping[str, str] = PLAIN,
+    ) -> None:
+        super().__init__(timeout_s)
+        self._address, self._pool_size, self._tls, self._headers = address, pool_size, tls, headers
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[aiohttp.ClientSession]:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._settings.pool_size, ssl=self._tls or True),
+                connector=aiohttp.TCPConnector(limit=self._pool_size, ssl=self._tls or True),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers=PLAIN,
+                headers=self._headers,
                 auto_decompress=False,
             )
         yield self._session
 
     async def _ping(self, lent: aiohttp.ClientSession) -> None:
-        """Opens a connection, with TLS for https; a request could have side effects."""
-        parts = urlsplit(self._settings.url)
-        _, writer = await asyncio.open_connection(parts.hostname, parts.port or PORTS[parts.scheme], ssl=self._tls)
+        """Opens a connection, with TLS where it is used; a request could have side effects."""
+        _, writer = await asyncio.open_connection(*self._address, ssl=self._tls)
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
@@ -63,6 +64,22 @@ class Http(Connector[aiohttp.ClientSession]):
     async def _close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+class Http(SessionConnector):
+    """A service with a URL of its own. It requests bodies without compression."""
+
+    def __init__(self, settings: HttpConnection, key: str) -> None:
+        if not settings.url:
+            raise ConnectionSettingError(f"{key}.url", "http://HOST/PATH or https://HOST/PATH", settings.url)
+        for header in settings.headers:
+            if not HEADER.fullmatch(header):
+                raise ConnectionSettingError(f"{key}.headers", "a table of header = text", header)
+        parts = urlsplit(settings.url)
+        tls = context_of(settings, key) if parts.scheme == "https" else None
+        address = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        super().__init__(settings.timeout, address, settings.pool_size, tls)
+        self.settings = settings
 
 
 async def read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:

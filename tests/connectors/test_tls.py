@@ -144,7 +144,7 @@ async def _used(kind: str, connector: Connector[Any]) -> str:
     try:
         async with connector.connection() as lent:
             if kind == "http":
-                async with lent.get(connector._settings.url) as answer:  # type: ignore[attr-defined]
+                async with lent.get(connector.settings.url) as answer:  # type: ignore[attr-defined]
                     assert await answer.text() == "served"
             else:
                 await connector._ping(lent)

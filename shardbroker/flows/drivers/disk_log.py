@@ -16,7 +16,7 @@ from pathlib import Path
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.connectors.connector import Connector
 from shardbroker.connectors.errors import ConnectionSettingError
-from shardbroker.flows.sinks.driver import Failure, Unusable
+from shardbroker.flows.sinks.driver import ConnectorDriver, Failure, Unusable
 from shardbroker.flows.sinks.json_bytes import json_bytes
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.templates import Template, template
@@ -236,20 +236,14 @@ def _opened(path: Path, flags: int) -> int:
     return descriptor
 
 
-class DiskLog:
+class DiskLog(ConnectorDriver[LogFile]):
     """The driver of an action."""
 
     def __init__(self, action: DiskLogAction, file: LogFile) -> None:
-        self._file = file
+        super().__init__(file)
         text = action.parameters.template
         self._template: Template | None = template(text) if text else None
         self._syncs = action.parameters.write_mode == "sync"
-
-    async def open(self) -> None:
-        await self._file.probe()
-
-    async def probe(self) -> None:
-        await self._file.probe()
 
     async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
         """Raises Unusable, TimeoutError."""
@@ -262,15 +256,12 @@ class DiskLog:
                 failures.append(Failure(at, f"line not made: {type(error).__name__}"))
         if lines:
             lines.append(b"")
-            await self._file.append(b"\n".join(lines), self._syncs)
+            await self._connector.append(b"\n".join(lines), self._syncs)
         return failures
 
     async def sync(self) -> None:
         """Raises Unusable, TimeoutError."""
-        await self._file.sync()
-
-    async def close(self) -> None:
-        """The file belongs to the connector."""
+        await self._connector.sync()
 
     def _line(self, row: Row) -> bytes:
         if self._template is not None:

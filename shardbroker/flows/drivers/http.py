@@ -17,7 +17,7 @@ from yarl import URL
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
 from shardbroker.connectors.errors import ConnectorError, describe
 from shardbroker.connectors.http import HEADER, Http
-from shardbroker.flows.sinks.driver import Failure, Refused
+from shardbroker.flows.sinks.driver import ConnectorDriver, Failure, Refused
 from shardbroker.flows.sinks.json_bytes import json_bytes
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.functions.texts import text_of
@@ -25,7 +25,7 @@ from shardbroker.rules.payload import nested
 from shardbroker.rules.templates import Template, template
 from shardbroker.rules.values import UNDEFINED, EvaluationError, Value
 
-__all__ = ["HttpSink", "Service", "connect", "make"]
+__all__ = ["HttpSink", "connect", "make"]
 
 KEY = "Idempotency-Key"
 """Header by which a service knows a request that it has got before."""
@@ -38,22 +38,14 @@ OF_URLS = "!#$%&'()*+,/:;=?@[]~"
 FORM = "application/x-www-form-urlencoded"
 
 
-def connect(settings: HttpConnector, key: str) -> "Service":
+def connect(settings: HttpConnector, key: str) -> Http:
     """Raises ConnectionSettingError."""
-    return Service(settings, key)
+    return Http(settings, key)
 
 
-def make(action: HttpAction, connector: "Service", id: str) -> "HttpSink":
+def make(action: HttpAction, connector: Http, id: str) -> "HttpSink":
     """Raises ValueError, EvaluationError."""
     return HttpSink(action, connector)
-
-
-class Service(Http):
-    """The service of a connector."""
-
-    def __init__(self, settings: HttpConnector, key: str) -> None:
-        super().__init__(settings, key)
-        self.settings = settings
 
 
 class _NotMade(Exception):
@@ -64,12 +56,13 @@ class _Unanswered(ConnectorError):
     """The service is not able to answer now."""
 
 
-class HttpSink:
+class HttpSink(ConnectorDriver[Http]):
     """The driver of an action."""
 
-    def __init__(self, action: HttpAction, service: Service) -> None:
+    def __init__(self, action: HttpAction, service: Http) -> None:
+        super().__init__(service)
         parameters = action.parameters
-        self._service, self._method, self._batch = service, parameters.method.upper(), parameters.batch
+        self._method, self._batch = parameters.method.upper(), parameters.batch
         self._most = service.settings.max_answer_size
         self._url = _quoted(template(_joined(service.settings.url, parameters.path)))
         headers = {**service.settings.headers, **parameters.headers}
@@ -88,15 +81,6 @@ class HttpSink:
                 raise ValueError("parameters.batch: must be false if the path or a header has a placeholder")
             if self._body is None or (self._type and "json" not in self._type):
                 raise ValueError("parameters.batch: must be false without a body of JSON")
-
-    async def open(self) -> None:
-        await self._service.probe()
-
-    async def probe(self) -> None:
-        await self._service.probe()
-
-    async def close(self) -> None:
-        """The session belongs to the connector."""
 
     async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
         """Raises Refused, ConnectorError, OSError, aiohttp.ClientError."""
@@ -130,7 +114,7 @@ class HttpSink:
         waiting = deque(of_clients.values())
         failures: list[Failure] = []
         lost: list[str] = []
-        senders = min(len(waiting), self._service.settings.pool_size)
+        senders = min(len(waiting), self._connector.settings.pool_size)
         await asyncio.gather(*(self._send(rows, waiting, failures, lost) for _ in range(senders)))
         left = [at for numbers in waiting for at in numbers]
         return failures + [Failure(at, lost[0], again=True) for at in left]
@@ -164,7 +148,7 @@ class HttpSink:
 
     async def _request(self, url: URL, headers: dict[str, str], body: bytes | None) -> None:
         """Raises Refused if the service refuses it for good."""
-        async with self._service.connection() as session:
+        async with self._connector.connection() as session:
             request = session.request(self._method, url, headers=headers, data=body, allow_redirects=False)
             async with request as answer:
                 if await answer.content.read(self._most) and not answer.content.at_eof():
@@ -220,7 +204,7 @@ def _rendered(text: Template, row: Row, encode: Callable[[Value], str]) -> str:
 
 
 def _body_of(text: str, method: str, content_type: str) -> Callable[[Row], bytes] | None:
-    """Returns what makes the body of a row; None: there is none."""
+    """Returns what makes the body of a row; None: requests have no body."""
     if not text:
         return None if method in ("GET", "DELETE") else lambda row: json_bytes(row.values)
     parsed = template(text)

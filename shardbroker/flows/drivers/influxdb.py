@@ -18,7 +18,7 @@ from shardbroker.connectors.errors import ConnectionSettingError, ConnectorError
 from shardbroker.connectors.http_server import HttpServer
 from shardbroker.connectors.reasons import network_reason
 from shardbroker.flows.drivers.line_protocol import PointError, Points, line_protocol
-from shardbroker.flows.sinks.driver import Driver, Failure, Refused, Unusable
+from shardbroker.flows.sinks.driver import ConnectorDriver, Driver, Failure, Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 
 __all__ = ["connect", "make"]
@@ -78,10 +78,6 @@ class _Server(HttpServer):
         except ConnectorError as error:
             self.health.lost(error)
             raise
-        except Unusable as error:
-            self.health.lost(error)
-            self.health.last_error = str(error)
-            raise
 
     async def write(self, api: _Api, body: bytes) -> tuple[int, bytes]:
         headers = {"Content-Type": "text/plain; charset=utf-8"}
@@ -133,20 +129,11 @@ def make(action: InfluxdbAction, connector: _Server, id: str) -> Driver:
     return _InfluxdbDriver(connector, _api(settings, parameters.precision), points)
 
 
-class _InfluxdbDriver:
+class _InfluxdbDriver(ConnectorDriver[_Server]):
     def __init__(self, connector: _Server, api: _Api, points: Points) -> None:
-        self._connector = connector
+        super().__init__(connector)
         self._api = api
         self._points = points
-
-    async def open(self) -> None:
-        await self.probe()
-
-    async def probe(self) -> None:
-        await self._connector.probe()
-
-    async def close(self) -> None:
-        pass
 
     async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
         failures: list[Failure] = []

@@ -23,7 +23,7 @@ from shardbroker.connectors.mongodb import AUTHENTICATION_FAILED, Mongodb
 from shardbroker.connectors.reasons import network_reason
 from shardbroker.flows.drivers.getters import encoded, placeholders
 from shardbroker.flows.drivers.json_template import Build, json_template
-from shardbroker.flows.sinks.driver import Driver, Failure, Refused, Unusable
+from shardbroker.flows.sinks.driver import ConnectorDriver, Driver, Failure, Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.functions.dates import MongoDate
 from shardbroker.rules.values import UNDEFINED, EvaluationError, Value
@@ -126,20 +126,11 @@ class _Document:
         self.encode()
 
 
-class _MongodbDriver:
+class _MongodbDriver(ConnectorDriver[_Server]):
     def __init__(self, connector: _Server, name: Name, build: Build | None) -> None:
-        self._connector = connector
+        super().__init__(connector)
         self._name = name
         self._build = build
-
-    async def open(self) -> None:
-        await self.probe()
-
-    async def probe(self) -> None:
-        await self._connector.probe()
-
-    async def close(self) -> None:
-        pass
 
     async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
         failures: list[Failure] = []

@@ -20,7 +20,7 @@ from shardbroker.connectors.errors import ConnectorError
 from shardbroker.connectors.http_server import HttpServer
 from shardbroker.connectors.reasons import network_reason
 from shardbroker.flows.drivers.getters import encoded, placeholders
-from shardbroker.flows.sinks.driver import Driver, Failure, Refused, Unusable
+from shardbroker.flows.sinks.driver import ConnectorDriver, Driver, Failure, Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.values import UNDEFINED, EvaluationError, Value
 
@@ -217,9 +217,9 @@ def _key(metric: Any, at: Any, value: Any, tags: Any) -> Key:
 # --- requests ---------------------------------------------------------------------------------------------------------------------
 
 
-class _OpentsDriver:
+class _OpentsDriver(ConnectorDriver[_Server]):
     def __init__(self, connector: _Server, settings: OpentsConnector, points: Sequence[Callable[[Row], Point]]) -> None:
-        self._connector = connector
+        super().__init__(connector)
         self._points = points
         self._query: dict[str, str] = {}
         if settings.summary:
@@ -228,15 +228,6 @@ class _OpentsDriver:
             self._query["details"] = "true"
         if settings.sync:
             self._query |= {"sync": "true", "sync_timeout": str(int(settings.sync_timeout * 1000))}
-
-    async def open(self) -> None:
-        await self.probe()
-
-    async def probe(self) -> None:
-        await self._connector.probe()
-
-    async def close(self) -> None:
-        pass
 
     async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
         failures: dict[int, Failure] = {}

@@ -29,7 +29,7 @@ REFUSED: Final = ("22", "23", "44", "54", "P0", "38", "39")
 UNUSABLE: Final = ("0A", "28", "3D", "3F", "42")
 """What a row cannot cause: unsupported, login, database, schema, and names, types and rights."""
 TWICE: Final = "21000"
-"""ON CONFLICT DO UPDATE meets a row twice in one statement, which is none of the rows' faults."""
+"""ON CONFLICT DO UPDATE meets a row twice in one statement, which no row is at fault for."""
 EXPLAINED: Final = ("INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "SELECT")
 DDL: Final = (
     f"CREATE TABLE {TABLE} (key text, journal text, position bigint NOT NULL, PRIMARY KEY (key, journal));"
@@ -103,7 +103,7 @@ class PgsqlDriver(SqlDriver[Plan]):
             await connection.executemany(plan.single, list(zip(*columns, strict=True)) if columns else [()] * count)
 
     def _other_plan(self, error: Exception, plan: Plan) -> Plan | None:
-        """Returns one for single rows if keys of ON CONFLICT come more than once in a batch."""
+        """Returns one for single rows if a key of ON CONFLICT is in a batch more than once."""
         return Plan(plan.types, plan.single, "") if plan.batch and sqlstate_of(error) == TWICE else None
 
     def _transaction(self, connection: Any) -> AbstractAsyncContextManager[Any]:
@@ -188,7 +188,7 @@ def _cast(expression: str, type_: str) -> str:
 
 
 def _copied(template: Statement) -> Copy:
-    """Returns the target of COPY. Raises ValueError if the statement is none that COPY can do."""
+    """Returns the target of COPY. Raises ValueError if COPY cannot do what the statement does."""
     insert = template.insert
     if insert is None or not insert.is_bare or insert.tail or not 1 <= len(insert.table) <= 2:
         raise ValueError(

@@ -17,7 +17,7 @@ from shardbroker.connectors.errors import ConnectorError
 from shardbroker.connectors.reasons import causes, network_reason
 from shardbroker.connectors.redis import LOST, Redis
 from shardbroker.flows.drivers.getters import Getter, encoded, placeholders, rendered
-from shardbroker.flows.sinks.driver import Driver, Failure, Unusable
+from shardbroker.flows.sinks.driver import ConnectorDriver, Driver, Failure, Unusable
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.values import EvaluationError
 
@@ -84,9 +84,9 @@ def make(action: RedisAction, connector: Redis, id: str) -> Driver:
     return _RedisDriver(connector, name, words[1:])
 
 
-class _RedisDriver:
+class _RedisDriver(ConnectorDriver[Redis]):
     def __init__(self, connector: Redis, name: str, words: Sequence[str]) -> None:
-        self._connector = connector
+        super().__init__(connector)
         self._name = name
         self._verb = name.encode()
         self._arguments: list[Argument] = [rendered(word) for word in words]
@@ -124,9 +124,6 @@ class _RedisDriver:
             raise Unusable(f"parameters.command_template: {self._name} has no fixed key, which a cluster needs")
         else:
             self._key_at = first_key
-
-    async def probe(self) -> None:
-        await self._connector.probe()
 
     async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
         failures: list[Failure] = []
@@ -172,9 +169,6 @@ class _RedisDriver:
     def _reason(self, error: Exception) -> str:
         """Returns the text of an error; only the code if it is of a script or a module, whose texts may contain values."""
         return _code(error) if self._name in KEYS_COUNTED or "." in self._name else _reason(error)
-
-    async def close(self) -> None:
-        pass
 
 
 def _code(error: Exception) -> str:

@@ -2,12 +2,9 @@
 
 from collections.abc import Callable
 
-__all__ = ["Backoff"]
+from shardbroker.connectors.connector import retry_delay_s
 
-MIN_S, MAX_S = 0.1, 15.0
-"""The delay doubles from the first to the second."""
-JITTER = 0.5
-"""Least share of the delay that is waited: actions that lost the same server do not return to it at the same time."""
+__all__ = ["Backoff"]
 
 
 class Backoff:
@@ -20,9 +17,8 @@ class Backoff:
 
     def next_s(self) -> float:
         """Returns the delay before the next attempt, and counts the failure."""
-        longest = min(MAX_S, MIN_S * 2.0 ** min(self.failures, 30))
         self.failures += 1
-        return longest * self._uniform(JITTER, 1.0)
+        return retry_delay_s(self.failures, self._uniform)
 
     def reset(self) -> None:
         """Notes a success."""

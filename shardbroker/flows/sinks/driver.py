@@ -11,12 +11,16 @@ other actions; a driver does not change them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from shardbroker.connectors.connector import Connector
 from shardbroker.connectors.errors import ConnectorError
 from shardbroker.flows.sinks.row import Row
 
-__all__ = ["CursorDriver", "Driver", "Failure", "Refused", "SyncedDriver", "Unusable"]
+__all__ = ["ConnectorDriver", "CursorDriver", "Driver", "Failure", "Refused", "SyncedDriver", "Unusable"]
+
+
+C = TypeVar("C", bound=Connector[Any])
 
 
 class Refused(ConnectorError):
@@ -50,6 +54,24 @@ class Driver(Protocol):
 
     async def close(self) -> None:
         """Releases what belongs to this action alone; the connector is closed by its owner."""
+
+
+class ConnectorDriver(Generic[C]):
+    """A driver that keeps nothing between batches: only its connector can be checked, and the owner of that closes it."""
+
+    def __init__(self, connector: C) -> None:
+        self._connector = connector
+
+    async def open(self) -> None:
+        """Checks that the server answers."""
+        await self.probe()
+
+    async def probe(self) -> None:
+        """Checks the same again."""
+        await self._connector.probe()
+
+    async def close(self) -> None:
+        """Releases nothing."""
 
 
 class SyncedDriver(Driver, Protocol):

@@ -35,7 +35,7 @@ def written(one: DiskLog, *batches: Sequence[Row]) -> list[Sequence[Failure]]:
         await one.open()
         found = [await one.write(rows) for rows in batches]
         await one.sync()
-        await one._file.close()
+        await one._connector.close()
         return found
 
     return asyncio.run(write())

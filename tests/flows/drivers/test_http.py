@@ -61,7 +61,7 @@ def served(
         except (Refused, ConnectorError, OSError) as error:
             return error
         finally:
-            await one._service.close()
+            await one._connector.close()
             await runner.cleanup()
 
     return requests, asyncio.run(run())

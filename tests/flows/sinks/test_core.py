@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardbroker.connectors.connector import State
+from shardbroker.connectors.connector import RETRY_MAX_S, RETRY_MIN_S, State
 from shardbroker.flows.cursors import Cursor
 from shardbroker.flows.sinks.action import Limits, SinkAction
-from shardbroker.flows.sinks.backoff import MAX_S, MIN_S, Backoff
+from shardbroker.flows.sinks.backoff import Backoff
 from shardbroker.flows.sinks.batch import Batch
 from shardbroker.flows.sinks.driver import Failure
 from shardbroker.flows.sinks.lane import lane_of
@@ -348,7 +348,7 @@ def test_a_lost_server_is_waited_for_once_for_all_lanes() -> None:
     for batch in taken:
         action.unreachable(batch, "gone", 100.0)
     assert action.state is State.DISCONNECTED and action.last_error == "gone"
-    assert action.retry_at_s == 100.0 + MIN_S
+    assert action.retry_at_s == 100.0 + RETRY_MIN_S
     assert action.take(200.0, 0) is None and action.due_s() is None
     action.connected()
     assert [positions(action.take(0.0, 0)) for _ in taken] and action.figures.retried == 4
@@ -356,11 +356,11 @@ def test_a_lost_server_is_waited_for_once_for_all_lanes() -> None:
 
 def test_the_delay_doubles_up_to_its_limit_and_has_jitter() -> None:
     backoff = Backoff(lambda low, high: high)
-    assert [backoff.next_s() for _ in range(3)] == [MIN_S, 2 * MIN_S, 4 * MIN_S]
-    assert max(backoff.next_s() for _ in range(2000)) == MAX_S
+    assert [backoff.next_s() for _ in range(3)] == [RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S]
+    assert max(backoff.next_s() for _ in range(2000)) == RETRY_MAX_S
     backoff.reset()
-    assert backoff.next_s() == MIN_S
-    assert Backoff(lambda low, high: low).next_s() == MIN_S / 2
+    assert backoff.next_s() == RETRY_MIN_S
+    assert Backoff(lambda low, high: low).next_s() == RETRY_MIN_S / 2
 
 
 def test_a_full_buffer_leaves_the_live_stream_and_joins_it_again() -> None:
