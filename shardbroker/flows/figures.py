@@ -55,7 +55,7 @@ class Figures:
             self._texts, self._stopped = [], {}
 
     def step(self) -> None:
-        """Goes on for a moment; the last step replaces the file."""
+        """Continues for a moment; the last step replaces the file."""
         until_s = time.monotonic() + STEP_S
         texts, stopped, seconds = self._texts, self._stopped, self._seconds
         for number, rule in enumerate(self._left or (), 1):

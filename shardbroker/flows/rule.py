@@ -49,6 +49,10 @@ class LoadedRule:
         self.metadata = {"rule_id": self.id}
         self.reset()
 
+    def has_caused(self, columns: dict[str, Any]) -> bool:
+        """Returns whether an event is of a message of this rule, which would see deliveries of what it makes of deliveries."""
+        return bool(columns.get("from_clientid", columns.get("clientid")) == self.publisher_text)
+
     def reset(self) -> None:
         """Sets the figures to 0."""
         self.figures = dict.fromkeys((*COUNTS, "time_us", "longest_us"), 0)

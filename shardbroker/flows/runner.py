@@ -62,8 +62,8 @@ class Runner:
                 payload = Payload(columns["payload"]) if "payload" in columns else None
                 if self._table.hides(columns):
                     return
-            if columns.get("from_clientid", columns.get("clientid")) == rule.publisher_text:
-                continue  # of a message that it has published: it would see the deliveries of what it makes of deliveries
+            if rule.has_caused(columns):
+                continue
             self.evaluate(rule, columns, payload, int(journal))
 
     def evaluate(self, rule: LoadedRule, columns: dict[str, Any], payload: Payload | None, journal: int) -> None:

@@ -131,16 +131,9 @@ class LateReader:
                 payload = Payload(columns["payload"]) if "payload" in columns else None
                 if not is_message and self._table.hides(columns):
                     return
-            if self._is_own(rule, record, columns, is_message):
+            if record[8] == rule.publisher if is_message else rule.has_caused(columns):
                 continue
             yield from ((row, columns) for row in _results(rule, columns, payload) for _ in range(count))
-
-    @staticmethod
-    def _is_own(rule: LoadedRule, record: tuple[Any, ...], columns: dict[str, Any], is_message: bool) -> bool:
-        """Returns whether the rule has published it."""
-        if is_message:
-            return bool(record[8] == rule.publisher)
-        return bool(columns.get("from_clientid", columns.get("clientid")) == rule.publisher_text)
 
 
 def _results(rule: LoadedRule, columns: dict[str, Any], payload: Payload | None) -> list[Any]:

@@ -40,6 +40,7 @@ CONSUMER = "action."
 RECORDS_A_TURN = 256
 """Records that readers behind the live stream evaluate before rules have their turn: some 5 ms."""
 KNOWN = Cursor(0)
+"""Stored for `-<number of the process>` once an action has begun there: journals that are new are read from their begin then."""
 
 
 class _Entry:

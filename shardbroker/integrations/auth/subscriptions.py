@@ -42,8 +42,9 @@ class SubscriptionSources:
         name = ""
         try:
             async with asyncio.timeout(self._settings.timeout):
+                values = values_of(client)
                 for name, member in self._members:
-                    failed |= not self._take(name, await member.find_rules(values_of(client)), found)
+                    failed |= not self._take(name, await member.find_rules(values), found)
         except Exception as error:
             self._report(f"auto_subscribe.{name}", describe(error))
             if self._settings.on_error == "deny":
