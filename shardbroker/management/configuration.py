@@ -27,7 +27,7 @@ __all__ = ["Configuration"]
 FIXED = ("process.data_dir",)
 """Keys that locate KEPT_FILE and so cannot be in it."""
 WHOLE = ("rules", "connectors", "actions", "streams")
-"""Sections that change as a whole: names come and go."""
+"""Sections that change as a whole: their keys are names."""
 
 
 class Configuration:

@@ -17,7 +17,7 @@ OFFSETS = (b"stream-offset", b"$stream.start-from")
 OFFSET = b"latest"
 """The period without one."""
 SHOWN_MAX = 60
-"""Bytes of a wrong name or filter in an error, which names no other: streams of others are none of a client's business."""
+"""Bytes of a wrong name or filter in an error, which names no other: a client learns nothing of other streams."""
 
 
 class Stream(NamedTuple):
