@@ -5,6 +5,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -236,9 +237,9 @@ def without_repeats(found: list[bytes]) -> list[bytes]:
     return list(dict.fromkeys(found))
 
 
-@pytest.mark.parametrize("victim", ["flows-0", "worker-0", "worker-1", "broker"])
-def test_no_seam_over_kills(broker: Broker, victim: str) -> None:
-    """Two publishers go on while a process is killed again and again: each message once for a client that loses no connection."""
+@contextmanager
+def two_publishers(broker: Broker, topic: str) -> Iterator[dict[int, list[bytes]]]:
+    """Two clients publish at QoS 1 whatever is killed. Yields what was acknowledged: all of it, behind the block."""
     stop = threading.Event()
     sent: dict[int, list[bytes]] = {0: [], 1: []}
 
@@ -250,17 +251,28 @@ def test_no_seam_over_kills(broker: Broker, victim: str) -> None:
             while True:
                 try:
                     with on(broker, worker, "kill-pub", properties=KEPT, clean=False) as client:
-                        client.publish("log/k", payload, 1)
+                        client.publish(topic, payload, 1)
                     break
                 except (OSError, AssertionError, TimeoutError, EOFError):
                     time.sleep(0.05)
             sent[worker].append(payload)
 
     threads = [threading.Thread(target=publish_on, args=(worker,)) for worker in sent]
-    found: list[bytes] = []
     for thread in threads:
         thread.start()
     try:
+        yield sent
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("victim", ["flows-0", "worker-0", "worker-1", "broker"])
+def test_no_seam_over_kills(broker: Broker, victim: str) -> None:
+    """Two publishers go on while a process is killed again and again: each message once for a client that loses no connection."""
+    found: list[bytes] = []
+    with two_publishers(broker, "log/k") as sent:
         for _ in range(4):
             with on(broker, 0, "kill-sub", properties=KEPT, clean=False, auto_ack=False) as client:
                 client.subscribe("$replay/1h/log/#", 1)
@@ -268,10 +280,6 @@ def test_no_seam_over_kills(broker: Broker, victim: str) -> None:
                 kill(broker, victim)
                 if victim in ("flows-0", "worker-1"):
                     found += payloads(client, 30)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     everything = {payload for of_worker in sent.values() for payload in of_worker}
     with on(broker, 0, "kill-sub", properties=KEPT, clean=False, auto_ack=False) as client:
         client.subscribe("$replay/1h/log/#", 1)

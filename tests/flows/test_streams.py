@@ -2,18 +2,16 @@
 
 import json
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardbroker.control import Control, ControlError
-from tests.flows.test_replays import KEPT, WORKERS, by_publisher, kill, on, payloads, publish, without_repeats
+from tests.flows.test_replays import KEPT, WORKERS, by_publisher, kill, on, payloads, publish, two_publishers, without_repeats
 from tests.harness import Broker, Client, Publish, until
 
 pytestmark = pytest.mark.own_broker
@@ -229,28 +227,8 @@ def test_no_seam_over_kills(broker: Broker, victim: str) -> None:
     """Two publishers go on while a process is killed again and again; the stream was made at run time."""
     with Control(broker.data_dir) as control:
         control.call("streams add", name="kills", topic_filter="kill/#")
-    stop = threading.Event()
-    sent: dict[int, list[bytes]] = {0: [], 1: []}
-
-    def publish_on(worker: int) -> None:
-        for number in count():
-            if stop.is_set():
-                return
-            payload = b"%d %d" % (worker, number)
-            while True:
-                try:
-                    with on(broker, worker, "kill-pub", properties=KEPT, clean=False) as client:
-                        client.publish("kill/k", payload, 1)
-                    break
-                except (OSError, AssertionError, TimeoutError, EOFError):
-                    time.sleep(0.05)
-            sent[worker].append(payload)
-
-    threads = [threading.Thread(target=publish_on, args=(worker,)) for worker in sent]
     found: list[bytes] = []
-    for thread in threads:
-        thread.start()
-    try:
+    with two_publishers(broker, "kill/k") as sent:
         for _ in range(3):
             with on(broker, 0, "kill-sub", properties=KEPT, clean=False, auto_ack=False) as client:
                 client.subscribe("$stream/kills", 1, properties=EARLIEST)
@@ -258,10 +236,6 @@ def test_no_seam_over_kills(broker: Broker, victim: str) -> None:
                 kill(broker, victim)
                 if victim in ("flows-0", "worker-1"):
                     found += payloads(client, 30)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     everything = {payload for of_worker in sent.values() for payload in of_worker}
     with on(broker, 0, "kill-sub", properties=KEPT, clean=False, auto_ack=False) as client:
         client.subscribe("$stream/kills", 1, properties=EARLIEST)

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
 import uvloop
 
+from shardbroker.flows.drivers.sql_cursors import CursorMoved
 from shardbroker.flows.sinks.driver import Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 
@@ -54,3 +56,25 @@ async def written_at_last(driver: Any, rows: Sequence[Row], lost: Callable[[Exce
             lost(error)
             is_open = False
             await asyncio.sleep(0.05)
+
+
+async def refused_rows_are_done(driver: Any, reason: str) -> None:
+    """An INSERT of `n`, a column that takes no number below 0, exactly once. reason: of a row that the server refuses."""
+    batch = rows_of([{"n": number} for number in range(1000)])
+    for at, value in ((10, -1), (11, "x"), (500, -5), (999, -1)):
+        batch[at].values["n"] = value
+    for row in batch[990:]:
+        row.position = 990  # rows of one record, which have one position
+    failures = {failure.at: failure.reason for failure in await driver.write(batch)}
+    assert sorted(failures) == [10, 11, 500, 999]
+    assert failures[500] == reason
+    await driver.open()
+    assert await driver.stored() == {"0": 991}
+    for again in (batch, batch[-5:], batch[:500], rows_of([{"n": 1}] * 2, 990)):
+        with pytest.raises(CursorMoved):
+            await driver.write(again)
+    await driver.open()
+    assert await written(driver, rows_of([{"n": None}], 991)) == {}
+    assert await written(driver, rows_of([{"n": "x"}], 992)) != {}
+    await driver.open()
+    assert await driver.stored() == {"0": 993}, "a row that cannot be sent is done too"

@@ -16,7 +16,7 @@ from shardbroker.flows.drivers import pgsql, timescale
 from shardbroker.flows.drivers.sql_cursors import CursorMoved
 from shardbroker.flows.sinks.driver import Unusable
 from shardbroker.flows.sinks.row import Row
-from tests.flows.drivers.core import rows_of, run, written, written_at_last
+from tests.flows.drivers.core import refused_rows_are_done, rows_of, run, written, written_at_last
 from tests.servers.postgresql import Postgresql, postgresql
 
 WAYS = {
@@ -403,24 +403,7 @@ def test_exactly_once_over_kills_pauses_and_lost_answers(way: str) -> None:
 
 def test_exactly_once_finds_refused_rows_and_counts_them_as_done() -> None:
     async def scenario() -> None:
-        batch = rows_of([{"n": number} for number in range(1000)])
-        for at, value in ((10, -1), (11, "x"), (500, -5), (999, -1)):
-            batch[at].values["n"] = value
-        for row in batch[990:]:
-            row.position = 990  # rows of one record, which have one position
-        failures = {failure.at: failure.reason for failure in await driver.write(batch)}
-        assert sorted(failures) == [10, 11, 500, 999]
-        assert failures[500] == "check violation (SQLSTATE 23514), constraint positive, table t"
-        await driver.open()
-        assert await driver.stored() == {"0": 991}
-        for again in (batch, batch[-5:], batch[:500], rows_of([{"n": 1}] * 2, 990)):
-            with pytest.raises(CursorMoved):
-                await driver.write(again)
-        await driver.open()
-        assert await written(driver, rows_of([{"n": None}], 991)) == {}
-        assert await written(driver, rows_of([{"n": "x"}], 992)) != {}
-        await driver.open()
-        assert await driver.stored() == {"0": 993}, "a row that cannot be sent is done too"
+        await refused_rows_are_done(driver, "check violation (SQLSTATE 23514), constraint positive, table t")
 
     with postgresql("CREATE TABLE t (n integer CONSTRAINT positive CHECK (n >= 0))") as server:
         driver = made(server, "INSERT INTO t (n) VALUES (${n})", exactly_once=True)

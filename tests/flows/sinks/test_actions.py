@@ -2,8 +2,6 @@
 
 import json
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,6 @@ from tests.harness import until
 pytestmark = pytest.mark.own_broker
 WORKERS = 2
 SQL = 'SELECT payload.c as c, payload.n as n, payload.kind as kind FROM "in/#"'
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def service(place: Path) -> Iterator[Service]:
-    with Service(place) as service:
-        yield service
 
 
 def sections(service: Service, **options: Any) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,5 @@
 """Journals are kept for rows that wait, up to `max_buffer_bytes`; what is removed then is counted, and the rest is written."""
 
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,6 @@ SETTINGS = {
 
 ROWS = 12_000
 """Some 3 MB of the journal."""
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
-        yield Path(name)
 
 
 @pytest.mark.parametrize("kept", ["4MB", "1MB"])

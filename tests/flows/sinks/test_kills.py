@@ -2,8 +2,7 @@
 
 import os
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,6 @@ WORKERS = 2
 ROWS = 10_000
 """Of each of two publishers."""
 SQL = 'SELECT payload.c as c, payload.n as n FROM "in/#"'
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def service(place: Path) -> Iterator[Service]:
-    with Service(place) as service:
-        yield service
 
 
 def sections(service: Service, **options: Any) -> dict[str, dict[str, Any]]:

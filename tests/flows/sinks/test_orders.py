@@ -2,7 +2,6 @@
 
 import json
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +17,6 @@ from tests.harness import free_port, until
 
 pytestmark = pytest.mark.own_broker
 WORKERS = 2
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def service(place: Path) -> Iterator[Service]:
-    with Service(place) as service:
-        yield service
 
 
 @pytest.fixture
