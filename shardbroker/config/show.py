@@ -61,10 +61,14 @@ def show(loaded: Loaded) -> str:
 
 def shown(model: BaseModel) -> dict[str, Any]:
     """Returns a section as JSON has it: secrets masked, durations and sizes as text."""
-    return {
-        name: shown(value) if isinstance(value := getattr(model, name), BaseModel) else plain(field, value)
-        for name, field in type(model).model_fields.items()
-    }
+    return {name: _shown(field, getattr(model, name)) for name, field in type(model).model_fields.items()}
+
+
+def _shown(field: FieldInfo, value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return shown(value)
+    found = plain(field, value)
+    return [shown(one) if isinstance(one, BaseModel) else one for one in found] if isinstance(found, list) else found
 
 
 def reference() -> str:

@@ -11,6 +11,7 @@ from shardbroker.config.errors import ConfigError
 from shardbroker.config.flows import needs_flows
 from shardbroker.config.show import show, shown
 from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, checked, from_emqx, with_secrets
+from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.config.sources import Loaded, load
 
 FILE = """
@@ -97,7 +98,7 @@ def test_what_clients_of_emqx_send_is_taken() -> None:
     ("ssl", "keys"),
     [
         ({"enable": True}, {}),
-        ({"enable": True, "cacertfile": "ca.pem", "verify": "verify_peer"}, {"tls_ca": "ca.pem"}),
+        ({"enable": True, "cacertfile": "ca.pem", "verify": "verify_peer"}, {"tls_ca": "ca.pem", "tls_verify": True}),
         ({"enable": True, "certfile": "c.pem", "keyfile": "k.pem", "verify": "verify_none", "server_name_indication": "auto"},
          {"tls_cert": "c.pem", "tls_key": "k.pem", "tls_verify": False}),
         ({"enable": False, "verify": "verify_none"}, {}),
@@ -130,3 +131,10 @@ def test_a_definition_is_shown_as_json() -> None:
     model = checked(CONNECTORS, "http", {"url": "http://a/", "headers": {"a": "s3cret"}})
     assert json.loads(json.dumps(shown(model), allow_nan=False))["headers"] == {"a": "******"}
     assert shown(checked(ACTIONS, "http", {}))["resource_opts"]["request_ttl"] == "infinity"
+
+
+@pytest.mark.parametrize("type", SINK_TYPES)
+def test_all_types_are_shown_as_json(type: str) -> None:
+    for model in (SINK_TYPES[type].connector(), SINK_TYPES[type].action()):
+        found = json.loads(json.dumps(shown(model), allow_nan=False))
+        assert model.model_validate(found) == model

@@ -99,6 +99,5 @@ def _tls_keys(ssl: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     if "verify" in ssl:
         if str(ssl["verify"]) not in VERIFY:
             raise ValueError(f"ssl.verify: must be verify_peer or verify_none, got {ssl['verify']!r:.100}")
-        if "tls_verify" in fields or not VERIFY[str(ssl["verify"])]:  # a type without the key always verifies
-            found["tls_verify"] = VERIFY[str(ssl["verify"])]
+        found["tls_verify"] = VERIFY[str(ssl["verify"])]
     return found
