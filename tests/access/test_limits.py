@@ -178,6 +178,10 @@ def service_of(backends: Any, stores: Any = None) -> Any:
     return service
 
 
+async def no_subscriptions(client: Any) -> None:
+    """There are no sources of subscriptions."""
+
+
 def question(number: int, kind: Kind, *details: Any) -> bytes:
     login = Login("c", "ada", b"secret", "127.0.0.1", 1, "default", 5)
     return encode_request(number, kind, asyncio.get_running_loop().time() + FOREVER_S, login, details)
@@ -227,7 +231,7 @@ def test_the_oldest_scram_conversation_makes_room(tmp_path: Path) -> None:
     stores = Stores(tmp_path)
     try:
         stores.users().put_scram("sha256", scram_user("ada", "pencil", "sha256", 4096, False))
-        asyncio.run(run(service_of(SimpleNamespace(settings=Settings()), stores), Link()))
+        asyncio.run(run(service_of(SimpleNamespace(settings=Settings(), subscriptions=no_subscriptions), stores), Link()))
     finally:
         stores.close()
 

@@ -6,6 +6,13 @@ import pytest
 
 from tests.api.rest import ApiBroker, Rest
 
+LAST = "test_every_route_was_asked"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the test behind all that asks what the modules here have asked."""
+    items.sort(key=lambda item: item.name == LAST)
+
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[ApiBroker]:

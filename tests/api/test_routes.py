@@ -489,7 +489,7 @@ def test_a_stream_from_nothing_to_nothing(served: ApiBroker, rest: Rest, viewer:
 
 
 def test_every_route_was_asked(rest: Rest, request: pytest.FixtureRequest) -> None:
-    """Runs last, and only says something when all modules here have run: each asks some."""
+    """Runs last (see conftest.py), and only says something when all modules here have run: each asks some."""
     if request.config.option.keyword or any(".py" in argument for argument in request.config.args):
         pytest.skip("only some tests of the module run")
     left = []

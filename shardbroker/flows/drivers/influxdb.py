@@ -27,7 +27,7 @@ GZIP_FROM = 4096
 """Bytes of a body from which it is compressed."""
 GZIP = 31
 """The wbits of zlib for a gzip header and the largest window."""
-FAILED = (aiohttp.ClientError, ConnectorError, OSError)
+NOT_REACHED = (aiohttp.ClientError, ConnectorError, OSError)
 DROPPED = re.compile(r"dropped=(\d+)")
 KNOWN_REASONS = (
     "field type conflict", "points beyond retention policy", "unable to parse", "max-values-per-tag limit exceeded",
@@ -87,7 +87,7 @@ class _Server(HttpServer):
             headers["Content-Encoding"] = "gzip"
         try:
             return await self.post(api.path, body, api.query, headers)
-        except FAILED as error:
+        except NOT_REACHED as error:
             raise ConnectorError(f"{self.settings.server}: {_reason_of(error)}") from error
 
     def raise_for(self, status: int, body: bytes) -> None:

@@ -45,7 +45,7 @@ AGAIN = {
 ERRNO = re.compile(r"\[Errno (-?\d+)\]")
 OF_ID = re.compile(r"E11000 duplicate key error collection: \S+ index: _id_ dup key")
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
-FAILED = (pymongo.errors.PyMongoError, OSError)
+NOT_REACHED = (pymongo.errors.PyMongoError, OSError)
 
 Name = Callable[[Row], str]
 
@@ -55,7 +55,7 @@ class _Server(Mongodb):
         """Raises Unusable or ConnectorError."""
         try:
             await super().probe()
-        except FAILED as error:
+        except NOT_REACHED as error:
             explained = self.explained(error)
             self.health.last_error = str(explained)
             raise explained from error
@@ -185,7 +185,7 @@ class _MongodbDriver(ConnectorDriver[_Server]):
                     f"{self._connector.where}: the documents are not on enough members of the replica set yet"
                 ) from None
             return [(documents[one["index"]], one) for one in details["writeErrors"]]
-        except FAILED as error:
+        except NOT_REACHED as error:
             raise self._connector.explained(error) from error
         return []
 
@@ -196,7 +196,7 @@ class _MongodbDriver(ConnectorDriver[_Server]):
             async with self._connector.connection():
                 found = collection.with_options(RAW).find({"_id": {"$in": list(wanted)}})
                 stored = {one["_id"]: one.raw async for one in found}
-        except FAILED as error:
+        except NOT_REACHED as error:
             raise self._connector.explained(error) from error
         return [one for one in documents if stored.get(one.id) != one.data]
 

@@ -28,7 +28,7 @@ __all__ = ["connect", "make"]
 
 REQUEST_BYTES = 8000
 """Most bytes of a request: OpenTSDB takes longer ones only with tsd.http.request.enable_chunked, which is off by default."""
-FAILED = (aiohttp.ClientError, ConnectorError, OSError)
+NOT_REACHED = (aiohttp.ClientError, ConnectorError, OSError)
 NUMBER = re.compile(r"[+-]?(\d{1,19}|\d*\.\d+|\d+\.?)([eE][+-]?\d{1,3})?", re.ASCII)
 TIME = re.compile(r"\d{1,13}", re.ASCII)
 TIME_MAX = 10**13 - 1
@@ -69,7 +69,7 @@ class _Server(HttpServer):
         """Asks for the version; servers with no more than the API for points answer that there is no such page, too."""
         try:
             status, _ = await self.get("/api/version")
-        except FAILED as error:
+        except NOT_REACHED as error:
             explained = self.unreachable(error)
             self.health.lost(explained)
             raise explained from error
@@ -275,7 +275,7 @@ class _OpentsDriver(ConnectorDriver[_Server]):
         body = b"[" + b",".join(request.texts) + b"]"
         try:
             status, answer = await self._connector.post("/api/put", body, self._query, {"Content-Type": "application/json"})
-        except FAILED as error:
+        except NOT_REACHED as error:
             raise self._connector.unreachable(error) from error
         if status in (401, 403, 404, 405):
             raise Unusable(f"{self._connector.settings.server}: the server has no /api/put, or demands a login; status {status}")

@@ -43,7 +43,7 @@ AGAIN = {
 OWN_WORDS = re.compile(r"(?:don't|[A-Za-z ,()-])+")
 """Start of an error that is text of the server: what it cites of a command is quoted, a number, or behind a colon."""
 REASON_MAX = 120
-FAILED = (redis.exceptions.RedisError, *LOST)
+NOT_REACHED = (redis.exceptions.RedisError, *LOST)
 """What is raised by a request as a whole, including a connection that the server does not let begin."""
 
 Argument = Callable[[Row], bytes]
@@ -65,7 +65,7 @@ class _Server(Redis):
     def _explaining(self) -> Iterator[None]:
         try:
             yield
-        except FAILED as error:
+        except NOT_REACHED as error:
             explained = _explained(error, self.settings)
             self.health.last_error = str(explained)
             raise explained from error
