@@ -153,8 +153,7 @@ def _add_sinks(verb: argparse.ArgumentParser, verbs: dict[str, argparse.Argument
     verb.add_argument("--connector", type=_json_object, required=True, metavar="JSON", help="settings of the connector")
     verb.add_argument("--parameters", type=_json_object, default={}, metavar="JSON",
                       help="of the action; rows have id, clientid, topic, payload, qos and timestamp")  # fmt: skip
-    verb.add_argument("--rows", type=number("", low=1000, high=10_000_000), default=50_000, help="of the driver alone; 50000")
-    verb.add_argument("--seconds", type=number("seconds", whole=False, low=1), default=5.0, help="of the load of the broker; 5")
+    verb.add_argument("--rows", type=number("", low=1000, high=10_000_000), default=200_000, help="of each measurement; 200000")
     verb.add_argument("--no-broker", action="store_true", help="the driver alone")
     verb.add_argument("--json", action="store_true", help="a line of JSON per figure instead of the table")
     verb.set_defaults(act=_run_sinks)
@@ -174,11 +173,12 @@ def _run_sinks(arguments: argparse.Namespace) -> int:
     from perf import sinks  # the other verbs need nothing of the broker
 
     figures: list[Figure] = []
+    rows = arguments.rows // sinks.BATCH * sinks.BATCH
     try:
         kind = sinks.type_of(arguments.type)
-        figures += sinks.of_driver(kind, arguments.connector, arguments.parameters, arguments.rows // sinks.BATCH * sinks.BATCH)
+        figures += sinks.of_driver(kind, arguments.connector, arguments.parameters, rows)
         if not arguments.no_broker:
-            figures += sinks.of_broker(kind, arguments.connector, arguments.parameters, arguments.seconds)
+            figures += sinks.of_broker(kind, arguments.connector, arguments.parameters, rows)
     except sinks.SinksError as error:
         raise LaunchError(str(error)) from error
     return _show(figures, arguments, "sinks")

@@ -121,8 +121,8 @@ def _row(position: int) -> Row:
 # --- the whole way ------------------------------------------------------------------------------------------------------------
 
 
-def of_broker(kind: str, connector: dict[str, Any], parameters: dict[str, Any], seconds: float) -> Iterator[Figure]:
-    """Publishes at QoS 1 without a limit for so long, and waits until all are written. Raises SinksError, LaunchError."""
+def of_broker(kind: str, connector: dict[str, Any], parameters: dict[str, Any], rows: int) -> Iterator[Figure]:
+    """Publishes so many messages at QoS 1 as fast as possible, and waits until all are written. Raises SinksError, LaunchError."""
     own = Path(sys.executable).with_name("shardbroker")
     with tempfile.TemporaryDirectory(prefix="shardbroker-perf-") as name:
         payload = Path(name) / "payload"
@@ -131,7 +131,7 @@ def of_broker(kind: str, connector: dict[str, Any], parameters: dict[str, Any], 
             data_dir = Path(name) / "data"
             _define(data_dir, kind, connector, parameters)
             before_s, begin_s = _flows_s(broker), time.monotonic()
-            published = _publish(broker, seconds, payload)
+            published = _publish(broker, rows, payload)
             found, end_s = _settled(data_dir, f"{kind}:perf", published)
             used_s = _flows_s(broker) - before_s
     if found["failed"] or found["dropped"]:
@@ -158,11 +158,11 @@ def _flows_s(broker: Running) -> float:
     return sum(sum(one.cpu_times()[:2]) for one in found)
 
 
-def _publish(broker: Running, seconds: float, payload: Path) -> int:
+def _publish(broker: Running, messages: int, payload: Path) -> int:
     """Returns how many messages were published."""
     command = [
         sys.executable, "-m", "perf.cli", "pub", "-p", str(broker.port), "-c", str(CLIENTS), "-t", "in/%i", "-q", "1", "-I", "0",
-        "-m", f"{PAYLOAD}{payload}", "--seconds", str(seconds), "--quiet", "--json",
+        "-m", f"{PAYLOAD}{payload}", "-L", str(messages), "--quiet", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     try:

@@ -10,6 +10,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -22,6 +23,8 @@ TOPIC, PAYLOAD = "log/site/17", b"x" * 64
 WORKERS, BATCH = 2, 1000
 SLICE_S, SETTLE_S, SLICES = 0.5, 0.1, 8
 """Of a measurement, before it, and how many make a round."""
+END_S = 0.05
+"""Without a message for so long, a replay has reached the present."""
 PAUSE_S = 0.0005
 """Between two round trips."""
 
@@ -86,13 +89,14 @@ def ping_pong(client: Client, seconds: float) -> list[float]:
 
 
 def replay_of_a_process(host: str, port: int, go: Event, stop: Event) -> None:
-    """Has a replay run while `go` is set; a process, as a thread would wait for the interpreter that measures."""
+    """Has replays run in turn while `go` is set; a process, as a thread would wait for the interpreter that measures."""
+    buffer = bytearray(1 << 18)
     while not stop.is_set():
         if not go.wait(0.1):
             continue
-        with Client((host, port), 4, client_id_on(0, WORKERS, "beside"), timeout=60) as client:
+        with Client((host, port), 4, client_id_on(0, WORKERS, "beside"), timeout=60) as client, suppress(TimeoutError):
             client.subscribe("$replay/1h/log/#", 0)
-            buffer = bytearray(1 << 18)
+            client.socket.settimeout(END_S)
             while go.is_set():
                 client.socket.recv_into(buffer)
 

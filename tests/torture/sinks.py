@@ -128,7 +128,7 @@ def run(kind: str, once: bool, victims: list[str], rate: float, place: Path) -> 
             for process in publishers:
                 process.start()
             try:
-                harm(broker, found.server, [one for one in victims if found.server is not None or one not in ("server", "pause")])
+                harm(broker, found.server, victims)
             finally:
                 stop.value = 1
                 for process in publishers:
@@ -155,7 +155,8 @@ def main() -> int:
         parser.error("--once: must be with pgsql or mysql")
     random.seed(given.seed)
     victims = ["flows-0"] * given.flows + ["worker"] * given.workers + ["broker"] * given.brokers
-    victims += ["server"] * given.servers + ["pause"] * given.pauses
+    if given.type != "disk_log":
+        victims += ["server"] * given.servers + ["pause"] * given.pauses
     random.shuffle(victims)
     with tempfile.TemporaryDirectory(prefix="shardbroker-test-") as name:
         return 0 if run(given.type, given.once, victims, given.rate, Path(name)) else 1
