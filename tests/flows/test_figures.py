@@ -31,7 +31,7 @@ def figures(table: _Table, tmp_path: Path) -> Figures:
     def complain(what: str, error: Exception) -> None:
         raise error
 
-    return Figures(tmp_path / "figures", tmp_path / "problems", cast(RuleTable, table), lambda _: {"0": {"position": 1}}, complain)
+    return Figures(tmp_path / "figures", tmp_path / "problems", cast(RuleTable, table), lambda _: {"journals": {"0": {"position": 1}}}, complain)
 
 
 def written(tmp_path: Path) -> dict[str, Any]:
