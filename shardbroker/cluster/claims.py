@@ -614,8 +614,8 @@ class Claims:
             return [] if tail.key in self._claims else [ToNode(node, self._not_holder(node, tail))]
         if tail.is_stale and (answer := self._not_holder(node, tail)).is_merged:
             return [ToNode(node, answer)]
-        # What was published before a clean start is void.
-        floor = id_floor(holding.clean_stamp)
+        # What was published before a clean start is void, unless the queue has begun with it.
+        floor = id_floor(holding.clean_stamp) if tail.clean_stamp < holding.clean_stamp else 0
         return [Merge(holding.uid, node, tail._replace(queued=tuple(one for one in tail.queued if one.id > floor)))]
 
     def _not_holder(self, node: int, tail: Tail) -> TailAck:
@@ -796,7 +796,7 @@ class Claims:
             return [holding.under_way]
         self._number += 1
         holding.tail, holding.sent = self._number, _within(queued, TAIL_BYTES)
-        tail = Tail(holding.key, holding.tail, holding.stamp, holding.sent, holding.uid, is_stale)
+        tail = Tail(holding.key, holding.tail, holding.clean_stamp, holding.sent, holding.uid, is_stale)
         holding.is_whole = len(holding.sent) == len(queued) < TAIL_MESSAGES
         holding.is_last_sent = is_stale and holding.is_whole
         if holding.is_last_sent:
@@ -832,7 +832,7 @@ class Claims:
                 continue
             if found.node in (0, self.node_id) and found.key not in self.sessions:
                 if holding.state == SessionState.STALE:
-                    done += self._return(holding, now_ms)
+                    done += self._return_stale(holding, found.node, now_ms)
                 elif not found.node and self.is_settled(now_ms):
                     # The session has ended.
                     del self.leaving[holding.uid]
@@ -841,6 +841,16 @@ class Claims:
                 holding.peer, holding.ask_ms = found.node, 0
                 done += self._tail(holding, now_ms)
         return done
+
+    def _return_stale(self, holding: Holding, holder: int, now_ms: int) -> list[SessionOutput]:
+        """Serves a stale session again, unless what the registrar knows is a later session of this node, which has moved since."""
+        moved = self._leaving(holding.key, SessionState.MOVING, SessionState.GONE)
+        later = {one.state for one in moved if one.generation > holding.generation}
+        if SessionState.MOVING in later:
+            return []
+        if holder and later:
+            return [ToNode(self._registrar(holding.key), Find(holding.key, self.node_id))]
+        return self._return(holding, now_ms)
 
     # --- questions of registrars ---------------------------------------------------------------------------------------
 

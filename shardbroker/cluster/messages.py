@@ -460,7 +460,7 @@ class Tail(NamedTuple):
 
     key: Key
     number: int
-    stamp: int                     # of the last connect at the sender
+    clean_stamp: int               # with which the session began clean, 0: it did not
     queued: tuple[Queued, ...]
     uid: int                       # of the sender's session
     is_stale: bool = False

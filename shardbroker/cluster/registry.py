@@ -134,6 +134,8 @@ class _Lock:
     """Sessions that nodes have reported since the claim."""
     generation: int = 0
     holder: int = 0
+    held_generation: int = 0
+    """Of the holder's session when the claim was granted."""
     deadline_ms: int = 0
     ask_ms: int = 0
 
@@ -444,7 +446,7 @@ class Registry:
         highest = max((held.generation for held in candidates.values()), default=0)
         self.clock.last = max(self.clock.last, highest)
         lock.generation = self.clock.now(clock_ms)
-        lock.holder = holder
+        lock.holder, lock.held_generation = holder, candidates[holder].generation if holder else 0
         # They count if the claim is given up.
         lock.found = candidates if own is None else {**candidates, one.node: own}
         lock.deadline_ms = now_ms + LOCK_MS
@@ -460,8 +462,8 @@ class Registry:
             known = self.entry(message.key)
             old = {} if known is None or known[0] == node else {known[0]: known[1]}
             old.update(lock.found)
-            if message.was_taken:
-                old.pop(lock.holder, None)
+            if message.was_taken and lock.holder in old and old[lock.holder].generation == lock.held_generation:
+                del old[lock.holder]  # another one that the node has reported since was not taken
             if (table := self._tables.get(message.key.partition)) is not None:
                 table.unsure.discard(message.key.hash)
             self._set(message.key, _Holder(node, message.held))

@@ -47,6 +47,7 @@ BOUNDS = {
     "hash": (0, (1 << 64) - 1),
     "generation": STAMP,
     "stamp": STAMP,
+    "clean_stamp": STAMP,
     "number": STAMP,
     "part": (1, (1 << 32) - 1),
     "uid": STAMP,

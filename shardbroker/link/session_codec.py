@@ -201,7 +201,7 @@ def _encode_tail(tail: Tail) -> bytes:
     flags = tail.is_stale * _STALE | tail.is_last * _LAST
     counts = len(queued), len(tail.delivered)
     return b"".join([
-        _TAIL.pack(*tail.key, tail.number, tail.stamp, tail.uid, flags, tail.base.to_bytes(_ID_BYTES, "little"), *counts),
+        _TAIL.pack(*tail.key, tail.number, tail.clean_stamp, tail.uid, flags, tail.base.to_bytes(_ID_BYTES, "little"), *counts),
         *(one.id.to_bytes(_ID_BYTES, "little") for one in queued),
         bytes([one.qos for one in queued]),
         pack(f"<{len(queued)}H", *(len(one.topic) for one in queued)),
@@ -212,7 +212,7 @@ def _encode_tail(tail: Tail) -> bytes:
 
 
 def _decode_tail(body: bytes) -> Tail:
-    *key, number, stamp, uid, flags, base, count, delivered_count = _TAIL.unpack_from(body)
+    *key, number, clean_stamp, uid, flags, base, count, delivered_count = _TAIL.unpack_from(body)
     if count > TAIL_MESSAGES or delivered_count > SEEN_MAX or flags > (_STALE | _LAST):
         text = f"must have at most {TAIL_MESSAGES} messages, {SEEN_MAX} delivered ids and flags up to {_STALE | _LAST}"
         raise _MalformedError(f"{text}, got {count}, {delivered_count} and {flags}")
@@ -225,7 +225,7 @@ def _decode_tail(body: bytes) -> Tail:
     ends = accumulate((size for sizes in zip(topics, bodies, strict=True) for size in sizes), initial=at)
     texts = iter([body[start:end] for start, end in pairwise(ends)])
     queued = tuple(Queued(one, next(texts), level, next(texts)) for one, level in zip(_ids(ids), qos, strict=True))
-    first = Key(*key), number, stamp, queued, uid
+    first = Key(*key), number, clean_stamp, queued, uid
     return Tail(*first, bool(flags & _STALE), bool(flags & _LAST), int.from_bytes(base, "little"), tuple(_ids(delivered)))
 
 

@@ -439,6 +439,21 @@ def test_a_tail_that_its_node_does_not_take_looks_for_the_holder() -> None:
     assert node.receive(REGISTRAR, Found(KEY, 0))[0] == Restore(9)
 
 
+def test_a_stale_session_is_not_served_again_for_the_sake_of_a_later_one_that_has_moved() -> None:
+    """The registrar still has the entry of the later session of this node."""
+    node = Node()
+    node.holding()
+    [tail] = sent(node.receive(REGISTRAR, Revoke(KEY, 50, OTHER)))
+    assert isinstance(tail, Tail)
+    node.receive(OTHER, TailAck(KEY, tail.number, 9, False))
+    node.claims.restore(Holding(KEY, 10, NAME, 90), 0)
+    node.receive(OTHER, Take(KEY, 100, NAME, False))
+    assert node.receive(REGISTRAR, Found(KEY, 1)) == [] == node.receive(REGISTRAR, Found(KEY, 0))
+    node.receive(OTHER, StateAck(KEY, 100))
+    assert node.receive(REGISTRAR, Found(KEY, 1)) == [ToNode(REGISTRAR, Find(KEY, 1))]
+    assert Restore(9) in node.receive(REGISTRAR, Found(KEY, 0))  # no member has it
+
+
 def test_a_stale_session_without_an_answer_to_its_last_tail_is_given_to_no_other_node() -> None:
     """The node that had it may have merged it."""
     node = Node()
@@ -562,6 +577,9 @@ def test_a_tail_from_before_a_clean_start_is_void() -> None:
     old, new = Queued(id_floor(1_000), b"t", 1), Queued(id_floor(1_000) + 1, b"t", 1)
     [output] = node.receive(OTHER, Tail(KEY, 1, 0, (old, new), 3, is_stale=True))
     assert isinstance(output, Merge) and output.tail.queued == (new,)
+    # Of a session that has begun with this clean start, whose publishers' clocks may be behind.
+    [output] = node.receive(OTHER, Tail(KEY, 2, 1_000, (old, new), 3))
+    assert isinstance(output, Merge) and output.tail.queued == (old, new)
 
 
 # --- the registrar's questions, ends, exclusive subscriptions ---------------------------------------------------------------

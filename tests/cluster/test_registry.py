@@ -274,6 +274,16 @@ def test_the_claim_of_a_node_that_has_died_gives_way() -> None:
     assert {type(output.message) for output in done} == {Who}
 
 
+def test_another_session_of_the_holder_is_revoked_after_a_takeover() -> None:
+    """An older session of the holder is served again while a later one is taken from it, and is reported before DONE."""
+    one = made()
+    session = owned(one, 2)
+    grant = granted(one.claim(3, claim(2), 0, CLOCK))
+    assert one.announce(2, held(session.generation - 1)) == []
+    done = one.done(3, Done(KEY, grant.generation, held(grant.generation), True), 0, CLOCK)
+    assert done == [ToNode(2, Revoke(KEY, session.generation - 1, 3))]
+
+
 def test_a_holder_that_was_not_taken_from_is_revoked() -> None:
     one = made()
     first = owned(one, 2)

@@ -31,7 +31,10 @@ def figures(table: _Table, tmp_path: Path) -> Figures:
     def complain(what: str, error: Exception) -> None:
         raise error
 
-    return Figures(tmp_path / "figures", tmp_path / "problems", cast(RuleTable, table), lambda _: {"journals": {"0": {"position": 1}}}, complain)
+    def others(now_us: int) -> dict[str, Any]:
+        return {"journals": {"0": {"position": 1}}}
+
+    return Figures(tmp_path / "figures", tmp_path / "problems", cast(RuleTable, table), others, complain)
 
 
 def written(tmp_path: Path) -> dict[str, Any]:

@@ -676,7 +676,7 @@ class RoamingCluster(Cluster):
     def void(self, name: str, up_to: int) -> None:
         """Takes a clean start: nothing before it is owed to the client, and what it had before counts no more."""
         client = self.clients[name]
-        client.void_before, client.void_ids = len(self.messages), up_to
+        client.void_before, client.void_ids = len(self.messages), max(client.void_ids, up_to)
         client.received.clear()
 
     def root(self, lineage: int) -> int:
