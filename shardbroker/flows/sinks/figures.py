@@ -3,7 +3,7 @@
 matched = success + failed + inflight + queuing + late_reply + dropped
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Figures"]
 
@@ -34,6 +34,10 @@ class Figures:
         self.__init__()  # type: ignore[misc]
         self.inflight, self.queuing = waiting
         self.matched = sum(waiting)
+
+    def without_waiting(self) -> "Figures":
+        """Returns the counts of another run of the action, in which the rows that wait will match again."""
+        return replace(self, matched=self.matched - self.inflight - self.queuing, inflight=0, queuing=0)
 
     def named(self) -> dict[str, int]:
         """Returns the counts by name."""

@@ -436,9 +436,7 @@ class Sinks:
             self._runner.call(entry.server.resume if verb == "start" else entry.server.restart)
         return ""
 
-    def rewind(
-        self, id: str, at: object, feeds: Mapping[str, JournalFeed]
-    ) -> tuple[str, dict[tuple[str, str], Cursor]]:
+    def rewind(self, id: str, at: object, feeds: Mapping[str, JournalFeed]) -> tuple[str, dict[tuple[str, str], Cursor]]:
         """Lets an action begin again at a time in Unix µs, at the `earliest` record or the `latest`.
 
         Returns a problem, or nothing, and the cursors to be stored. Rows that wait are dropped: those behind are read again.
@@ -455,6 +453,9 @@ class Sinks:
             return self.problems[id], {}
         made.since_us = at if isinstance(at, int) else 0
         made.action.keeps_failed = entry.action.keeps_failed
+        with entry.action.lock:
+            made.action.figures = entry.action.figures.without_waiting()
+        made.rate = Rate(made.action.figures.matched)
         _close_late(entry)
         self._entries[id] = made
         changed: dict[tuple[str, str], Cursor] = {}
@@ -516,5 +517,3 @@ def _close_late(entry: _Entry) -> None:
 
 def _nothing() -> None:
     """Of a row whose end is of no interest."""
-
-

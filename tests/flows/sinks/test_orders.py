@@ -74,6 +74,7 @@ def test_a_rewind_writes_rows_again(broker: SinksBroker, service: Service) -> No
     call(broker, "actions rewind", id="http:rows", at=str(at_ms))
     until(lambda: len(service.rows()) == 1400)
     assert sorted(row["n"] for row in service.rows()[1200:]) == sorted([*range(500, 600)] * 2)
+    until(lambda: broker.action("http:rows")["success"] == 1400, lambda: f"counts go on: {broker.action('http:rows')}")
     call(broker, "actions rewind", id="http:rows", at="earliest")
     until(lambda: len(service.rows()) == 2600)
     service.signal(signal.SIGSTOP)

@@ -1,0 +1,378 @@
+"""Each type of sink, described once: its server, its settings, and how rows are read back by the database's own client.
+
+Acceptance (`acceptance.py`), kills under load (`tests/torture/sinks.py`) and `bench_dead_sink.py` take the types from here. A new
+type is a context manager that yields a `Sink`, and a line in KINDS.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pymongo
+
+from tests.flows.sinks.service import Service
+from tests.servers.disk import small_disk
+from tests.servers.influxdb import PASSWORD as INFLUX_PASSWORD
+from tests.servers.influxdb import InfluxServer, influx, influxdb_server
+from tests.servers.mongodb import mongodb_server
+from tests.servers.mysql import mariadb
+from tests.servers.postgresql import postgresql
+from tests.servers.redis import PASSWORD as REDIS_PASSWORD
+from tests.servers.redis import cli, redis_server
+
+__all__ = ["KINDS", "ROWS", "TYPED", "TYPED_PAYLOAD", "Kind", "Rows", "Sink"]
+
+Rows = list[tuple[int, int]]
+"""Publisher and number of each row, in the order in which they were stored where the server knows it."""
+
+ROWS = 'SELECT id, timestamp, payload.w AS w, payload.n AS n, payload.x AS x, 1700000000000 + payload.n AS at FROM "{topic}"'
+"""Rule of rows. x: absent but for tests of rows that are rejected."""
+TYPED = (
+    "SELECT timestamp, payload.i AS i, payload.f AS f, payload.t AS t, base64_decode(payload.b) AS b, payload.d AS d,"
+    ' payload.gone AS gone FROM "{topic}"'
+)
+"""Rule of one row with a value of each type."""
+INTEGER, FLOAT, TEXT = 2**53 + 1, 0.1, "grün 𝄞"
+TYPED_PAYLOAD = {"i": INTEGER, "f": FLOAT, "t": TEXT, "b": "AP8=", "d": "d-1"}
+"""b: 0x00 and 0xff in Base64."""
+LOGIN = {"username": "mqtt", "password": "dbsecret", "timeout": "1s"}
+PAIR = re.compile(r"^(\d+)\D(\d+)$", re.MULTILINE)
+
+
+@dataclass
+class Sink:
+    """A server that runs, with what a broker and a test need for it."""
+
+    connector: dict[str, Any]
+    refused: dict[str, Any]
+    """What a probe refuses: a wrong password, or another setting where the type has no login."""
+    reason: str
+    """Part of the error of that probe."""
+    parameters: dict[str, Any]
+    """Of an action that writes rows of ROWS; a row that is written again changes nothing, if `keyed`."""
+    read: Callable[[], Rows]
+    typed: dict[str, Any]
+    """Parameters for the row of TYPED."""
+    stored: Callable[[], Any]
+    """Returns that row, as the client shows it."""
+    shown: Any
+    """The same, as it has to be."""
+    server: Any = None
+    """With pause, resume, kill, start; None: there is none."""
+    last: Callable[[], dict[int, int]] | None = None
+    """Returns the number that each publisher's row had that was written last, where rows have no order."""
+    keyed: bool = True
+    once: dict[str, Any] | None = None
+    """Parameters without a key, for types with `exactly_once`."""
+    prepare: Callable[[], object] = lambda: None
+    """Makes again what a server without files has lost when it is started again."""
+    forgets: bool = False
+    """A stand-in that loses rows when it is killed: those that were there before are remembered here."""
+    _before: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _paused: bool = False
+
+    def rows(self) -> Rows:
+        """Returns all rows, also those that a stand-in has forgotten; each as often as it is there."""
+        if not self._before:
+            return self.read()
+        found = self.read()
+        missing = self._before - Counter(found)
+        return [row for row, times in missing.items() for _ in range(times)] + found
+
+    def pause(self) -> None:
+        self._remember()
+        self._paused = True
+        self.server.pause()
+
+    def resume(self) -> None:
+        self.server.resume()
+        self._paused = False
+
+    def kill(self) -> None:
+        """Of a stand-in that forgets: while no row is on its way to it."""
+        if not self._paused:
+            self._remember()
+        self._paused = False
+        self.server.kill()
+
+    def start(self) -> None:
+        self.server.start()
+        self.prepare()
+
+    def _remember(self) -> None:
+        if self.forgets:
+            self._before = Counter(self.rows())
+
+
+class Kind(NamedTuple):
+    """serve: runs the server, with files of its own in a directory. poison: what makes the payload of a row one that is rejected;
+    None: there is no such row."""
+
+    serve: Callable[[Path], AbstractContextManager[Sink]]
+    poison: dict[str, Any] | None
+
+
+def _pairs(text: str) -> Rows:
+    return [(int(w), int(n)) for w, n in PAIR.findall(text)]
+
+
+# --- SQL --------------------------------------------------------------------------------------------------------------------------
+
+PLAIN = "INSERT INTO r (w, n) VALUES (${w}, ${n})"
+"""A repeat is a row of its own: with exactly_once there must be none."""
+TYPED_SQL = "INSERT INTO typed (i, f, t, b, gone) VALUES (${i}, ${f}, ${t}, ${b}, ${gone})"
+POSTGRESQL = """
+CREATE TABLE r (
+    number bigserial, at timestamptz DEFAULT now(), w integer, n integer, id text, x integer CHECK (x <> 13), UNIQUE (id, at)
+);
+CREATE TABLE typed (i bigint, f double precision, t text, b bytea, gone integer);
+ALTER ROLE mqtt PASSWORD 'dbsecret';
+"""
+HYPERTABLE = """
+CREATE FUNCTION create_hypertable(relation regclass, time_column name) RETURNS void LANGUAGE sql AS '';
+SELECT create_hypertable('r', 'at');
+"""
+"""Debian has no TimescaleDB: the function is replaced, and the rest is PostgreSQL."""
+MYSQL = """
+CREATE TABLE r (number BIGINT AUTO_INCREMENT PRIMARY KEY, w INT, n INT, id VARCHAR(64) UNIQUE, x INT, CHECK (x <> 13));
+CREATE TABLE typed (i BIGINT, f DOUBLE, t VARCHAR(64), b VARBINARY(16), gone INT);
+"""
+
+
+def _sql(statement: str) -> dict[str, Any]:
+    return {"sql": statement, "undefined_vars_as_null": True}
+
+
+@contextmanager
+def _pgsql(where: Path, more: str = "") -> Iterator[Sink]:
+    with postgresql(POSTGRESQL + more, access="host all all 127.0.0.1/32 scram-sha-256") as pg:
+        connector = {"server": f"127.0.0.1:{pg.port}", **LOGIN}
+        yield Sink(
+            connector=connector,
+            refused={**connector, "password": "wrong"},
+            reason="password authentication failed",
+            parameters=_sql(
+                "INSERT INTO r (at, w, n, id, x) VALUES (${timestamp}, ${w}, ${n}, ${id}, ${x}) ON CONFLICT (id, at) DO NOTHING"
+            ),
+            once=_sql(PLAIN),
+            read=lambda: _pairs(pg.psql("SELECT w, n FROM r ORDER BY number")),
+            typed=_sql(TYPED_SQL),
+            stored=lambda: pg.psql("SELECT i, f, t, encode(b, 'hex'), gone FROM typed"),
+            shown=f"{INTEGER}|{FLOAT}|{TEXT}|00ff|null\n",
+            server=pg.server,
+        )
+
+
+def _timescale(where: Path) -> AbstractContextManager[Sink]:
+    return _pgsql(where, HYPERTABLE)
+
+
+@contextmanager
+def _mysql(where: Path) -> Iterator[Sink]:
+    with mariadb(MYSQL, "--innodb-flush-log-at-trx-commit=2") as db:
+        connector = {"server": f"127.0.0.1:{db.port}", **LOGIN}
+        insert = "INSERT INTO r (w, n, id, x) VALUES (${w}, ${n}, ${id}, ${x}) ON DUPLICATE KEY UPDATE id = id"
+        yield Sink(
+            connector=connector,
+            refused={**connector, "password": "wrong"},
+            reason="Access denied for user 'mqtt'",
+            parameters=_sql(insert),
+            once=_sql(PLAIN),
+            read=lambda: _pairs(db.client("SELECT w, n FROM mqtt.r ORDER BY number")),
+            typed=_sql(TYPED_SQL),
+            stored=lambda: db.client("SELECT i, f, t, HEX(b), gone FROM mqtt.typed"),
+            shown=f"{INTEGER}\t{FLOAT}\t{TEXT}\t00FF\tNULL\n",
+            server=db.server,
+        )
+
+
+# --- Redis, MongoDB ---------------------------------------------------------------------------------------------------------------
+
+ADD_ONCE = "if redis.call('SADD', KEYS[1], ARGV[1]) == 1 then redis.call('RPUSH', KEYS[2], ARGV[2]) end"
+"""A list of rows, each once. KEYS[1] of a poison row is not a set."""
+
+
+@contextmanager
+def _redis(where: Path) -> Iterator[Sink]:
+    with redis_server("--save", "", "--appendonly", "yes") as store:
+        cli(store.port, "SET", "ids:poison", "text")
+        connector = {"server": f"127.0.0.1:{store.port}", "password": REDIS_PASSWORD, "timeout": "1s"}
+        yield Sink(
+            connector=connector,
+            refused={**connector, "password": "wrong"},
+            reason="password",
+            parameters={"command_template": ["EVAL", ADD_ONCE, "2", "ids:${x}", "rows", "${id}", "${w} ${n}"]},
+            read=lambda: _pairs("\n".join(cli(store.port, "LRANGE", "rows", "0", "-1"))),
+            typed={"command_template": ["HSET", "typed", "i", "${i}", "f", "${f}", "t", "${t}", "b", "${b}", "gone", "${gone}"]},
+            stored=lambda: cli(store.port, "HGETALL", "typed"),
+            shown={"i": str(INTEGER), "f": str(FLOAT), "t": TEXT, "b": "\x00\udcff", "gone": "undefined"},
+            server=store,
+        )
+
+
+@contextmanager
+def _mongodb(where: Path) -> Iterator[Sink]:
+    with mongodb_server() as server:
+
+        def collection(name: str) -> Any:
+            return pymongo.MongoClient("127.0.0.1", server.port).mqtt[name]
+
+        def prepare() -> None:
+            collection("rows").create_index(["w", "n"], unique=True)
+
+        prepare()
+        connector = {"server": f"127.0.0.1:{server.port}", "timeout": "1s"}
+        yield Sink(
+            connector=connector,
+            refused={**connector, "server": "127.0.0.1:1"},  # the stand-in has no login
+            reason="connection refused",
+            parameters={"collection": "rows", "payload_template": '{"w": ${w}, "n": ${n}}'},
+            read=lambda: [(one["w"], one["n"]) for one in collection("rows").find()],
+            typed={
+                "collection": "typed",
+                "payload_template": '{"i": ${i}, "f": ${f}, "t": "${t}", "b": "${b}", "gone": ${gone}}',
+            },
+            stored=lambda: collection("typed").find_one({}, {"_id": 0}),
+            shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": b"\x00\xff", "gone": None},
+            server=server,
+            prepare=prepare,
+            forgets=True,
+        )
+
+
+# --- time series ------------------------------------------------------------------------------------------------------------------
+
+
+def _points(server: InfluxServer, database: str, value: str) -> dict[str, Callable[[], Any]]:
+    """Reads the measurements `rows` and `last`, whose points have the tag w."""
+
+    def read(measurement: str) -> Rows:
+        return [(int(one["w"]), int(one[value])) for one in influx(server.port, f"SELECT w, {value} FROM {measurement}", database)]
+
+    return {"read": lambda: read("rows"), "last": lambda: dict(read("last"))}
+
+
+@contextmanager
+def _influxdb(where: Path) -> Iterator[Sink]:
+    with influxdb_server(with_login=True) as server:
+        login = {"username": "writer", "password": INFLUX_PASSWORD, "timeout": "1s", "influxdb_type": "influxdb_api_v1"}
+        connector = {"server": f"127.0.0.1:{server.port}", **login}
+        rows = "rows,w=${w} n=${n}i,x=${x} ${at}\nlast,w=${w} n=${n}i 1"
+
+        def stored() -> Any:
+            types = {one["fieldKey"]: one["fieldType"] for one in influx(server.port, "SHOW FIELD KEYS FROM typed")}
+            (point,) = influx(server.port, "SELECT * FROM typed")
+            return {name: (value, types[name]) for name, value in point.items() if name in types}
+
+        yield Sink(
+            connector=connector,
+            refused={**connector, "password": "wrong"},
+            reason="the server rejects username, password or token",
+            parameters={"write_syntax": rows},
+            typed={"write_syntax": "typed i=${i}i,f=${f},t=${t},b=${b},gone=${gone}"},
+            stored=stored,
+            shown={"i": (INTEGER, "integer"), "f": (FLOAT, "float"), "t": (TEXT, "string"), "b": ("\x00\ufffd", "string")},
+            server=server.service,
+            **_points(server, "mqtt", "n"),
+        )
+
+
+@contextmanager
+def _opents(where: Path) -> Iterator[Sink]:
+    """InfluxDB's listener for the protocol answers some milliseconds before its points are stored, so a kill may lose them."""
+    with influxdb_server() as server:
+        connector = {"server": f"127.0.0.1:{server.opentsdb_port}", "timeout": "1s"}
+        tags = {"w": "${w}"}
+        rows = [
+            {"metric": "rows", "tags": {**tags, "x": "${x}"}, "value": "${n}", "timestamp": "${at}"},
+            {"metric": "last", "tags": tags, "value": "${n}", "timestamp": 1_700_000_000},
+        ]
+        typed = [{"metric": f"typed.{name}", "tags": {"d": "${d}", "gone": "${gone}"}, "value": f"${{{name}}}"} for name in "if"]
+
+        def stored() -> Any:
+            found = influx(server.port, "SELECT * FROM /typed/", "opentsdb")
+            return {one["_name"]: {name: one[name] for name in one if name not in ("_name", "time")} for one in found}
+
+        yield Sink(
+            connector=connector,
+            refused={**connector, "server": "127.0.0.1:1"},
+            reason="connection refused",
+            parameters={"data": rows},
+            typed={"data": typed},
+            stored=stored,
+            shown={"typed.i": {"d": "d-1", "value": float(INTEGER)}, "typed.f": {"d": "d-1", "value": FLOAT}},
+            server=server.service,
+            forgets=True,
+            **_points(server, "opentsdb", "value"),
+        )
+
+
+# --- HTTP, files ------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _http(where: Path) -> Iterator[Sink]:
+    with Service(where) as service:
+        connector = {"url": service.url, "timeout": "1s"}
+
+        def bodies(path: str) -> list[Any]:
+            return [json.loads(request["body"]) for request in service.requests() if request["path"] == path]
+
+        yield Sink(
+            connector=connector,
+            refused={**connector, "url": "http://127.0.0.1:1"},
+            reason="connection refused",
+            parameters={"path": "/rows", "batch": True},
+            read=lambda: [(row["w"], row["n"]) for body in bodies("/rows") for row in body],
+            typed={"path": "/typed", "body": '{"i": ${i}, "f": ${f}, "t": "${t}", "b": ${b}, "gone": ${gone}}'},
+            stored=lambda: bodies("/typed")[0],
+            shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": {"$bytes": "AP8="}, "gone": None},
+            server=service,
+            keyed=False,
+        )
+
+
+@contextmanager
+def _disk_log(where: Path) -> Iterator[Sink]:
+    with small_disk(where / "disk") as disk:
+        path = where / "disk" / "rows.log"
+
+        def text() -> str:
+            return path.read_text() if path.exists() else ""
+
+        def stored() -> Any:
+            (line,) = [line for line in text().splitlines() if line.startswith("{")]
+            return {name: value for name, value in json.loads(line).items() if name in "iftb" or name == "gone"}
+
+        connector = {"filepath": str(path), "max_file_size": "1GB"}
+        yield Sink(
+            connector=connector,
+            refused={**connector, "filepath": "/etc/passwd"},
+            reason="must be new, or written by disk_log before",
+            parameters={"template": "${w} ${n}"},
+            read=lambda: _pairs(text()),
+            typed={},
+            stored=stored,
+            shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": {"$bytes": "AP8="}, "gone": "undefined"},
+            server=disk,
+            keyed=False,
+        )
+
+
+KINDS = {
+    "disk_log": Kind(_disk_log, None),
+    "http": Kind(_http, {"x": "poison"}),
+    "influxdb": Kind(_influxdb, {"x": "text"}),
+    "mongodb": Kind(_mongodb, {"n": 3}),
+    "mysql": Kind(_mysql, {"x": 13}),
+    "opents": Kind(_opents, {"x": "no tag"}),
+    "pgsql": Kind(_pgsql, {"x": 13}),
+    "redis": Kind(_redis, {"x": "poison"}),
+    "timescale": Kind(_timescale, {"x": 13}),
+}
+"""The types by name. Poison rows are rejected by the server, but for `opents`, where the driver rejects what OpenTSDB would."""
