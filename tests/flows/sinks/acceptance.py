@@ -1,6 +1,7 @@
 """What every sink has to show: types, no row lost while its server is gone or the broker restarts, and rows that are rejected.
 
     python -m tests.flows.sinks.acceptance --type pgsql --type redis
+    make acceptance-sinks SINKS="--type pgsql --type redis"
 
 100,000 messages while the server is stopped by SIGSTOP for 20 s and then gone for 20 s, a restart of the broker with 50,000 rows
 waiting, and one row that is rejected among 10,000. `test_acceptance.py` does the same with fewer messages and shorter times.
@@ -62,7 +63,6 @@ class Trial:
         action = {"type": self.kind, "name": name, "connector": name, "parameters": parameters, "resource_opts": opts, **more}
         self.rest.good("POST", "/actions", action)
         self.rest.good("POST", "/rules", {"id": name, "sql": sql.replace("{topic}", f"in/{name}"), "actions": [id]})
-        until(lambda: self.shown(id)["status"] == "connected", lambda: str(self.shown(id)), 30)
         yield id
         self.rest.good("DELETE", f"/rules/{name}")
         self.rest.good("DELETE", f"/connectors/{id}", also_delete_dep_actions="true")
@@ -140,8 +140,9 @@ class Trial:
         assert sink.reason in error, error
         assert self.probe(sink.connector) == ""
         with self.action("typed", sink.typed, TYPED) as id:
-            for verb in ("stop", "start"):
+            for verb, status in (("stop", "stopped"), ("start", "connected")):
                 self.rest.good("POST", f"/actions/{id}/{verb}")
+                until(lambda status=status: self.shown(id)["status"] == status, lambda: str(self.shown(id)), 30)  # type: ignore[misc]
             self.publish_payloads("typed", 0, [TYPED_PAYLOAD])
             figures = self.wait_for_figures(id, success=1)
             assert (figures["matched"], figures["success"], figures["failed"], figures["dropped"]) == (1, 1, 0, 0)

@@ -62,6 +62,8 @@ class Sink:
     """Returns that row, as the client shows it."""
     shown: Any
     """The same, as it has to be."""
+    measured: dict[str, Any]
+    """Parameters for the rows of `shardbroker perf sinks`."""
     server: Any = None
     """With pause, resume, kill, start; None: there is none."""
     last: Callable[[], dict[int, int]] | None = None
@@ -125,12 +127,14 @@ def _pairs(text: str) -> Rows:
 
 PLAIN = "INSERT INTO r (w, n) VALUES (${w}, ${n})"
 """A repeat is a row of its own: with exactly_once there must be none."""
+MEASURED = "INSERT INTO measured (id, client, payload) VALUES (${id}, ${clientid}, ${payload})"
 TYPED_SQL = "INSERT INTO typed (i, f, t, b, gone) VALUES (${i}, ${f}, ${t}, ${b}, ${gone})"
 POSTGRESQL = """
 CREATE TABLE r (
     number bigserial, at timestamptz DEFAULT now(), w integer, n integer, id text, x integer CHECK (x <> 13), UNIQUE (id, at)
 );
 CREATE TABLE typed (i bigint, f double precision, t text, b bytea, gone integer);
+CREATE TABLE measured (id text PRIMARY KEY, client text, payload text);
 ALTER ROLE mqtt PASSWORD 'dbsecret';
 """
 HYPERTABLE = """
@@ -141,6 +145,7 @@ SELECT create_hypertable('r', 'at');
 MYSQL = """
 CREATE TABLE r (number BIGINT AUTO_INCREMENT PRIMARY KEY, w INT, n INT, id VARCHAR(64) UNIQUE, x INT, CHECK (x <> 13));
 CREATE TABLE typed (i BIGINT, f DOUBLE, t VARCHAR(64), b VARBINARY(16), gone INT);
+CREATE TABLE measured (id VARCHAR(32) PRIMARY KEY, client VARCHAR(64), payload TEXT);
 """
 
 
@@ -164,6 +169,7 @@ def _pgsql(where: Path, more: str = "") -> Iterator[Sink]:
             typed=_sql(TYPED_SQL),
             stored=lambda: pg.psql("SELECT i, f, t, encode(b, 'hex'), gone FROM typed"),
             shown=f"{INTEGER}|{FLOAT}|{TEXT}|00ff|null\n",
+            measured={"sql": f"{MEASURED} ON CONFLICT DO NOTHING"},
             server=pg.server,
         )
 
@@ -187,6 +193,7 @@ def _mysql(where: Path) -> Iterator[Sink]:
             typed=_sql(TYPED_SQL),
             stored=lambda: db.client("SELECT i, f, t, HEX(b), gone FROM mqtt.typed"),
             shown=f"{INTEGER}\t{FLOAT}\t{TEXT}\t00FF\tNULL\n",
+            measured={"sql": MEASURED.replace("INSERT", "INSERT IGNORE")},
             server=db.server,
         )
 
@@ -211,6 +218,7 @@ def _redis(where: Path) -> Iterator[Sink]:
             typed={"command_template": ["HSET", "typed", "i", "${i}", "f", "${f}", "t", "${t}", "b", "${b}", "gone", "${gone}"]},
             stored=lambda: cli(store.port, "HGETALL", "typed"),
             shown={"i": str(INTEGER), "f": str(FLOAT), "t": TEXT, "b": "\x00\udcff", "gone": "undefined"},
+            measured={"command_template": ["HSET", "mqtt:msg:${id}", "topic", "${topic}", "payload", "${payload}"]},
             server=store,
         )
 
@@ -239,6 +247,10 @@ def _mongodb(where: Path) -> Iterator[Sink]:
             },
             stored=lambda: collection("typed").find_one({}, {"_id": 0}),
             shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": b"\x00\xff", "gone": None},
+            measured={
+                "collection": "measured",
+                "payload_template": '{"client": "${clientid}", "topic": "${topic}", "payload": "${payload}", "at": ${timestamp}}',
+            },
             server=server,
             prepare=prepare,
             forgets=True,
@@ -277,6 +289,7 @@ def _influxdb(where: Path) -> Iterator[Sink]:
             typed={"write_syntax": "typed i=${i}i,f=${f},t=${t},b=${b},gone=${gone}"},
             stored=stored,
             shown={"i": (INTEGER, "integer"), "f": (FLOAT, "float"), "t": (TEXT, "string"), "b": ("\x00\ufffd", "string")},
+            measured={"write_syntax": "measured,client=${clientid},topic=${topic} payload=${payload},qos=${qos}i ${timestamp}"},
             server=server.service,
             **_points(server, "mqtt", "n"),
         )
@@ -306,6 +319,16 @@ def _opents(where: Path) -> Iterator[Sink]:
             typed={"data": typed},
             stored=stored,
             shown={"typed.i": {"d": "d-1", "value": float(INTEGER)}, "typed.f": {"d": "d-1", "value": FLOAT}},
+            measured={
+                "data": [
+                    {
+                        "metric": "measured",
+                        "tags": {"client": "${clientid}", "topic": "${topic}"},
+                        "value": "${qos}",
+                        "timestamp": "${timestamp}",
+                    }
+                ]
+            },
             server=server.service,
             forgets=True,
             **_points(server, "opentsdb", "value"),
@@ -332,6 +355,7 @@ def _http(where: Path) -> Iterator[Sink]:
             typed={"path": "/typed", "body": '{"i": ${i}, "f": ${f}, "t": "${t}", "b": ${b}, "gone": ${gone}}'},
             stored=lambda: bodies("/typed")[0],
             shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": {"$bytes": "AP8="}, "gone": None},
+            measured={"path": "/measured", "batch": True},
             server=service,
             keyed=False,
         )
@@ -359,6 +383,7 @@ def _disk_log(where: Path) -> Iterator[Sink]:
             typed={},
             stored=stored,
             shown={"i": INTEGER, "f": FLOAT, "t": TEXT, "b": {"$bytes": "AP8="}, "gone": "undefined"},
+            measured={},
             server=disk,
             keyed=False,
         )
