@@ -2,6 +2,10 @@
 
 `<filepath>.lock` lies beside it. The processes flows lock it while they write, so that lines are whole and files are rotated once.
 It also tells files of this type from others: a file without it is neither written nor replaced, as a path may be that of any file.
+
+After an fsync that has failed, the kernel may drop what it had of the file, and report success to the next one (fsync(2)). So lines
+are kept in memory until an fsync has succeeded. After a failure they are written again, to a new file where there may be several:
+lines of the former one are there twice, or damaged.
 """
 
 import asyncio
@@ -9,7 +13,7 @@ import fcntl
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +33,8 @@ DIRECTORY = "disk_log"
 """Of relative paths, in the data directory."""
 WRITE_S = 30.0
 """Longest write: a disk may be busy with others."""
+UNSYNCED_MAX = 16 << 20
+"""Most bytes of lines in memory before an fsync, besides those of one batch: what a second brings."""
 MODE = 0o600
 ENDS = str.maketrans({end: ascii(end)[1:-1] for end in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"})
 """Line ends within a line: a client must not make lines of its own."""
@@ -56,7 +62,12 @@ class LogFile(Connector["LogFile"]):
         self.data_dir = Path()
         self._turn = asyncio.Lock()
         self._lock = self._file = -1
-        self._unsynced = False
+        self._unsynced = bytearray()
+        """Lines that are written, and not known to be on the disk. An fsync that succeeds replaces the object."""
+        self._is_doubtful = False
+        """Whether the disk may lack some of them, as an fsync has failed: they are written again when a file is opened."""
+        self._begun: tuple[os.stat_result, int] | None = None
+        """The file after an attempt to do so that has failed, and its size before."""
 
     @property
     def path(self) -> Path:
@@ -93,12 +104,14 @@ class LogFile(Connector["LogFile"]):
         return True
 
     async def _close(self) -> None:
-        if self._unsynced:
-            await self._run(self._sync)
-        self._forget()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        try:
+            if self._unsynced:
+                await self._run(self._sync)
+        finally:
+            self._forget()
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
 
     # --- in a thread ----------------------------------------------------------------------------------------------------------
 
@@ -109,18 +122,27 @@ class LogFile(Connector["LogFile"]):
     def _append(self, lines: bytes, sync: bool) -> None:
         with self._locked():
             self._open()
-            while lines:
-                size = os.fstat(self._file).st_size
-                end = self._fitting(lines, size)
-                if not end:
-                    self._rotate()
-                    continue
-                self._unsynced = True
-                self._write(memoryview(lines)[:end], size)
-                lines = lines[end:]
-            if sync:
-                os.fsync(self._file)
-                self._unsynced = False
+            before, size = self._unsynced, len(self._unsynced)
+            try:
+                self._add(lines)
+                if sync or len(self._unsynced) > UNSYNCED_MAX:
+                    self._fsync()
+            except Exception:  # the caller keeps these lines
+                del self._unsynced[size if self._unsynced is before else 0 :]
+                raise
+
+    def _add(self, lines: bytes) -> None:
+        """Writes lines, to as many files as they need. Raises OSError, Unusable."""
+        while lines:
+            size = os.fstat(self._file).st_size
+            end = self._fitting(lines, size)
+            if not end:
+                self._fsync()
+                self._rotate()
+                continue
+            self._write(memoryview(lines)[:end], size)
+            self._unsynced += lines[:end]
+            lines = lines[end:]
 
     def _fitting(self, lines: bytes, size: int) -> int:
         """Returns the bytes of the lines that a file of a size has room for; an empty file has room for a line of any length."""
@@ -139,10 +161,39 @@ class LogFile(Connector["LogFile"]):
             raise
 
     def _sync(self) -> None:
-        with self._errors():
+        if self._is_doubtful:
+            self._look()
+        elif self._unsynced:
+            with self._errors():
+                self._fsync()  # a file that another process has rotated is still this one
+
+    def _fsync(self) -> None:
+        """Raises OSError, after which the lines are doubtful."""
+        try:
+            os.fsync(self._file)
+        except OSError:
+            self._is_doubtful = bool(self._unsynced)
+            raise
+        self._unsynced = bytearray()
+
+    def _repeat(self) -> None:
+        """Writes doubtful lines again. Raises OSError, Unusable, after which they still are doubtful."""
+        lines, found = bytes(self._unsynced), os.fstat(self._file)
+        if self._begun is not None and _is_same(found, self._begun[0]) and found.st_size == self._begun[0].st_size:
+            os.ftruncate(self._file, self._begun[1])  # no other process has added lines to those of the last attempt
+        elif self._files_max > 1 and found.st_size:
+            self._rotate()
+        self._begun, before = None, os.fstat(self._file)
+        try:
+            self._add(lines)
+            self._fsync()
+        except Exception:
+            self._unsynced, self._is_doubtful = bytearray(lines), True
             if self._file >= 0:
-                os.fsync(self._file)  # a file that another process has rotated is still this one
-            self._unsynced = False
+                found = os.fstat(self._file)
+                self._begun = found, before.st_size if _is_same(found, before) else 0
+            raise
+        self._is_doubtful = False
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -162,6 +213,9 @@ class LogFile(Connector["LogFile"]):
         try:
             yield
         except OSError as error:
+            if self._unsynced and not self._is_doubtful:  # the descriptor that is closed is the one that reports what was lost
+                with suppress(OSError):
+                    self._fsync()
             self._forget()
             raise Unusable(f"file {self.path}: {error.strerror or error}") from None
 
@@ -188,24 +242,29 @@ class LogFile(Connector["LogFile"]):
         return [self.path, *(self._numbered(number) for number in range(1, self._files_max))]
 
     def _open(self) -> None:
-        """Opens the present file, unless it is open: another process may have rotated it. Raises OSError."""
-        if self._file >= 0:
-            try:
-                found, own = os.stat(self.path, follow_symlinks=False), os.fstat(self._file)
-                if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
-                    return
-            except FileNotFoundError:
-                pass  # removed: by rotation, or by hand
+        """Opens the present file, with all lines that have been written. Raises OSError, Unusable."""
+        if self._file >= 0 and not self._is_present():
             if self._unsynced:
-                os.fsync(self._file)
+                self._fsync()
             self._forget()
+        if self._file < 0:
+            self._open_present()
+            if self._is_doubtful:
+                self._repeat()
+
+    def _is_present(self) -> bool:
+        """Returns whether the open file is the present one: another process may have rotated it, or a person removed it."""
+        try:
+            return _is_same(os.stat(self.path, follow_symlinks=False), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+    def _open_present(self) -> None:
         self._file = _opened(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         sync_path(self.path.parent)
 
     def _rotate(self) -> None:
-        """Raises OSError."""
-        os.fsync(self._file)
-        self._unsynced = False
+        """Raises OSError, Unusable."""
         self._forget()
         files = self._files()
         for source, target in reversed(list(pairwise(files))):
@@ -213,7 +272,7 @@ class LogFile(Connector["LogFile"]):
                 source.replace(target)
         if len(files) == 1:
             self.path.unlink()
-        self._open()
+        self._open_present()
 
     def _forget(self) -> None:
         if self._file >= 0:
@@ -224,6 +283,10 @@ class LogFile(Connector["LogFile"]):
 @asynccontextmanager
 async def _lent(file: LogFile) -> AsyncIterator[LogFile]:
     yield file
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _opened(path: Path, flags: int) -> int:

@@ -1,9 +1,11 @@
 """Files of disk_log: lines, rotation, what is refused, a full disk."""
 
 import asyncio
+import errno
 import json
 import os
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -168,3 +170,165 @@ def test_a_full_disk_cuts_no_line(tmp_path: Path) -> None:
     path = tmp_path / "disk_log/x.log"
     assert output == f"file {path}: File too large\n"
     assert [json.loads(line)["n"] for line in path.read_bytes().splitlines()] == [*range(1, 100)]
+
+
+# --- an fsync that fails ----------------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """A stand-in for a disk: while `fails`, an fsync reports an error once and drops what the file had since the last good one.
+
+    The next one succeeds, as on Linux: what was dropped is not dirty any more.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures = 0
+        """Calls that fail from now on."""
+        self._good: dict[tuple[int, int], int] = {}
+        self._fsync = os.fsync
+        monkeypatch.setattr("shardbroker.flows.drivers.disk_log.os.fsync", self.fsync)
+
+    def fsync(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        file = (found.st_dev, found.st_ino)
+        if not stat.S_ISREG(found.st_mode):
+            return self._fsync(descriptor)
+        if self.failures:
+            self.failures -= 1
+            good = self._good.get(file, 0)
+            os.ftruncate(descriptor, good)
+            os.ftruncate(descriptor, found.st_size)  # zeros
+            raise OSError(errno.EIO, "Input/output error")
+        self._good[file] = found.st_size
+        return self._fsync(descriptor)
+
+
+def numbers_in(directory: Path) -> list[int]:
+    """Returns the numbers of all whole lines, each once, in ascending order."""
+    texts = [line.strip(b"\0") for one in directory.glob("x.log*") for line in one.read_bytes().splitlines()]
+    return sorted({json.loads(one)["n"] for one in texts if one.strip(b"\0")})
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("failures", [1, 2, 5])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_lines_are_written_again_after_an_fsync_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, failures: int, mode: str
+) -> None:
+    """Also those of another action, whose write had returned; old files stay, however often it fails."""
+    disk = Disk(monkeypatch)
+    directory = tmp_path / "disk_log"
+
+    async def scenario() -> None:
+        one = driver(tmp_path, "x.log", max_file_number=files)
+        action = DiskLogAction.model_validate({"parameters": {"write_mode": mode}})
+        other = make(action, one._connector, "disk_log:other")
+        await one.open()
+        await one.write([row(n) for n in range(10)])
+        await one.sync()
+        await one.write([row(n) for n in range(10, 20)])
+        disk.failures = failures
+        for attempt in range(failures):
+            with pytest.raises(Unusable, match=r"x\.log: Input/output error$"):
+                await (other.write([row(99)]) if mode == "sync" and not attempt else one.sync())
+        await one.open()
+        await one.sync()
+        await other.write([row(n) for n in range(20, 30)])
+        await other.sync()
+        await one._connector.close()
+
+    asyncio.run(scenario())
+    assert numbers_in(directory) == [*range(30)]
+    assert len([*directory.glob("x.log.[0-9]")]) == min(files - 1, 1)
+
+
+def test_more_than_a_file_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+
+    async def scenario() -> None:
+        one = driver(tmp_path, "x.log", max_file_size=10_000, max_file_number=100)
+        await one.open()
+        for at in range(0, 1000, 50):
+            disk.failures = 1 if at % 200 == 150 else 0
+            while True:
+                try:
+                    await one.write([row(n) for n in range(at, at + 50)])
+                    await one.sync()
+                    break
+                except Unusable:
+                    pass
+        await one._connector.close()
+
+    asyncio.run(scenario())
+    assert numbers_in(tmp_path / "disk_log") == [*range(1000)]
+
+
+def test_lines_in_memory_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardbroker.flows.drivers.disk_log.UNSYNCED_MAX", 1000)
+
+    async def scenario() -> None:
+        one = driver(tmp_path, "x.log")
+        for number in range(100):
+            await one.write([row(number)])
+            assert len(one._connector._unsynced) <= 1000
+        await one._connector.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_close_whose_fsync_fails_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+
+    async def scenario() -> None:
+        one = driver(tmp_path, "x.log")
+        await one.write([row(1)])
+        disk.failures = 1
+        with pytest.raises(Unusable):
+            await one._connector.close()
+        assert one._connector._file == one._connector._lock == -1
+
+    asyncio.run(scenario())
+
+
+FULL = """
+import sys; from pathlib import Path; from tests.flows.drivers.test_disk_log import *
+async def main():
+    where = Path(sys.argv[1])
+    one = driver(where / "data", where / "x.log", max_file_number=3)
+    n, errors = 0, []
+    while not errors:
+        try:
+            await one.write([row(n + i, fill="x" * 1000) for i in range(10)])
+            n += 10
+        except Unusable as error:
+            errors.append(str(error))
+    (where / "ballast").unlink()
+    await one.open()
+    await one.write([row(n + i) for i in range(10)])
+    await one.sync()
+    await one._connector.close()
+    print(errors[0], numbers_in(where) == [*range(n + 10)], n >= 10, sep="|")
+asyncio.run(main())
+"""
+
+
+def test_a_file_system_that_is_full_loses_no_line(tmp_path: Path) -> None:
+    """A real one of 256 KB in memory, from which something else is removed later."""
+    mounted = f"mount -t tmpfs -o size=256k none {tmp_path} && head -c 100000 /dev/zero > {tmp_path}/ballast"
+    command = [
+        "unshare",
+        "-m",
+        "--map-root-user",
+        "sh",
+        "-c",
+        f'{mounted} && exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        FULL,
+        str(tmp_path),
+    ]
+    if subprocess.run(["unshare", "-m", "--map-root-user", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    output = subprocess.check_output(command, text=True)
+    assert output == f"file {tmp_path}/x.log: No space left on device|True|True\n"
