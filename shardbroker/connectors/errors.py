@@ -81,7 +81,9 @@ def _postgresql(error: BaseException) -> str:
     state = sqlstate_of(error)
     if state.startswith(SQLSTATES_SHOWN):
         return f"{_line(str(getattr(error, 'message', None) or error))} (SQLSTATE {state})"
-    condition = CAPITAL.sub(" ", type(error).__name__.removesuffix("Error")).lower()
+    name = type(error).__name__
+    is_known = name != "UnknownPostgresError"  # else a SQLSTATE of the database's own, such as one that a trigger raises
+    condition = CAPITAL.sub(" ", name.removesuffix("Error")).lower() if is_known else "error raised in the database"
     names = [(kind, getattr(error, f"{kind}_name", None)) for kind in ("constraint", "table", "column")]
     return f"{condition} (SQLSTATE {state})" + "".join(f", {kind} {_line(name)}" for kind, name in names if name)
 

@@ -17,7 +17,7 @@ from shardbroker.connectors.errors import describe, message_of, mysql_code_of
 from shardbroker.connectors.mysql import Mysql
 from shardbroker.flows.drivers.mysql_types import ANY, TIMESTAMP, type_named
 from shardbroker.flows.drivers.sql_cursors import TABLE, Span
-from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan
+from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan, Suspected
 from shardbroker.flows.drivers.sql_template import Dialect, Insert, Part, Placeholder
 from shardbroker.flows.drivers.sql_values import ColumnType
 from shardbroker.flows.sinks.driver import Refused, Unusable
@@ -39,6 +39,16 @@ UNUSABLE: Final = frozenset(
      1305, 1318, 1347, 1356, 1364, 1370, 1390, 1471, 1582, 1698, 3118}
 )  # fmt: skip
 """What a row cannot cause: login, names, rights, syntax, a column that needs a value."""
+RETRIED: Final = frozenset(
+    {1016, 1020, 1021, 1026, 1028, 1030, 1034, 1035, 1036, 1037, 1038, 1040, 1041, 1042, 1043, 1047, 1053, 1080, 1114, 1129, 1130,
+     1135, 1152, 1154, 1155, 1156, 1157, 1158, 1159, 1160, 1161, 1180, 1181, 1184, 1194, 1195, 1203, 1205, 1206, 1207, 1213, 1223,
+     1226, 1243, 1290, 1297, 1317, 1412, 1429, 1430, 1436, 1568, 1613, 1614, 1615, 1637, 1689, 1712, 1792, 1814, 1820, 1836, 1862,
+     1874, 1877, 1878, 1927, 1969, 3024, 3032, 3058, 3100, 3101, 3159, 3168, 3169, 3186, 3572, 4031, 4151}
+)  # fmt: skip
+"""What passes: files and memory, a full disk or table, connections and their limits, shutdown, locks, a read-only server,
+statements that were ended, servers that are not ready. All others of a server are suspected."""
+CLIENT: Final = range(2000, 3000)
+"""Errors that the library has found, such as a lost connection."""
 NOT_PREPARED: Final = 1295
 PACKET_BYTES, VALUE_BYTES = 64, 32
 """More than a packet, and a parameter of it, have besides the bytes of texts."""
@@ -218,7 +228,7 @@ class MysqlDriver(SqlDriver[Plan]):
             return Unusable(describe(error))
         if isinstance(error, ValueError) and not code:  # of the library, whose text shows the value
             return Refused("a value does not fit its column")
-        return error
+        return Suspected(describe(error)) if code and code not in RETRIED and code not in CLIENT else error
 
 
 def _filled(parts: Sequence[Part], marks: Sequence[str]) -> str:

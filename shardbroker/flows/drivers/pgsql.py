@@ -17,7 +17,7 @@ from shardbroker.connectors.errors import describe, sqlstate_of
 from shardbroker.connectors.postgresql import Postgresql
 from shardbroker.flows.drivers.pgsql_types import ARRAY, OTHER, TYPES
 from shardbroker.flows.drivers.sql_cursors import TABLE, Span
-from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan
+from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan, Suspected
 from shardbroker.flows.drivers.sql_template import Dialect, Insert, Part, Statement
 from shardbroker.flows.drivers.sql_values import ColumnType
 from shardbroker.flows.sinks.driver import Refused, Unusable
@@ -26,8 +26,11 @@ __all__ = ["PgsqlDriver", "connect", "make"]
 
 REFUSED: Final = ("22", "23", "44", "54", "P0", "38", "39")
 """Classes of SQLSTATE that a row causes: data, constraint, check of a view, limit of a value, errors that a trigger raises."""
-UNUSABLE: Final = ("0A", "28", "3D", "3F", "42")
-"""What a row cannot cause: unsupported, login, database, schema, and names, types and rights."""
+UNUSABLE: Final = ("0A", "28", "2D", "3D", "3F", "42")
+"""What a row cannot cause: unsupported, login, COMMIT in a function, database, schema, and names, types and rights."""
+RETRIED: Final = ("08", "0B", "25", "26", "3B", "40", "53", "55", "57", "58", "72", "F0", "HV", "XX")
+"""What passes: connection, state of a transaction such as read-only, statements of a pooler, conflicts, a full disk, state of an
+object, shutdown, the system, snapshots, configuration, foreign servers, internal errors. All others are suspected."""
 TWICE: Final = "21000"
 """ON CONFLICT DO UPDATE meets a row twice in one statement, which no row is at fault for."""
 EXPLAINED: Final = ("INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "SELECT")
@@ -86,9 +89,10 @@ class PgsqlDriver(SqlDriver[Plan]):
         if self._statement.verb in EXPLAINED:
             plan = self._plan or await _planned(connection, self._statement)
             try:
-                await connection.fetch(f"EXPLAIN {plan.single}", *[None] * len(plan.types))
+                async with self._savepoint(connection):  # a transaction that is under way goes on
+                    await connection.fetch(f"EXPLAIN {plan.single}", *[None] * len(plan.types))
             except Exception as error:
-                if not sqlstate_of(error).startswith(REFUSED):
+                if not isinstance(self._classified(error), Refused):
                     raise  # else a function of the statement does not like NULL
 
     async def _execute(self, connection: Any, plan: Plan, columns: Columns, count: int, within: bool) -> None:
@@ -130,7 +134,7 @@ class PgsqlDriver(SqlDriver[Plan]):
             return Refused(describe(error))
         if state.startswith(UNUSABLE):
             return Unusable(describe(error))
-        return error
+        return Suspected(describe(error)) if state and not state.startswith(RETRIED) else error
 
 
 # --- the statement ----------------------------------------------------------------------------------------------------------------

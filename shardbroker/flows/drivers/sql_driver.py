@@ -14,10 +14,17 @@ from shardbroker.flows.drivers.sql_values import ColumnType, converted
 from shardbroker.flows.sinks.driver import Failure, Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 
-__all__ = ["Columns", "SqlDriver", "SqlPlan"]
+__all__ = ["Columns", "SqlDriver", "SqlPlan", "Suspected"]
 
 Columns = list[list[Any]]
 """The values of each placeholder."""
+
+
+class Suspected(Refused):
+    """The server rejects a batch with an error in none of the driver's lists, such as one that a trigger defines.
+
+    It is the row's if it remains with one row alone while the server can be used.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class SqlDriver(ABC, Generic[Plan]):
                     self._stored = await self._read_positions(connection)
                 self._plan = plan
         except Exception as error:
-            raise self._classified(error) from None
+            raise self._without_rows(error) from None
 
     async def stored(self) -> Mapping[str, int]:
         """Returns journal -> the position below which everything is written, as of the last open()."""
@@ -68,7 +75,7 @@ class SqlDriver(ABC, Generic[Plan]):
             async with self._connector.connection() as connection:
                 await self._check(connection)
         except Exception as error:
-            raise self._classified(error) from None
+            raise self._without_rows(error) from None
 
     async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
         """Writes a batch; see the contract of drivers."""
@@ -87,11 +94,20 @@ class SqlDriver(ABC, Generic[Plan]):
             elif kept:
                 await self._write(plan, columns, len(kept))
         except Exception as error:
-            raise self._outcome(error) from None
-        return list(failures.values())
+            outcome = self._outcome(error)
+        else:
+            return list(failures.values())
+        if isinstance(outcome, Suspected) and len(rows) == 1:
+            await self.probe()
+        raise outcome
 
     async def close(self) -> None:
         """Has nothing of its own: the connector is its owner's."""
+
+    def _without_rows(self, error: Exception) -> Exception:
+        """Classifies an error of a call that has no row, which therefore is no row's fault."""
+        made = self._classified(error)
+        return Unusable(str(made)) if isinstance(made, Refused) else made
 
     def _outcome(self, error: Exception) -> Exception:
         """Classifies an error of a batch. Where a table or a position is not as expected, the next attempt begins with open()."""
@@ -150,6 +166,8 @@ class SqlDriver(ABC, Generic[Plan]):
             self._plan = other
             await self._write_part(connection, other, columns, kept, refused)
         elif len(kept) == 1:
+            if isinstance(reason, Suspected):
+                await self._check(connection)  # an error of it ends the transaction, and the batch is written again
             refused[kept[0]] = Failure(kept[0], str(reason))
         else:
             middle = len(kept) // 2

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from shardbroker.connectors.errors import describe
 from shardbroker.flows.drivers.sql_cursors import CursorMoved
 from shardbroker.flows.sinks.driver import Refused, Unusable
 from shardbroker.flows.sinks.row import Row
@@ -56,6 +57,43 @@ async def written_at_last(driver: Any, rows: Sequence[Row], lost: Callable[[Exce
             lost(error)
             is_open = False
             await asyncio.sleep(0.05)
+
+
+async def rows_that_a_trigger_rejects_fail_alone(driver: Any, again: Callable[[], Any], bad: dict[int, str]) -> None:
+    """An INSERT of `n`, rejected for the values of `bad` with these reasons. again: a call after which no row is rejected.
+
+    A row is not failed while the probe fails. With exactly_once the failures come back from one call, and the cursor moves behind.
+    """
+    batch = rows_of([{"n": number} for number in range(100)])
+    assert await written(driver, batch) == bad
+    (first, *_) = bad
+    if driver.stores_cursor:
+        await driver.open()
+        assert await driver.stored() == {"0": 100}
+        return
+
+    async def lost() -> None:
+        raise Unusable("not now")
+
+    driver.probe = lost  # a stand-in for a server that has been lost meanwhile
+    with pytest.raises(Unusable, match=r"^not now$"):
+        await driver.write([batch[first]])
+    del driver.probe
+    with pytest.raises(Refused):
+        await driver.write([batch[first]])
+    again()
+    assert await written(driver, [batch[first]]) == {}
+
+
+async def row_is_written_later(driver: Any, end: Callable[[], Any], shown: str) -> None:
+    """An INSERT of `n` into a server in a state that is to pass, so that no row has failed. end: a call that ends it."""
+    batch = rows_of([{"n": number} for number in range(2)])
+    for rows in (batch, batch[:1]):
+        with pytest.raises(Exception) as caught:
+            await driver.write(rows)
+        assert not isinstance(caught.value, Refused) and shown in describe(caught.value), repr(caught.value)
+    end()
+    assert await written_at_last(driver, batch, lambda error: None) == {}
 
 
 async def refused_rows_are_done(driver: Any, reason: str) -> None:

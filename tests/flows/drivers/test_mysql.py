@@ -15,7 +15,15 @@ from shardbroker.flows.drivers import mysql
 from shardbroker.flows.drivers.sql_cursors import CursorMoved
 from shardbroker.flows.sinks.driver import Unusable
 from shardbroker.flows.sinks.row import Row
-from tests.flows.drivers.core import refused_rows_are_done, rows_of, run, written, written_at_last
+from tests.flows.drivers.core import (
+    refused_rows_are_done,
+    row_is_written_later,
+    rows_of,
+    rows_that_a_trigger_rejects_fail_alone,
+    run,
+    written,
+    written_at_last,
+)
 from tests.servers.mysql import Mariadb, mariadb
 
 WAYS = {
@@ -267,6 +275,48 @@ def test_a_probe_says_why_the_server_cannot_be_used() -> None:
 
     with mariadb("", "--skip-ssl") as server:
         run(scenario)
+
+
+SIGNALLING = """
+CREATE TABLE t (n INT, CONSTRAINT small CHECK (n < 99));
+DELIMITER //
+CREATE TRIGGER reject BEFORE INSERT ON t FOR EACH ROW BEGIN
+    IF NEW.n = 13 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'secret'; END IF;
+    IF NEW.n = 14 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'secret', MYSQL_ERRNO = 30001; END IF;
+END //
+DELIMITER ;
+"""
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_row_with_an_error_that_is_in_no_list_fails_alone(once: bool) -> None:
+    """SIGNAL with and without a number of the trigger's own, and CHECK."""
+    bad = {
+        13: "refused by the server (error 1644)",
+        14: "refused by the server (error 30001)",
+        99: "CONSTRAINT `small` failed for `mqtt`.`t` (error 4025)",
+    }
+    bad = bad if once else {14: bad.pop(14), **bad}
+    with mariadb(SIGNALLING) as server:
+        driver = made(server, "INSERT INTO t (n) VALUES (${n})", exactly_once=once)
+        again = partial(server.client, "DROP TRIGGER mqtt.reject")
+        with_driver(driver, lambda: rows_that_a_trigger_rejects_fail_alone(driver, again, bad))
+        assert server.client("SELECT count(*) FROM mqtt.t") == ("97\n" if once else "98\n")
+
+
+def test_states_of_the_server_that_pass_fail_no_row() -> None:
+    """A server that is read-only, and a table in memory that is full."""
+    table = "CREATE TABLE t (n INT); CREATE TABLE small (n INT, filler CHAR(250) DEFAULT '') ENGINE=MEMORY;"
+    fill = "USE mqtt; INSERT INTO small (n) SELECT seq FROM seq_1_to_60;"
+    with mariadb(table, "--max-heap-table-size=16K") as server:
+        driver = made(server, "INSERT INTO t (n) VALUES (${n})")
+        server.client("SET GLOBAL read_only = 1")
+        with_driver(driver, partial(row_is_written_later, driver, partial(server.client, "SET GLOBAL read_only = 0"), "read-only"))
+        server.client(fill, "--force")
+        driver = made(server, "INSERT INTO small (n) VALUES (${n})")
+        empty = partial(server.client, "DELETE FROM mqtt.small")
+        with_driver(driver, partial(row_is_written_later, driver, empty, "The table 'small' is full (error 1114)"))
+        assert server.client("SELECT count(*) FROM mqtt.t UNION ALL SELECT count(*) FROM mqtt.small") == "2\n2\n"
 
 
 def test_a_server_that_is_killed_or_paused_is_found_again_without_a_missing_row() -> None:

@@ -16,7 +16,15 @@ from shardbroker.flows.drivers import pgsql, timescale
 from shardbroker.flows.drivers.sql_cursors import CursorMoved
 from shardbroker.flows.sinks.driver import Unusable
 from shardbroker.flows.sinks.row import Row
-from tests.flows.drivers.core import refused_rows_are_done, rows_of, run, written, written_at_last
+from tests.flows.drivers.core import (
+    refused_rows_are_done,
+    row_is_written_later,
+    rows_of,
+    rows_that_a_trigger_rejects_fail_alone,
+    run,
+    written,
+    written_at_last,
+)
 from tests.servers.postgresql import Postgresql, postgresql
 
 WAYS = {
@@ -333,6 +341,106 @@ def test_a_probe_says_why_the_server_cannot_be_used() -> None:
 
     with postgresql("CREATE ROLE guarded LOGIN PASSWORD 'right'", access="host all all 127.0.0.1/32 scram-sha-256") as server:
         run(scenario)
+
+
+RAISING = """
+CREATE TABLE t (n integer CONSTRAINT small CHECK (n < 99));
+CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF NEW.n = 13 THEN RAISE 'secret' USING ERRCODE = 'MY001'; END IF;
+    IF NEW.n = 14 THEN RAISE 'secret'; END IF;
+    IF NEW.n = 15 THEN NEW.n := (SELECT g FROM generate_series(1, 2) AS g); END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER reject BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION reject();
+"""
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_row_with_an_error_that_is_in_no_list_fails_alone(once: bool) -> None:
+    """A SQLSTATE of a trigger's own, RAISE without one, a subquery of two rows (class 21), CHECK."""
+    bad = {
+        13: "error raised in the database (SQLSTATE MY001)",
+        14: "raise (SQLSTATE P0001)",
+        15: "cardinality violation (SQLSTATE 21000)",
+        99: "check violation (SQLSTATE 23514), constraint small, table t",
+    }
+    with postgresql(RAISING) as server:
+        driver = made(server, "INSERT INTO t (n) VALUES (${n})", exactly_once=once)
+        again = partial(server.psql, "DROP TRIGGER reject ON t")
+        with_driver(driver, lambda: rows_that_a_trigger_rejects_fail_alone(driver, again, bad))
+        assert server.psql("SELECT count(*) FROM t") == ("96\n" if once else "97\n")
+
+
+async def _one_fails(driver: pgsql.PgsqlDriver) -> None:
+    batch = rows_of([{"n": number} for number in range(100)])
+    assert await written(driver, batch) == {13: "error raised in the database (SQLSTATE MY001)"}
+
+
+def test_a_function_that_takes_no_null_does_not_fail_the_probe_of_a_suspected_row() -> None:
+    """EXPLAIN evaluates it, with an error of its own SQLSTATE; within the transaction of exactly_once, too."""
+    function = (
+        "CREATE TABLE t (n integer); CREATE FUNCTION picky(n integer) RETURNS integer IMMUTABLE LANGUAGE plpgsql AS $$"
+        "BEGIN IF n IS NULL OR n = 13 THEN RAISE 'secret' USING ERRCODE = 'MY001'; END IF; RETURN n; END $$;"
+    )
+    with postgresql(function) as server:
+        for once in (False, True):
+            driver = made(server, "INSERT INTO t (n) VALUES (picky(${n}))", exactly_once=once)
+            with_driver(driver, partial(_one_fails, driver))
+        assert server.psql("SELECT count(*) FROM t") == "198\n"
+
+
+STATES = {
+    "read-only": (
+        "ALTER DATABASE mqtt SET default_transaction_read_only = on",
+        "SET default_transaction_read_only = off; ALTER DATABASE mqtt RESET default_transaction_read_only",
+        "cannot execute INSERT in a read-only transaction (SQLSTATE 25006)",
+    ),
+    "disk": ("SELECT state('53100')", "SELECT state('')", "secret (SQLSTATE 53100)"),
+    "conflict": ("SELECT state('40001')", "SELECT state('')", "serialization (SQLSTATE 40001)"),
+    "ended": ("SELECT state('57014')", "SELECT state('')", "secret (SQLSTATE 57014)"),
+    "internal": ("SELECT state('XX000')", "SELECT state('')", "internal server (SQLSTATE XX000)"),
+}
+"""What begins a state of the server that passes, what ends it, and the error. All but the first stand in for the real state: a
+trigger raises the SQLSTATE of a full disk, a conflict, a query that was ended, and an internal error."""
+RAISE_STATE = """
+CREATE TABLE t (n integer); CREATE TABLE raised (state text); INSERT INTO raised VALUES ('');
+CREATE FUNCTION state(s text) RETURNS void LANGUAGE sql AS 'UPDATE raised SET state = s';
+CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE s text; BEGIN
+    SELECT state INTO s FROM raised;
+    IF s <> '' THEN RAISE 'secret' USING ERRCODE = s; END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER reject BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION reject();
+"""
+
+
+def test_states_of_the_server_that_pass_fail_no_row() -> None:
+    with postgresql(RAISE_STATE) as server:
+        for begin, end, shown in STATES.values():
+            server.psql(begin)
+            driver = made(server, "INSERT INTO t (n) VALUES (${n})")
+
+            def ended(sql: str = end) -> None:
+                server.psql(sql)
+                server.psql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'mqtt'"
+                )
+
+            with_driver(driver, partial(row_is_written_later, driver, ended, shown))
+        assert server.psql("SELECT count(*) FROM t") == f"{2 * len(STATES)}\n"
+
+
+def test_an_error_without_rows_fails_none() -> None:
+    """The literal does not fit its column, which the server finds when it reads the statement."""
+
+    async def scenario() -> None:
+        for attempt in (driver.open, driver.probe, partial(driver.write, rows_of([{"n": 1}]))):
+            with pytest.raises(Unusable, match=r"SQLSTATE 22P02"):
+                await attempt()
+
+    with postgresql("CREATE TABLE t (n integer, m integer)") as server:
+        driver = made(server, "INSERT INTO t (n, m) VALUES (${n}, 'x')")
+        with_driver(driver, scenario)
 
 
 def test_a_server_that_is_killed_or_paused_is_found_again_without_a_missing_row() -> None:
