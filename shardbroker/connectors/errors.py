@@ -5,11 +5,20 @@ from typing import Final
 
 from shardbroker.connectors.reasons import network_reason
 
-__all__ = ["ConnectionSettingError", "ConnectorError", "describe", "message_of", "missing_library", "mysql_code_of", "sqlstate_of"]
+__all__ = [
+    "ConnectionSettingError",
+    "ConnectorError",
+    "describe",
+    "message_of",
+    "missing_library",
+    "mysql_code_of",
+    "one_line",
+    "sqlstate_of",
+]
 
 EXTRAS = {
     "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap",
-    "hiredis": "redis", "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
+    "cassandra": "cassandra", "hiredis": "redis", "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
 }  # fmt: skip
 """Maps a library to the extra of the package that installs it."""
 
@@ -54,7 +63,7 @@ def describe(error: BaseException) -> str:
     if mysql_code_of(error):
         return _mysql(error)
     if type(error) is ConnectionError and str(error):  # of asyncpg, which says what the server has refused
-        return _line(str(error))
+        return one_line(str(error))
     return network_reason(error) if isinstance(error, OSError) else type(error).__name__
 
 
@@ -74,28 +83,28 @@ def mysql_code_of(error: BaseException) -> int:
 
 def message_of(error: BaseException) -> str:
     """Returns the message of a server of MySQL in one line. It may show SQL and values: for statements without any only."""
-    return _line(str(error.args[-1])) if error.args else type(error).__name__
+    return one_line(str(error.args[-1])) if error.args else type(error).__name__
 
 
 def _postgresql(error: BaseException) -> str:
     state = sqlstate_of(error)
     if state.startswith(SQLSTATES_SHOWN):
-        return f"{_line(str(getattr(error, 'message', None) or error))} (SQLSTATE {state})"
+        return f"{one_line(str(getattr(error, 'message', None) or error))} (SQLSTATE {state})"
     name = type(error).__name__
     is_known = name != "UnknownPostgresError"  # else a SQLSTATE of the database's own, such as one that a trigger raises
     condition = CAPITAL.sub(" ", name.removesuffix("Error")).lower() if is_known else "error raised in the database"
     names = [(kind, getattr(error, f"{kind}_name", None)) for kind in ("constraint", "table", "column")]
-    return f"{condition} (SQLSTATE {state})" + "".join(f", {kind} {_line(name)}" for kind, name in names if name)
+    return f"{condition} (SQLSTATE {state})" + "".join(f", {kind} {one_line(name)}" for kind, name in names if name)
 
 
 def _mysql(error: BaseException) -> str:
     code = mysql_code_of(error)
     if (2000 <= code < 3000 or code in MYSQL_SHOWN) and len(error.args) > 1:
-        return f"{_line(str(error.args[1]))} (error {code})"
+        return f"{one_line(str(error.args[1]))} (error {code})"
     return f"{MYSQL_NAMES.get(code, 'refused by the server')} (error {code})"
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
     """Returns a text of one line without control characters, cut off where it is long."""
     return "".join(one if one.isprintable() else " " for one in text[:TEXT_MAX])
 

@@ -5,10 +5,11 @@ import re
 import socket
 import ssl
 
-__all__ = ["causes", "network_reason"]
+__all__ = ["causes", "network_reason", "tls_reason"]
 
 CLOSED = re.compile("Connection|Disconnect|Reconnect")
 """In names of errors of libraries that have no cause: ConnectionError, ServerDisconnectedError, AutoReconnect."""
+OF_TLS = re.compile(r"\[SSL: (\w+)\]")
 CAUSES_MAX = 16
 """Most errors of a chain that are looked at."""
 
@@ -21,6 +22,15 @@ def causes(error: BaseException) -> list[BaseException]:
         found.append(one)
         one = one.__cause__ or one.__context__
     return found
+
+
+def tls_reason(text: str) -> str:
+    """Returns what TLS fails for, by the text of an error of `ssl` that is all a library keeps; empty if it is another error."""
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        detail = text.rpartition("certificate verify failed: ")[2].partition(" (_ssl")[0]
+        return f"the certificate of the server is not accepted: {detail}"
+    found = OF_TLS.search(text)
+    return f"TLS fails: {found[1].replace('_', ' ').lower()}" if found else ""
 
 
 def network_reason(error: BaseException) -> str:

@@ -1,9 +1,7 @@
 """mongo-java-server, which speaks the protocol of MongoDB; Debian has no MongoDB. It keeps its data in memory."""
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +9,13 @@ import pymongo
 
 from tests.harness.broker import free_port
 from tests.harness.needed import needed
+from tests.servers.maven import classpath
 from tests.servers.processes import answers, folder
 from tests.servers.service import Service, service
 
 __all__ = ["mongodb", "mongodb_server"]
 
 MONGO = Path(__file__).parent / "mongo"
-CLASSPATH_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
 
 
 @contextmanager
@@ -35,16 +33,6 @@ def mongodb_server() -> Iterator[Service]:
     needed("java", "mvn")
     with folder() as where:
         port = free_port()
-        command = ["java", "-XX:TieredStopAtLevel=1", "-cp", _classpath(), str(MONGO / "Main.java"), str(port)]
+        command = ["java", "-XX:TieredStopAtLevel=1", "-cp", classpath(MONGO / "pom.xml"), str(MONGO / "Main.java"), str(port)]
         with service(command, port, lambda: answers(port), where, as_nobody=False) as one:
             yield one
-
-
-@cache
-def _classpath() -> str:
-    with folder() as where:
-        file = where / "classpath"
-        maven = ["mvn", "-q", "-f", str(MONGO / "pom.xml"), CLASSPATH_PLUGIN, f"-Dmdep.outputFile={file}"]
-        found = subprocess.run(maven, capture_output=True, text=True)
-        assert found.returncode == 0, found.stdout
-        return file.read_text().strip()

@@ -20,7 +20,7 @@ from bson.raw_bson import RawBSONDocument
 from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
 from shardbroker.connectors.errors import ConnectorError
 from shardbroker.connectors.mongodb import AUTHENTICATION_FAILED, Mongodb
-from shardbroker.connectors.reasons import network_reason
+from shardbroker.connectors.reasons import network_reason, tls_reason
 from shardbroker.flows.drivers.getters import encoded, placeholders
 from shardbroker.flows.drivers.json_template import Build, json_template
 from shardbroker.flows.sinks.driver import ConnectorDriver, Driver, Failure, Refused, Unusable
@@ -259,9 +259,8 @@ def _failure(at: int, error: Mapping[str, Any]) -> Failure:
 def _connecting_reason(error: Exception) -> str:
     """Returns why no connection could be opened: the library keeps nothing of the error but its text."""
     text = str(error).partition(" (configured timeouts")[0]
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        detail = text.rpartition("certificate verify failed: ")[2].partition(" (_ssl")[0]
-        return f"the certificate of the server is not accepted: {detail}"
+    if reason := tls_reason(text):
+        return reason
     found = ERRNO.search(text)
     if found is None:
         return "no connection"

@@ -3,6 +3,7 @@
 from typing import Final
 
 from shardbroker.flows.drivers.sql_values import (
+    FLOAT4_MAX,
     JSON_TYPE,
     TIME,
     ColumnType,
@@ -20,9 +21,6 @@ from shardbroker.flows.drivers.sql_values import (
 from shardbroker.rules.values import Value
 
 __all__ = ["ARRAY", "OTHER", "TYPES"]
-
-FLOAT4_MAX: Final = 3.4028235677973366e38
-"""What rounds to a finite number of 32 bits."""
 
 
 def _array(value: Value) -> str:

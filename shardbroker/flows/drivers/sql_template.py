@@ -1,4 +1,4 @@
-"""Statements of SQL with placeholders: `INSERT INTO t (a, b) VALUES (${x}, ${payload.y})`.
+"""Statements of SQL and CQL with placeholders: `INSERT INTO t (a, b) VALUES (${x}, ${payload.y})`.
 
 A placeholder is a parameter of the statement: its value is never a part of the SQL. The text is read once, with the strings, quoted
 names and comments of the dialect. Comments are left out.
@@ -28,6 +28,12 @@ class Dialect(Enum):
 
     POSTGRESQL = "PostgreSQL"
     MYSQL = "MySQL"
+    CASSANDRA = "Cassandra"
+
+    @property
+    def key(self) -> str:
+        """The key of a statement, for errors."""
+        return "cql" if self is Dialect.CASSANDRA else "sql"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Insert:
     head: str
     """The text before VALUES."""
     table: tuple[str, ...]
-    """Schema and table, without quotes; PostgreSQL's names in lower case unless they are quoted. Empty: not understood."""
+    """Schema and table, without quotes; in lower case unless quoted or MySQL's. Empty: not understood."""
     columns: tuple[str, ...]
     """Empty: none are named, or not understood."""
     values: tuple[tuple[Part, ...], ...]
@@ -63,10 +69,12 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement. insert: the same, if it is one that can be written for many rows at a time."""
+    """One statement. insert: the same, if it is one that can be written for many rows at a time. words: outside of quotes and
+    comments, in capitals."""
 
     parts: tuple[Part, ...]
     insert: Insert | None
+    words: frozenset[str] = frozenset()
 
     @property
     def placeholders(self) -> tuple[Placeholder, ...]:
@@ -117,6 +125,14 @@ TOKENS: Final = {
         + ENDS,
         re.DOTALL,
     ),
+    Dialect.CASSANDRA: re.compile(
+        COMMON
+        + r"(?P<comment>(?:--|//)[^\n]*|/\*.*?\*/)"
+        + r"|(?P<string>'(?:[^']|'')*'|\$\$.*?\$\$)"
+        + r'|(?P<name>"(?:[^"]|"")*")|'
+        + ENDS,
+        re.DOTALL,
+    ),
 }
 NESTED: Final = re.compile(r"/\*|\*/")
 
@@ -137,7 +153,7 @@ def _tokens(sql: str, dialect: Dialect) -> list[Token]:
             kind, text = "space", " "
         elif kind == "other" and (text in "'\"`" or sql.startswith("/*", at)):
             opened = text if text in "'\"`" else "/*"
-            raise ValueError(f"sql: must close what it opens, got {opened} at {_place(sql, at)} without its end")
+            raise ValueError(f"must close what it opens, got {opened} at {_place(sql, at)} without its end")
         found.append(Token(kind, text, at))
         at = end
     return found
@@ -150,7 +166,7 @@ def _end_of_comment(sql: str, at: int) -> int:
         depth += 1 if mark[0] == "/*" else -1
         if not depth:
             return mark.end()
-    raise ValueError(f"sql: must close what it opens, got /* at {_place(sql, at)} without its end")
+    raise ValueError(f"must close what it opens, got /* at {_place(sql, at)} without its end")
 
 
 def _place(sql: str, at: int) -> str:
@@ -163,13 +179,21 @@ def _place(sql: str, at: int) -> str:
 
 def statement(sql: str, dialect: Dialect) -> Statement:
     """Reads a template. Raises ValueError with the place of what cannot be used."""
+    try:
+        return _statement(sql, dialect)
+    except ValueError as error:
+        raise ValueError(f"{dialect.key}: {error}") from None
+
+
+def _statement(sql: str, dialect: Dialect) -> Statement:
     tokens = _tokens(sql, dialect)
     while tokens and (tokens[-1].kind == "space" or tokens[-1].text == ";"):
         tokens.pop()
     if not tokens:
-        raise ValueError("sql: must be a statement such as INSERT INTO t (topic) VALUES (${topic}), got an empty text")
+        raise ValueError("must be a statement such as INSERT INTO t (topic) VALUES (${topic}), got an empty text")
     _check(sql, tokens)
-    return Statement(_parts(tokens), _insert(tokens, dialect))
+    words = frozenset(token.text.upper() for token in tokens if token.kind == "word")
+    return Statement(_parts(tokens), _insert(tokens, dialect), words)
 
 
 def _check(sql: str, tokens: Sequence[Token]) -> None:
@@ -179,22 +203,22 @@ def _check(sql: str, tokens: Sequence[Token]) -> None:
         if kind in ("string", "name", "hint") and (inner := PLACEHOLDER.search(text)):
             what = "quoted name" if kind == "name" else "comment for the server" if kind == "hint" else "string"
             raise ValueError(
-                f"sql: must have placeholders outside of quotes, got {inner[0]} in a {what} at {_place(sql, at + inner.start())};"
+                f"must have placeholders outside of quotes, got {inner[0]} in a {what} at {_place(sql, at + inner.start())};"
                 " a placeholder is a parameter, written without quotes"
             )
         if kind == "parameter":
-            raise ValueError(f"sql: must have placeholders such as ${{topic}}, got {text} at {_place(sql, at)}")
+            raise ValueError(f"must have placeholders such as ${{topic}}, got {text} at {_place(sql, at)}")
         if text == ";":
-            raise ValueError(f"sql: must be one statement, got another behind {_place(sql, at)}")
+            raise ValueError(f"must be one statement, got another behind {_place(sql, at)}")
         if kind == "placeholder":
             count += 1
             touching = [*tokens[max(index - 1, 0) : index], *tokens[index + 1 : index + 2]]
             if word in NAMES_FOLLOW or any(one.kind not in ("space", "other") or one.text == "." for one in touching):
-                raise ValueError(f"sql: must have placeholders for values only, got {text} for a name at {_place(sql, at)}")
+                raise ValueError(f"must have placeholders for values only, got {text} for a name at {_place(sql, at)}")
         if kind != "space":
             word = text.upper() if kind == "word" else ""
     if count > PLACEHOLDERS_MAX:
-        raise ValueError(f"sql: must have at most {PLACEHOLDERS_MAX} placeholders, got {count}")
+        raise ValueError(f"must have at most {PLACEHOLDERS_MAX} placeholders, got {count}")
 
 
 def _parts(tokens: Sequence[Token]) -> tuple[Part, ...]:
@@ -254,7 +278,7 @@ def _values(tokens: Sequence[Token], opening: int) -> tuple[list[list[Token]], i
             values.append([])
         else:
             values[-1].append(token)
-    raise ValueError("sql: must close what it opens, got VALUES ( without its end")
+    raise ValueError("must close what it opens, got VALUES ( without its end")
 
 
 def _stripped(tokens: list[Token]) -> list[Token]:
@@ -291,4 +315,4 @@ def _name(token: Token, dialect: Dialect) -> str:
     if token.kind == "name":
         quote = token.text[0]
         return token.text[1:-1].replace(quote * 2, quote)
-    return token.text.lower() if dialect is Dialect.POSTGRESQL else token.text
+    return token.text if dialect is Dialect.MYSQL else token.text.lower()

@@ -17,8 +17,9 @@ from shardbroker.rules.payload import decode
 from shardbroker.rules.values import UNDEFINED, EvaluationError, Value
 
 __all__ = [
-    "JSON_TYPE", "NONE", "TIME", "ColumnType", "boolean_for", "bytes_for", "converted", "date_for", "integer_for", "local_time_for",
-    "moment_for", "numeric_for", "real", "real_for", "text_for", "texts_fit", "whole",
+    "EPOCH", "FLOAT4_MAX", "JSON_TYPE", "MILLISECONDS_MAX", "MILLISECONDS_MIN", "NONE", "TIME", "ColumnType", "boolean_for",
+    "bytes_for", "converted", "date_for", "integer_for", "local_time_for", "moment_for", "numeric_for", "real", "real_for",
+    "text_for", "texts_fit", "whole",
 ]  # fmt: skip
 
 KINDS: Final[dict[type, str]] = {
@@ -29,6 +30,8 @@ INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 REAL: Final = re.compile(r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 NUMERIC_DIGITS, NUMERIC_PLACES = 131072, 16383
 """Digits of a numeric before and after the point (PostgreSQL, 8.1.2). A client may send 1e999999999."""
+FLOAT4_MAX: Final = 3.4028235677973366e38
+"""What rounds to a finite number of 32 bits."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECONDS_MIN, MILLISECONDS_MAX = -62_135_596_800_000, 253_402_300_799_999
 """Years 1 to 9999."""

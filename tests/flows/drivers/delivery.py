@@ -1,6 +1,7 @@
 """Batches through a driver, with the core's answers to its outcomes: halves, again, a new connection."""
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,7 +14,7 @@ from shardbroker.connectors.connector import Connector
 from shardbroker.flows.sinks.driver import Driver, Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 
-__all__ = ["Delivery", "deliver", "opened", "run", "some_rows"]
+__all__ = ["Delivery", "Outage", "deliver", "opened", "run", "some_rows"]
 
 PATIENCE_S = 120.0
 PAUSE_S = 0.1
@@ -26,6 +27,23 @@ class Delivery:
     failed: list[tuple[Row, str]] = field(default_factory=list)
     attempts: list[str] = field(default_factory=list)
     refused: int = 0
+
+
+class Outage:
+    """Takes a server away after the batch of a number, and has it back some seconds later; for `after` of deliver()."""
+
+    def __init__(self, batch: int, away: Callable[[], object], back: Callable[[], object], seconds: float) -> None:
+        self._batch, self._away = batch, away
+        self._back = threading.Timer(seconds, back)
+
+    def __call__(self, batch: int) -> None:
+        if batch == self._batch:
+            self._away()
+            self._back.start()
+
+    def join(self) -> None:
+        """Returns when the server is back."""
+        self._back.join()
 
 
 async def deliver(

@@ -1,7 +1,6 @@
 """The driver of MongoDB against mongo-java-server, which speaks its protocol; documents are read back by pymongo."""
 
 import datetime
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from shardbroker.flows.drivers.mongodb import connect, make
 from shardbroker.flows.sinks.driver import Driver, Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 from shardbroker.rules.functions.dates import MongoDate
-from tests.flows.drivers.delivery import deliver, opened, run, some_rows
+from tests.flows.drivers.delivery import Outage, deliver, opened, run, some_rows
 from tests.flows.drivers.pages import settings_of
 from tests.servers.mongodb import mongodb_server
 
@@ -235,21 +234,15 @@ def test_errors_that_the_stand_in_does_not_have(error: Exception, kind: type[Exc
 
 
 def test_a_server_that_stops_answering_loses_no_row_and_repeats_none() -> None:
-    rows, timers = some_rows(10_000), []
+    rows = some_rows(10_000)
     with mongodb_server() as server:
-        over = connector(server.port)
-
-        def after(batch: int) -> None:
-            if batch == 3:
-                server.pause()
-                timers.append(threading.Timer(2 * TIMEOUT_S, server.resume))
-                timers[0].start()
+        over, outage = connector(server.port), Outage(3, server.pause, server.resume, 2 * TIMEOUT_S)
 
         async def scenario() -> Any:
-            return await deliver(await opened(driver(over)), rows, after=after)
+            return await deliver(await opened(driver(over)), rows, after=outage)
 
         done = run(scenario(), over)
-        timers[0].join()
+        outage.join()
         assert not done.failed and any("no response in time" in text for text in done.attempts), done.attempts
         with pymongo.MongoClient("127.0.0.1", server.port) as client:
             assert sorted(one["n"] for one in client.mqtt.rows.find()) == list(range(10_000))
@@ -257,21 +250,15 @@ def test_a_server_that_stops_answering_loses_no_row_and_repeats_none() -> None:
 
 def test_a_killed_server_gets_the_rows_that_it_has_not_answered() -> None:
     """The stand-in loses what it had."""
-    rows, starts = some_rows(10_000), []
+    rows = some_rows(10_000)
     with mongodb_server() as server:
-        over = connector(server.port)
-
-        def after(batch: int) -> None:
-            if batch == 4:
-                server.kill()
-                starts.append(threading.Timer(1.0, server.start))
-                starts[0].start()
+        over, outage = connector(server.port), Outage(4, server.kill, server.start, 1.0)
 
         async def scenario() -> Any:
-            return await deliver(await opened(driver(over)), rows, after=after)
+            return await deliver(await opened(driver(over)), rows, after=outage)
 
         done = run(scenario(), over)
-        starts[0].join()
+        outage.join()
         assert not done.failed and done.attempts
         with pymongo.MongoClient("127.0.0.1", server.port) as client:
             assert sorted(one["n"] for one in client.mqtt.rows.find()) == list(range(5_000, 10_000))
