@@ -42,7 +42,7 @@ LISTED = (
             ("mariadb.*", "tests/(access|flows)/", "MariaDB"),
             ("redis.*", "tests/(access|connectors|flows)/", "Redis"),
             ("initdb|postgres|psql", "tests/(access|flows)/", "PostgreSQL"),
-            ("java|mvn", "tests/(access|connectors|flows)/", "what a MongoDB in Java needs"),
+            ("java|mvn", "tests/(access|connectors|flows)/", "what servers in Java need"),
             ("influxd?", "tests/flows/", "InfluxDB"),
             ("npm|node", "tests/edge/", "Node.js for MQTT.js"),
             ("chromium", "tests/(edge|dashboard)/", "a browser"),

@@ -1,5 +1,6 @@
 """Keys of connections to other systems, shared by authenticators, sources of rules and sinks."""
 
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from shardbroker.config.units import Allowed, Duration, Secret, Size, Whole
 __all__ = [
     "TIMEOUT_S",
     "BackendTimeout",
+    "CassandraConnection",
     "Connection",
     "File",
     "HttpConnection",
@@ -29,6 +31,8 @@ __all__ = [
 
 TIMEOUT_S = 5.0
 """Default time limit of a back end, seconds, as query_timeout of EMQX."""
+CASSANDRA_PORT = 9042
+"""Port of Cassandra's own protocol where none is given."""
 
 
 def _url(value: str) -> str:
@@ -53,12 +57,23 @@ def _servers(value: Any) -> Any:
     return [one.strip() for one in value.split(",") if one.strip()] if isinstance(value, str) else value
 
 
+def _cassandra_servers(value: Any) -> Any:
+    found = _servers(value)
+    if not isinstance(found, list):
+        return found
+    return [f"{one}:{CASSANDRA_PORT}" if isinstance(one, str) and re.fullmatch(r"[^:]+|\[.*\]", one) else one for one in found]
+
+
 Texts = Annotated[dict[str, str], Allowed("a table of text = text")]
 Secrets = Annotated[dict[str, Secret], Allowed("a table of text = text")]
 Url = Annotated[str, AfterValidator(_url), Allowed("http://HOST/PATH or https://HOST/PATH")]
 Server = Annotated[str, AfterValidator(_server), Allowed("HOST:PORT")]
 Servers = Annotated[list[Server], BeforeValidator(_servers), Allowed('a list of HOST:PORT, such as ["a:6379", "b:6379"]')]
 """Servers of which any answers; text with commas is allowed too."""
+CassandraServers = Annotated[
+    list[Server], BeforeValidator(_cassandra_servers), Allowed('a list of HOST:PORT, such as ["a:9042", "b:9042"]')
+]
+"""As Servers; the port may be left out."""
 File = Annotated[str, Allowed("a path")]
 BackendTimeout = Annotated[Duration, Field(ge=SHORTEST_S, le=LONGEST_WAIT_S)]
 PoolSize = Annotated[Whole, Field(ge=1, le=1024)]
@@ -119,6 +134,24 @@ class MongodbConnection(DatabaseConnection):
     servers: Servers = Field([], max_length=64, description="Some members of the replica set, or routers (mongos).")
     replica_set_name: str = Field("", max_length=256, description="Name of the replica set.")
     auth_source: str = Field("admin", max_length=63, description="Database that has the account.")
+
+
+class CassandraConnection(Section):
+    """A cluster of Cassandra."""
+
+    servers: CassandraServers = Field([], max_length=64, description="Some nodes of the cluster; the others are found by them.")
+    keyspace: str = Field("mqtt", min_length=1, max_length=48, description="Keyspace of tables that a statement names without one.")
+    datacenter: str = Field(
+        "", max_length=256, description="Name of the data center whose nodes are used; empty: that of the first node that answers."
+    )
+    username: str = Field("", description="User name of the login.")
+    password: Secret = Field("", description="Password of the login; not allowed with --set. `file:PATH` reads it from a file.")
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
+    tls: bool = Field(False, description="Whether the connection uses TLS.")
+    tls_ca: File = _TLS_CA
+    tls_cert: File = _TLS_CERT
+    tls_key: File = _TLS_KEY
+    tls_verify: bool = _TLS_VERIFY
 
 
 class LdapConnection(Connection):

@@ -2,7 +2,7 @@
 
 import ssl
 
-from shardbroker.config.connectors import Connection, HttpConnection
+from shardbroker.config.connectors import CassandraConnection, Connection, HttpConnection
 from shardbroker.connectors.errors import ConnectionSettingError
 
 __all__ = ["address_of", "context_of", "tls_of"]
@@ -21,7 +21,7 @@ def tls_of(settings: Connection, key: str) -> ssl.SSLContext | None:
     return context_of(settings, key) if settings.tls else None
 
 
-def context_of(settings: Connection | HttpConnection, key: str) -> ssl.SSLContext:
+def context_of(settings: Connection | HttpConnection | CassandraConnection, key: str) -> ssl.SSLContext:
     """Returns a context that verifies the server's certificate, and has the client's.
 
     Raises ConnectionSettingError if the files cannot be used.
@@ -41,7 +41,7 @@ def context_of(settings: Connection | HttpConnection, key: str) -> ssl.SSLContex
     return context
 
 
-def _load_certificate(context: ssl.SSLContext, settings: Connection | HttpConnection, key: str) -> None:
+def _load_certificate(context: ssl.SSLContext, settings: Connection | HttpConnection | CassandraConnection, key: str) -> None:
     for name in ("tls_cert", "tls_key"):
         path = getattr(settings, name)
         try:

@@ -9,6 +9,7 @@ import pytest
 
 from shardbroker.config.errors import ConfigError
 from shardbroker.config.flows import needs_flows
+from shardbroker.config.foreign_emqx import read_emqx
 from shardbroker.config.show import show, shown
 from shardbroker.config.sinks.definition import ACTIONS, CONNECTORS, checked, from_emqx, with_secrets
 from shardbroker.config.sinks.types import SINK_TYPES
@@ -92,6 +93,30 @@ def test_what_clients_of_emqx_send_is_taken() -> None:
     model = checked(ACTIONS, "http", from_emqx(ACTIONS, "http", action))
     assert (model.parameters.path, model.resource_opts.batch_size, model.resource_opts.request_ttl) == ("/a", 5, 45.0)
     assert model.fallback_actions == ["http:last", "http:other"]
+
+
+def test_cassandra_of_emqx() -> None:
+    text = """
+    connectors.cassandra.main {
+      servers = "a:9043,b", keyspace = "mqtt", username = "u", password = "s3cret", pool_size = 16, auto_reconnect = true
+      ssl { enable = true, verify = verify_none, cacertfile = "ca.pem" }
+      resource_opts { health_check_interval = 15s, start_timeout = 5s }
+    }
+    actions.cassandra.rows {
+      connector = main
+      parameters { cql = "insert into t (topic) values (${topic})", undefined_vars_as_null = true }
+      resource_opts { batch_size = 100, query_mode = async, worker_pool_size = 16 }
+    }
+    """
+    found = read_emqx(text)
+    assert not found.remarks
+    values = {key[3:]: value for key, value in found.settings.items() if key[:3] == ("connectors", "cassandra", "main")}
+    given = {key[0]: value for key, value in values.items()}
+    model = checked(CONNECTORS, "cassandra", given)
+    assert (model.servers, model.keyspace, model.username, model.password) == (["a:9043", "b:9042"], "mqtt", "u", "s3cret")
+    assert (model.tls, model.tls_ca, model.tls_verify) == (True, "ca.pem", False)
+    cql = ("actions", "cassandra", "rows", "parameters", "cql")
+    assert found.settings[cql] == "insert into t (topic) values (${topic})"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ OF_RESPONSES = (
 )  # fmt: skip
 """Keys of a response, which clients send back with a change."""
 WITHOUT_EFFECT = (
-    "auto_reconnect", "connect_timeout", "disable_prepared_statements", "enable_pipelining", "max_inactive", "pool_type",
-    "max_retries", "request_timeout",
+    "auto_reconnect", "connect_timeout", "disable_prepared_statements", "enable_pipelining", "max_inactive", "max_retries",
+    "pool_size", "pool_type", "request_timeout",
 )  # fmt: skip
 """Keys of EMQX for which there is nothing to choose here, unless the type has them."""
 RESOURCE_WITHOUT_EFFECT = (

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from shardbroker.config.sinks.base import ActionSection, ConnectorSection
+from shardbroker.config.sinks.cassandra import CassandraAction, CassandraConnector
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
 from shardbroker.config.sinks.influxdb import InfluxdbAction, InfluxdbConnector
@@ -24,6 +25,7 @@ class SinkType(NamedTuple):
 
 
 SINK_TYPES: dict[str, SinkType] = {
+    "cassandra": SinkType("Cassandra", CassandraConnector, CassandraAction),
     "disk_log": SinkType("Disk log", DiskLogConnector, DiskLogAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
     "influxdb": SinkType("InfluxDB", InfluxdbConnector, InfluxdbAction),
