@@ -11,6 +11,7 @@ import pytest
 from shardbroker.config.sinks.types import SINK_TYPES
 from shardbroker.flows.drivers import mysql, pgsql
 from tests.flows.drivers.core import rows_of, run, written
+from tests.harness import Broker, Client, until
 from tests.servers.mysql import mariadb
 from tests.servers.postgresql import postgresql
 
@@ -49,6 +50,25 @@ def test_postgresql() -> None:
         assert server.psql("SELECT client, extract(epoch FROM at), temp, payload FROM readings") == (
             'c|1700000000.123000|21.5|{"temp": 21.5}\n' * 3
         )
+
+
+@pytest.mark.own_broker
+def test_ten_lines_of_the_page_are_all_that_a_broker_needs(tmp_path: Path) -> None:
+    """The account has a password, and no rights but those of the page."""
+    page = "sink-postgresql.md"
+    text = blocks(page, "toml")[0]
+    assert len([line for line in text.splitlines() if line.strip()]) <= 10
+    account = "CREATE ROLE broker LOGIN PASSWORD 'dbsecret';"
+    with postgresql(account + shown(page)[0], access="host all all 127.0.0.1/32 scram-sha-256") as server:
+        (tmp_path / "password").write_text("dbsecret\n")
+        text = text.replace("127.0.0.1:5432", f"127.0.0.1:{server.port}")
+        text = text.replace("/etc/shardbroker/pgsql", str(tmp_path / "password"))
+        (tmp_path / "broker.toml").write_text(text)
+        arguments = ("--config", str(tmp_path / "broker.toml"))
+        with Broker(1, arguments=arguments) as broker, Client(broker.address, 5, "kitchen") as client:
+            client.publish("sensors/1", b'{"temp": 21.5}', 1)
+            client.publish("sensors/1", b'{"other": 1}', 1)
+            until(lambda: server.psql("SELECT client, temp, payload FROM readings") == 'kitchen|21.5|{"temp": 21.5}\n')
 
 
 def test_mysql() -> None:
