@@ -283,7 +283,8 @@ class _Service:
 
     def _probe(self, request: dict[str, Any]) -> None:
         number: int = request["id"]
-        self._sinks.probe(str(request.get("type")), request.get("settings"), lambda error: encode_probed(number, error))
+        what = str(request.get("type")), request.get("settings"), request.get("action")
+        self._sinks.probe(*what, lambda error: encode_probed(number, error))
 
     def _ordered(self, request: dict[str, Any]) -> dict[str, str]:
         """Carries out an order for an action; returns problems."""

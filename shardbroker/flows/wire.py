@@ -7,8 +7,8 @@
     {"id": n, "verb": "traces"}                   looks at the traces     -> {"id": n, "generation": G, "problems": {}}
     {"id": n, "verb": "try", "rule": id, "context": {...}, "carry_out": bool}
                                                   flows/trial.py            -> {"id": n, "tried": {...}; null: it is not loaded}
-    {"id": n, "verb": "probe", "type": type, "settings": {...}}
-                                                  tries a connector         -> {"id": n, "error": text}, later than other answers
+    {"id": n, "verb": "probe", "type": type, "settings": {...}, "action": {...}; null: a connector alone}
+                                                  tries it                  -> {"id": n, "error": text}, later than other answers
     {"id": n, "verb": V, "sink": id}              V of SINK_VERBS           -> as for load; the problem of the action by its id
     {..., "at_us": Unix µs, "earliest" or "latest"}
                                                   the same with sink_rewind: reads from there on
@@ -74,9 +74,9 @@ def encode_try(number: int, rule: str, context: dict[str, Any], carry_out: bool)
     return cbor2.dumps({"id": number, "verb": "try", "rule": rule, "context": context, "carry_out": carry_out})
 
 
-def encode_probe(number: int, kind: str, settings: dict[str, Any]) -> bytes:
-    """Returns the request to try a connector."""
-    return cbor2.dumps({"id": number, "verb": "probe", "type": kind, "settings": settings})
+def encode_probe(number: int, kind: str, settings: dict[str, Any], action: dict[str, Any] | None) -> bytes:
+    """Returns the request to try a connector, or an action over it."""
+    return cbor2.dumps({"id": number, "verb": "probe", "type": kind, "settings": settings, "action": action})
 
 
 def encode_probed(number: int, error: str) -> bytes:

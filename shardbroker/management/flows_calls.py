@@ -117,9 +117,9 @@ class FlowsCalls:
             return {}
         return content
 
-    async def probe(self, type: str, settings: dict[str, Any]) -> str:
-        """Returns why the server of a connector cannot be used; empty if it can. Raises ControlError."""
-        request = partial(_encode, verb="probe", type=type, settings=settings)
+    async def probe(self, type: str, settings: dict[str, Any], action: dict[str, Any] | None = None) -> str:
+        """Returns why a connector cannot be used, by an action if one is given; empty if it can. Raises ControlError."""
+        request = partial(_encode, verb="probe", type=type, settings=settings, action=action)
         return str((await self._answer(0, self._channels[0], request, PROBE_S)).get("error", ""))
 
     async def order(self, verb: str, action: str, **more: Any) -> None:

@@ -243,7 +243,8 @@ class Sinks:
         one = self._checked(type, name, values, all, now_ms())
         connector = one if self.kind == CONNECTORS else all[CONNECTORS][connector_of(one)]
         await self._definitions.need_processes()
-        return await self.flows.probe(type, connector["model"].model_dump(mode="json"))
+        action = one["model"].model_dump(mode="json") if self.kind == ACTIONS else None
+        return await self.flows.probe(type, connector["model"].model_dump(mode="json"), action)
 
     async def order(self, id: str, verb: str) -> None:
         """Starts, stops or restarts an action, or all actions of a connector, until they change, or the broker stops. Raises

@@ -178,15 +178,16 @@ class SinkRunner:
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
-    async def probe(self, connector: Any, answer: Callable[[str], bytes]) -> None:
-        """Checks a connector that is used for nothing else."""
+    async def probe(self, connector: Any, driver: Any, answer: Callable[[str], bytes]) -> None:
+        """Checks a connector that is used for nothing else. driver: of an action over it, which is checked as well; or None."""
         error = ""
         try:
-            await connector.probe()
+            await (connector if driver is None else driver).probe()
         except Exception as raised:
             error = describe(raised)
-        with suppress(Exception):
-            await connector.close()
+        for one in (driver, connector):
+            with suppress(Exception):
+                await one.close()
         self.answers.append(answer(error))
         self.wake()
 

@@ -464,17 +464,21 @@ class Sinks:
         self._runner.call(self._runner.apply, [entry.server], [(made.server, made.definition.fallbacks)], [], [])
         return "", changed
 
-    def probe(self, kind: str, settings: object, answer: Callable[[str], bytes]) -> None:
-        """Checks the settings of a connector; `answer` makes the answer, which the runner has then."""
+    def probe(self, kind: str, settings: object, action: object, answer: Callable[[str], bytes]) -> None:
+        """Checks the settings of a connector, and of an action unless it is None; `answer` makes the answer, which the runner has
+        then."""
         if self._runner is None:
             self._runner = SinkRunner(self._wake)
         try:
             connector = self._connect(ConnectorDefinition(f"{kind}:probe", kind, settings_of(kind, "connector", settings)))
+            driver = None
+            if action is not None:
+                driver = _module_of(kind).make(settings_of(kind, "action", action), connector, f"{kind}:probe")
         except Exception as error:
             self._runner.answers.append(answer(_problem(error)))
             return
         runner = self._runner
-        runner.call(lambda: runner.keep(runner.probe(connector, answer)))
+        runner.call(lambda: runner.keep(runner.probe(connector, driver, answer)))
 
     @property
     def runner(self) -> SinkRunner | None:

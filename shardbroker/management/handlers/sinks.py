@@ -125,9 +125,9 @@ def row(
     }  # fmt: skip
     if sinks.kind == CONNECTORS:
         return {**shown, "actions": [user for _, user in users]}
-    lag = {name: found.get(name, 0) for name in ("rate", "lag_records", "lag_seconds")}
+    counts = {name: found.get(name, 0) for name in ("rate", "failed", "lag_records", "lag_seconds")}
     fallback_of = [user for of, user in users if of == ACTIONS]
-    return {**shown, **lag, "rules": [user for of, user in users if of != ACTIONS], "fallback_of": fallback_of}
+    return {**shown, **counts, "rules": [user for of, user in users if of != ACTIONS], "fallback_of": fallback_of}
 
 
 def _shown(sinks: Sinks, one: Definition) -> dict[str, Any]:
