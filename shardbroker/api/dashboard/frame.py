@@ -10,8 +10,13 @@ from nicegui import ui
 
 from shardbroker.api.dashboard.session import PREFIX, Session
 
-__all__ = ["Page", "add_pages", "card", "number", "size"]
+__all__ = ["Page", "add_pages", "asked", "card", "number", "size"]
 
+DARK = """@layer overrides {
+    .body--dark .text-primary { color: #7cb0fd !important }
+    .body--dark .text-negative { color: #f87171 !important }
+}"""
+"""Colors of texts and icons that are too dark there."""
 THEME = "shardbroker_theme"
 """Cookie of the theme: dark or light; without it, that of the system."""
 
@@ -46,6 +51,7 @@ async def _show(app: FastAPI, pages: tuple[Page, ...], page: Page, request: Requ
 
 def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) -> None:
     ui.colors(primary="#2563eb")
+    ui.add_css(DARK)
     dark = ui.dark_mode({"dark": True, "light": False}.get(theme))
 
     def turn() -> None:
@@ -57,20 +63,27 @@ def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) ->
         session.log_out()
         ui.navigate.to("/login")
 
-    with ui.left_drawer(value=True).props("width=210 bordered").classes("p-0"), ui.list().classes("w-full pt-2"):
+    with ui.left_drawer(value=False).props("width=210 bordered show-if-above").classes("p-0") as menu, ui.list().classes("w-full pt-2"):
         for one in pages:
             with ui.item(on_click=functools.partial(ui.navigate.to, one.path)).props("active" if one is here else ""):
                 with ui.item_section().props("avatar"):
                     ui.icon(one.icon)
                 ui.item_section(one.title)
     with ui.header().classes("items-center gap-3 py-2"):
+        ui.button(icon="menu", on_click=menu.toggle).props('flat round dense color=white aria-label="Menu"').classes("lg:hidden")
         ui.icon("hub").classes("text-2xl")
         ui.label("shardbroker").classes("text-lg font-medium")
-        ui.label(session.app.state.node).classes("opacity-75")
+        ui.label(session.app.state.node).classes("opacity-75 max-sm:hidden")
         ui.space()
-        ui.label(f"{session.name} · {session.role}").classes("opacity-90")
+        ui.label(f"{session.name} · {session.role}").classes("opacity-90 max-sm:hidden")
         ui.button(icon="contrast", on_click=turn).props("flat round dense color=white").tooltip("Dark or light")
         ui.button(icon="logout", on_click=leave).props("flat round dense color=white").tooltip("Log out")
+
+
+def asked(name: str) -> str:
+    """Returns a parameter of the address of the page that is being filled, or an empty text. A link may have any text there."""
+    request = ui.context.client.request
+    return request.query_params.get(name, "") if request is not None else ""
 
 
 def card(title: str) -> ui.card:

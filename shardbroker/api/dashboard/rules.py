@@ -6,9 +6,11 @@ from typing import Any
 
 from nicegui import ui
 
-from shardbroker.api.dashboard.frame import Page, card, number
+from shardbroker.api.dashboard.frame import Page, asked, card, number
 from shardbroker.api.dashboard.lists import CursorTable
 from shardbroker.api.dashboard.session import Session
+from shardbroker.config.sinks.ids import checked_id
+from shardbroker.config.sinks.proposals import ROWS
 from shardbroker.control import ControlError
 
 __all__ = ["page"]
@@ -43,7 +45,11 @@ async def _fill(session: Session) -> None:
 
     editor = _Editor(session, table)
     await look()
-    editor.begin()
+    action = asked("action")
+    try:
+        editor.begin_for(*checked_id(action))
+    except ValueError:
+        editor.begin()
     ui.timer(REFRESH_S, table.again)
 
 
@@ -68,7 +74,7 @@ class _Editor:
         self._events = {event.name: event for event in EVENTS if event is not BRIDGE}
         self._opened = ""
         self._tried: tuple[str, str] | None = None
-        with ui.row().classes("w-full items-stretch no-wrap"):
+        with ui.grid().classes("w-full grid-cols-1 lg:grid-cols-2 gap-4 items-stretch"):
             with card("Rule"):
                 with ui.row().classes("items-center w-full"):
                     self._id = ui.input("Id").props("dense").classes("w-40")
@@ -76,7 +82,9 @@ class _Editor:
                     self._enable = ui.switch("Enabled", value=True)
                 self._description = ui.input("Description").props("dense").classes("w-full")
                 self._sql = ui.codemirror(language="SQL", line_wrapping=True).classes("w-full h-40").props('data-testid="sql"')
-                ui.label("Actions: a JSON array of objects with function and args").classes("opacity-70 text-sm")
+                ui.label('Actions: a JSON array of ids such as "pgsql:messages", and of objects with function and args').classes(
+                    "opacity-70 text-sm"
+                )
                 self._actions = ui.codemirror(language="JSON", line_wrapping=True).classes("w-full h-32")
                 with ui.row().classes("items-center w-full justify-end"):
                     self._delete_button = ui.button("Delete", icon="delete", color="negative", on_click=self._delete).props("flat")
@@ -108,6 +116,13 @@ class _Editor:
         self._show({"id": "", "name": "", "description": "", "enable": True, "sql": SQL, "actions": ACTIONS})
         self._event.set_value("message.publish")
         self._context.set_value(_pretty(EXAMPLE))
+
+    def begin_for(self, type: str, name: str) -> None:
+        """Shows a new rule whose rows an action gets."""
+        self.begin()
+        self._id.set_value(name)
+        self._sql.set_value(ROWS)
+        self._actions.set_value(_pretty([f"{type}:{name}"]))
 
     async def open(self, id: str) -> None:
         """Shows a rule of the broker."""

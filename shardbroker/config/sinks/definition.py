@@ -15,7 +15,7 @@ CONNECTORS, ACTIONS = "connectors", "actions"
 """The kinds, as their sections are named."""
 OF_RESPONSES = (
     "id", "type", "name", "status", "status_reason", "node_status", "node_metrics", "metrics", "rules", "actions", "origin",
-    "created_at", "last_modified_at", "local_topic", "rate", "lag_records", "lag_seconds", "fallback_of",
+    "created_at", "last_modified_at", "local_topic", "rate", "failed", "lag_records", "lag_seconds", "fallback_of",
 )  # fmt: skip
 """Keys of a response, which clients send back with a change."""
 WITHOUT_EFFECT = (
