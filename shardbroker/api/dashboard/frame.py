@@ -13,7 +13,7 @@ from shardbroker.api.dashboard.session import PREFIX, Session
 __all__ = ["Page", "add_pages", "asked", "card", "number", "size"]
 
 DARK = """@layer overrides {
-    .body--dark .text-primary { color: #7cb0fd !important }
+    .body--dark .text-primary, .body--dark .q-item--active { color: #7cb0fd !important }
     .body--dark .text-negative { color: #f87171 !important }
 }"""
 """Colors of texts and icons that are too dark there."""
@@ -63,7 +63,10 @@ def _frame(session: Session, pages: tuple[Page, ...], here: Page, theme: str) ->
         session.log_out()
         ui.navigate.to("/login")
 
-    with ui.left_drawer(value=False).props("width=210 bordered show-if-above").classes("p-0") as menu, ui.list().classes("w-full pt-2"):
+    with (
+        ui.left_drawer(value=False).props("width=210 bordered show-if-above").classes("p-0") as menu,
+        ui.list().classes("w-full pt-2"),
+    ):
         for one in pages:
             with ui.item(on_click=functools.partial(ui.navigate.to, one.path)).props("active" if one is here else ""):
                 with ui.item_section().props("avatar"):

@@ -89,7 +89,7 @@ class PgsqlDriver(SqlDriver[Plan]):
         if self._statement.verb in EXPLAINED:
             plan = self._plan or await _planned(connection, self._statement)
             try:
-                async with self._savepoint(connection):  # a transaction that is under way goes on
+                async with self._savepoint(connection):  # an error does not end a transaction that is under way
                     await connection.fetch(f"EXPLAIN {plan.single}", *[None] * len(plan.types))
             except Exception as error:
                 if not isinstance(self._classified(error), Refused):
