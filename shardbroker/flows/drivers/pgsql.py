@@ -39,6 +39,8 @@ DDL: Final = (
     f" GRANT SELECT, INSERT, UPDATE ON {TABLE} TO the user"
 )
 FORMAT_TYPES: Final = "SELECT oid::int8, format_type(oid, NULL) AS name FROM pg_catalog.pg_type WHERE oid = ANY($1::int8[]::oid[])"
+DEFERRING: Final = "SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger WHERE tginitdeferred)"
+"""Foreign keys and unique constraints that are deferred have such triggers too."""
 MOVE: Final = (
     f"INSERT INTO {TABLE} AS stored (key, journal, position) VALUES ($1, $2, $4) ON CONFLICT (key, journal)"
     " DO UPDATE SET position = EXCLUDED.position WHERE stored.position <= $3::int8"
@@ -77,9 +79,12 @@ class PgsqlDriver(SqlDriver[Plan]):
     def __init__(self, action: PgsqlAction, connector: Postgresql, id: str) -> None:
         super().__init__(action.parameters, Dialect.POSTGRESQL, connector, id)
         self._copy = _copied(self._statement) if action.parameters.write == "copy" else None
+        self._is_deferring = False
+        """Whether the database has constraints that are checked at the end of a transaction."""
 
     async def _planned(self, connection: Any) -> Plan:
         plan = await _planned(connection, self._statement)
+        self._is_deferring = bool(self.stores_cursor and await connection.fetchval(DEFERRING))
         if self._copy is not None:
             self._copy = self._copy._replace(columns=await _copied_columns(connection, self._copy, len(plan.types)))
         return plan
@@ -105,6 +110,10 @@ class PgsqlDriver(SqlDriver[Plan]):
             await connection.execute(plan.batch, *columns)
         else:
             await connection.executemany(plan.single, list(zip(*columns, strict=True)) if columns else [()] * count)
+
+    async def _check_deferred(self, connection: Any) -> None:
+        if self._is_deferring:
+            await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _other_plan(self, error: Exception, plan: Plan) -> Plan | None:
         """Returns one for single rows if a key of ON CONFLICT is in a batch more than once."""

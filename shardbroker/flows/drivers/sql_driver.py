@@ -97,6 +97,9 @@ class SqlDriver(ABC, Generic[Plan]):
             outcome = self._outcome(error)
         else:
             return list(failures.values())
+        if self.stores_cursor and isinstance(outcome, Refused):  # rows of one record must not be divided, as they have one position
+            self._plan = None
+            raise Unusable(str(outcome))
         if isinstance(outcome, Suspected) and len(rows) == 1:
             await self.probe()
         raise outcome
@@ -156,7 +159,8 @@ class SqlDriver(ABC, Generic[Plan]):
             return
         try:
             async with self._savepoint(connection):
-                return await self._execute(connection, plan, columns, len(kept), within=True)
+                await self._execute(connection, plan, columns, len(kept), within=True)
+                return await self._check_deferred(connection)
         except Exception as error:
             other = self._other_plan(error, plan)
             reason = self._classified(error)
@@ -177,6 +181,9 @@ class SqlDriver(ABC, Generic[Plan]):
     def _other_plan(self, error: Exception, plan: Plan) -> Plan | None:
         """Returns how to write rows from now on, if an error is the plan's fault."""
         return None
+
+    async def _check_deferred(self, connection: Any) -> None:
+        """Raises errors of constraints that the end of the transaction would raise, for servers that have such constraints."""
 
     @abstractmethod
     async def _planned(self, connection: Any) -> Plan:

@@ -14,7 +14,7 @@ from shardbroker.connectors.connector import State
 from shardbroker.connectors.errors import describe
 from shardbroker.flows.drivers import pgsql, timescale
 from shardbroker.flows.drivers.sql_cursors import CursorMoved
-from shardbroker.flows.sinks.driver import Unusable
+from shardbroker.flows.sinks.driver import Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 from tests.flows.drivers.core import (
     refused_rows_are_done,
@@ -517,6 +517,49 @@ def test_exactly_once_finds_refused_rows_and_counts_them_as_done() -> None:
         driver = made(server, "INSERT INTO t (n) VALUES (${n})", exactly_once=True)
         with_driver(driver, scenario)
         assert server.psql("SELECT count(*), count(n) FROM t") == "997|996\n"
+
+
+def test_exactly_once_finds_rows_that_are_refused_at_the_end_of_the_transaction() -> None:
+    """A constraint that is deferred: the rows of one record, which have one position, are not written apart."""
+
+    async def scenario() -> None:
+        rows = rows_of([{"n": number} for number in range(100)])
+        for row in rows[40:60]:
+            row.position = 40
+        failures = {failure.at: failure.reason for failure in await driver.write(rows)}
+        assert failures == {50: "foreign key violation (SQLSTATE 23503), constraint known, table t"}
+
+    tables = (
+        "CREATE TABLE k (n integer PRIMARY KEY); INSERT INTO k SELECT g FROM generate_series(0, 99) AS g WHERE g <> 50;"
+        "CREATE TABLE t (n integer CONSTRAINT known REFERENCES k DEFERRABLE INITIALLY DEFERRED)"
+    )
+    with postgresql(tables) as server:
+        driver = made(server, "INSERT INTO t (n) VALUES (${n})", exactly_once=True)
+        with_driver(driver, scenario)
+        assert server.psql("SELECT count(*), (SELECT position FROM shardbroker_cursors) FROM t") == "99|100\n"
+
+
+def test_exactly_once_has_no_batch_divided_by_others() -> None:
+    """An error of the end of a transaction that is no row's to find: all of it is written again."""
+
+    async def scenario() -> None:
+        await driver.open()
+        late = "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED"
+        server.psql(f"{late} FOR EACH ROW EXECUTE FUNCTION no()")
+        with pytest.raises(Exception) as caught:
+            await driver.write(rows_of([{"n": number} for number in range(10)]))
+        assert not isinstance(caught.value, Refused)
+        failures = await driver.write(rows_of([{"n": number} for number in range(10)]))
+        assert [failure.at for failure in failures] == [5]
+
+    sql = (
+        "CREATE TABLE t (n integer); CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.n = 5 THEN RAISE 'no' USING ERRCODE = 'MY001'; END IF; RETURN NULL; END $$;"
+    )
+    with postgresql(sql) as server:
+        driver = made(server, "INSERT INTO t (n) VALUES (${n})", exactly_once=True)
+        with_driver(driver, scenario)
+        assert server.psql("SELECT count(*) FROM t") == "9\n"
 
 
 def test_exactly_once_waits_for_a_transaction_that_has_not_ended() -> None:
