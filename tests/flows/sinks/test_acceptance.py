@@ -1,23 +1,30 @@
-"""What every type of sink has to show, against its server, with one broker for each type; see `acceptance.py` and `kinds.py`."""
+"""What every type of sink has to show, against its server, one type after the other; see `acceptance.py` and `kinds.py`."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.flows.sinks.acceptance import Outage, Trial, trial
+from tests.api.rest import ApiBroker
+from tests.flows.sinks.acceptance import Outage, Trial, broker_of_trials, trial
 from tests.flows.sinks.kinds import KINDS
 
 pytestmark = pytest.mark.own_broker
-OUTAGE = Outage(4000, 1.2)
+OUTAGE = Outage(4000, 1.1)
 """Longer than a connector waits for an answer."""
-WAITING = 3000
+WAITING = 2000
 POISONED = [name for name, kind in KINDS.items() if kind.poison is not None]
 
 
 @pytest.fixture(scope="module")
-def one(request: pytest.FixtureRequest) -> Iterator[Trial]:
+def broker() -> Iterator[ApiBroker]:
+    with broker_of_trials() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def one(request: pytest.FixtureRequest, broker: ApiBroker) -> Iterator[Trial]:
     """Of one type at a time."""
-    with trial(request.param) as found:
+    with trial(request.param, broker) as found:
         yield found
 
 
