@@ -35,8 +35,6 @@ LOST_BACKSLASH = re.compile(r"\\+(?=[,= \n\r\t\f]|$)")
 """Servers differ in whether two backslashes before a comma escape it."""
 NAMES = str.maketrans({",": r"\,", "=": r"\=", " ": r"\ ", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\f": r"\f"})
 QUOTED = re.compile(r'["\\\n]')
-QUOTES = str.maketrans({'"': r"\"", "\\": r"\\", "\n": r"\n"})
-"""InfluxDB takes line feeds within quotes; VictoriaMetrics ends the line there."""
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?\d+[iu]")
 BOOLEANS = {"t", "T", "true", "True", "TRUE", "f", "F", "false", "False", "FALSE"}
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
@@ -84,15 +82,12 @@ class _Text:
     def constant(self) -> str | None:
         return "".join(map(str, self.parts)) if all(isinstance(one, str) for one in self.parts) else None
 
-    @property
-    def alone(self) -> Getter | None:
-        (first, *more) = self.parts or [""]
-        return None if more or isinstance(first, str) else first
-
     def value(self, row: Row) -> str | None:
         """Returns the text; None if the template is one placeholder whose value is missing."""
-        if (get := self.alone) is not None:
+        if len(self.parts) == 1 and not isinstance(get := self.parts[0], str):
             value = get(row)
+            if type(value) is str:
+                return value
             return None if value is UNDEFINED or value is None else _shown(value)
         return "".join([one if isinstance(one, str) else _shown(one(row)) for one in self.parts])
 
@@ -230,7 +225,10 @@ def _name(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    return f'"{text}"' if QUOTED.search(text) is None else f'"{text.translate(QUOTES)}"'
+    """Returns text in quotes. InfluxDB takes line feeds within them; VictoriaMetrics ends the line there."""
+    if QUOTED.search(text) is not None:
+        text = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'"{text}"'
 
 
 def _in_quotes(text: _Text) -> Piece:
@@ -262,11 +260,13 @@ def _scalar(value: Value) -> str:
 
 
 def _whole(value: Value, suffix: str, name: str) -> str:
+    low, high = RANGES[suffix]
+    if type(value) is int and low <= value <= high:
+        return f"{value}{suffix}"
     if (type(value) is float and value.is_integer()) or (isinstance(value, str) and INTEGER.fullmatch(value)):
         value = int(value)
     if value is UNDEFINED or value is None or (type(value) is float and not math.isfinite(value)):
         return ""
-    low, high = RANGES[suffix]
     if type(value) is not int or not low <= value <= high:
         raise PointError(f"{name}: must be an integer from {low} to {high}")
     return f"{value}{suffix}"
