@@ -1,6 +1,7 @@
 """The base of all connectors: requests with a timeout over lent connections, health, reconnecting, close."""
 
 import asyncio
+import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -80,14 +81,14 @@ class Connector(ABC, Generic[Lent]):
         self._timeout_s = timeout_s
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Lent]:
-        """Lends a connection for one request. The timeout includes the wait for a free connection.
+    async def connection(self, within_s: float = math.inf) -> AsyncIterator[Lent]:
+        """Lends a connection for one request. The timeout includes the wait for a free connection; within_s: a shorter one.
 
         Errors of the library pass through. TimeoutError means no response in time; the library may then take as long again to give
         up the connection. A request that the server refuses, such as a query with an unknown column, does not change the state.
         """
         try:
-            async with asyncio.timeout(self._timeout_s), self._lend() as lent:
+            async with asyncio.timeout(min(self._timeout_s, within_s)), self._lend() as lent:
                 yield lent
         except Exception as error:
             if self._is_lost(error):

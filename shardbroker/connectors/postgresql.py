@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -10,7 +10,7 @@ from shardbroker.config.connectors import PostgresqlConnection
 from shardbroker.connectors.connector import PooledConnector
 from shardbroker.connectors.server import address_of, tls_of
 
-__all__ = ["Postgresql"]
+__all__ = ["Outline", "Postgresql", "outline_of"]
 
 CLOSE_S = 1.0
 """Longest wait for the end of a cancelled request; then its connection is closed at once."""
@@ -74,3 +74,20 @@ class Postgresql(PooledConnector):
 
 async def _keep(connection: Any) -> None:
     """In place of statements that reset locks, cursors and parameters, a round trip: no request leaves any."""
+
+
+class Outline(NamedTuple):
+    """What a server knows about a statement without running it."""
+
+    parameters: int
+    columns: tuple[tuple[str, str], ...]
+    """Name and type of each."""
+
+
+async def outline_of(connection: Any, statement: str) -> Outline | None:
+    """Returns the outline of a statement, or None if the server refuses it."""
+    try:
+        prepared = await connection.prepare(statement)
+    except asyncpg.PostgresError:
+        return None
+    return Outline(len(prepared.get_parameters()), tuple((one.name, one.type.name) for one in prepared.get_attributes()))

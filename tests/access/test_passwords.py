@@ -8,7 +8,7 @@ import bcrypt
 import pytest
 
 from shardbroker.access.contract import BackendError, Client
-from shardbroker.access.hashing import Scheme, hash_password, verify, verify_unknown_user
+from shardbroker.access.hashing import Scheme, hash_password, is_quick, verify, verify_unknown_user
 from shardbroker.access.placeholders import PlaceholderError, Template, values_of
 from shardbroker.access.scram import ScramError, ScramServer, scram_user
 from tests.access.scram_client import ScramClient
@@ -51,6 +51,18 @@ def test_a_hash_that_cannot_be_read_is_a_failure_and_no_verdict(stored: str) -> 
     with pytest.raises(BackendError) as caught:
         verify(Scheme(), stored, "", PASSWORD)
     assert stored not in str(caught.value)
+
+
+def test_hashes_that_need_no_thread() -> None:
+    stored = digest("sha256", PASSWORD)
+    for name in ("plain", "md5", "sha", "sha256", "sha512"):
+        assert is_quick(Scheme(name), stored, "salt", PASSWORD) and is_quick(Scheme(name), "", "", PASSWORD)
+        for slow in (hash_password(PASSWORD), "$2b$10$short", "$7$10000000$aa$aa"):  # whatever the scheme is
+            assert not is_quick(Scheme(name), slow, "", PASSWORD)
+    for name in ("argon2id", "bcrypt", "pbkdf2"):
+        assert not is_quick(Scheme(name), stored, "salt", PASSWORD)
+    for long in ((stored, "salt", b"x" * 1025), (stored, "x" * 1025, PASSWORD), ("x" * 1025, "salt", PASSWORD)):
+        assert not is_quick(Scheme("sha256"), *long)
 
 
 @pytest.mark.parametrize("name", ["argon2id", "bcrypt", "pbkdf2", "sha256", "plain"])

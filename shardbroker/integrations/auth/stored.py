@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from shardbroker.access.contract import IGNORE, Answer, AuthRequest, BackendError, Client, allow, deny
-from shardbroker.access.hashing import Scheme, verify, verify_unknown_user
+from shardbroker.access.hashing import Scheme, is_quick, verify, verify_unknown_user
 from shardbroker.access.placeholders import values_of
 from shardbroker.access.rules import RuleError, RuleSet, rule_of
 
@@ -75,15 +76,20 @@ class Judge:
         password = client.password or b""
         if record is None:
             if another is None:
-                await self._run(lambda: verify_unknown_user(self._scheme, password))
+                await self._run(partial(verify_unknown_user, self._scheme, password), is_quick(self._scheme, "", "", password))
             else:
-                await self._run(lambda: verify(self._scheme, another.password_hash, another.salt, password))
+                await self._verify(another, password)
             return IGNORE
-        known = await self._run(lambda: verify(self._scheme, record.password_hash, record.salt, password))
+        known = await self._verify(record, password)
         return allow(is_superuser=record.is_superuser) if known and client.password is not None else deny()
 
-    async def _run(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _verify(self, record: Record, password: bytes) -> bool:
+        compared = self._scheme, record.password_hash, record.salt, password
+        return bool(await self._run(partial(verify, *compared), is_quick(*compared)))
+
+    async def _run(self, work: Callable[[], Any], here: bool) -> Any:
+        """here: without a thread, on the event loop."""
+        return work() if here else await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 class StoredRules:
