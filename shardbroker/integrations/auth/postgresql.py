@@ -78,7 +78,7 @@ class _Query:
         if one is None:
             raise BackendError("the server refuses the query")  # perhaps not for ever: its table may be made later
         several = await outline_of(connection, self._together)
-        if several != one._replace(columns=((PLACE, "int8"), *one.columns)) or one.parameters != len(self._names):
+        if several != one._replace(columns=((PLACE, "int8"), *one.columns)):
             raise NotTogetherError
         self._is_checked = True
 
