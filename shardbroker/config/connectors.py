@@ -14,6 +14,7 @@ __all__ = [
     "BackendTimeout",
     "CassandraConnection",
     "Connection",
+    "DynamodbConnection",
     "File",
     "HttpConnection",
     "LdapConnection",
@@ -156,6 +157,23 @@ class CassandraConnection(Section):
 
 class LdapConnection(Connection):
     """An LDAP directory."""
+
+
+class DynamodbConnection(Section):
+    """DynamoDB of a region of AWS, or a server with its API."""
+
+    url: Url = Field("", description="URL of the server; empty: that of the region.")
+    region: str = Field("", max_length=64, pattern=r"^[a-z0-9-]*$", description="Region; empty: the one in the URL.")
+    aws_access_key_id: str = Field("", max_length=256, description="Id of the access key.")
+    aws_secret_access_key: Secret = Field(
+        "", description="Secret of the access key; not allowed with --set. `file:PATH` reads it from a file."
+    )
+    pool_size: PoolSize = Field(8, description="Most connections at a time.")
+    timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
+    tls_ca: File = _TLS_CA
+    tls_cert: File = _TLS_CERT
+    tls_key: File = _TLS_KEY
+    tls_verify: bool = _TLS_VERIFY
 
 
 class HttpConnection(Section):

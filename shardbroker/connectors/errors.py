@@ -17,8 +17,8 @@ __all__ = [
 ]
 
 EXTRAS = {
-    "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth", "bonsai": "ldap",
-    "cassandra": "cassandra", "hiredis": "redis", "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
+    "aiodynamo": "dynamodb", "aiohttp": "auth", "argon2": "auth", "asyncmy": "mysql", "asyncpg": "postgresql", "bcrypt": "auth",
+    "bonsai": "ldap", "cassandra": "cassandra", "hiredis": "redis", "jwt": "auth", "pymongo": "mongodb", "redis": "redis",
 }  # fmt: skip
 """Maps a library to the extra of the package that installs it."""
 

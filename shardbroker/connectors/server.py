@@ -2,10 +2,13 @@
 
 import ssl
 
-from shardbroker.config.connectors import CassandraConnection, Connection, HttpConnection
+from shardbroker.config.connectors import CassandraConnection, Connection, DynamodbConnection, HttpConnection
 from shardbroker.connectors.errors import ConnectionSettingError
 
-__all__ = ["address_of", "context_of", "tls_of"]
+__all__ = ["WithTls", "address_of", "context_of", "tls_of"]
+
+WithTls = Connection | HttpConnection | CassandraConnection | DynamodbConnection
+"""Settings with the keys of TLS."""
 
 
 def address_of(settings: Connection, key: str) -> tuple[str, int]:
@@ -21,7 +24,7 @@ def tls_of(settings: Connection, key: str) -> ssl.SSLContext | None:
     return context_of(settings, key) if settings.tls else None
 
 
-def context_of(settings: Connection | HttpConnection | CassandraConnection, key: str) -> ssl.SSLContext:
+def context_of(settings: WithTls, key: str) -> ssl.SSLContext:
     """Returns a context that verifies the server's certificate, and has the client's.
 
     Raises ConnectionSettingError if the files cannot be used.
@@ -41,7 +44,7 @@ def context_of(settings: Connection | HttpConnection | CassandraConnection, key:
     return context
 
 
-def _load_certificate(context: ssl.SSLContext, settings: Connection | HttpConnection | CassandraConnection, key: str) -> None:
+def _load_certificate(context: ssl.SSLContext, settings: WithTls, key: str) -> None:
     for name in ("tls_cert", "tls_key"):
         path = getattr(settings, name)
         try:

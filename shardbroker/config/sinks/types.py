@@ -5,6 +5,7 @@ from typing import NamedTuple
 from shardbroker.config.sinks.base import ActionSection, ConnectorSection
 from shardbroker.config.sinks.cassandra import CassandraAction, CassandraConnector
 from shardbroker.config.sinks.disk_log import DiskLogAction, DiskLogConnector
+from shardbroker.config.sinks.dynamo import DynamoAction, DynamoConnector
 from shardbroker.config.sinks.http import HttpAction, HttpConnector
 from shardbroker.config.sinks.influxdb import InfluxdbAction, InfluxdbConnector
 from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
@@ -27,6 +28,7 @@ class SinkType(NamedTuple):
 SINK_TYPES: dict[str, SinkType] = {
     "cassandra": SinkType("Cassandra", CassandraConnector, CassandraAction),
     "disk_log": SinkType("Disk log", DiskLogConnector, DiskLogAction),
+    "dynamo": SinkType("DynamoDB", DynamoConnector, DynamoAction),
     "http": SinkType("HTTP", HttpConnector, HttpAction),
     "influxdb": SinkType("InfluxDB", InfluxdbConnector, InfluxdbAction),
     "mongodb": SinkType("MongoDB", MongodbConnector, MongodbAction),
@@ -42,6 +44,7 @@ ALIASES = {
     "mariadb": "mysql",
     "mongo": "mongodb",
     "file": "disk_log",
+    "dynamodb": "dynamo",
     "opentsdb": "opents",
     "timescaledb": "timescale",
 }

@@ -24,11 +24,12 @@ MARK = re.compile(f"({BEGIN}b?[0-9]+{END})")
 STRING_OR_PLACEHOLDER = re.compile(r'"(?:[^"\\]|\\.)*"|' + PLACEHOLDER.pattern, re.DOTALL)
 
 
-def json_template(text: str) -> Build:
+def json_template(text: str, undefined_as_null: bool = False) -> Build:
     """Returns what builds the value of a template for a row. Raises ValueError if the template is no JSON object.
 
     `${a}` outside of quotes is the value of the field with its type, the value of its text if that is JSON, or null if it is
-    missing. Within quotes it is text; bytes alone within quotes stay bytes.
+    missing. Within quotes it is text; bytes alone within quotes stay bytes. undefined_as_null: a missing field alone within quotes
+    is null as well.
     """
     if BEGIN in text or END in text:
         raise ValueError(f"must not have the characters {BEGIN!r} and {END!r}")
@@ -51,19 +52,19 @@ def json_template(text: str) -> Build:
         raise ValueError(f"must be JSON with placeholders; {type(error).__name__}") from None
     if not isinstance(parsed, dict):
         raise ValueError("must be a JSON object")
-    return _build(parsed, getters)
+    return _build(parsed, getters, _null_or_quoted if undefined_as_null else _quoted)
 
 
 def _refuse(name: str) -> Value:
     raise ValueError(name)
 
 
-def _build(node: Any, getters: list[Getter]) -> Build:
+def _build(node: Any, getters: list[Getter], quoted: Callable[[Value], Value]) -> Build:
     if isinstance(node, dict):
-        pairs = [(_text(key, getters), _build(value, getters)) for key, value in node.items()]
+        pairs = [(_text(key, getters), _build(value, getters, quoted)) for key, value in node.items()]
         return lambda row: {(key if isinstance(key, str) else key(row)): value(row) for key, value in pairs}
     if isinstance(node, list):
-        elements = [_build(value, getters) for value in node]
+        elements = [_build(value, getters, quoted) for value in node]
         return lambda row: [one(row) for one in elements]
     if not isinstance(node, str):
         return lambda row: node
@@ -73,7 +74,7 @@ def _build(node: Any, getters: list[Getter]) -> Build:
     if (alone := MARK.fullmatch(node)) is None:
         return found
     get = getters[int(alone[1].strip(BEGIN + END + "b"))]
-    return (lambda row: _typed(get(row))) if alone[1].startswith(BEGIN + "b") else (lambda row: _quoted(get(row)))
+    return (lambda row: _typed(get(row))) if alone[1].startswith(BEGIN + "b") else (lambda row: quoted(get(row)))
 
 
 def _text(node: str, getters: list[Getter]) -> str | Build:
@@ -93,6 +94,10 @@ def _shown(value: Value) -> str:
 
 def _quoted(value: Value) -> Value:
     return value if type(value) is str or type(value) is bytes else _shown(value)
+
+
+def _null_or_quoted(value: Value) -> Value:
+    return None if value is UNDEFINED else _quoted(value)
 
 
 def _typed(value: Value) -> Value:
