@@ -90,7 +90,7 @@ def of_driver(kind: str, connector: dict[str, Any], parameters: dict[str, Any], 
 async def _written(driver: Any, connector: Any, rows: int) -> tuple[float, float]:
     """Returns the least seconds of CPU, and the least seconds, that so many rows took."""
     if getattr(driver, "stores_cursor", False):
-        driver.cursor_key = f"perf-{time.time_ns()}"
+        driver.cursor_key = f"perf-{time.time_ns()}/perf/perf:perf"
     await driver.open()
     spent, took, position = [], [], 1
     for _ in range(RUNS):

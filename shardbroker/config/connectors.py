@@ -23,6 +23,7 @@ __all__ = [
     "PoolSize",
     "PostgresqlConnection",
     "RedisConnection",
+    "S3Connection",
     "Secrets",
     "Server",
     "Servers",
@@ -170,6 +171,28 @@ class DynamodbConnection(Section):
     )
     pool_size: PoolSize = Field(8, description="Most connections at a time.")
     timeout: BackendTimeout = Field(TIMEOUT_S, description="Longest wait for an answer; after it the request has failed.")
+    tls_ca: File = _TLS_CA
+    tls_cert: File = _TLS_CERT
+    tls_key: File = _TLS_KEY
+    tls_verify: bool = _TLS_VERIFY
+
+
+class S3Connection(Section):
+    """S3 of a region of AWS, or a server with its API."""
+
+    host: str = Field("", max_length=253, pattern=r"^[A-Za-z0-9.:_-]*$", description="Server; empty: that of the region.")
+    port: Whole = Field(443, ge=1, le=65535, description="Its port.")
+    region: str = Field("us-east-1", max_length=64, pattern=r"^[a-z0-9-]+$", description="Region of the bucket.")
+    access_key_id: str = Field("", max_length=256, description="Id of the access key.")
+    secret_access_key: Secret = Field(
+        "", description="Secret of the access key; not allowed with --set. `file:PATH` reads it from a file."
+    )
+    access_method: Literal["path", "vhost"] = Field(
+        "path", description="Whether the bucket is in the path, or in the name of the server."
+    )
+    pool_size: PoolSize = Field(8, description="Most connections at a time.")
+    timeout: BackendTimeout = Field(30.0, description="Longest wait for an answer; after it the request has failed.")
+    tls: bool = Field(True, description="Whether the connection uses TLS.")
     tls_ca: File = _TLS_CA
     tls_cert: File = _TLS_CERT
     tls_key: File = _TLS_KEY

@@ -2,12 +2,12 @@
 
 import ssl
 
-from shardbroker.config.connectors import CassandraConnection, Connection, DynamodbConnection, HttpConnection
+from shardbroker.config.connectors import CassandraConnection, Connection, DynamodbConnection, HttpConnection, S3Connection
 from shardbroker.connectors.errors import ConnectionSettingError
 
 __all__ = ["WithTls", "address_of", "context_of", "tls_of"]
 
-WithTls = Connection | HttpConnection | CassandraConnection | DynamodbConnection
+WithTls = Connection | HttpConnection | CassandraConnection | DynamodbConnection | S3Connection
 """Settings with the keys of TLS."""
 
 
@@ -19,7 +19,7 @@ def address_of(settings: Connection, key: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def tls_of(settings: Connection, key: str) -> ssl.SSLContext | None:
+def tls_of(settings: Connection | S3Connection, key: str) -> ssl.SSLContext | None:
     """Returns the context of `context_of`, or None for a connection without TLS."""
     return context_of(settings, key) if settings.tls else None
 

@@ -112,4 +112,4 @@ def _is_inside(lines: list[str], at: int) -> bool:
 def _kind(text: str) -> str:
     if _DRAWN.search(text):
         return "drawing"
-    return "toml" if re.match(r"\[\[?[a-z_.]+\]", text) else "sh"
+    return "toml" if re.match(r"\[\[?[a-z0-9_.]+\]", text) else "sh"

@@ -19,8 +19,8 @@ OF_RESPONSES = (
 )  # fmt: skip
 """Keys of a response, which clients send back with a change."""
 WITHOUT_EFFECT = (
-    "auto_reconnect", "connect_timeout", "disable_prepared_statements", "enable_pipelining", "max_inactive", "max_retries",
-    "pool_size", "pool_type", "request_timeout",
+    "auto_reconnect", "connect_timeout", "disable_prepared_statements", "enable_pipelining", "ipv6_probe", "max_inactive",
+    "max_part_size", "max_retries", "min_part_size", "pool_size", "pool_type", "request_timeout", "url_expire_time",
 )  # fmt: skip
 """Keys of EMQX for which there is nothing to choose here, unless the type has them."""
 RESOURCE_WITHOUT_EFFECT = (
@@ -65,6 +65,8 @@ def from_emqx(kind: str, type: str, given: dict[str, Any]) -> dict[str, Any]:
             found.pop("resource_opts", None)
         if "parameters" not in fields and isinstance(found.get("parameters"), dict):
             found = found.pop("parameters") | found  # EMQX has them there for some types
+        if "transport_options" not in fields and isinstance(found.get("transport_options"), dict):
+            found = _without(found.pop("transport_options"), fields, WITHOUT_EFFECT) | found
         if "ssl" not in fields and isinstance(found.get("ssl"), dict):
             found = _tls_keys(found.pop("ssl"), fields) | found
         return found
@@ -90,7 +92,7 @@ def _reference(fallback: Any) -> Any:
 def _tls_keys(ssl: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the keys of a connector for EMQX's table `ssl`. Without `verify` the certificate is verified, other than in EMQX."""
     if ssl.get("enable") is not True:
-        return {}
+        return {"tls": False} if "tls" in fields and fields["tls"].default else {}
     if ssl.get("server_name_indication") not in (None, "", "auto"):
         raise ValueError(f"ssl.server_name_indication: must be auto, got {ssl['server_name_indication']!r:.100}")
     found: dict[str, Any] = {here: ssl[there] for there, here in TLS_KEYS.items() if ssl.get(there) not in (None, "")}

@@ -13,6 +13,7 @@ from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
 from shardbroker.config.sinks.opents import OpentsAction, OpentsConnector
 from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, TimescaleAction, TimescaleConnector
 from shardbroker.config.sinks.redis import RedisAction, RedisConnector
+from shardbroker.config.sinks.s3 import S3Action, S3Connector
 
 __all__ = ["ALIASES", "SINK_TYPES", "SinkType"]
 
@@ -36,6 +37,7 @@ SINK_TYPES: dict[str, SinkType] = {
     "opents": SinkType("OpenTSDB", OpentsConnector, OpentsAction),
     "pgsql": SinkType("PostgreSQL", PgsqlConnector, PgsqlAction),
     "redis": SinkType("Redis", RedisConnector, RedisAction),
+    "s3": SinkType("S3", S3Connector, S3Action),
     "timescale": SinkType("TimescaleDB", TimescaleConnector, TimescaleAction),
 }
 ALIASES = {

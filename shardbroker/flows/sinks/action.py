@@ -6,8 +6,6 @@ their outcome. Both pass the time.
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
 from threading import Lock
 
 from shardbroker.connectors.connector import State
@@ -18,27 +16,11 @@ from shardbroker.flows.sinks.buffer import Buffer
 from shardbroker.flows.sinks.driver import Failure
 from shardbroker.flows.sinks.figures import Figures
 from shardbroker.flows.sinks.lane import Lane, lane_of
+from shardbroker.flows.sinks.limits import Limits
 from shardbroker.flows.sinks.positions import Positions
 from shardbroker.flows.sinks.row import Row
 
 __all__ = ["Limits", "SinkAction"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`resource_opts` of an action."""
-
-    lanes: int = 4
-    inflight_window: int = 1
-    batch_size: int = 1000
-    batch_bytes: int = 1 << 20
-    batch_time_s: float = 0.0
-    buffer_records: int = 10_000
-    buffer_bytes: int = 16 << 20
-    request_ttl_s: float = inf
-    health_check_s: float = 15.0
-    by_journal: bool = False
-    """One lane for each journal with one batch under way, whose cursor the sink stores."""
 
 
 class _Stream:
@@ -124,6 +106,7 @@ class SinkAction:
         self.figures.queuing += 1
         lane = self._lane_of(row)
         lane.queue.append((row, now_s))
+        lane.size += row.size
         return lane
 
     def _lane_of(self, row: Row) -> Lane:
@@ -232,9 +215,18 @@ class SinkAction:
         """Returns when the next batch can be taken; None: not before something else happens."""
         if self.state is not State.CONNECTED:
             return None
-        limits = self.limits
-        found = [lane.due_s(limits.batch_size, limits.batch_time_s) for lane in self._lanes.values()]
+        found = [self._due_s(lane) for lane in self._lanes.values()]
         return min((one for one in found if one is not None), default=None)
+
+    def _due_s(self, lane: Lane) -> float | None:
+        limits = self.limits
+        wait_s = 0.0 if limits.batch_time_s and self._is_emptied_first(lane) else limits.batch_time_s
+        return lane.due_s(limits.batch_size, limits.batch_bytes, wait_s)
+
+    def _is_emptied_first(self, lane: Lane) -> bool:
+        """Returns whether rows of a lane do not wait for others: the buffer is full, no batch under way makes room, it has most."""
+        lanes = self._lanes.values()
+        return self.buffer.is_full and not any(one.under_way for one in lanes) and lane.size == max(one.size for one in lanes)
 
     def take(self, now_s: float, now_ms: int) -> Batch | None:
         """Takes a batch that is due, if there is one. The caller reports its outcome."""
@@ -242,7 +234,7 @@ class SinkAction:
             return None
         limits = self.limits
         for lane in self._lanes.values():
-            due_s = lane.due_s(limits.batch_size, limits.batch_time_s)
+            due_s = self._due_s(lane)
             if due_s is None or due_s > now_s:
                 continue
             batch = lane.take(limits.batch_size, limits.batch_bytes, lambda row: self._leave_out(row, now_ms), limits.by_journal)

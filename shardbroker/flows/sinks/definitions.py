@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from shardbroker.config.sinks.base import ActionSection, ConnectorSection, ResourceOptions
 from shardbroker.config.sinks.types import ALIASES, SINK_TYPES
-from shardbroker.flows.sinks.action import Limits
+from shardbroker.flows.sinks.limits import Limits
 
 __all__ = ["ActionDefinition", "ConnectorDefinition", "Definitions", "full_id", "limits_of", "read_definitions", "settings_of"]
 
@@ -139,7 +139,7 @@ def _check_fallbacks(found: Definitions) -> None:
         for fallback in action.fallbacks:
             other = found.actions.get(fallback)
             if other is not None and other.is_exactly_once:
-                found.problems[id] = f"fallback_actions: must be actions without exactly_once, got {fallback}"
+                found.problems[id] = f"fallback_actions: must be actions without exactly_once or aggregation, got {fallback}"
         if id in _reached_from(id, found.actions):
             found.problems[id] = "fallback_actions: must not lead back to the action"
     for id in found.problems:

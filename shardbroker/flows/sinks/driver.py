@@ -15,9 +15,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from shardbroker.connectors.connector import Connector
 from shardbroker.connectors.errors import ConnectorError
+from shardbroker.flows.sinks.limits import Limits
 from shardbroker.flows.sinks.row import Row
 
-__all__ = ["ConnectorDriver", "CursorDriver", "Driver", "Failure", "Refused", "SyncedDriver", "Unusable"]
+__all__ = ["BatchingDriver", "ConnectorDriver", "CursorDriver", "Driver", "Failure", "Refused", "SyncedDriver", "Unusable"]
 
 
 C = TypeVar("C", bound=Connector[Any])
@@ -79,6 +80,13 @@ class SyncedDriver(Driver, Protocol):
 
     async def sync(self) -> None:
         """Makes all permanent that write() has returned for. Raises any exception if it is not."""
+
+
+class BatchingDriver(Driver, Protocol):
+    """A driver that has limits of its own in place of some of `resource_opts`."""
+
+    def limits(self, limits: Limits) -> Limits:
+        """Returns the limits of its action."""
 
 
 class CursorDriver(Driver, Protocol):

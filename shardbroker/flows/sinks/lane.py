@@ -19,12 +19,14 @@ def lane_of(client: str, lanes: int) -> int:
 class Lane:
     """A lane has at most `window` batches under way; with one, rows keep their order when a batch is written again."""
 
-    __slots__ = ("again", "number", "queue", "ready_below", "under_way", "window")
+    __slots__ = ("again", "number", "queue", "ready_below", "size", "under_way", "window")
 
     def __init__(self, number: int, window: int) -> None:
         self.number, self.window = number, window
         self.queue: deque[tuple[Row, float]] = deque()
         """Rows, each with the time at which it was admitted."""
+        self.size = 0
+        """Their memory, estimated, bytes."""
         self.again: deque[Batch] = deque()
         """Batches that are written again; they precede the queue."""
         self.under_way = 0
@@ -35,11 +37,14 @@ class Lane:
     def is_free(self) -> bool:
         return self.under_way < self.window and bool(self.again or (self.queue and self.queue[0][0].position < self.ready_below))
 
-    def due_s(self, size: int, wait_s: float) -> float | None:
-        """Returns when the next batch may leave; None: no row waits, or as many batches as may be are under way."""
+    def due_s(self, records: int, size: int, wait_s: float) -> float | None:
+        """Returns when the next batch may leave; None: no row waits, or as many batches as may be are under way.
+
+        records, size: rows and bytes that do not wait for more.
+        """
         if not self.is_free:
             return None
-        if self.again or wait_s == 0 or len(self.queue) >= size:
+        if self.again or wait_s == 0 or len(self.queue) >= records or self.size >= size:
             return float("-inf")
         return self.queue[0][1] + wait_s
 
@@ -62,6 +67,7 @@ class Lane:
             if row.position >= self.ready_below:
                 break
             self.queue.popleft()
+            self.size -= row.size
             if not drop(row):
                 rows.append(row)
                 total += row.size

@@ -338,7 +338,10 @@ class Sinks:
             self.problems[id] = _problem(error)
             return None
         assert self._runner is not None
-        action = SinkAction(id, limits_of(definition.settings.resource_opts, by_journal))
+        limits = limits_of(definition.settings.resource_opts, by_journal)
+        if hasattr(driver, "limits"):
+            limits = driver.limits(limits)
+        action = SinkAction(id, limits)
         server = ActionServer(action, driver, Complaints(id, self._runner.write), self._runner.failed, self._wake)
         return _Entry(definition, action, server, connector)
 
@@ -445,7 +448,7 @@ class Sinks:
         if entry is None or self._runner is None:
             return self.problems.get(id, "no such action"), {}
         if entry.action.limits.by_journal:
-            return "rewind: must be an action without exactly_once: its sink takes no row twice", {}
+            return "rewind: must be an action without exactly_once or aggregation: its sink takes no row twice", {}
         if at not in ("earliest", "latest") and (type(at) is not int or at < 0):
             return f"at: must be a time in Unix µs, earliest or latest, got {at!r:.100}", {}
         made = self._made(entry.definition, entry.connector, Definitions())

@@ -306,6 +306,25 @@ def test_a_batch_waits_for_its_time_or_its_size() -> None:
     assert action.take(11.0, 0) is None and action.due_s() is None  # one batch is under way
 
 
+def test_rows_do_not_wait_once_they_have_the_bytes_of_a_batch() -> None:
+    action = opened(lanes=1, batch_time_s=1.0, batch_bytes=30)
+    for position in range(2):
+        action.admit_live(row(position), 10.0)
+    assert action.take(10.0, 0) is None
+    action.admit_live(row(2), 10.0)
+    assert positions(action.take(10.0, 0)) == [0, 1, 2]
+
+
+def test_a_full_buffer_that_no_batch_empties_is_emptied_where_most_is() -> None:
+    action = opened(lanes=64, batch_time_s=1.0, buffer_records=3)
+    for position, client in enumerate("abb"):
+        assert action.take(10.0, 0) is None
+        action.admit_live(row(position, client), 10.0)
+    assert positions(action.take(10.0, 0)) == [1, 2]
+    assert action.take(10.0, 0) is None  # the batch under way makes room
+    assert positions(action.take(11.0, 0)) == [0]
+
+
 def test_batches_have_a_size_in_bytes() -> None:
     action = opened(lanes=1, batch_bytes=25)
     for position in range(5):
