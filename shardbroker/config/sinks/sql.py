@@ -19,6 +19,12 @@ class SqlParameters(Section):
     sql: Annotated[str, Allowed("a statement such as INSERT INTO t (topic, payload) VALUES (${topic}, ${payload})")] = Field(
         "", max_length=SQL_MAX, description="Statement for each row; placeholders are its parameters, written without quotes."
     )
+    statements: Annotated[dict[str, str], Allowed('a table such as { delete = "DELETE FROM t WHERE topic = ${topic}" }')] = Field(
+        {},
+        max_length=16,
+        description="Other statements by name: a row whose field `statement` is such a name is written by that one, in order; "
+        "not with `exactly_once`.",
+    )
     undefined_vars_as_null: bool = Field(
         False, description="Whether a missing field is written as NULL; else as the text `undefined`, where the column takes one."
     )

@@ -1,4 +1,4 @@
-"""Rows as documents of MongoDB, one unordered insert for each batch and collection.
+"""Rows as documents of MongoDB, one unordered insert for each batch and collection; or changes of documents, in order.
 
 A document without `_id` in its template gets the id of the message. A document that is there already counts as written if it is the
 same; another row of the same message gets an id with a digest of the document.
@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import bson
@@ -16,11 +17,13 @@ import pymongo.errors
 from bson.codec_options import CodecOptions
 from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
+from pymongo import DeleteMany, UpdateMany, UpdateOne
 
-from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector
+from shardbroker.config.sinks.mongodb import MongodbAction, MongodbConnector, MongodbStatement
 from shardbroker.connectors.errors import ConnectorError
 from shardbroker.connectors.mongodb import AUTHENTICATION_FAILED, Mongodb
 from shardbroker.connectors.reasons import network_reason, tls_reason
+from shardbroker.flows.drivers.alternatives import Alternatives
 from shardbroker.flows.drivers.getters import encoded, placeholders
 from shardbroker.flows.drivers.json_template import Build, json_template
 from shardbroker.flows.sinks.driver import ConnectorDriver, Driver, Failure, Refused, Unusable
@@ -65,6 +68,10 @@ class _Server(Mongodb):
         settings = self.settings
         return settings.server if settings.mongo_type == "single" else ", ".join(settings.servers)
 
+    def not_everywhere(self) -> ConnectorError:
+        """Returns the error of a write that may be lost when the primary is."""
+        return ConnectorError(f"{self.where}: the documents are not on enough members of the replica set yet")
+
     def explained(self, error: Exception) -> Exception:
         """Returns an error that says what is wrong."""
         where, database = self.where, self.settings.database
@@ -92,11 +99,35 @@ def connect(settings: MongodbConnector, key: str) -> _Server:
 
 def make(action: MongodbAction, connector: _Server, id: str) -> Driver:
     parameters = action.parameters
+    main = _driver(parameters, connector, f"{id}: parameters")
+    others = {
+        name: _driver(one, connector, f"{id}: parameters.statements.{name}") for name, one in parameters.statements.items()
+    }
+    return Alternatives({"": main, **others}) if others else main
+
+
+def _driver(statement: MongodbStatement, connector: _Server, key: str) -> Driver:
+    built = _template(statement.payload_template, f"{key}.payload_template")
+    name = _name(statement.collection)
+    if statement.operation == "insert":
+        if statement.filter_template.strip():
+            raise ValueError(f"{key}.filter_template: must be empty with operation = insert")
+        return _MongodbDriver(connector, name, built)
+    wanted = _template(statement.filter_template, f"{key}.filter_template")
+    if wanted is None:
+        raise ValueError(f"{key}.filter_template: must be a JSON object with operation = {statement.operation}, got ''")
+    if (built is None) is not (statement.operation == "delete"):
+        must = "empty" if built is not None else 'operators such as {"$set": {"state": ${state}}}'
+        raise ValueError(f"{key}.payload_template: must be {must} with operation = {statement.operation}")
+    return _MongodbChanges(connector, name, statement.operation, wanted, built)
+
+
+def _template(text: str, key: str) -> Build | None:
+    """Returns what builds the object of a template; None: there is none. Raises ValueError."""
     try:
-        build = json_template(parameters.payload_template) if parameters.payload_template.strip() else None
+        return json_template(text) if text.strip() else None
     except ValueError as error:
-        raise ValueError(f"{id}: parameters.payload_template: {error}") from None
-    return _MongodbDriver(connector, _name(parameters.collection), build)
+        raise ValueError(f"{key}: {error}") from None
 
 
 def _name(text: str) -> Name:
@@ -181,9 +212,7 @@ class _MongodbDriver(ConnectorDriver[_Server]):
         except pymongo.errors.BulkWriteError as error:
             details = error.details or {}
             if details.get("writeConcernErrors"):
-                raise ConnectorError(
-                    f"{self._connector.where}: the documents are not on enough members of the replica set yet"
-                ) from None
+                raise self._connector.not_everywhere() from None
             return [(documents[one["index"]], one) for one in details["writeErrors"]]
         except NOT_REACHED as error:
             raise self._connector.explained(error) from error
@@ -199,6 +228,58 @@ class _MongodbDriver(ConnectorDriver[_Server]):
         except NOT_REACHED as error:
             raise self._connector.explained(error) from error
         return [one for one in documents if stored.get(one.id) != one.data]
+
+
+class _MongodbChanges(ConnectorDriver[_Server]):
+    """Changes and removals, in order. An upsert that meets a document of the same key, which its filter does not find, is done: the
+    filter wants older ones only."""
+
+    def __init__(self, connector: _Server, name: Name, operation: str, wanted: Build, change: Build | None) -> None:
+        super().__init__(connector)
+        self._name, self._operation, self._wanted, self._change = name, operation, wanted, change
+
+    async def write(self, rows: Sequence[Row]) -> Sequence[Failure]:
+        failures: list[Failure] = []
+        work: list[tuple[str, int, Any]] = []
+        for at, row in enumerate(rows):
+            try:
+                work.append((_checked(self._name(row)), at, self._request(row)))
+            except _Impossible as error:
+                failures.append(Failure(at, str(error)))
+            except (EvaluationError, UnicodeError):
+                failures.append(Failure(at, "a value cannot be written as text"))
+        for name, ones in groupby(work, lambda one: one[0]):
+            failures += await self._carry_out(name, [(at, request) for _, at, request in ones])
+        return failures
+
+    def _request(self, row: Row) -> Any:
+        wanted = _plain(self._wanted(row), DEPTH_MAX)
+        _encoded(wanted)
+        if self._change is None:
+            return DeleteMany(wanted)
+        change = _plain(self._change(row), DEPTH_MAX)
+        _encoded(change)
+        return UpdateOne(wanted, change, upsert=True) if self._operation == "upsert" else UpdateMany(wanted, change)
+
+    async def _carry_out(self, name: str, requests: Sequence[tuple[int, Any]]) -> list[Failure]:
+        collection, failures = self._connector.database[name], list[Failure]()
+        while requests:
+            try:
+                async with self._connector.connection():
+                    await collection.bulk_write([request for _, request in requests], ordered=True)
+            except pymongo.errors.BulkWriteError as error:
+                details = error.details or {}
+                if details.get("writeConcernErrors"):
+                    raise self._connector.not_everywhere() from None
+                (first, *_) = details["writeErrors"]
+                if first.get("code") != DUPLICATE_KEY or self._operation != "upsert":
+                    failures.append(_failure(requests[first["index"]][0], first))
+                requests = requests[first["index"] + 1 :]  # the server has stopped there
+            except NOT_REACHED as error:
+                raise self._connector.explained(error) from error
+            else:
+                break
+        return failures
 
 
 class _Impossible(Exception):

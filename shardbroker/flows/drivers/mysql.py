@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shardbroker.config.sinks.mysql import MysqlAction, MysqlConnector
+from shardbroker.config.sinks.sql import SqlParameters
 from shardbroker.connectors.errors import describe, message_of, mysql_code_of
 from shardbroker.connectors.mysql import Mysql
 from shardbroker.flows.drivers.mysql_types import ANY, TIMESTAMP, type_named
 from shardbroker.flows.drivers.sql_cursors import TABLE, Span
-from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan, Suspected
+from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan, Suspected, with_statements
 from shardbroker.flows.drivers.sql_template import Dialect, Insert, Part, Placeholder
 from shardbroker.flows.drivers.sql_values import ColumnType
-from shardbroker.flows.sinks.driver import Refused, Unusable
+from shardbroker.flows.sinks.driver import Driver, Refused, Unusable
 
 __all__ = ["MysqlDriver", "connect", "make"]
 
@@ -76,9 +77,9 @@ def connect(settings: MysqlConnector, key: str) -> Mysql:
     return Mysql(settings, key)
 
 
-def make(action: MysqlAction, connector: Mysql, id: str) -> "MysqlDriver":
+def make(action: MysqlAction, connector: Mysql, id: str) -> Driver:
     """Returns the driver of an action. Raises ValueError."""
-    return MysqlDriver(action, connector, id)
+    return with_statements(action.parameters, lambda parameters: MysqlDriver(parameters, connector, id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ class Plan(SqlPlan):
 class MysqlDriver(SqlDriver[Plan]):
     """One action on one server."""
 
-    def __init__(self, action: MysqlAction, connector: Mysql, id: str) -> None:
-        super().__init__(action.parameters, Dialect.MYSQL, connector, id)
+    def __init__(self, parameters: SqlParameters, connector: Mysql, id: str) -> None:
+        super().__init__(parameters, Dialect.MYSQL, connector, id)
         self._prepared: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         """Statements of each connection of the pool."""
 

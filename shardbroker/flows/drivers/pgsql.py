@@ -12,15 +12,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector
+from shardbroker.config.sinks.pgsql import PgsqlAction, PgsqlConnector, PgsqlParameters
 from shardbroker.connectors.errors import describe, sqlstate_of
 from shardbroker.connectors.postgresql import Postgresql
 from shardbroker.flows.drivers.pgsql_types import ARRAY, OTHER, TYPES
 from shardbroker.flows.drivers.sql_cursors import TABLE, Span
-from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan, Suspected
+from shardbroker.flows.drivers.sql_driver import Columns, SqlDriver, SqlPlan, Suspected, with_statements
 from shardbroker.flows.drivers.sql_template import Dialect, Insert, Part, Statement
 from shardbroker.flows.drivers.sql_values import ColumnType
-from shardbroker.flows.sinks.driver import Refused, Unusable
+from shardbroker.flows.sinks.driver import Driver, Refused, Unusable
 
 __all__ = ["PgsqlDriver", "connect", "make"]
 
@@ -52,9 +52,9 @@ def connect(settings: PgsqlConnector, key: str) -> Postgresql:
     return Postgresql(settings, key)
 
 
-def make(action: PgsqlAction, connector: Postgresql, id: str) -> "PgsqlDriver":
+def make(action: PgsqlAction, connector: Postgresql, id: str) -> Driver:
     """Returns the driver of an action. Raises ValueError."""
-    return PgsqlDriver(action, connector, id)
+    return with_statements(action.parameters, lambda parameters: PgsqlDriver(parameters, connector, id), write="auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class Copy(NamedTuple):
 class PgsqlDriver(SqlDriver[Plan]):
     """One action on one server."""
 
-    def __init__(self, action: PgsqlAction, connector: Postgresql, id: str) -> None:
-        super().__init__(action.parameters, Dialect.POSTGRESQL, connector, id)
-        self._copy = _copied(self._statement) if action.parameters.write == "copy" else None
+    def __init__(self, parameters: PgsqlParameters, connector: Postgresql, id: str) -> None:
+        super().__init__(parameters, Dialect.POSTGRESQL, connector, id)
+        self._copy = _copied(self._statement) if parameters.write == "copy" else None
         self._is_deferring = False
         """Whether the database has constraints that are checked at the end of a transaction."""
 

@@ -1,20 +1,21 @@
 """What drivers of databases with SQL share: columns of values, batches as transactions, and positions stored with the rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from shardbroker.config.sinks.sql import SqlParameters
 from shardbroker.connectors.connector import Connector
+from shardbroker.flows.drivers.alternatives import Alternatives
 from shardbroker.flows.drivers.sql_cursors import CursorMoved, Span, spans
 from shardbroker.flows.drivers.sql_template import Dialect, column_of, statement
 from shardbroker.flows.drivers.sql_values import ColumnType, converted
-from shardbroker.flows.sinks.driver import Failure, Refused, Unusable
+from shardbroker.flows.sinks.driver import Driver, Failure, Refused, Unusable
 from shardbroker.flows.sinks.row import Row
 
-__all__ = ["Columns", "SqlDriver", "SqlPlan", "Suspected"]
+__all__ = ["Columns", "SqlDriver", "SqlPlan", "Suspected", "with_statements"]
 
 Columns = list[list[Any]]
 """The values of each placeholder."""
@@ -35,6 +36,23 @@ class SqlPlan:
 
 
 Plan = TypeVar("Plan", bound=SqlPlan)
+P = TypeVar("P", bound=SqlParameters)
+
+
+def with_statements(parameters: P, make: Callable[[P], "SqlDriver[Any]"], **plain: Any) -> Driver:
+    """Returns the driver of an action. make: of one statement. plain: parameters of the others. Raises ValueError."""
+    main = make(parameters)
+    if not parameters.statements:
+        return main
+    if parameters.exactly_once:
+        raise ValueError("exactly_once: must be false with parameters.statements, got true")
+    others: dict[str, Driver] = {}
+    for name, sql in parameters.statements.items():
+        try:
+            others[name] = make(parameters.model_copy(update={"sql": sql, "statements": {}, **plain}))
+        except ValueError as error:
+            raise ValueError(f"statements.{name}: {str(error).removeprefix('sql: ')}") from None
+    return Alternatives({"": main, **others})
 
 
 class SqlDriver(ABC, Generic[Plan]):

@@ -272,3 +272,64 @@ def test_the_page(port: int, database: Any) -> None:
     run(deliver(one, some_rows(1, lambda number: {"clientid": "c", "temp": 21.5, "at": at})), over)
     moment = datetime.datetime(2023, 11, 14, 22, 13, 20)
     assert list(database.readings.find()) == [{"_id": "0" * 32, "device": "c", "temp": 21.5, "at": moment}]
+
+
+OLDER = '{"clientid": "${clientid}", "at": {"$lte": ${at}}}'
+STATE = '{"$set": {"state": ${state}, "at": ${at}}}'
+
+
+def changed(port: int, rows: list[Row], **parameters: Any) -> list[tuple[int, str, bool]]:
+    async def scenario() -> Any:
+        one = await opened(make(MongodbAction.model_validate({"parameters": parameters}), over, "mongodb:x"))
+        return sorted(tuple(failure) for failure in await one.write(rows))
+
+    over = connector(port)
+    found: list[tuple[int, str, bool]] = run(scenario(), over)
+    return found
+
+
+def states(*rows: tuple[str, int, int]) -> list[Row]:
+    return [row(str(at), at, clientid=client, at=at, state=state) for client, at, state in rows]
+
+
+def test_an_upsert_changes_a_document_unless_it_is_newer(port: int, database: Any) -> None:
+    database.rows.create_index("clientid", unique=True)
+    rows = states(("a", 1, 1), ("b", 2, 1), ("a", 5, 0), ("a", 3, 1), ("b", 2, 1), ("c", 1, 1))
+    for _ in range(2):
+        assert not changed(port, rows, collection="rows", operation="upsert", filter_template=OLDER, payload_template=STATE)
+    found = {one["clientid"]: (one["state"], one["at"]) for one in database.rows.find()}
+    assert found == {"a": (0, 5), "b": (1, 2), "c": (1, 1)}
+
+
+def test_statements_are_carried_out_in_order_and_a_value_is_no_operator(port: int, database: Any) -> None:
+    found = '{"clientid": "${clientid}"}'
+    delete = {"operation": "delete", "collection": "rows", "filter_template": found}
+    update = {"operation": "update", "collection": "rows", "filter_template": found, "payload_template": '{"$set": {"seen": 1}}'}
+    rows = states(("a", 1, 1), ("b", 2, 1), ('{"$ne": ""}', 3, 0), ("b", 4, 0), ("b", 5, 1))
+    rows[2].values["statement"] = rows[3].values["statement"] = "delete"
+    rows.append(row("6", 6, clientid="a", statement="update"))
+    parameters = {"collection": "rows", "operation": "upsert", "filter_template": found, "payload_template": STATE}
+    assert not changed(port, rows, statements={"delete": delete, "update": update}, **parameters)
+    assert sorted((one["clientid"], one["at"], one.get("seen")) for one in database.rows.find()) == [("a", 1, 1), ("b", 5, None)]
+
+
+def test_a_change_that_fails_costs_no_other(port: int, database: Any) -> None:
+    rows = [*states(("a", 1, 1)), row("2", 2, clientid="b", at=2**70, state=1), *states(("c", 3, 1))]
+    failed = changed(port, rows, collection="rows", operation="upsert", filter_template=OLDER, payload_template=STATE)
+    assert failed == [(1, "an integer has more than 64 bits", False)]
+    assert sorted(one["clientid"] for one in database.rows.find()) == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        ({"operation": "upsert", "payload_template": STATE}, "parameters.filter_template: must be a JSON object"),
+        ({"operation": "delete", "filter_template": OLDER, "payload_template": STATE}, "payload_template: must be empty"),
+        ({"operation": "update", "filter_template": OLDER}, "parameters.payload_template: must be operators"),
+        ({"filter_template": OLDER}, "parameters.filter_template: must be empty with operation = insert"),
+        ({"statements": {"x": {"operation": "delete"}}}, r"parameters.statements.x.filter_template: must be a JSON object"),
+    ],
+)
+def test_templates_that_do_not_fit_the_operation_are_named(parameters: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        make(MongodbAction.model_validate({"parameters": parameters}), connector(), "mongodb:x")

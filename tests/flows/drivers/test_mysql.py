@@ -40,7 +40,7 @@ KEEPS = "--innodb-flush-log-at-trx-commit=2"
 def made(server: Mariadb, sql: str, *, timeout: float = 5, **parameters: Any) -> mysql.MysqlDriver:
     settings = MysqlConnector(server=f"127.0.0.1:{server.port}", username="mqtt", password="dbsecret", timeout=timeout, pool_size=2)
     action = MysqlAction.model_validate({"parameters": {"sql": sql, **parameters}})
-    return mysql.make(action, mysql.connect(settings, "connectors.mysql.x"), "mysql:x")
+    return mysql.MysqlDriver(action.parameters, mysql.connect(settings, "connectors.mysql.x"), "mysql:x")
 
 
 def statement(way: str, table: str, columns: str) -> str:

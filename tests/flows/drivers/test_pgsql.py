@@ -38,7 +38,7 @@ WAYS = {
 def made(server: Postgresql, sql: str, write: str = "auto", *, timeout: float = 5, **parameters: Any) -> pgsql.PgsqlDriver:
     settings = PgsqlConnector(server=f"127.0.0.1:{server.port}", username="mqtt", timeout=timeout, pool_size=2)
     action = PgsqlAction.model_validate({"parameters": {"sql": sql, "write": write, **parameters}})
-    return pgsql.make(action, pgsql.connect(settings, "connectors.pgsql.x"), "pgsql:x")
+    return pgsql.PgsqlDriver(action.parameters, pgsql.connect(settings, "connectors.pgsql.x"), "pgsql:x")
 
 
 def lines(printed: str) -> list[str]:
