@@ -1,6 +1,7 @@
 """The layout that the supervisor prepares and every process inherits by fork: names, numbers (roles.py) and descriptors."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -92,6 +93,8 @@ class Topology:
     """Converts plain values to the settings of a listener."""
     parse_settings: Callable[[Any], Any] = field(default=lambda values: values, repr=False)
     """Converts plain values to the whole configuration."""
+    started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    """Unix ms of the start of the broker, whose processes may start later."""
     node_id: int = 0
     """16 bits, part of message ids."""
     node_name: str = "shardbroker@127.0.0.1"

@@ -1,6 +1,8 @@
 """What workers journal for rules and streams: a route for each topic filter, and the events of rules."""
 
+import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ from shm.routes import RouteChange, RouteTable
 
 __all__ = ["Feed"]
 
+STARTED = "sys.broker_started"
+START_S = 1.0
+"""Longest wait for the worker that journals it; a worker that starts drops earlier commands."""
+
 
 class Feed:
     """The only writer of routes to rules and streams."""
@@ -21,6 +27,7 @@ class Feed:
         self._routes, self._epochs, self._workers, self._runtime_dir = routes, epochs, workers, runtime_dir
         self._filters: dict[int, frozenset[bytes]] = {}
         """Destination -> filters; unknown at first: an earlier manager may have set some."""
+        self._has_noted_start = False
         self.events: frozenset[str] = frozenset()
         """The events that workers journal."""
 
@@ -67,6 +74,16 @@ class Feed:
         self.events = frozenset(events)
         write_fed_events(self._runtime_dir, self.events)
         self._workers.send_all("feed", events=sorted(self.events))
+
+    async def note_start(self, started_ms: int, now_ms: int) -> None:
+        """Has the start of the broker journalled when a rule first names it and a worker serves. Each manager does so."""
+        if STARTED not in self.events:
+            self._has_noted_start = False
+        elif not self._has_noted_start:
+            columns = {"started_at": started_ms}
+            with suppress(ControlError, TimeoutError):  # of a worker that does not serve yet
+                async with asyncio.timeout(START_S):
+                    self._has_noted_start = await self._workers.call(0, "event", event=STARTED, columns=columns, at_ms=now_ms)
 
     def note(self, event: str, columns: dict[str, Any], at_ms: int) -> None:
         """Has an event of the manager journalled, if a rule names it."""

@@ -119,7 +119,7 @@ class _Manager:
             self._client_topics, self._counters, self._configuration, self._log, self._bans, self._sys.try_publish
         )
         view = ViewSegment.attach(topology.view_name) if topology.links else None
-        feed = Feed(routes, epochs, self._workers, topology.runtime_dir)
+        self._feed = feed = Feed(routes, epochs, self._workers, topology.runtime_dir)
         self._alarms = AlarmWatch(
             topology, self._counters, self._configuration, self._workers.outboxes, self._log, view, feed.note
         )
@@ -211,6 +211,7 @@ class _Manager:
             asyncio.create_task(self._sys.run_heartbeat()),
             asyncio.create_task(self._sys.run_statistics(self._events.log_dropped)),
             asyncio.create_task(self._watch()),
+            asyncio.create_task(self._watch_start()),
             asyncio.create_task(self._watch_holds()),
             asyncio.create_task(take_snapshots(self._context)),
             asyncio.create_task(self._count_topics()),
@@ -299,6 +300,12 @@ class _Manager:
             self._alarms.check()
             self._alarms.check_actions(self._context.actions.states())
             self._traces.look(time.time_ns() // 1_000_000)
+            await asyncio.sleep(WATCH_S)
+
+    async def _watch_start(self) -> None:
+        """A worker that does not answer delays no alarm."""
+        while True:
+            await self._feed.note_start(self._topology.started_ms, time.time_ns() // 1_000_000)
             await asyncio.sleep(WATCH_S)
 
     async def _watch_holds(self) -> None:

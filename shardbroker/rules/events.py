@@ -143,6 +143,7 @@ EVENTS: Final[tuple[Event, ...]] = (
     _event("session.unsubscribed", "topic filter unsubscribed", CLIENT, _columns(topic="t/a", unsub_props={}), ATTRIBUTES),
     _event("message_transformation.failed", "transformation failed", MESSAGE, CLIENT, _columns(transformation="one", pub_props={})),
     _event("schema_validation.failed", "schema validation failed", MESSAGE, CLIENT, _columns(validation="one", pub_props={})),
+    _event("sys.broker_started", "broker started", _columns(started_at=AT)),
     _event("sys.alarm_activated", "alarm activated", _columns(name="high_cpu", details={}, message="cpu", activated_at=AT)),
     _event(
         "sys.alarm_deactivated",

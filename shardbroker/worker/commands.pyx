@@ -438,9 +438,10 @@ def stream_subscribers(Worker worker, dict args) -> dict[str, int]:
 
 
 @command("event")
-def event(Worker worker, dict args) -> None:
-    """Journals an event of the manager."""
+def event(Worker worker, dict args) -> bool:
+    """Journals an event of the manager; returns whether there is a journal to write to."""
     worker.router.hooked.event_feed.note(args["event"], "", args["columns"], args["at_ms"])
+    return worker.router.recorder is not None and worker.router.serving
 
 
 @command("ping")

@@ -171,6 +171,12 @@ def test_alarms(broker: Broker) -> None:
         assert found["name"] == "messages_lost" and "lost" in found["message"] and found["activated_at"] > 0
 
 
+def test_the_start_of_the_broker(broker: Broker) -> None:
+    with Rule(broker, "$events/sys/broker_started") as rule:
+        columns = rule.columns()
+        assert 1_600_000_000_000 < columns["started_at"] <= columns["timestamp"]
+
+
 def test_a_rule_does_not_see_what_it_causes(broker: Broker) -> None:
     """It would make a message of each delivery of its messages, without an end."""
     with Rule(broker, "$events/message/delivered") as rule, on(broker, 0, "subs") as client:
